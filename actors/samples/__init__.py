@@ -1,0 +1,1 @@
+"""Recorded conversations that the demo, the examples and the tests share."""
