@@ -1,0 +1,139 @@
+"""What can go wrong with a conversation, divided by what the caller can do.
+
+Each error here is one of the five kinds of `turnkeeper.runtime` (`Refused`, `OwnershipLost`,
+`Unavailable`, `OutcomeUnknown`, `InvariantViolation`); catch the kind to decide what to do next,
+the concrete type to know why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from turnkeeper.runtime import OutcomeUnknown, OwnershipLost, Refused, Unavailable
+
+
+class TurnInProgress(Refused):
+    """A turn is running and `on_overlap` says `reject`; nothing was written."""
+
+    def __init__(self, conversation_id: str, turn_id: str) -> None:
+        super().__init__(
+            f"chat message refused on conversation {conversation_id}: turn {turn_id} is running; "
+            "nothing was written; wait for it, or send with another on_overlap"
+        )
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
+
+
+class QueueFull(Refused):
+    """As many chat messages wait as may; nothing was written."""
+
+    def __init__(self, conversation_id: str, queued_messages_max: int) -> None:
+        super().__init__(
+            f"chat message refused on conversation {conversation_id}: {queued_messages_max} are "
+            "queued already; nothing was written; send again when some have had their turns"
+        )
+        self.conversation_id = conversation_id
+        self.queued_messages_max = queued_messages_max
+
+
+class MessageIdConflict(Refused):
+    """This `message_id` is in the log with other content; nothing was written."""
+
+    def __init__(self, conversation_id: str, message_id: str, seq: int) -> None:
+        super().__init__(
+            f"chat message {message_id} refused on conversation {conversation_id}: seq {seq} has "
+            "this message_id with other content; nothing was written; send under a new id"
+        )
+        self.conversation_id = conversation_id
+        self.message_id = message_id
+        self.seq = seq
+
+
+class EventIdConflict(Refused):
+    """This event id is in the log with other content; nothing was written."""
+
+    def __init__(self, conversation_id: str, seqs: Mapping[str, int]) -> None:
+        known = ", ".join(f"{event_id} at seq {seq}" for event_id, seq in seqs.items())
+        super().__init__(
+            f"append refused on conversation {conversation_id}: already in the log: {known}; "
+            "nothing was written; use new ids"
+        )
+        self.conversation_id = conversation_id
+        self.seqs = dict(seqs)
+
+
+class StaleTurn(Refused):
+    """What an effect sent back belongs to a turn that no longer runs; nothing was written."""
+
+    def __init__(self, conversation_id: str, turn_id: str) -> None:
+        super().__init__(
+            f"refused on conversation {conversation_id}: turn {turn_id} no longer runs; "
+            "nothing was written; stop working for it"
+        )
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
+
+
+class ConversationNotFound(Refused):
+    """There is no such conversation; reading it created nothing."""
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"no conversation {conversation_id} in the journal; nothing was created; "
+            "send a chat message to begin it"
+        )
+        self.conversation_id = conversation_id
+
+
+class CorruptLog(Refused):
+    """A stored log cannot be read; nothing was changed, and it is never opened as if empty."""
+
+    def __init__(self, conversation_id: str, seq: int, found: str) -> None:
+        super().__init__(
+            f"conversation {conversation_id} cannot be read at seq {seq}: {found}; "
+            "nothing was changed; look with `turnkeeper show`, restore or repair the journal"
+        )
+        self.conversation_id = conversation_id
+        self.seq = seq
+        self.found = found
+
+
+class JournalRefused(Refused):
+    """The journal cannot be used as it is (not a journal, a newer schema, in use); says why."""
+
+
+class OwnedElsewhere(OwnershipLost):
+    """Another process owns this and is alive; nothing was changed."""
+
+    def __init__(self, owned: str, owner: str) -> None:
+        super().__init__(
+            f"{owned} is owned by {owner}, which is alive; nothing was changed; "
+            "send to that owner, stop it, or take over explicitly"
+        )
+        self.owner = owner
+
+
+class Fenced(OwnershipLost):
+    """A newer epoch, or a head that moved, shut this append out; nothing was written."""
+
+    def __init__(
+        self, conversation_id: str, *, epoch: int, expected_seq: int, found_epoch: int, head: int
+    ) -> None:
+        super().__init__(
+            f"append refused on conversation {conversation_id} at seq {expected_seq}: epoch "
+            f"{epoch} is fenced by epoch {found_epoch}, head {head}; nothing was written; "
+            "go to the newer owner"
+        )
+        self.conversation_id = conversation_id
+        self.epoch = epoch
+        self.expected_seq = expected_seq
+        self.found_epoch = found_epoch
+        self.head = head
+
+
+class JournalUnavailable(Unavailable):
+    """The journal cannot write, or read, now; nothing was written."""
+
+
+class JournalOutcomeUnknown(OutcomeUnknown):
+    """The journal went away around a commit; send again under the same ids."""

@@ -1,0 +1,111 @@
+"""The turn table: which turn runs, which chat messages wait, which message ids are known.
+
+A fold of the log, like the view: pure, synchronous, advanced by one event at a time, and only by
+the owner of the conversation. It holds the newest `known_messages_max` message ids; older ones
+are in the log, where the owner looks them up before it decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .events import (
+    Event,
+    ImageContent,
+    MessageQueuedEvent,
+    MessageWithdrawnEvent,
+    TurnEndedEvent,
+    TurnStartedEvent,
+    UserMessageEvent,
+)
+
+__all__ = ["KnownMessage", "RunningTurn", "TurnTable", "content_digest"]
+
+
+def content_digest(content: str, images: Sequence[ImageContent]) -> str:
+    """What makes two chat messages under one id the same message; equal in every process."""
+    text = json.dumps([content, [image.url for image in images]])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMessage:
+    """A chat message that is in the log, or waits there: where, and of which turn."""
+
+    message_id: str
+    seq: int
+    """Of the first event that carries the message id."""
+    turn_id: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTurn:
+    """The turn that has started and not ended, with its chat messages so far."""
+
+    turn_id: str
+    messages: tuple[UserMessageEvent, ...] = ()
+
+
+@dataclass(slots=True)
+class TurnTable:
+    """The fold. Readers see `running` and `queued`; only the owner calls `fold`."""
+
+    known_messages_max: int = 1024
+    running: RunningTurn | None = None
+    _queued: dict[str, MessageQueuedEvent] = field(default_factory=dict)
+    _known: dict[str, KnownMessage] = field(default_factory=dict)
+    has_forgotten: bool = False
+    """Some message ids are no longer held here, so an unknown one may still be in the log."""
+
+    @property
+    def queued(self) -> Mapping[str, MessageQueuedEvent]:
+        """The chat messages that wait, by message id, in the order of their turns."""
+        return self._queued
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a crash here would leave something for recovery to end or to start."""
+        return self.running is not None or bool(self._queued)
+
+    def find(self, message_id: str) -> KnownMessage | None:
+        """The known chat message of this id, if it is among the newest."""
+        return self._known.get(message_id)
+
+    def fold(self, event: Event, seq: int) -> None:
+        """Advance by one event of the log."""
+        match event:
+            case UserMessageEvent():
+                if event.message_id is not None:
+                    self._queued.pop(event.message_id, None)
+                    self._know(event.message_id, event, seq)
+                running = self.running
+                if running is not None and running.turn_id == event.turn_id:
+                    self.running = RunningTurn(running.turn_id, (*running.messages, event))
+            case MessageQueuedEvent():
+                self._queued[event.message_id] = event
+                self._know(event.message_id, event, seq)
+            case MessageWithdrawnEvent():
+                self._queued.pop(event.message_id, None)
+            case TurnStartedEvent(turn_id=str(turn_id)):
+                self.running = RunningTurn(turn_id)
+            case TurnEndedEvent():
+                self.running = None
+            case _:
+                pass
+
+    def _know(self, message_id: str, event: UserMessageEvent | MessageQueuedEvent, seq: int) -> None:
+        first = self._known.get(message_id)
+        if first is not None:
+            seq = first.seq
+        self._known[message_id] = KnownMessage(
+            message_id, seq, event.turn_id or "", content_digest(event.content, event.images)
+        )
+        if len(self._known) > self.known_messages_max:
+            # A message that still waits keeps its entry: its `UserMessageEvent` is yet to come and
+            # must find the seq of the first. The owner bounds the queue below this table.
+            del self._known[next(known for known in self._known if known not in self._queued)]
+            self.has_forgotten = True
