@@ -1,6 +1,8 @@
 """The actor runtime: actors, mailboxes, supervision, regions. It knows nothing of conversations."""
 
 if __name__ != "turnkeeper.runtime":
-    raise ImportError(f"import turnkeeper.runtime, not {__name__}: a second copy would share nothing")
+    raise ImportError(
+        f"import turnkeeper.runtime, not {__name__}: a second copy would share nothing"
+    )
 
 __all__: list[str] = []

@@ -1,0 +1,1 @@
+"""The tests. They mirror the packages; what they share is imported as `tests.…`."""

@@ -1,0 +1,1 @@
+"""Tests of turnkeeper.actors, module by module."""

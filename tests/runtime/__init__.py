@@ -1,0 +1,1 @@
+"""Tests of turnkeeper.runtime, module by module."""

@@ -1,0 +1,1 @@
+"""The simulator's campaigns, sweeps and mutants."""

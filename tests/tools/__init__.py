@@ -1,0 +1,1 @@
+"""Tests that the project's own checks can fail."""
