@@ -21,11 +21,13 @@ PORTS = (*BACKEND, "runtime/ports.py")
 
 # Decides and folds: no waiting, no world.
 PURE = (
+    "actors/_frozen",
     "actors/admission",
     "actors/condensers",
     "actors/decide",
     "actors/events",
     "actors/state",
+    "actors/turns",
     "actors/view",
 )
 

@@ -108,7 +108,7 @@ def main() -> int:
         lines = list(differences(root, wheel))
         for line in lines:
             print(line)
-        is_right = types_hold(root, wheel, Path(scratch)) and not lines
+        is_right = not lines and types_hold(root, wheel, Path(scratch))
     return 0 if is_right else 1
 
 

@@ -1,0 +1,121 @@
+"""The project's own promises: one import name, a lock without hosts, commands that are true."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = {"anyio", "pydantic", "structlog"}
+
+
+@pytest.fixture(scope="module")
+def settings() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def lock() -> str:
+    return (ROOT / "requirements.lock").read_text()
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("folder", ["runtime", "actors"])
+def test_a_plain_import_from_the_root_is_refused(folder: str) -> None:
+    # Empty means unset: the interpreter puts the root on the path, as a careless user would.
+    done = run_python(f"import {folder}", PYTHONSAFEPATH="")
+    assert done.returncode == 1
+    assert f"ImportError: import turnkeeper.{folder}, not {folder}" in done.stderr
+
+
+@pytest.mark.parametrize("source", ["import runtime\n", "from actors.view import View\n"])
+def test_the_linter_refuses_a_plain_import(source: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--stdin-filename", "examples/x.py", "-"],
+        cwd=ROOT,
+        input=source,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "TID251" in done.stdout
+
+
+def test_the_library_loads_nothing_but_its_core_dependencies(settings: dict[str, Any]) -> None:
+    project = settings["project"]
+    assert {Requirement(text).name for text in project["dependencies"]} == CORE
+
+    others = "openai anthropic psycopg opentelemetry typer rich trio pytest hypothesis"
+    done = run_python(
+        "import sys, turnkeeper.runtime, turnkeeper.actors\n"
+        f"print(*sorted(set('{others}'.split()) & sys.modules.keys()))"
+    )
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
+def test_the_lock_names_no_host(lock: str) -> None:
+    assert "://" not in lock
+    options = re.findall(r"^\s*(-[\w-]*)", lock, re.MULTILINE)
+    assert set(options) == {"--hash"}
+
+
+def test_each_pin_of_the_lock_has_hashes(lock: str) -> None:
+    pins = lock.count("==") - lock.count("== '")
+    assert pins > len(CORE)
+    assert len(re.findall(r"==\S+( ;[^\n\\]+)? \\\n    --hash=sha256:", lock)) == pins
+
+
+def test_the_lock_satisfies_what_the_project_asks_for(settings: dict[str, Any], lock: str) -> None:
+    pinned = dict(re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)", lock, flags=re.MULTILINE))
+    project = settings["project"]
+    asked = [*project["dependencies"], *settings["dependency-groups"]["dev"]]
+    for extra in project["optional-dependencies"].values():
+        asked += extra
+    for requirement in map(Requirement, asked):
+        version = pinned.get(requirement.name)
+        assert version is not None, f"{requirement} is not in the lock: run `make lock`"
+        assert requirement.specifier.contains(version), f"{requirement}: {version} is locked"
+
+
+def test_the_build_needs_what_the_lock_has(settings: dict[str, Any]) -> None:
+    """It runs without isolation, so that it downloads nothing."""
+    assert set(settings["build-system"]["requires"]) <= set(settings["dependency-groups"]["dev"])
+
+
+def test_the_continuous_build_runs_the_commands_that_the_readme_states() -> None:
+    readme = (ROOT / "README.md").read_text()
+    blocks = "".join(re.findall(r"```console\n(.*?)```", readme, re.DOTALL))
+    stated = re.findall(r"^make \w+$", blocks, re.MULTILINE)
+    run = re.findall(r"^make \w+$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert run == ["make check", "make test"]
+    assert "make test" in stated
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {command.split()[1] for command in stated} <= set(targets)
+
+
+async def test_an_async_test_runs_on_each_backend(anyio_backend_name: str) -> None:
+    assert trio.lowlevel.in_trio_run() == (anyio_backend_name == "trio")
+
+
+def test_the_command_line_is_installed() -> None:
+    (command,) = entry_points(group="console_scripts", name="turnkeeper")
+    assert callable(command.load())
