@@ -5,4 +5,6 @@ if __name__ != "turnkeeper.runtime":
         f"import turnkeeper.runtime, not {__name__}: a second copy would share nothing"
     )
 
-__all__: list[str] = []
+from ._backend import OneShot, thread_caller
+
+__all__ = ["OneShot", "thread_caller"]

@@ -1,0 +1,179 @@
+"""The few lines that know whether asyncio or trio is running.
+
+Owns what anyio has no cheap or no equal word for: parking one task until somebody answers it,
+calling into the loop from a thread, holding a task that may outlive its owner, and telling a
+stray native cancellation from a real one. Nothing else in either package imports a backend.
+
+Everything here belongs to the loop that runs it, except what `thread_caller` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import math
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import anyio
+
+if TYPE_CHECKING:
+    import trio
+
+__all__ = ["OneShot", "checkpoint", "clear_stray_cancellation", "spawn_host", "thread_caller"]
+
+T = TypeVar("T")
+
+
+def _trio() -> Any:  # noqa: ANN401 - the module trio, which only those who use it have
+    """Trio, when the running task is one of its own, and None otherwise."""
+    trio_module = sys.modules.get("trio")
+    if trio_module is not None and trio_module.lowlevel.in_trio_task():
+        return trio_module
+    return None
+
+
+class OneShot(Generic[T]):
+    """A value or an error that will come once, and at most one task that waits for it.
+
+    `set` and `fail` never raise and never wait: on a cell that is done, or whose waiter was
+    cancelled, they change nothing that anybody sees. Call them in the loop that waits.
+    """
+
+    __slots__ = ("_error", "_value", "_wake", "is_done")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._wake: Callable[[], object] | None = None
+
+    def set(self, value: T) -> None:
+        if self.is_done:
+            return
+        self.is_done = True
+        self._value = value
+        # The waiter is woken at most once: whoever wakes it, or it itself on its way out, clears
+        # `_wake` first, so a cancelled waiter is never rescheduled.
+        if (wake := self._wake) is not None:
+            self._wake = None
+            wake()
+
+    def fail(self, error: BaseException) -> None:
+        if not self.is_done:
+            self._error = error
+            self.set(cast("T", None))
+
+    async def wait(self) -> T:
+        """The value, as soon as there is one; raises what `fail` was given.
+
+        Not a checkpoint when the cell is done already.
+        """
+        if not self.is_done:
+            if self._wake is not None:
+                raise RuntimeError("a one-shot cell has one waiter, and it is waiting already")
+            trio_module = _trio()
+            if trio_module is None:
+                await self._park_asyncio()
+            else:
+                await self._park_trio(trio_module.lowlevel)
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._value)
+
+    async def _park_asyncio(self) -> None:
+        future = asyncio.get_running_loop().create_future()
+        # Cleared by `set` before it is called; the future may still be cancelled natively.
+        self._wake = functools.partial(_resolve, future)
+        try:
+            await future
+        finally:
+            self._wake = None
+
+    async def _park_trio(self, lowlevel: Any) -> None:  # noqa: ANN401 - trio.lowlevel, see _trio
+        self._wake = functools.partial(lowlevel.reschedule, lowlevel.current_task())
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._wake = None
+            return cast("trio.lowlevel.Abort", lowlevel.Abort.SUCCEEDED)
+
+        await lowlevel.wait_task_rescheduled(abort)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def thread_caller() -> Callable[[Callable[[], None]], None]:
+    """A function that any thread may call to have another one run soon in this loop.
+
+    It also serves signal handlers and finalizers. Once the loop is gone it does nothing.
+    """
+    trio_module = _trio()
+    if trio_module is not None:
+        token = trio_module.lowlevel.current_trio_token()
+        gone: type[Exception] = trio_module.RunFinishedError
+        call: Callable[[Callable[[], None]], object] = token.run_sync_soon
+    else:
+        gone = RuntimeError  # what a closed asyncio loop raises
+        call = asyncio.get_running_loop().call_soon_threadsafe
+
+    def call_soon(function: Callable[[], None]) -> None:
+        try:
+            call(function)
+        except gone:
+            return  # by contract: nobody is left to run it
+
+    return call_soon
+
+
+async def checkpoint() -> None:
+    """Let every other task that is ready run once; cancellation is delivered here."""
+    trio_module = _trio()
+    if trio_module is None:
+        await asyncio.sleep(0)
+    else:
+        await trio_module.lowlevel.checkpoint()
+
+
+# asyncio keeps only weak references to its tasks.
+_hosts: set[asyncio.Task[None]] = set()
+
+
+def spawn_host(run: Callable[[], Awaitable[None]]) -> None:
+    """Run a function in a task that nobody waits for; it must not raise.
+
+    Everything else lives in a task group. This one task holds a group that its owner may have to
+    leave behind: a task that refuses to be cancelled cannot be ended, only deserted.
+    """
+    context = contextvars.copy_context()
+    trio_module = _trio()
+    if trio_module is not None:
+        trio_module.lowlevel.spawn_system_task(run, context=context)
+        return
+
+    async def host() -> None:
+        await run()
+
+    task = asyncio.get_running_loop().create_task(host(), context=context)
+    _hosts.add(task)
+    task.add_done_callback(_hosts.discard)
+
+
+def clear_stray_cancellation(error: BaseException) -> bool:
+    """Whether `error` is a cancellation that no enclosing scope asked for; if so, undo it.
+
+    Libraries cancel asyncio tasks natively (`task.cancel()`), or let a cancelled future's error
+    escape. Inside a task group such an error ends all siblings without a word.
+    """
+    if not isinstance(error, anyio.get_cancelled_exc_class()):
+        return False
+    if anyio.current_effective_deadline() == -math.inf:
+        return False
+    if _trio() is None and (task := asyncio.current_task()) is not None:
+        while task.cancelling():
+            task.uncancel()
+    return True
