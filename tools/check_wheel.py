@@ -6,7 +6,8 @@ Whole: it holds each file of the two packages, byte for byte, and nothing else. 
 was forgotten in pyproject.toml is missing from the wheel, but not from the editable install.
 
 Types: mypy cannot follow the editable install, and from the root a plain `import runtime` would
-pass. So the wheel goes into an environment of its own, and mypy runs from inside that.
+pass. So the wheel goes into an environment of its own, and mypy runs from a folder outside the
+project, as it would for a user.
 """
 
 import os
@@ -25,6 +26,19 @@ PROGRAMS = ("tests", "examples", "benchmarks", "tools")
 SKIPPED = ("__pycache__", "*.pyc")
 
 
+def run(command: list[str], folder: Path) -> tuple[int, str]:
+    """The exit status of a command, and all that it printed."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
 def build(root: Path, scratch: Path) -> Path:
     """Build from a copy: what an earlier build left behind gets into a wheel."""
     source = scratch / "source"
@@ -34,16 +48,9 @@ def build(root: Path, scratch: Path) -> Path:
     for folder in PACKAGES:
         copytree(root / folder, source / folder, ignore=ignore_patterns(*SKIPPED))
     code = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(scratch)],
-        cwd=source,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(f"the wheel could not be built:\n{done.stdout}")
+    status, output = run([sys.executable, "-c", code, str(scratch)], source)
+    if status:
+        sys.exit(f"the wheel could not be built:\n{output}")
     (wheel,) = scratch.glob("*.whl")
     return wheel
 
@@ -71,44 +78,45 @@ def differences(root: Path, wheel: Path) -> Iterator[str]:
             yield f"{name}: the wheel's is not the tree's"
 
 
-def environment(wheel: Path, place: Path) -> tuple[Path, Path]:
-    """An environment with the wheel and what .venv has, but without the editable install."""
+def types_hold(root: Path, wheel: Path, scratch: Path) -> bool:
+    """Run mypy over the wheel, in an environment that has what .venv has, less the project."""
+    place = scratch / "environment"
     venv.create(place, symlinks=os.name != "nt")
     paths = sysconfig.get_paths(vars={"base": str(place), "platbase": str(place)})
     site_packages = Path(paths["purelib"])
-    # A .pth file inside a folder that a .pth file names is not read: so no editable install.
+    # A .pth file in a folder that a .pth file names is not read: so no editable install.
     (site_packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site_packages)
-    return Path(paths["scripts"], "python"), site_packages
 
-
-def types_hold(root: Path, wheel: Path, scratch: Path) -> bool:
-    python, site_packages = environment(wheel, scratch / "environment")
+    packages = [f"--package={target.replace('/', '.')}" for target in PACKAGES.values()]
+    programs = [str(root / name) for name in PROGRAMS if any((root / name).rglob("*.py"))]
     mypy = [
-        *(sys.executable, "-m", "mypy"),
-        *("--python-executable", str(python)),
+        *(sys.executable, "-m", "mypy", "--show-absolute-path"),
+        *("--python-executable", str(Path(paths["scripts"], "python"))),
         *("--config-file", str(root / "pyproject.toml")),
         *("--cache-dir", str(root / ".mypy_cache")),
     ]
-    packages = [f"--package={target.replace('/', '.')}" for target in PACKAGES.values()]
-    programs = [str(root / name) for name in PROGRAMS if any((root / name).rglob("*.py"))]
-    failed = [
-        subprocess.run([*mypy, *what], cwd=site_packages, check=False).returncode
-        for what in (packages, programs)
-        if what
-    ]
-    return not any(failed)
+    is_right = True
+    for what in (packages, programs):
+        if what:
+            status, output = run([*mypy, *what], scratch)
+            for prefix in (site_packages / "turnkeeper", root):
+                output = output.replace(f"{prefix}{os.sep}", "")
+            print(output, end="")
+            is_right = is_right and status == 0
+    return is_right
 
 
 def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent).resolve()
     with TemporaryDirectory() as scratch:
-        wheel = build(root, Path(scratch))
+        place = Path(scratch).resolve()
+        wheel = build(root, place)
         lines = list(differences(root, wheel))
         for line in lines:
             print(line)
-        is_right = not lines and types_hold(root, wheel, Path(scratch))
+        is_right = not lines and types_hold(root, wheel, place)
     return 0 if is_right else 1
 
 

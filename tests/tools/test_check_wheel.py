@@ -73,9 +73,15 @@ def test_a_type_error_is_found_in_the_packages_and_in_the_tests(project: Path) -
     module.write_text("depth: str = '2'\n")
     code, output = check(project)
     assert (code, output.count("Success")) == (1, 1), output
-    assert "tests/test_x.py:3: error:" in output
+    assert "\ntests/test_x.py:3: error:" in "\n" + output
 
     module.write_text("depth: int = '2'\n")
     code, output = check(project)
     assert (code, output.count("Success")) == (1, 1), output
-    assert "turnkeeper/runtime/__init__.py:1: error:" in output
+    assert "\nruntime/__init__.py:1: error:" in "\n" + output
+
+    module.write_text("depth: int = 2\n")
+    (project / "runtime" / "py.typed").unlink()
+    code, output = check(project)
+    assert code == 1, output
+    assert "missing py.typed" in output
