@@ -112,8 +112,23 @@ def test_the_continuous_build_runs_the_commands_that_the_readme_states() -> None
     assert {command.split()[1] for command in stated} <= set(targets)
 
 
-async def test_an_async_test_runs_on_each_backend(anyio_backend_name: str) -> None:
+async def test_an_async_test_runs_on_the_backend_that_it_names(
+    request: pytest.FixtureRequest, anyio_backend_name: str
+) -> None:
+    assert request.node.name.endswith(f"[{anyio_backend_name}]")
     assert trio.lowlevel.in_trio_run() == (anyio_backend_name == "trio")
+
+
+def test_an_async_test_runs_on_both_backends() -> None:
+    name = "test_an_async_test_runs_on_the_backend_that_it_names"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", f"{Path(__file__)}::{name}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(re.findall(rf"::{name}(\S*)", done.stdout)) == {"[asyncio]", "[trio]"}
 
 
 def test_the_command_line_is_installed() -> None:

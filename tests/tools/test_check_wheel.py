@@ -49,14 +49,16 @@ def test_what_is_not_in_the_wheel_is_found(project: Path) -> None:
 
 
 def test_what_is_in_the_wheel_and_not_in_the_tree_is_found(project: Path) -> None:
-    (project / "actors" / "__init__.py").unlink()
+    (project / "runtime" / "ref.py").touch()
+    (project / "runtime" / "__init__.py").write_text('"""Something else."""\n')
     settings = project / "pyproject.toml"
     settings.write_text(settings.read_text().replace('= "actors"', '= "runtime"'))
 
     code, output = check(project)
 
     assert code == 1
-    assert "turnkeeper/actors/__init__.py: in the wheel, not in the tree" in output
+    assert "turnkeeper/actors/ref.py: in the wheel, not in the tree" in output
+    assert "turnkeeper/actors/__init__.py: the wheel's is not the tree's" in output
 
 
 def test_a_type_error_is_found_in_the_packages_and_in_the_tests(project: Path) -> None:
