@@ -21,10 +21,11 @@ PORTS = (*BACKEND, "runtime/ports.py")
 
 # Decides and folds: no waiting, no world.
 PURE = (
+    "actors/_decide",
     "actors/_frozen",
     "actors/admission",
     "actors/condensers",
-    "actors/decide",
+    "actors/commands",
     "actors/events",
     "actors/state",
     "actors/turns",

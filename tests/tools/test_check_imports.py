@@ -58,7 +58,7 @@ def check(root: Path, place: str, source: str) -> str:
         ("actors/conversation.py", "from uuid import uuid4", "through the ports"),
         ("actors/view.py", "import anyio", "a pure module"),
         ("actors/view.py", "from anyio.abc import TaskGroup", "a pure module"),
-        ("actors/decide.py", "import random", "a pure module"),
+        ("actors/_decide.py", "import random", "a pure module"),
         ("actors/condensers/plan.py", "import anyio", "a pure module"),
         ("actors/cli/demo.py", "from ...runtime import Actor", "must stay inside"),
     ],
