@@ -24,8 +24,8 @@ PURE = (
     "actors/_decide",
     "actors/_frozen",
     "actors/admission",
-    "actors/condensers",
     "actors/commands",
+    "actors/condensers",
     "actors/events",
     "actors/state",
     "actors/turns",
@@ -135,7 +135,7 @@ def broken_rule(place: str, found: Import, runtime: dict[str, set[str]]) -> str 
     if found.top in BACKENDS and not is_within(place, BACKEND):
         return f"only {', '.join(BACKEND)} may know a backend"
     if found.top in WORLD and not is_within(place, PORTS):
-        return "time, ids and random numbers come through the ports"
+        return "time, ids and random numbers come through the ports (a mere type: TYPE_CHECKING)"
     return None
 
 
