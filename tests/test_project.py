@@ -103,8 +103,8 @@ def test_the_build_needs_what_the_lock_has(settings: dict[str, Any]) -> None:
 
 def test_the_continuous_build_runs_the_commands_that_the_readme_states() -> None:
     readme = (ROOT / "README.md").read_text()
-    blocks = "".join(re.findall(r"```console\n(.*?)```", readme, re.DOTALL))
-    stated = re.findall(r"^make \w+$", blocks, re.MULTILINE)
+    blocks = "".join(re.findall(r"^```\w*\n(.*?)^```", readme, re.DOTALL | re.MULTILINE))
+    stated = re.findall(r"^make \w+", blocks, re.MULTILINE)
     run = re.findall(r"^make \w+$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     assert run == ["make check", "make test"]
     assert "make test" in stated
