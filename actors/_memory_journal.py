@@ -1,0 +1,254 @@
+"""The journal in memory: for tests, for trying things out, and as the port in its plainest form.
+
+A `MemoryStore` is what a disk would be: it outlives the journals that are entered over it. Each
+`MemoryJournal` is what a process would be. Nothing survives the end of the real process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import anyio.lowlevel
+
+from turnkeeper.runtime import InvariantViolation, Ports
+
+from .errors import (
+    ConversationNotFound,
+    EventIdConflict,
+    Fenced,
+    JournalRefused,
+    MessageIdConflict,
+    OwnedElsewhere,
+)
+from .journal import Claim, ConversationInfo, Record, Rejection, Snapshot, StoredRecord
+
+
+@dataclass(slots=True)
+class _Log:
+    epoch: int = 0
+    owner: MemoryJournal | None = None
+    records: list[StoredRecord] = field(default_factory=list)
+    seq_by_event_id: dict[str, int] = field(default_factory=dict)
+    seq_by_message_id: dict[str, int] = field(default_factory=dict)
+    is_unfinished: bool = False
+    updated_at: float = 0.0
+    rejections: list[Rejection] = field(default_factory=list)
+    snapshot: Snapshot | None = None
+
+
+class MemoryStore:
+    """The logs that the journals over it share."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, _Log] = {}
+
+    def log(self, conversation_id: str) -> _Log:
+        return self._logs.setdefault(conversation_id, _Log())
+
+    def written_log(self, conversation_id: str) -> _Log:
+        log = self._logs.get(conversation_id)
+        if log is None or not log.records:
+            raise ConversationNotFound(conversation_id)
+        return log
+
+    def logs(self) -> Mapping[str, _Log]:
+        return self._logs
+
+
+class MemoryJournal:
+    """`async with MemoryJournal() as journal`; entered again, it has what it had before."""
+
+    def __init__(
+        self,
+        store: MemoryStore | None = None,
+        *,
+        address: str = "another memory journal",
+        ports: Ports | None = None,
+    ) -> None:
+        self._store = store or MemoryStore()
+        self._address = address
+        self._ports = ports or Ports()
+        self._is_entered = False
+
+    async def __aenter__(self) -> Self:
+        self._is_entered = True
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_entered = False
+
+    def is_lease_valid(self) -> bool:
+        return self._is_entered
+
+    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+        self._refuse_if_left()
+        log = self._store.log(conversation_id)
+        owner = log.owner
+        if owner is not None and owner is not self and owner.is_lease_valid() and not takeover:
+            raise OwnedElsewhere(f"conversation {conversation_id}", owner._address)  # noqa: SLF001 - of this class
+        log.owner = self
+        log.epoch += 1
+        claim = Claim(log.epoch, len(log.records))
+        await anyio.lowlevel.checkpoint()
+        return claim
+
+    async def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+    ) -> Sequence[int]:
+        if not records:
+            raise ValueError("an append of zero records")
+        self._refuse_if_left()
+        log = self._store.log(conversation_id)
+        known = {
+            record.event_id: log.seq_by_event_id[record.event_id]
+            for record in records
+            if record.event_id in log.seq_by_event_id
+        }
+        seqs: Sequence[int]
+        if len(known) == len(records):
+            seqs = [known[record.event_id] for record in records]
+        else:
+            _check(
+                conversation_id,
+                log,
+                records,
+                epoch=epoch,
+                expected_seq=expected_seq,
+                known=known,
+            )
+            seqs = range(expected_seq, expected_seq + len(records))
+            for seq, record in zip(seqs, records, strict=True):
+                log.records.append(
+                    StoredRecord(seq, epoch, record.event_id, record.kind, record.payload)
+                )
+                log.seq_by_event_id[record.event_id] = seq
+                if record.message_id is not None:
+                    log.seq_by_message_id[record.message_id] = seq
+            log.is_unfinished = is_unfinished
+            log.updated_at = self._ports.now()
+        # After the write, as with a disk: a caller that is cancelled here has been written.
+        await anyio.lowlevel.checkpoint()
+        return seqs
+
+    async def read(
+        self, conversation_id: str, *, after: int = 0, limit: int = 512
+    ) -> Sequence[StoredRecord]:
+        self._refuse_if_left()
+        records = self._store.written_log(conversation_id).records[after : after + limit]
+        await anyio.lowlevel.checkpoint()
+        return records
+
+    async def info(self, conversation_id: str) -> ConversationInfo:
+        self._refuse_if_left()
+        info = _info(conversation_id, self._store.written_log(conversation_id))
+        await anyio.lowlevel.checkpoint()
+        return info
+
+    async def list(self, *, only_unfinished: bool = False) -> Sequence[ConversationInfo]:
+        self._refuse_if_left()
+        infos = [
+            _info(conversation_id, log)
+            for conversation_id, log in sorted(self._store.logs().items())
+            if log.records and (log.is_unfinished or not only_unfinished)
+        ]
+        await anyio.lowlevel.checkpoint()
+        return infos
+
+    async def find_messages(
+        self, conversation_id: str, message_ids: Sequence[str]
+    ) -> Mapping[str, int]:
+        self._refuse_if_left()
+        seqs = self._store.written_log(conversation_id).seq_by_message_id
+        found = {message_id: seqs[message_id] for message_id in message_ids if message_id in seqs}
+        await anyio.lowlevel.checkpoint()
+        return found
+
+    async def reject(self, conversation_id: str, rejection: Rejection) -> None:
+        self._refuse_if_left()
+        self._store.log(conversation_id).rejections.append(rejection)
+        await anyio.lowlevel.checkpoint()
+
+    async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
+        self._refuse_if_left()
+        rejections = tuple(self._store.log(conversation_id).rejections)
+        await anyio.lowlevel.checkpoint()
+        return rejections
+
+    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot) -> None:
+        self._refuse_if_left()
+        log = self._store.written_log(conversation_id)
+        if not 1 <= snapshot.seq <= len(log.records):
+            raise InvariantViolation(
+                f"snapshot of conversation {conversation_id} at seq {snapshot.seq}, where it has "
+                "no record"
+            )
+        log.snapshot = snapshot
+        await anyio.lowlevel.checkpoint()
+
+    async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
+        self._refuse_if_left()
+        snapshot = self._store.written_log(conversation_id).snapshot
+        await anyio.lowlevel.checkpoint()
+        return snapshot
+
+    def _refuse_if_left(self) -> None:
+        if not self._is_entered:
+            raise JournalRefused("this memory journal is not open; nothing was done")
+
+
+def _check(
+    conversation_id: str,
+    log: _Log,
+    records: Sequence[Record],
+    *,
+    epoch: int,
+    expected_seq: int,
+    known: Mapping[str, int],
+) -> None:
+    """Raise what stands against this append, in the order in which all journals look."""
+    head = len(log.records)
+    fenced = Fenced(
+        conversation_id,
+        epoch=epoch,
+        expected_seq=expected_seq,
+        found_epoch=log.epoch,
+        head=head,
+    )
+    if epoch != log.epoch:
+        raise fenced
+    if known:
+        raise EventIdConflict(conversation_id, known)
+    if expected_seq != head + 1:
+        raise fenced
+    event_ids: dict[str, int] = {}
+    message_ids: dict[str, int] = {}
+    for seq, record in enumerate(records, expected_seq):
+        if record.event_id in event_ids:
+            raise EventIdConflict(conversation_id, {record.event_id: event_ids[record.event_id]})
+        event_ids[record.event_id] = seq
+        if record.message_id is not None:
+            message_id = record.message_id
+            found = log.seq_by_message_id.get(message_id, message_ids.get(message_id))
+            if found is not None:
+                raise MessageIdConflict(conversation_id, message_id, found)
+            message_ids[message_id] = seq
+
+
+def _info(conversation_id: str, log: _Log) -> ConversationInfo:
+    return ConversationInfo(
+        conversation_id, len(log.records), log.epoch, log.is_unfinished, log.updated_at
+    )

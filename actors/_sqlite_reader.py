@@ -1,0 +1,269 @@
+"""Everything that is read from the SQLite file, checked as it is read.
+
+Owns the reading connection; runs in a thread of its own, and needs no ownership. Each read is one
+transaction, so it sees the file as of one commit. Rows are gathered by SQLite into a single
+result: a row at a time would let go of the interpreter lock once a row, and wait for a busy event
+loop each time.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from turnkeeper.runtime import Refused, Unavailable
+
+from ._job_thread import Job
+from ._record_chain import conversation_number, first_mark, next_mark, seal
+from ._sqlite_schema import error_code, open_for_reading
+from ._sqlite_writer import Tail, find_messages, read_tail
+from .errors import ConversationNotFound, CorruptLog, JournalRefused, JournalUnavailable
+from .journal import ConversationInfo, Rejection, Snapshot, StoredRecord
+
+T = TypeVar("T")
+
+_READ_EVENTS = """
+    SELECT json_group_array(json_array(
+               seq, epoch, event_id, kind, message_id, hex(mark), length(payload))),
+           CAST(group_concat(payload, '') AS BLOB)
+    FROM (SELECT * FROM event WHERE log = ? AND seq BETWEEN ? AND ? ORDER BY seq)
+"""
+_LIST_PAGE = 1000
+_LIST = """
+    SELECT json_group_array(json_array(
+               id, name, incarnation, epoch, head, hex(tip), is_unfinished, updated_us, hex(seal)))
+    FROM (SELECT * FROM conversation WHERE id > ? ORDER BY id LIMIT ?)
+"""
+
+
+class Read(Job[T]):
+    """A job for the reader's thread."""
+
+    __slots__ = ("apply",)
+
+    def __init__(self, apply: Callable[[SQLiteReader], T]) -> None:
+        super().__init__()
+        self.apply = apply
+
+
+class SQLiteReader:
+    """A `Worker` that does `Read` jobs."""
+
+    def __init__(self, path: Path, *, busy_wait_s: float, is_owner: bool) -> None:
+        self._path = path
+        self._busy_wait_s = busy_wait_s
+        self._is_owner = is_owner
+        self._connection: sqlite3.Connection
+        self._state: tuple[int, ...] = ()
+        self._open()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def work(self, jobs: Sequence[Job[object]]) -> None:
+        for job in jobs:
+            assert isinstance(job, Read)
+            try:
+                job.settle(self.do(job.apply))
+            except (Refused, Unavailable) as error:
+                job.refuse(error)
+
+    def do(self, apply: Callable[[SQLiteReader], T]) -> T:
+        """One read, in one transaction."""
+        try:
+            if self._is_owner:
+                return self._in_transaction(apply)
+            return self._beside_a_writer(apply)
+        except sqlite3.Error as error:
+            if error_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+                raise JournalRefused(
+                    f"{self._path} is damaged ({error}); nothing was changed; restore it from a "
+                    "backup, or run `turnkeeper repair`"
+                ) from error
+            raise JournalUnavailable(
+                f"{self._path} cannot be read now: {error}; try again"
+            ) from error
+
+    def _in_transaction(self, apply: Callable[[SQLiteReader], T]) -> T:
+        self._connection.execute("BEGIN")
+        try:
+            return apply(self)
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    # --- without ownership ------------------------------------------------------------------------
+    #
+    # SQLite can read a file that nobody writes without leaving anything beside it, but must be
+    # told so (immutable). A writer may come at any time, so whether one did is looked at before
+    # and after each read; where one came in between, the read is done again.
+
+    def _beside_a_writer(self, apply: Callable[[SQLiteReader], T]) -> T:
+        while True:
+            if self._look() != self._state:
+                self._connection.close()
+                self._open()
+            state = self._state
+            try:
+                result = self._in_transaction(apply)
+            except (sqlite3.Error, Refused):
+                if not self._is_immutable(state) or self._look() == state:
+                    raise
+            else:
+                if not self._is_immutable(state) or self._look() == state:
+                    return result
+
+    def _open(self) -> None:
+        state = () if self._is_owner else self._look()
+        self._connection = open_for_reading(
+            self._path, busy_wait_s=self._busy_wait_s, is_immutable=self._is_immutable(state)
+        )
+        self._state = state
+
+    def _look(self) -> tuple[int, ...]:
+        """What changes when a writer opens, writes or closes the file; of a live one, only that."""
+        wal = Path(f"{self._path}-wal")
+        if wal.exists():
+            return (self._path.stat().st_ino,) if self._path.exists() else ()
+        try:
+            facts = self._path.stat()
+        except FileNotFoundError:
+            return ()
+        return (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+
+    @staticmethod
+    def _is_immutable(state: tuple[int, ...]) -> bool:
+        return len(state) > 1
+
+    # --- reads ------------------------------------------------------------------------------------
+
+    def read(self, name: str, after: int, limit: int) -> Sequence[StoredRecord]:
+        tail = self._tail(name)
+        upto = min(after + limit, tail.head)
+        return self.records(tail, after, upto) if upto > after else []
+
+    def records(self, tail: Tail, after: int, upto: int) -> list[StoredRecord]:
+        """The records above `after` up to and with `upto`; each is checked against the one before.
+
+        The mark of the record at `after` is taken as it stands; whoever reads from the beginning
+        has checked it too.
+        """
+        try:
+            rows, payloads = self._connection.execute(
+                _READ_EVENTS, (tail.log, max(after, 1), upto)
+            ).fetchone()
+            facts = json.loads(rows)
+        except (ValueError, sqlite3.Error) as error:
+            raise CorruptLog(
+                tail.name, after + 1, f"its records cannot be read ({error})"
+            ) from error
+        payloads = payloads or b""
+        mark = first_mark(tail.log)
+        seq = at = 0
+        if after:
+            if not facts or facts[0][0] != after:
+                raise CorruptLog(tail.name, after, "the record is missing")
+            seq, *_, mark_hex, size = facts.pop(0)
+            mark = bytes.fromhex(mark_hex)
+            at = size
+        records = []
+        for found_seq, epoch, event_id, kind, message_id, mark_hex, size in facts:
+            seq += 1
+            if found_seq != seq:
+                raise CorruptLog(tail.name, seq, "the record is missing")
+            payload = payloads[at : at + size]
+            at += size
+            mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
+            if mark.hex().upper() != mark_hex:
+                raise CorruptLog(tail.name, seq, "the record is not what was written")
+            records.append(StoredRecord(seq, epoch, event_id, kind, payload))
+        if seq != upto:
+            raise CorruptLog(tail.name, seq + 1, "the record is missing")
+        if upto == tail.head and mark != tail.tip:
+            raise CorruptLog(tail.name, upto, "the last record is not what was written")
+        return records
+
+    def info(self, name: str) -> ConversationInfo:
+        return _info(self._tail(name))
+
+    def list(self, *, only_unfinished: bool) -> Sequence[ConversationInfo]:
+        infos = [
+            _info(tail)
+            for tail in self._tails()
+            if tail.head and (tail.is_unfinished or not only_unfinished)
+        ]
+        return sorted(infos, key=lambda info: info.conversation_id)
+
+    def _tails(self) -> Iterator[Tail]:
+        last = -1
+        while True:
+            (rows,) = self._connection.execute(_LIST, (last, _LIST_PAGE)).fetchone()
+            page = json.loads(rows)
+            for last, name, incarnation, epoch, head, tip, unfinished, updated_us, mark in page:
+                mark_at_head = bytes.fromhex(tip)
+                tail = Tail(
+                    last, name, incarnation, 0, epoch, head, mark_at_head, unfinished, updated_us
+                )
+                if last != conversation_number(name) or tail.seal().hex().upper() != mark:
+                    raise CorruptLog(name, 0, "its own row is damaged")
+                yield tail
+            if len(page) < _LIST_PAGE:
+                return
+
+    def find_messages(self, name: str, message_ids: Sequence[str]) -> Mapping[str, int]:
+        return find_messages(self._connection, self._tail(name), message_ids)
+
+    def rejections(self, name: str) -> Sequence[Rejection]:
+        number = conversation_number(name)
+        rejections = []
+        for at, violation, reason, payload, mark in self._connection.execute(
+            "SELECT at, violation, reason, payload, seal FROM rejection WHERE conversation = ? "
+            "ORDER BY at, id",
+            (number,),
+        ):
+            if seal(number, at, violation, reason, content=payload) != mark:
+                raise CorruptLog(name, 0, "a rejected event is not what was written")
+            rejections.append(Rejection(at, violation, reason, payload))
+        return rejections
+
+    def read_snapshot(self, name: str) -> Snapshot | None:
+        """The snapshot, if it is whole and its log still has the record that it ends with."""
+        tail = self._tail(name)
+        row = self._connection.execute(
+            "SELECT s.seq, s.version, s.tip, s.payload, s.seal FROM snapshot s "
+            "JOIN event e ON e.log = ? AND e.seq = s.seq AND e.mark = s.tip "
+            "WHERE s.conversation = ?",
+            (tail.log, tail.number),
+        ).fetchone()
+        if row is None:
+            return None
+        seq, version, tip, payload, mark = row
+        if seal(tail.number, seq, version, tip, content=payload) != mark:
+            return None
+        return Snapshot(seq, version, payload)
+
+    def _tail(self, name: str) -> Tail:
+        tail = read_tail(self._connection, name)
+        if tail is None or not tail.head:
+            raise ConversationNotFound(name)
+        return tail
+
+
+@contextmanager
+def reading(path: Path, *, busy_wait_s: float) -> Iterator[SQLiteReader]:
+    """A reader for one thread of one's own, without ownership."""
+    reader = SQLiteReader(path, busy_wait_s=busy_wait_s, is_owner=False)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def _info(tail: Tail) -> ConversationInfo:
+    return ConversationInfo(
+        tail.name, tail.head, tail.epoch, bool(tail.is_unfinished), tail.updated_us / 1_000_000
+    )

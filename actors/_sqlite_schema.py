@@ -1,0 +1,253 @@
+"""The SQLite file: what is in it, how it is made, opened and brought up to date.
+
+Owns the file format. A file is a journal exactly when it carries this application id; its
+`user_version` is the version of the schema. A new file is built beside its place and renamed into
+it, so what stands there is a whole journal or nothing, and an empty file is never taken for one.
+
+Opening never changes a file that is not a journal, or that a newer version has written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+from typing import Literal
+
+from .errors import JournalRefused
+
+Synchronous = Literal["FULL", "EXTRA", "NORMAL"]
+
+APPLICATION_ID = 0x7475726E  # "turn"
+
+# Version n is reached from n - 1 by the statements at [n - 1]. Nothing here is ever edited.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE journal (              -- one row
+        generation INTEGER NOT NULL,    -- counts the processes that opened the file for writing
+        owner TEXT NOT NULL             -- the newest of them
+    );
+    INSERT INTO journal VALUES (0, 'nobody');
+
+    CREATE TABLE conversation (
+        id INTEGER PRIMARY KEY,         -- conversation_number(name)
+        name TEXT NOT NULL,
+        incarnation INTEGER NOT NULL,   -- the log in use is log_number(name, incarnation)
+        epoch INTEGER NOT NULL,
+        head INTEGER NOT NULL,
+        tip BLOB NOT NULL,              -- the mark of the record at head
+        is_unfinished INTEGER NOT NULL,
+        updated_us INTEGER NOT NULL,    -- microseconds since the epoch, UTC
+        seal BLOB NOT NULL              -- checksum over all of the above
+    );
+
+    -- A rowid table on purpose: a clustered one halves the insert rate.
+    CREATE TABLE event (
+        log INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        epoch INTEGER NOT NULL,
+        event_id TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        message_id TEXT,
+        mark BLOB NOT NULL,
+        payload BLOB NOT NULL,
+        PRIMARY KEY (log, seq)
+    );
+    -- The id first: ids are time-ordered, so the index grows at its end.
+    CREATE UNIQUE INDEX event_id ON event (event_id, log);
+    CREATE UNIQUE INDEX message_id ON event (message_id, log) WHERE message_id IS NOT NULL;
+
+    CREATE TABLE snapshot (
+        conversation INTEGER PRIMARY KEY,
+        seq INTEGER NOT NULL,
+        version TEXT NOT NULL,
+        tip BLOB NOT NULL,              -- the mark of the record at seq
+        payload BLOB NOT NULL,
+        seal BLOB NOT NULL
+    );
+
+    CREATE TABLE rejection (
+        id INTEGER PRIMARY KEY,
+        conversation INTEGER NOT NULL,
+        at REAL NOT NULL,
+        violation TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        payload BLOB NOT NULL,
+        seal BLOB NOT NULL
+    );
+    CREATE INDEX rejection_of ON rejection (conversation);
+    CREATE INDEX rejection_at ON rejection (at);
+    """,
+)
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
+
+# UPDATE … FROM, RETURNING, and the JSON functions built in.
+_SQLITE_VERSION_MIN = (3, 38)
+
+
+def open_for_writing(
+    path: Path, *, synchronous: Synchronous, busy_wait_s: float
+) -> sqlite3.Connection:
+    """A connection to the journal at `path`, which is made if nothing is there.
+
+    The caller must hold the owner lock. Raises `JournalRefused` when what is there is not a
+    journal, is newer than this code, or cannot be written.
+    """
+    if not path.exists():
+        _create(path)
+    connection = _connect(path, "rw", busy_wait_s)
+    try:
+        version = _check(connection, path)
+        _set_up(connection, path, synchronous)
+        _migrate(connection, version)
+    except sqlite3.Error as error:
+        connection.close()
+        raise refusal(path, error) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_for_reading(path: Path, *, busy_wait_s: float, is_immutable: bool) -> sqlite3.Connection:
+    """A connection that changes and creates nothing.
+
+    `is_immutable` says that nobody has the file open for writing; SQLite then takes no lock and
+    leaves no `-wal` and `-shm` file behind, also in a folder that cannot be written.
+    """
+    if not path.exists():
+        raise JournalRefused(f"no journal at {path}: no such file; nothing was created")
+    connection = _connect(path, "ro", busy_wait_s, is_immutable=is_immutable)
+    try:
+        version = _check(connection, path)
+        if version < SCHEMA_VERSION:
+            raise JournalRefused(
+                f"{path} has schema version {version}, and this code reads {SCHEMA_VERSION}; "
+                "nothing was changed; open it once for writing to bring it up to date"
+            )
+    except sqlite3.Error as error:
+        connection.close()
+        raise refusal(path, error) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def error_code(error: BaseException) -> int:
+    """SQLite's primary result code, or 0 where the error has none."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _connect(
+    path: Path, mode: Literal["rw", "ro"], busy_wait_s: float, *, is_immutable: bool = False
+) -> sqlite3.Connection:
+    if sqlite3.sqlite_version_info < _SQLITE_VERSION_MIN:
+        raise JournalRefused(
+            f"this Python has SQLite {sqlite3.sqlite_version}; the journal needs 3.38 or later"
+        )
+    uri = f"{path.absolute().as_uri()}?mode={mode}{'&immutable=1' if is_immutable else ''}"
+    try:
+        return sqlite3.connect(uri, uri=True, timeout=busy_wait_s, isolation_level=None)
+    except sqlite3.Error as error:
+        raise refusal(path, error) from error
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> int:
+    """The schema version of what is at `path`, if this code can use it."""
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    if application_id != APPLICATION_ID:
+        what = "an empty file" if not path.stat().st_size else "no turnkeeper journal"
+        raise JournalRefused(
+            f"{path} is {what}; nothing was changed; give another path, restore the journal, or "
+            "move the file away"
+        )
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not 1 <= version <= SCHEMA_VERSION:
+        raise JournalRefused(
+            f"{path} has schema version {version}, and this code knows 1 to {SCHEMA_VERSION}; "
+            "nothing was changed; use a newer turnkeeper"
+        )
+    return int(version)
+
+
+def _set_up(connection: sqlite3.Connection, path: Path, synchronous: Synchronous) -> None:
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("PRAGMA fullfsync = ON")  # macOS: or fsync does not reach the disk
+    connection.execute("PRAGMA checkpoint_fullfsync = ON")
+    connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone from the file
+    connection.execute("PRAGMA wal_autocheckpoint = 4000")
+    connection.execute("PRAGMA cache_size = -16000")
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    (level,) = connection.execute("PRAGMA synchronous").fetchone()
+    if mode != "wal" or level != {"NORMAL": 1, "FULL": 2, "EXTRA": 3}[synchronous]:
+        raise JournalRefused(
+            f"{path} cannot be used durably: SQLite gives journal mode {mode}, synchronous "
+            f"{level}; nothing was changed; put the journal on a local disk"
+        )
+
+
+def _migrate(connection: sqlite3.Connection, version: int) -> None:
+    """One transaction: a process that dies half-way leaves the old version."""
+    if version == SCHEMA_VERSION:
+        return
+    # executescript commits first and then obeys the script's own BEGIN.
+    script = "".join(MIGRATIONS[version:])
+    connection.executescript(
+        f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+    )
+
+
+def _create(path: Path) -> None:
+    wal = Path(f"{path}-wal")
+    if wal.exists() and wal.stat().st_size:
+        raise JournalRefused(
+            f"no file at {path}, but the log of one at {wal}; nothing was created; restore the "
+            "file to its place, or move its log away"
+        )
+    draft = Path(f"{path}-new")
+    try:
+        for leftover in (draft, Path(f"{draft}-wal"), Path(f"{draft}-shm")):
+            leftover.unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute("PRAGMA journal_mode = WAL")
+            _migrate(connection, 0)
+        draft.rename(path)
+        _sync_folder(path.parent)
+    except (OSError, sqlite3.Error) as error:
+        raise JournalRefused(f"no journal can be made at {path}: {error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable, where the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def refusal(path: Path, error: sqlite3.Error) -> JournalRefused:
+    match error_code(error):
+        case sqlite3.SQLITE_NOTADB:
+            found = "it is no turnkeeper journal"
+            advice = "give another path, or move the file away"
+        case sqlite3.SQLITE_CORRUPT:
+            found = f"it is damaged ({error})"
+            advice = "restore it from a backup, or run `turnkeeper repair`"
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            found = str(error)
+            advice = "check the permissions of the file and its folder, or open it read-only"
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            found = f"another program is in the middle of writing it ({error})"
+            advice = "end that program, and try again"
+        case _:
+            found = str(error)
+            advice = "see to it, and try again"
+    return JournalRefused(f"{path} cannot be opened: {found}; nothing was changed; {advice}")

@@ -1,0 +1,577 @@
+"""One transaction for everything that all conversations have waiting.
+
+Owns the writing connection; runs in one thread. A group of jobs is first done *together*: the
+appends as a few many-row statements, which is what makes it fast. (Each statement lets go of the
+interpreter lock; a statement per row would wait for a busy event loop once a row.) When anything
+in the group is not as expected, the transaction is rolled back and the group is done *one by
+one*, each job under a savepoint, so that a bad one is refused alone.
+
+Invariants. Epoch and head of a conversation are checked in the statement that moves them, and the
+file's generation in the transaction, so no other process can have come between. The tails kept in
+memory are what the file says as of the last commit, or are dropped. A job has an outcome only
+once its transaction has: nothing is settled for good before COMMIT has returned.
+
+After an I/O error, or any error in COMMIT, nothing is written any more: what a failed fsync has
+left on the disk cannot be known, so it is not tried again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from turnkeeper.runtime import (
+    InvariantViolation,
+    OutcomeUnknown,
+    OwnershipLost,
+    Ports,
+    Refused,
+    Unavailable,
+)
+
+from ._job_thread import Job
+from ._record_chain import conversation_number, first_mark, log_number, next_mark, seal
+from ._sqlite_schema import error_code
+from .errors import (
+    CorruptLog,
+    EventIdConflict,
+    Fenced,
+    JournalOutcomeUnknown,
+    JournalUnavailable,
+    MessageIdConflict,
+    OwnedElsewhere,
+)
+from .journal import Claim, Record, Rejection, Snapshot
+
+T = TypeVar("T")
+
+# A statement's rows; what is left over takes the smaller ones. Few distinct texts stay prepared.
+_ROWS = (64, 32, 16, 8, 4, 2, 1)
+
+
+def _many(before: str, columns: int, after: str = "") -> dict[int, str]:
+    row = f"({', '.join('?' * columns)})"
+    return {rows: f"{before}{', '.join([row] * rows)}{after}" for rows in _ROWS}
+
+
+_EVENT_COLUMNS = 8
+_INSERT_EVENTS = _many("INSERT INTO event VALUES ", _EVENT_COLUMNS)
+_MOVE_COLUMNS = 8
+_MOVE_TAILS = _many(
+    "UPDATE conversation SET head = column4, tip = column5, is_unfinished = column6, "
+    "updated_us = column7, seal = column8 FROM (VALUES ",
+    _MOVE_COLUMNS,
+    ") WHERE id = column1 AND epoch = column2 AND head = column3",
+)
+
+# What a job is answered with as it is.
+_ANSWERS = (Refused, OwnershipLost, Unavailable, OutcomeUnknown, InvariantViolation)
+
+# What is wrong with one job alone, and says nothing about the file.
+_FAULTS_OF_ONE = (
+    *_ANSWERS,
+    sqlite3.IntegrityError,
+    sqlite3.DataError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    TypeError,
+    ValueError,
+    OverflowError,
+)
+
+
+class Append(Job[Sequence[int]]):
+    """Records on their way into one log."""
+
+    __slots__ = ("conversation_id", "epoch", "expected_seq", "is_unfinished", "records")
+
+    def __init__(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+    ) -> None:
+        super().__init__(len(records), sum(len(record.payload) for record in records))
+        self.conversation_id = conversation_id
+        self.records = records
+        self.epoch = epoch
+        self.expected_seq = expected_seq
+        self.is_unfinished = is_unfinished
+
+
+class Change(Job[T]):
+    """Anything else that is written: done in the transaction, and again if that is rolled back."""
+
+    __slots__ = ("apply",)
+
+    def __init__(self, apply: Callable[[SQLiteWriter], T], size: int = 0) -> None:
+        super().__init__(1, size)
+        self.apply = apply
+
+
+@dataclass(slots=True)
+class Tail:
+    """A conversation's row: where its log ends, and who may go on."""
+
+    number: int
+    name: str
+    incarnation: int
+    log: int
+    epoch: int
+    head: int
+    tip: bytes
+    is_unfinished: bool
+    updated_us: int
+
+    def seal(self) -> bytes:
+        return seal(
+            self.name,
+            self.incarnation,
+            self.epoch,
+            self.head,
+            self.tip,
+            int(self.is_unfinished),
+            self.updated_us,
+        )
+
+
+class SQLiteWriter:
+    """A `Worker`: does groups of `Append` and `Change` jobs on one connection."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        *,
+        path: str,
+        owner: str,
+        ports: Ports,
+        failpoint: Callable[[str], None],
+        tails_max: int,
+        rejection_age_s_max: float,
+        on_closed: Callable[[Exception], None],
+    ) -> None:
+        self._connection = connection
+        self._execute = connection.execute
+        self._path = path
+        self._ports = ports
+        self._failpoint = failpoint
+        self._tails_max = tails_max
+        self._rejection_age_s_max = rejection_age_s_max
+        self._on_closed = on_closed
+        self._closed_by: Exception | None = None
+        # The least recently loaded goes first. `_touched` are those that the transaction changed.
+        self._tails: OrderedDict[str, Tail] = OrderedDict()
+        self._touched: set[str] = set()
+        # Rows of appends that are decided and not yet given to SQLite.
+        self._events: list[object] = []
+        self._moving: dict[str, tuple[Tail, int]] = {}
+        self._now_us = 0
+        self._generation = self._take_generation(owner)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def work(self, jobs: Sequence[Job[object]]) -> None:
+        if self._closed_by is not None:
+            for job in jobs:
+                job.refuse(self._closed_error())
+        elif not self._transact(jobs, self._together):
+            self._transact(jobs, self._one_by_one)
+
+    # --- the transaction --------------------------------------------------------------------------
+
+    def _transact(
+        self, jobs: Sequence[Job[object]], apply: Callable[[Sequence[Job[object]]], bool]
+    ) -> bool:
+        """Whether the group has its outcomes; if not, it was rolled back, to be done one by one."""
+        self._touched.clear()
+        self._events.clear()
+        self._moving.clear()
+        self._now_us = int(self._ports.now() * 1_000_000)
+        try:
+            self._failpoint("begin")
+            self._execute("BEGIN IMMEDIATE")
+            if not apply(jobs):
+                self._roll_back()
+                return False
+            self._failpoint("written")
+        except (sqlite3.Error, OSError) as error:
+            self._abandon(jobs, error, is_known=True)
+            return True
+        try:
+            self._failpoint("commit")
+            self._execute("COMMIT")
+            self._failpoint("committed")
+        except (sqlite3.Error, OSError) as error:
+            self._abandon(jobs, error, is_known=False)
+        while len(self._tails) > self._tails_max:
+            self._tails.popitem(last=False)
+        return True
+
+    def _roll_back(self) -> None:
+        for name in self._touched:
+            self._tails.pop(name, None)
+        if self._connection.in_transaction:
+            self._execute("ROLLBACK")
+
+    def _abandon(self, jobs: Sequence[Job[object]], error: Exception, *, is_known: bool) -> None:
+        """No job of this group went through, or nobody knows whether it did."""
+        try:
+            self._roll_back()
+        except sqlite3.Error as worse:
+            worse.__context__ = error
+            error = worse
+        code = error_code(error)
+        is_full = code == sqlite3.SQLITE_FULL
+        if not is_full and code not in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            self._closed_by = error
+            self._on_closed(error)
+        advice = "make room on the disk" if is_full else "try again"
+        for job in jobs:
+            outcome: Exception
+            if not is_known:
+                outcome = JournalOutcomeUnknown(
+                    f"commit to {self._path} failed: {error}; it may have happened; "
+                    "send again under the same ids"
+                )
+            elif self._closed_by is not None:
+                outcome = self._closed_error()
+            else:
+                outcome = JournalUnavailable(
+                    f"write to {self._path} failed: {error}; nothing was written; {advice}"
+                )
+            outcome.__cause__ = error
+            job.refuse(outcome)
+
+    def _closed_error(self) -> JournalUnavailable:
+        outcome = JournalUnavailable(
+            f"{self._path} is closed for writing in this process after an error: "
+            f"{self._closed_by}; nothing was written; see to the disk, then start again"
+        )
+        outcome.__cause__ = self._closed_by
+        return outcome
+
+    def _together(self, jobs: Sequence[Job[object]]) -> bool:
+        """Do all jobs; False as soon as anything is not as it would be on a good day."""
+        if not self._is_ours():
+            return False
+        try:
+            for job in jobs:
+                if isinstance(job, Append):
+                    tail = self.load(job.conversation_id)
+                    if tail is None or not _fits(job, tail):
+                        return False
+                    job.settle(self._add(job, tail))
+                else:
+                    self._write()
+                    job.settle(cast("Change[object]", job).apply(self))
+            self._write()
+        except _FAULTS_OF_ONE:
+            return False
+        except sqlite3.DatabaseError as error:
+            if error_code(error) == sqlite3.SQLITE_CORRUPT:
+                return False
+            raise
+        return True
+
+    def _one_by_one(self, jobs: Sequence[Job[object]]) -> bool:
+        is_ours = self._is_ours()
+        if not is_ours:
+            self._tails.clear()  # another process has gone on from them
+        for job in jobs:
+            self._execute("SAVEPOINT job")
+            try:
+                if isinstance(job, Append):
+                    job.settle(self._append_alone(job, is_ours=is_ours))
+                elif is_ours:
+                    job.settle(cast("Change[object]", job).apply(self))
+                else:
+                    job.refuse(self._lost())
+            except _FAULTS_OF_ONE as error:
+                self._undo()
+                job.refuse(error if isinstance(error, _ANSWERS) else _bug(error))
+            except sqlite3.DatabaseError as error:
+                if error_code(error) != sqlite3.SQLITE_CORRUPT:
+                    raise
+                self._undo()
+                name = job.conversation_id if isinstance(job, Append) else self._path
+                job.refuse(CorruptLog(name, 0, str(error)))
+            self._execute("RELEASE job")
+        return True
+
+    def _undo(self) -> None:
+        """Back to the savepoint. What earlier jobs changed is read again, from their own rows."""
+        self._events.clear()
+        self._moving.clear()
+        for name in self._touched:
+            self._tails.pop(name, None)
+        self._execute("ROLLBACK TO job")
+
+    # --- appends ----------------------------------------------------------------------------------
+
+    def _append_alone(self, job: Append, *, is_ours: bool) -> Sequence[int]:
+        """One append, with the exact reason where it is refused."""
+        tail = self.load(job.conversation_id)
+        ids = [record.event_id for record in job.records]
+        known = {} if tail is None else self.find_events(tail, ids)
+        if ids and all(event_id in known for event_id in ids):
+            return [known[event_id] for event_id in ids]
+        if not is_ours:
+            raise self._lost()
+        if tail is None or job.epoch != tail.epoch:
+            raise _fenced(job, tail)
+        if known:
+            raise EventIdConflict(job.conversation_id, known)
+        if not _fits(job, tail):
+            raise _fenced(job, tail)
+        self._refuse_repeated_ids(job, tail)
+        seqs = self._add(job, tail)
+        try:
+            self._write()
+        except sqlite3.IntegrityError as error:
+            raise CorruptLog(
+                job.conversation_id, job.expected_seq, f"a record lies behind the end ({error})"
+            ) from error
+        return seqs
+
+    def _refuse_repeated_ids(self, job: Append, tail: Tail) -> None:
+        event_ids: dict[str, int] = {}
+        message_ids: dict[str, int] = {}
+        for seq, record in enumerate(job.records, job.expected_seq):
+            if record.event_id in event_ids:
+                raise EventIdConflict(
+                    job.conversation_id, {record.event_id: event_ids[record.event_id]}
+                )
+            event_ids[record.event_id] = seq
+            if record.message_id is not None:
+                if record.message_id in message_ids:
+                    raise MessageIdConflict(
+                        job.conversation_id, record.message_id, message_ids[record.message_id]
+                    )
+                message_ids[record.message_id] = seq
+        for message_id, seq in self.find_messages(tail, message_ids).items():
+            raise MessageIdConflict(job.conversation_id, message_id, seq)
+
+    def _add(self, job: Append, tail: Tail) -> Sequence[int]:
+        """Decide one append: its rows are gathered, its tail moved on."""
+        if job.conversation_id not in self._moving:
+            self._moving[job.conversation_id] = (tail, tail.head)
+            self._touched.add(job.conversation_id)
+        seq = tail.head
+        tip = tail.tip
+        log, epoch, events = tail.log, job.epoch, self._events
+        for record in job.records:
+            seq += 1
+            event_id, kind, message_id = record.event_id, record.kind, record.message_id
+            payload = record.payload
+            tip = next_mark(tip, seq, epoch, event_id, kind, message_id, payload)
+            events += (log, seq, epoch, event_id, kind, message_id, tip, payload)
+        tail.head = seq
+        tail.tip = tip
+        tail.is_unfinished = job.is_unfinished
+        tail.updated_us = self._now_us
+        return range(job.expected_seq, seq + 1)
+
+    def _write(self) -> None:
+        """Give SQLite what was gathered."""
+        if not self._moving:
+            return
+        moves: list[object] = []
+        for tail, head_before in self._moving.values():
+            moves += (
+                tail.number,
+                tail.epoch,
+                head_before,
+                tail.head,
+                tail.tip,
+                tail.is_unfinished,
+                tail.updated_us,
+                tail.seal(),
+            )
+        moved = self._execute_many(_MOVE_TAILS, _MOVE_COLUMNS, moves)
+        if moved != len(self._moving):
+            raise InvariantViolation(
+                f"{moved} of {len(self._moving)} conversations in {self._path} stood where this "
+                "process left them: another one writes this file"
+            )
+        self._execute_many(_INSERT_EVENTS, _EVENT_COLUMNS, self._events)
+        self._events.clear()
+        self._moving.clear()
+
+    def _execute_many(self, texts: dict[int, str], columns: int, values: list[object]) -> int:
+        """The number of rows that were changed."""
+        changed = 0
+        at, end = 0, len(values)
+        for rows in _ROWS:
+            step = rows * columns
+            while end - at >= step:
+                changed += self._execute(texts[rows], values[at : at + step]).rowcount
+                at += step
+        return changed
+
+    # --- what changes use -------------------------------------------------------------------------
+
+    def load(self, name: str) -> Tail | None:
+        """The tail of a conversation, checked when it is read; None if it is not there."""
+        tail = self._tails.get(name)
+        if tail is None:
+            tail = read_tail(self._connection, name)
+            if tail is not None:
+                self._tails[name] = tail
+        return tail
+
+    def find_events(self, tail: Tail, event_ids: Sequence[str]) -> dict[str, int]:
+        return find_events(self._connection, tail, event_ids)
+
+    def find_messages(self, tail: Tail, message_ids: Iterable[str]) -> dict[str, int]:
+        return find_messages(self._connection, tail, message_ids)
+
+    def claim(self, name: str) -> Claim:
+        """The next epoch of a conversation, which is made if it is not there."""
+        tail = self.load(name)
+        self._touched.add(name)
+        if tail is None:
+            number = conversation_number(name)
+            log = log_number(name, 0)
+            tail = Tail(number, name, 0, log, 1, 0, first_mark(log), False, self._now_us)
+            self._execute(
+                "INSERT INTO conversation VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (number, name, 0, 1, 0, tail.tip, False, tail.updated_us, tail.seal()),
+            )
+            self._tails[name] = tail
+        else:
+            tail.epoch += 1
+            self._execute(
+                "UPDATE conversation SET epoch = ?, seal = ? WHERE id = ?",
+                (tail.epoch, tail.seal(), tail.number),
+            )
+        return Claim(tail.epoch, tail.head)
+
+    def reject(self, name: str, rejection: Rejection) -> None:
+        oldest = self._now_us / 1_000_000 - self._rejection_age_s_max
+        self._execute("DELETE FROM rejection WHERE at < ?", (oldest,))
+        facts = (conversation_number(name), rejection.at, rejection.violation, rejection.reason)
+        self._execute(
+            "INSERT INTO rejection (conversation, at, violation, reason, payload, seal) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            (*facts, rejection.payload, seal(*facts, content=rejection.payload)),
+        )
+
+    def write_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        """Kept with the mark of the record at its seq, so that it fits this log and no other."""
+        tail = self.load(name)
+        row = (
+            tail
+            and self._execute(
+                "SELECT mark FROM event WHERE log = ? AND seq = ?", (tail.log, snapshot.seq)
+            ).fetchone()
+        )
+        if not tail or not row:
+            raise InvariantViolation(
+                f"snapshot of conversation {name} at seq {snapshot.seq}, where it has no record"
+            )
+        facts = (tail.number, snapshot.seq, snapshot.version, row[0])
+        self._execute(
+            "INSERT INTO snapshot VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "seq = excluded.seq, version = excluded.version, tip = excluded.tip, "
+            "payload = excluded.payload, seal = excluded.seal",
+            (*facts, snapshot.payload, seal(*facts, content=snapshot.payload)),
+        )
+
+    # --- the file's generation --------------------------------------------------------------------
+
+    def _take_generation(self, owner: str) -> int:
+        """From here on, no process that opened the file before can commit to it."""
+        (generation,) = self._execute(
+            "UPDATE journal SET generation = generation + 1, owner = ? RETURNING generation",
+            (owner,),
+        ).fetchone()
+        return int(generation)
+
+    def _is_ours(self) -> bool:
+        (generation,) = self._execute("SELECT generation FROM journal").fetchone()
+        return bool(generation == self._generation)
+
+    def _lost(self) -> OwnedElsewhere:
+        (owner,) = self._execute("SELECT owner FROM journal").fetchone()
+        outcome = OwnedElsewhere(f"journal {self._path}", owner)
+        self._on_closed(outcome)
+        return outcome
+
+
+def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
+    """A conversation's row, checked against itself and against the last record of its log."""
+    number = conversation_number(name)
+    row = connection.execute("SELECT * FROM conversation WHERE id = ?", (number,)).fetchone()
+    if row is None:
+        last = connection.execute(
+            "SELECT max(seq) FROM event WHERE log = ?", (log_number(name, 0),)
+        ).fetchone()
+        if last[0] is not None:
+            raise CorruptLog(name, last[0], "it has records, but its own row is missing")
+        return None
+    _, found_name, incarnation, epoch, head, tip, is_unfinished, updated_us, found_seal = row
+    log = log_number(name, incarnation)
+    tail = Tail(number, name, incarnation, log, epoch, head, tip, bool(is_unfinished), updated_us)
+    if found_name != name or tail.seal() != found_seal:
+        raise CorruptLog(name, 0, "its own row is damaged")
+    last = connection.execute(
+        "SELECT seq, mark FROM event WHERE log = ? ORDER BY seq DESC LIMIT 1", (log,)
+    ).fetchone() or (0, first_mark(log))
+    if last != (head, tip):
+        raise CorruptLog(name, last[0], f"the log ends there, and not at seq {head} as written")
+    return tail
+
+
+def find_events(
+    connection: sqlite3.Connection, tail: Tail, event_ids: Sequence[str]
+) -> dict[str, int]:
+    """The seqs of these event ids, as far as the log has them."""
+    return _find(connection, "event_id", tail, event_ids)
+
+
+def find_messages(
+    connection: sqlite3.Connection, tail: Tail, message_ids: Iterable[str]
+) -> dict[str, int]:
+    """The seqs of these message ids, as far as the log has them."""
+    return _find(connection, "message_id", tail, message_ids)
+
+
+def _find(
+    connection: sqlite3.Connection, column: str, tail: Tail, ids: Iterable[str]
+) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in ids:
+        row = connection.execute(
+            f"SELECT seq FROM event WHERE {column} = ? AND log = ?",  # noqa: S608 - our own names
+            (one, tail.log),
+        ).fetchone()
+        if row is not None:
+            found[one] = row[0]
+    return found
+
+
+def _fits(job: Append, tail: Tail) -> bool:
+    return job.epoch == tail.epoch and job.expected_seq == tail.head + 1
+
+
+def _fenced(job: Append, tail: Tail | None) -> Fenced:
+    return Fenced(
+        job.conversation_id,
+        epoch=job.epoch,
+        expected_seq=job.expected_seq,
+        found_epoch=tail.epoch if tail else 0,
+        head=tail.head if tail else 0,
+    )
+
+
+def _bug(error: Exception) -> InvariantViolation:
+    outcome = InvariantViolation(f"the journal was given what it cannot write: {error!r}")
+    outcome.__cause__ = error
+    return outcome

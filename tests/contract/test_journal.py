@@ -1,0 +1,25 @@
+"""Every journal passes one suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from turnkeeper.actors._memory_journal import MemoryJournal, MemoryStore
+from turnkeeper.actors._sqlite_journal import SQLiteJournal
+from turnkeeper.actors.testing import JournalContract
+
+
+class TestMemoryJournal(JournalContract):
+    @pytest.fixture(autouse=True)
+    def _stores(self) -> None:
+        self.stores: dict[Path, MemoryStore] = {}
+
+    def make_journal(self, place: Path, *, takeover: bool = False) -> MemoryJournal:
+        return MemoryJournal(self.stores.setdefault(place, MemoryStore()))
+
+
+class TestSQLiteJournal(JournalContract):
+    def make_journal(self, place: Path, *, takeover: bool = False) -> SQLiteJournal:
+        return SQLiteJournal(place / "chats.db", takeover=takeover, owner_wait_s=0)
