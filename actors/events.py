@@ -2,7 +2,8 @@
 
 A log is a sequence of these. They are frozen all the way down, carry a time-ordered id and a UTC
 timestamp, and survive a round trip through JSON exactly. A kind from a newer version is kept as
-an `UnknownEvent` and passed on as it came, never dropped.
+an `UnknownEvent` and passed on as it came, never dropped. Shapes that an older version wrote are
+brought up to date as they are read (`_upcasters.py`).
 
 Ids: an event draws its own id and timestamp only where a caller makes it by hand. What the
 conversation actor decides carries the id and the time of the command that led to it.
@@ -10,14 +11,26 @@ conversation actor decides carries the id and the time of the command that led t
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import from_json
 
 from turnkeeper.runtime import Ports
 
-from ._frozen import FrozenJson, FrozenObject
+from ._frozen import FrozenObject
+from ._upcasters import UPCASTERS, Upcasters
+from ._wire import wire_call_id, wire_tool_name
 
 _ports = Ports()
 
@@ -26,10 +39,27 @@ def _now() -> datetime:
     return datetime.fromtimestamp(_ports.now(), UTC)
 
 
+def _in_utc(timestamp: datetime) -> datetime:
+    return timestamp.astimezone(UTC)
+
+
+LLMMessage: TypeAlias = FrozenObject
+"""One message for a model, in the shape that its provider's API takes."""
+
+
 class Value(BaseModel):
     """A part of an event: frozen, and no stranger to unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        # Only what JSON gives back exactly. Any bound makes pydantic look into each string, and
+        # refuse a lone surrogate here instead of at the commit.
+        allow_inf_nan=False,
+        str_min_length=0,
+        # What is wrong with a value may be told; the value itself can be chat text.
+        hide_input_in_errors=True,
+    )
 
 
 class ImageContent(Value):
@@ -43,6 +73,8 @@ class ThinkingBlock(Value):
 
     thinking: str
     signature: str | None = None
+    redacted_data: str | None = None
+    """Set where the provider gave its thinking encrypted; `thinking` is empty then."""
 
 
 class TokenUsage(Value):
@@ -65,13 +97,37 @@ class Task(Value):
 class Event(Value):
     """What every event has."""
 
+    kind: str
     id: str = Field(default_factory=_ports.ids.new, min_length=1)
-    timestamp: AwareDatetime = Field(default_factory=_now)
+    timestamp: Annotated[AwareDatetime, AfterValidator(_in_utc)] = Field(default_factory=_now)
     turn_id: str | None = None
+
+    @classmethod
+    def model_validate_json(
+        cls,
+        json_data: str | bytes | bytearray,
+        **options: Any,  # noqa: ANN401 - pydantic's own options, passed through
+    ) -> Self:
+        """The event that this JSON holds; asked of a base class, of its concrete type."""
+        if cls not in _BASES:
+            return super().model_validate_json(json_data, **options)
+        event = decode_event(bytes(json_data) if isinstance(json_data, bytearray) else json_data)
+        if not isinstance(event, cls):
+            raise ValueError(  # noqa: TRY004 - the JSON is at fault, as where pydantic refuses it
+                f"a {event.kind} event is not a {cls.__name__}"
+            )
+        return event
 
 
 class LLMConvertibleEvent(Event):
     """An event that the model sees."""
+
+    def to_llm_message(self) -> LLMMessage:
+        """This event alone as a message of the OpenAI chat API.
+
+        A model response with several calls is several events; `to_llm_messages` joins them.
+        """
+        raise NotImplementedError
 
 
 # --- seen by the model -------------------------------------------------------------------------
@@ -80,6 +136,9 @@ class LLMConvertibleEvent(Event):
 class SystemPromptEvent(LLMConvertibleEvent):
     kind: Literal["system_prompt"] = "system_prompt"
     content: str
+
+    def to_llm_message(self) -> LLMMessage:
+        return LLMMessage({"role": "system", "content": self.content})
 
 
 class UserMessageEvent(LLMConvertibleEvent):
@@ -91,6 +150,13 @@ class UserMessageEvent(LLMConvertibleEvent):
     message_id: str | None = None
     queued_event_id: str | None = None
 
+    def to_llm_message(self) -> LLMMessage:
+        if not self.images:
+            return LLMMessage({"role": "user", "content": self.content})
+        images = [{"type": "image_url", "image_url": {"url": image.url}} for image in self.images]
+        text = [{"type": "text", "text": self.content}] if self.content else []
+        return LLMMessage({"role": "user", "content": [*text, *images]})
+
 
 class AgentMessageEvent(LLMConvertibleEvent):
     """A chat message by the agent; `interrupted` when it was cut off while being written."""
@@ -100,6 +166,9 @@ class AgentMessageEvent(LLMConvertibleEvent):
     thinking: tuple[ThinkingBlock, ...] = ()
     llm_response_id: str | None = None
     interrupted: bool = False
+
+    def to_llm_message(self) -> LLMMessage:
+        return LLMMessage({"role": "assistant", "content": self.content})
 
 
 class ActionEvent(LLMConvertibleEvent):
@@ -117,6 +186,12 @@ class ActionEvent(LLMConvertibleEvent):
     text: str = ""
     """What the model said with its calls; only in the first action of a response."""
 
+    def to_llm_message(self) -> LLMMessage:
+        message: dict[str, object] = {"role": "assistant"}
+        if self.text:
+            message["content"] = self.text
+        return LLMMessage(message | {"tool_calls": [openai_tool_call(self)]})
+
 
 class ObservationEvent(LLMConvertibleEvent):
     """The result of a tool call."""
@@ -125,6 +200,9 @@ class ObservationEvent(LLMConvertibleEvent):
     tool_call_id: str
     content: str
     is_error: bool = False
+
+    def to_llm_message(self) -> LLMMessage:
+        return _tool_message(self.tool_call_id, self.content)
 
 
 class AgentErrorEvent(LLMConvertibleEvent):
@@ -135,6 +213,9 @@ class AgentErrorEvent(LLMConvertibleEvent):
     content: str
     may_have_happened: bool = False
 
+    def to_llm_message(self) -> LLMMessage:
+        return _tool_message(self.tool_call_id, self.content)
+
 
 class UserRejectEvent(LLMConvertibleEvent):
     """A call that the user would not have."""
@@ -143,12 +224,18 @@ class UserRejectEvent(LLMConvertibleEvent):
     tool_call_id: str
     content: str
 
+    def to_llm_message(self) -> LLMMessage:
+        return _tool_message(self.tool_call_id, self.content)
+
 
 class CondensationSummaryEvent(LLMConvertibleEvent):
     """Stands in the view for what a condensation forgot; made by the view, never in a log."""
 
     kind: Literal["condensation_summary"] = "condensation_summary"
     content: str
+
+    def to_llm_message(self) -> LLMMessage:
+        return LLMMessage({"role": "user", "content": self.content})
 
 
 # --- condensation ------------------------------------------------------------------------------
@@ -254,18 +341,102 @@ class ForkedFromEvent(Event):
 
 
 class UnknownEvent(Event):
-    """An event of a kind that this version does not know, kept as it came."""
+    """An event of a kind that this version does not know, kept and passed on as it came."""
 
-    kind: str
-    fields: FrozenJson
+    fields: FrozenObject
+    """The whole event, `kind` and `id` included; this is what is written again."""
+
+    @model_validator(mode="after")
+    def _is_what_came(self) -> Self:
+        if (self.fields.get("kind"), self.fields.get("id")) != (self.kind, self.id):
+            raise ValueError("the fields of an unknown event carry its own kind and id")
+        return self
+
+    @model_serializer
+    def _as_it_came(self) -> dict[str, object]:
+        return dict(self.fields)
 
 
-AnyEvent = Annotated[
-    SystemPromptEvent | UserMessageEvent | AgentMessageEvent | ActionEvent | ObservationEvent
-    | AgentErrorEvent | UserRejectEvent | CondensationRequestEvent | CondensationEvent
-    | MessageQueuedEvent | MessageWithdrawnEvent | TurnStartedEvent | StepFinishedEvent
-    | TurnEndedEvent | ConfirmationRequestedEvent | ConfirmationGivenEvent | PausedEvent
-    | ResumedEvent | StatusChangedEvent | TaskListUpdatedEvent | ConversationErrorEvent
-    | RetractionEvent | ForkedFromEvent,
-    Field(discriminator="kind"),
-]
+ObservationLikeEvent: TypeAlias = ObservationEvent | AgentErrorEvent | UserRejectEvent
+"""What answers a tool call."""
+
+_KnownEvent: TypeAlias = (
+    SystemPromptEvent
+    | UserMessageEvent
+    | AgentMessageEvent
+    | ActionEvent
+    | ObservationEvent
+    | AgentErrorEvent
+    | UserRejectEvent
+    | CondensationSummaryEvent
+    | CondensationRequestEvent
+    | CondensationEvent
+    | MessageQueuedEvent
+    | MessageWithdrawnEvent
+    | TurnStartedEvent
+    | StepFinishedEvent
+    | TurnEndedEvent
+    | ConfirmationRequestedEvent
+    | ConfirmationGivenEvent
+    | PausedEvent
+    | ResumedEvent
+    | StatusChangedEvent
+    | TaskListUpdatedEvent
+    | ConversationErrorEvent
+    | RetractionEvent
+    | ForkedFromEvent
+)
+AnyEvent = Annotated[_KnownEvent, Field(discriminator="kind")]
+"""Every kind that this version knows, as pydantic tells them apart."""
+
+_BASES = (Event, LLMConvertibleEvent)
+EVENT_CLASSES: dict[str, type[Event]] = {
+    event_class.model_fields["kind"].default: event_class for event_class in get_args(_KnownEvent)
+}
+
+
+def encode_event(event: Event) -> bytes:
+    """The event as JSON, UTF-8."""
+    return event.__pydantic_serializer__.to_json(event)
+
+
+def decode_event(
+    payload: bytes | str, *, kind: str | None = None, upcasters: Upcasters = UPCASTERS
+) -> Event:
+    """The event that `encode_event` wrote, in this or another version; `ValueError` if none did.
+
+    A caller that knows the kind, as a journal does, saves a look into the payload.
+    """
+    if kind is not None and kind not in upcasters.kinds:
+        event_class = EVENT_CLASSES.get(kind)
+        if event_class is not None:
+            event: Event = event_class.__pydantic_validator__.validate_json(payload)
+            return event
+    record = from_json(payload)
+    if not isinstance(record, dict):
+        raise ValueError(  # noqa: TRY004 - the JSON is at fault, as where pydantic refuses it
+            f"an event is a JSON object, not a {type(record).__name__}"
+        )
+    record = upcasters.apply(record)
+    event_class = EVENT_CLASSES.get(str(record.get("kind")))
+    if event_class is not None:
+        known: Event = event_class.__pydantic_validator__.validate_python(record)
+        return known
+    header = {key: record[key] for key in ("kind", "id", "timestamp", "turn_id") if key in record}
+    return UnknownEvent.model_validate({**header, "fields": record})
+
+
+def openai_tool_call(action: ActionEvent) -> dict[str, object]:
+    """One call as the OpenAI chat API has it inside an assistant message."""
+    function = {
+        "name": wire_tool_name(action.tool_name),
+        # Not `malformed_arguments`: some servers parse this. The call's observation has said it.
+        "arguments": json.dumps(action.arguments, ensure_ascii=False),
+    }
+    return {"id": wire_call_id(action.tool_call_id), "type": "function", "function": function}
+
+
+def _tool_message(tool_call_id: str, content: str) -> LLMMessage:
+    return LLMMessage(
+        {"role": "tool", "tool_call_id": wire_call_id(tool_call_id), "content": content}
+    )

@@ -1,0 +1,155 @@
+"""What holds the events of a view together, kept as events are appended one after another.
+
+A call is tied to its result, the calls of one model response to each other, and a tool loop to
+itself. From the ties follow the calls that are open and the *manipulation indices*: the positions
+at which history may be cut, or a summary put, without tearing anything.
+
+All of it is a function of the sequence of events, O(1) an append, and defined for any sequence,
+malformed ones too: of two actions or results with one call id the first counts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import overload
+
+from .events import (
+    ActionEvent,
+    AgentErrorEvent,
+    LLMConvertibleEvent,
+    ObservationEvent,
+    UserRejectEvent,
+)
+
+__all__ = ["ManipulationIndices", "Ties"]
+
+
+class ManipulationIndices(Sequence[int]):
+    """The manipulation indices of one view, ascending; immutable."""
+
+    __slots__ = ("_count", "_end", "_settled")
+
+    def __init__(self, settled: list[int], end: int | None) -> None:
+        # The owner appends to `settled` as the view grows; it never changes what `_count` covers.
+        self._settled = settled
+        self._count = len(settled)
+        self._end = end
+
+    def find_next(self, index: int) -> int | None:
+        """The smallest manipulation index that is not below `index`, if there is one."""
+        at = bisect_left(self._settled, index, 0, self._count)
+        if at < self._count:
+            return self._settled[at]
+        return self._end if self._end is not None and self._end >= index else None
+
+    def __len__(self) -> int:
+        return self._count + (self._end is not None)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        if isinstance(at, slice):
+            return tuple(self)[at]
+        if at < 0:
+            at += len(self)
+        if 0 <= at < self._count:
+            return self._settled[at]
+        if at == self._count and self._end is not None:
+            return self._end
+        raise IndexError(at)
+
+    def __contains__(self, index: object) -> bool:
+        return isinstance(index, int) and self.find_next(index) == index
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # as a list has none
+
+    def __repr__(self) -> str:
+        return f"ManipulationIndices({list(self)})"
+
+
+class Ties:
+    """The fold over the events of a view, in their order in it."""
+
+    __slots__ = (
+        "_settled",
+        "calls",
+        "is_loop_open",
+        "length",
+        "open_calls",
+        "responses",
+        "results",
+    )
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.calls: dict[str, int] = {}
+        """Where each call is, by its call id."""
+        self.results: dict[str, int] = {}
+        """Where each call's result is, by the call id."""
+        self.open_calls: dict[str, ActionEvent] = {}
+        """The calls that have no result yet, in order."""
+        self.responses: dict[str, int] = {}
+        """Where the last action of each model response is."""
+        self.is_loop_open = False
+        """A tool loop has begun, and an action or a result that came now would continue it."""
+        # The manipulation indices below `length`. Invariant: a list that a snapshot has seen only
+        # grows; where an index has to go again, the list is replaced.
+        self._settled: list[int] = []
+
+    def indices(self) -> ManipulationIndices:
+        """The manipulation indices of the events so far."""
+        return ManipulationIndices(self._settled, None if self.open_calls else self.length)
+
+    def fold(self, event: LLMConvertibleEvent) -> None:
+        """Advance by the event that comes next in the view."""
+        here = self.length
+        was_index = not self.open_calls
+        tied_to = here
+        if isinstance(event, ActionEvent):
+            tied_to = self._fold_action(event, here)
+        elif isinstance(event, ObservationEvent | AgentErrorEvent | UserRejectEvent):
+            tied_to = self._fold_result(event.tool_call_id, here)
+        else:
+            self.is_loop_open = False
+        # Every index in (tied_to, here] would tear this event from that one.
+        if tied_to == here:
+            if was_index:
+                self._settled.append(here)
+        elif self._settled and self._settled[-1] > tied_to:
+            # Only in a malformed view: in any other, no index was settled inside what is tied.
+            self._settled = self._settled[: bisect_right(self._settled, tied_to)]
+        self.length = here + 1
+
+    def _fold_action(self, action: ActionEvent, here: int) -> int:
+        call_id = action.tool_call_id
+        tied_to = min(here, self.responses.get(action.llm_response_id, here))
+        self.responses[action.llm_response_id] = here
+        if call_id not in self.calls:
+            self.calls[call_id] = here
+            if call_id in self.results:
+                tied_to = min(tied_to, self.results[call_id])
+            else:
+                self.open_calls[call_id] = action
+        if action.thinking:
+            self.is_loop_open = True
+        elif self.is_loop_open:
+            tied_to = min(tied_to, here - 1)
+        return tied_to
+
+    def _fold_result(self, call_id: str, here: int) -> int:
+        tied_to = here
+        if call_id not in self.results:
+            self.results[call_id] = here
+            tied_to = self.calls.get(call_id, here)
+            self.open_calls.pop(call_id, None)
+        if self.is_loop_open:
+            tied_to = min(tied_to, here - 1)
+        return tied_to

@@ -1,0 +1,50 @@
+"""How events that an older version wrote become events of this version.
+
+Records are never rewritten. A record whose kind had another shape once is brought up to date each
+time it is read: each step takes the decoded object of one (kind, version) and returns the object
+of the next version, or of another kind. A record says its version in `version`; one that does not
+is of version 1. An event class that is past its first shape declares the field:
+
+    version: Literal[2] = 2
+
+A field added with a default needs no step. The steps are part of a snapshot's version: a new one
+makes every older snapshot void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+__all__ = ["UPCASTERS", "Upcaster", "Upcasters"]
+
+Upcaster: TypeAlias = Callable[[dict[str, object]], dict[str, object]]
+"""A pure function from one shape to the next; it may change the object that it is given."""
+
+
+class Upcasters:
+    """The steps that are known, by the kind and the version that they start from."""
+
+    def __init__(self, steps: Mapping[tuple[str, int], Upcaster]) -> None:
+        # Keyed as what a record may say, which can be anything.
+        self._steps: dict[object, Upcaster] = dict(steps.items())
+        self.kinds = frozenset(kind for kind, _ in steps)
+        self.fingerprint = ",".join(f"{kind}.{version}" for kind, version in sorted(steps))
+        """What tells two sets of steps apart, in every process."""
+
+    def apply(self, record: dict[str, object]) -> dict[str, object]:
+        """The record in its newest shape; each step is taken once at most."""
+        taken: set[tuple[object, object]] = set()
+        while True:
+            at = (record.get("kind"), record.get("version", 1))
+            step = self._steps.get(at)
+            if step is None:
+                return record
+            if at in taken:
+                raise ValueError(f"the upcaster of {at} leads back to itself")
+            taken.add(at)
+            record = step(record)
+
+
+UPCASTERS = Upcasters({})
+"""The steps of this version: none so far, every event has the shape it began with."""

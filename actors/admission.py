@@ -1,0 +1,321 @@
+"""Admission: the check that events may follow the log as it stands.
+
+One concept: given the calls that are open, what may come next? Together with what may leave the
+view, it lets through only logs whose fold is their rebuild: nothing that is admitted can break a
+property of the view, now or later.
+
+It promises:
+
+1. `check` changes nothing, is a function of the log and the events, and takes several events as
+   one command: each sees those before it;
+2. it is fail-closed: where the check itself raises, the events are refused, and the violation
+   says that it was the check;
+3. its state is a fold of the log, so that it is the same after any reopening.
+
+It remembers each call of the view and the newest `FINISHED_MAX` calls and responses that have left
+it. A result for a call that is forgotten is refused as one that nothing called; an id used again
+after that is harmless, since nothing that has left the view is tied to what comes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from turnkeeper.runtime import Refused
+
+from .events import (
+    ActionEvent,
+    AgentErrorEvent,
+    CondensationEvent,
+    CondensationSummaryEvent,
+    Event,
+    LLMConvertibleEvent,
+    ObservationEvent,
+    RetractionEvent,
+    UserRejectEvent,
+)
+from .view import View, ViewFold
+
+__all__ = [
+    "Admission",
+    "AdmissionRefused",
+    "Appended",
+    "Duplicate",
+    "Outcome",
+    "Rejected",
+    "Violation",
+    "ViolationName",
+]
+
+FINISHED_MAX = 1024
+
+ViolationName: TypeAlias = Literal[
+    "interleaved_message",
+    "interleaved_response",
+    "unmatched_tool_result",
+    "duplicate_tool_call",
+    "duplicate_tool_result",
+    "summary_in_log",
+    "illegal_condensation",
+    "illegal_retraction",
+    "check_failed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Why an event may not follow."""
+
+    name: ViolationName
+    event: Event
+    reason: str
+
+    @property
+    def event_id(self) -> str:
+        return self.event.id
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The event is in the log, at this seq."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The log had this event already, at this seq; nothing was written."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Admission refused the event; nothing was written."""
+
+    violation: Violation
+
+
+Outcome: TypeAlias = Appended | Duplicate | Rejected
+
+
+class AdmissionRefused(Refused):
+    """Admission refused an event; nothing of its command was written."""
+
+    def __init__(self, conversation_id: str, violation: Violation) -> None:
+        super().__init__(
+            f"append refused on conversation {conversation_id}: event {violation.event_id} is "
+            f"{violation.name}: {violation.reason}; nothing was written; "
+            "append what may follow the log as it stands"
+        )
+        self.conversation_id = conversation_id
+        self.violation = violation
+
+
+class _Newest:
+    """The newest ids that were added, at most `FINISHED_MAX`."""
+
+    __slots__ = ("ids",)
+
+    def __init__(self, ids: Iterable[str] = ()) -> None:
+        self.ids = dict.fromkeys(ids)
+
+    def add(self, added: str) -> None:
+        self.ids.pop(added, None)
+        self.ids[added] = None
+        if len(self.ids) > FINISHED_MAX:
+            del self.ids[next(iter(self.ids))]
+
+
+class Admission:
+    """The fold, beside the fold of the view it guards. Only the owner calls `fold`."""
+
+    __slots__ = ("_calls_left", "_responses_left", "_view")
+
+    def __init__(
+        self, view: ViewFold, *, calls_left: Iterable[str] = (), responses_left: Iterable[str] = ()
+    ) -> None:
+        self._view = view
+        # The calls and responses that have left the view, newest last.
+        self._calls_left = _Newest(calls_left)
+        self._responses_left = _Newest(responses_left)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Admission):
+            return NotImplemented
+        return (
+            list(self.open_calls.items()) == list(other.open_calls.items())
+            and list(self._calls_left.ids) == list(other._calls_left.ids)
+            and list(self._responses_left.ids) == list(other._responses_left.ids)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    @property
+    def open_calls(self) -> Mapping[str, ActionEvent]:
+        """The calls that have no result yet, by call id, in order."""
+        return self._view.ties.open_calls
+
+    def fold(self, left: Iterable[LLMConvertibleEvent]) -> None:
+        """Advance by what one event of the log has taken out of the view."""
+        for event in left:
+            if isinstance(event, ActionEvent):
+                self._calls_left.add(event.tool_call_id)
+                self._responses_left.add(event.llm_response_id)
+
+    def check(self, events: Sequence[Event]) -> Violation | None:
+        """Why these events may not follow, in this order and as one command; None if they may."""
+        trial = _Trial(self._view, self._calls_left.ids, self._responses_left.ids)
+        for event in events:
+            try:
+                found = trial.judge(event)
+            except Exception as error:  # noqa: BLE001 - fail-closed: what cannot be checked is refused
+                reason = f"the check itself raised {type(error).__name__}"
+                return Violation("check_failed", event, reason)
+            if found is not None:
+                return Violation(found[0], event, found[1])
+        return None
+
+
+_Found: TypeAlias = tuple[ViolationName, str]
+
+
+class _Trial:
+    """The state of admission while one command is judged: the fold, and what comes on top."""
+
+    def __init__(
+        self, view: ViewFold, calls_left: Mapping[str, None], responses_left: Mapping[str, None]
+    ) -> None:
+        self._view = view
+        self._calls_left = calls_left
+        self._responses_left = responses_left
+        self._judged: list[Event] = []
+        self._open = {
+            call_id: action.llm_response_id for call_id, action in view.ties.open_calls.items()
+        }
+        self._calls: set[str] = set()
+        self._responses: set[str] = set()
+        last = view.last_event
+        self._response = last.llm_response_id if isinstance(last, ActionEvent) else None
+        """The response that may still get calls: nothing but its actions has come since."""
+
+    def judge(self, event: Event) -> _Found | None:
+        """What is wrong with this event, if anything; if nothing, the next comes after it."""
+        found: _Found | None = None
+        if isinstance(event, ActionEvent):
+            found = self._judge_action(event)
+        elif isinstance(event, ObservationEvent | AgentErrorEvent | UserRejectEvent):
+            found = self._judge_result(event.tool_call_id)
+        elif isinstance(event, CondensationSummaryEvent):
+            found = ("summary_in_log", "a summary is made by the view, from a condensation")
+        elif isinstance(event, LLMConvertibleEvent):
+            if self._open:
+                found = ("interleaved_message", f"open calls: {', '.join(self._open)}")
+            self._response = None
+        elif isinstance(event, CondensationEvent):
+            found = _judge_condensation(event, self._view_now())
+        elif isinstance(event, RetractionEvent):
+            found = _judge_retraction(event, self._view_now())
+        self._judged.append(event)
+        return found
+
+    def _judge_action(self, action: ActionEvent) -> _Found | None:
+        call_id, response_id = action.tool_call_id, action.llm_response_id
+        if (
+            call_id in self._calls
+            or call_id in self._view.ties.calls
+            or call_id in self._calls_left
+        ):
+            return "duplicate_tool_call", f"call {call_id} is in the log"
+        others = [open_id for open_id, response in self._open.items() if response != response_id]
+        if others:
+            return "interleaved_response", f"calls of another response are open: {others}"
+        if response_id != self._response and (
+            response_id in self._responses
+            or response_id in self._view.ties.responses
+            or response_id in self._responses_left
+        ):
+            return "interleaved_response", f"response {response_id} is complete"
+        self._response = response_id
+        self._responses.add(response_id)
+        self._calls.add(call_id)
+        self._open[call_id] = response_id
+        return None
+
+    def _judge_result(self, call_id: str) -> _Found | None:
+        self._response = None
+        if self._open.pop(call_id, None) is not None:
+            return None
+        ties = self._view.ties
+        if call_id in self._calls or call_id in ties.results or call_id in self._calls_left:
+            return "duplicate_tool_result", f"call {call_id} has its result"
+        return "unmatched_tool_result", f"there is no call {call_id}"
+
+    def _view_now(self) -> View:
+        if not self._judged:
+            return self._view.snapshot()
+        view = self._view.copy()
+        for event in self._judged:
+            view.fold(event)
+        return view.snapshot()
+
+
+def _judge_condensation(event: CondensationEvent, view: View) -> _Found | None:
+    ids = frozenset(event.forgotten_event_ids)
+    torn = _find_torn(view, ids)
+    if torn is None and event.summary is not None and event.summary_offset is not None:
+        left = ViewFold(kept for kept in view if kept.id not in ids)
+        offset = min(event.summary_offset, len(left.events))
+        if offset not in left.ties.indices():
+            torn = f"a summary at {offset} would stand inside what belongs together"
+        elif (
+            # At the end of what is left it would end an open loop that the log goes on with. Not
+            # so where what is forgotten was the end of the view, and began after that loop.
+            offset == len(left.events)
+            and left.ties.is_loop_open
+            and not (offset in view.manipulation_indices and list(view[:offset]) == left.events)
+        ):
+            torn = f"a summary at {offset} would stand inside a tool loop that is open"
+    return None if torn is None else ("illegal_condensation", torn)
+
+
+def _judge_retraction(event: RetractionEvent, view: View) -> _Found | None:
+    ids = frozenset(event.retracted_event_ids)
+    gone = ids.difference(kept.id for kept in view)
+    if gone:
+        return "illegal_retraction", f"not in the view: {', '.join(sorted(gone))}"
+    if view.has_open_calls:
+        return "illegal_retraction", "a call is open"
+    if any(isinstance(kept, CondensationSummaryEvent) and kept.id in ids for kept in view):
+        return "illegal_retraction", "a summary is not an event of the log"
+    torn = _find_torn(view, ids)
+    return None if torn is None else ("illegal_retraction", torn)
+
+
+def _find_torn(view: View, ids: frozenset[str]) -> str | None:
+    """What would be torn if these events left the view; None if they are whole."""
+    is_taken: dict[tuple[str, str], bool] = {}
+    waiting = dict[str, None]()
+    loop: bool | None = None
+    for event in view:
+        taken = event.id in ids
+        if isinstance(event, ActionEvent):
+            parts = [("call", event.tool_call_id), ("response", event.llm_response_id)]
+            if taken:
+                waiting[event.tool_call_id] = None
+            if event.thinking:
+                loop = taken
+        elif isinstance(event, ObservationEvent | AgentErrorEvent | UserRejectEvent):
+            parts = [("call", event.tool_call_id)]
+            waiting.pop(event.tool_call_id, None)
+        else:
+            loop = None
+            continue
+        for part in parts:
+            if is_taken.setdefault(part, taken) != taken:
+                return f"{part[0]} {part[1]} would be torn"
+        if loop is not None and loop != taken:
+            return f"the tool loop around event {event.id} would be torn"
+    return f"open calls would go: {', '.join(waiting)}" if waiting else None
