@@ -62,6 +62,18 @@ class EventIdConflict(Refused):
         self.seqs = dict(seqs)
 
 
+class NotAppendable(Refused):
+    """Only the owner writes events of this type; nothing was written."""
+
+    def __init__(self, conversation_id: str, event_type: str) -> None:
+        super().__init__(
+            f"append refused on conversation {conversation_id}: only its owner writes a "
+            f"{event_type}; nothing was written; send chat messages, or append what the model sees"
+        )
+        self.conversation_id = conversation_id
+        self.event_type = event_type
+
+
 class StaleTurn(Refused):
     """What an effect sent back belongs to a turn that no longer runs; nothing was written."""
 
@@ -72,6 +84,24 @@ class StaleTurn(Refused):
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id
+
+
+class TurnNotCompleted(OutcomeUnknown):
+    """The turn ended without a full answer; the chat message is in the log.
+
+    `outcome` says how it ended, `reply` what had been said by then. Tools may have run.
+    """
+
+    def __init__(self, conversation_id: str, turn_id: str, outcome: str, detail: str, reply: str) -> None:
+        super().__init__(
+            f"turn {turn_id} of conversation {conversation_id} was {outcome}: {detail}; its chat "
+            "message and what was said are in the log; read them, or send another chat message"
+        )
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
+        self.outcome = outcome
+        self.detail = detail
+        self.reply = reply
 
 
 class ConversationNotFound(Refused):
@@ -129,6 +159,18 @@ class Fenced(OwnershipLost):
         self.expected_seq = expected_seq
         self.found_epoch = found_epoch
         self.head = head
+
+
+class LeaseExpired(OwnershipLost):
+    """This process's lease ran out before an effect could start; it was not started."""
+
+    def __init__(self, conversation_id: str, epoch: int) -> None:
+        super().__init__(
+            f"effect refused on conversation {conversation_id}: the lease behind epoch {epoch} has "
+            "run out; it was not started; go to the newer owner, or send again to open it here"
+        )
+        self.conversation_id = conversation_id
+        self.epoch = epoch
 
 
 class JournalUnavailable(Unavailable):

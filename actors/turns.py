@@ -1,7 +1,7 @@
 """The turn table: which turn runs, which chat messages wait, which message ids are known.
 
 A fold of the log, like the view: pure, synchronous, advanced by one event at a time, and only by
-the owner of the conversation. It holds the newest `known_messages_max` message ids; older ones
+the owner of the conversation. It holds the newest `KNOWN_MESSAGES_MAX` message ids; older ones
 are in the log, where the owner looks them up before it decides.
 """
 
@@ -22,7 +22,9 @@ from .events import (
     UserMessageEvent,
 )
 
-__all__ = ["KnownMessage", "RunningTurn", "TurnTable", "content_digest"]
+__all__ = ["KNOWN_MESSAGES_MAX", "KnownMessage", "RunningTurn", "TurnTable", "content_digest"]
+
+KNOWN_MESSAGES_MAX = 1024
 
 
 def content_digest(content: str, images: Sequence[ImageContent]) -> str:
@@ -54,7 +56,6 @@ class RunningTurn:
 class TurnTable:
     """The fold. Readers see `running` and `queued`; only the owner calls `fold`."""
 
-    known_messages_max: int = 1024
     running: RunningTurn | None = None
     _queued: dict[str, MessageQueuedEvent] = field(default_factory=dict)
     _known: dict[str, KnownMessage] = field(default_factory=dict)
@@ -104,7 +105,7 @@ class TurnTable:
         self._known[message_id] = KnownMessage(
             message_id, seq, event.turn_id or "", content_digest(event.content, event.images)
         )
-        if len(self._known) > self.known_messages_max:
+        if len(self._known) > KNOWN_MESSAGES_MAX:
             # A message that still waits keeps its entry: its `UserMessageEvent` is yet to come and
             # must find the seq of the first. The owner bounds the queue below this table.
             del self._known[next(known for known in self._known if known not in self._queued)]

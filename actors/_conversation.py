@@ -1,0 +1,375 @@
+"""The conversation actor: the only writer of its conversation.
+
+It owns one log at its newest epoch, and does five moves, always the same:
+
+1. take what waits in the mailbox, at most `batch_max` messages;
+2. decide what follows from each, folding it at once into the working state;
+3. commit all of it in one durable write;
+4. publish it to subscribers, and answer the callers;
+5. start effects: agents and condensers, child tasks that talk back through the mailbox.
+
+It promises: nothing is seen outside before its commit has returned; a command is all or nothing;
+an action is durable before its effect starts; no model, tool or condenser is awaited here.
+
+When a commit fails, every caller of the batch gets the journal's own error, and this actor with
+its working state is thrown away: its supervisor starts another, which claims the next epoch,
+reads the log and ends what was left unfinished. The log survives a crash; what a running turn's
+model had said and not finished is lost with the process, and kept over an interrupt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import ClassVar
+
+import structlog
+
+from turnkeeper.runtime import Actor, Delivery, Effect, InvariantViolation, Ports, Refused
+
+from ._decide import Decision, Owner, Policy, Stamp, StartTurn, StopTurn, decide
+from ._records import logged_event, record_of
+from ._subscriptions import Subscriptions
+from .admission import AdmissionRefused
+from .agents import Agent, TurnContext
+from .commands import (
+    Append,
+    Command,
+    EndTurn,
+    Propose,
+    ProposeFailed,
+    Query,
+    Recover,
+    Send,
+)
+from .condensers import Condenser
+from .errors import CorruptLog, LeaseExpired, StaleTurn
+from .events import Event, LoggedEvent, MessageQueuedEvent, UserMessageEvent, encode_event
+from .journal import Journal, Rejection
+from .state import ColdLoad, ConversationState
+from .turns import KnownMessage, RunningTurn, content_digest
+
+__all__ = ["ConversationActor", "Setup", "load_state"]
+
+_log = structlog.get_logger(__name__)
+
+_DETAIL_MAX = 2_000
+_READ_PAGE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What every conversation of one `Conversations` shares."""
+
+    agent: Agent
+    journal: Journal
+    subscriptions: Subscriptions
+    condenser: Condenser
+    policy: Policy
+    ports: Ports
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """One command of a batch; the owner's own has no delivery."""
+
+    command: Command | Query
+    stamp: Stamp
+    delivery: Delivery[Command | Query] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """What a command led to: a decision, or why not."""
+
+    taken: _Taken
+    decision: Decision
+    refusal: Exception | None = None
+
+
+class ConversationActor(Actor[Command | Query]):
+    """One conversation's owner. Spawned by the region in `Conversations`, one for each id."""
+
+    batch_max: ClassVar[int] = 64
+
+    def __init__(self, conversation_id: str, setup: Setup) -> None:
+        self._conversation_id = conversation_id
+        self._setup = setup
+        self._agents: dict[str, Effect] = {}
+        self._condenser_effect: Effect | None = None
+        self._condenser_rests_at: int | None = None
+
+    async def on_start(self) -> None:
+        journal = self._setup.journal
+        # Claimed before the head is read: an append of the owner before this one has then either
+        # landed, and is read, or never will.
+        claim = await journal.claim(self._conversation_id)
+        state, enforced_away = await load_state(journal, self._conversation_id, claim.head)
+        self._owner = Owner(self._conversation_id, claim.epoch, self._setup.policy, state)
+        self._view = state.view
+        self._running = state.turns.running
+        if enforced_away or state.turns.is_unfinished:
+            await self._run([_Taken(Recover(enforced_away), self._stamp(), None)])
+
+    async def on_stop(self) -> None:
+        self._setup.subscriptions.owner_ended(self._conversation_id)
+
+    async def receive_batch(self, deliveries: Sequence[Delivery[Command | Query]]) -> None:
+        try:
+            await self._run(await self._take(deliveries))
+        except Exception as error:
+            for delivery in deliveries:
+                delivery.fail(error)
+            if isinstance(error, Refused):
+                # A refusal of one command was answered to it alone. One that comes out here was
+                # the journal's, of an append that this actor must be able to make.
+                raise InvariantViolation(
+                    f"the journal refused the owner of conversation {self._conversation_id}"
+                ) from error
+            raise
+
+    async def _run(self, batch: Sequence[_Taken]) -> None:
+        decided = self._decide(batch)
+        await self._commit(decided)
+        self._publish(decided)
+        self._start_effects(decided)
+
+    # --- 1. take ---------------------------------------------------------------------------------
+
+    async def _take(self, deliveries: Sequence[Delivery[Command | Query]]) -> Sequence[_Taken]:
+        """Give each command its time and ids, and what the log knows beyond our memory."""
+        batch = []
+        for delivery in deliveries:
+            command = delivery.message
+            stamp = self._stamp()
+            match command:
+                case Send(message_id=message_id):
+                    stamp.known_message = await self._look_up_message(message_id)
+                case Append(event=event):
+                    stamp.known_event = await self._look_up_event(event.id)
+                    if isinstance(event, UserMessageEvent) and event.message_id is not None:
+                        stamp.known_message = await self._look_up_message(event.message_id)
+                case _:
+                    pass
+            batch.append(_Taken(command, stamp, delivery))
+        return batch
+
+    def _stamp(self) -> Stamp:
+        ports = self._setup.ports
+        return Stamp(datetime.fromtimestamp(ports.now(), UTC), ports.ids.block())
+
+    async def _look_up_message(self, message_id: str) -> KnownMessage | None:
+        # Nobody but this actor writes the log, so what is read here still holds when it decides.
+        turns = self._owner.state.turns
+        if not turns.has_forgotten or turns.find(message_id) is not None:
+            return None
+        found = await self._setup.journal.find_messages(self._conversation_id, [message_id])
+        if message_id not in found:
+            return None
+        seq = found[message_id]
+        event = await self._read_one(seq)
+        if not isinstance(event, UserMessageEvent | MessageQueuedEvent):
+            raise InvariantViolation(
+                f"seq {seq} of conversation {self._conversation_id} carries message id "
+                f"{message_id} and is a {event.kind}"
+            )
+        digest = content_digest(event.content, event.images)
+        return KnownMessage(message_id, seq, event.turn_id or "", digest)
+
+    async def _look_up_event(self, event_id: str) -> LoggedEvent | None:
+        owner = self._owner
+        if owner.state.seq == len(owner.recent) or event_id in owner.recent:
+            return None
+        found = await self._setup.journal.find_events(self._conversation_id, [event_id])
+        if event_id not in found:
+            return None
+        return LoggedEvent(found[event_id], await self._read_one(found[event_id]))
+
+    async def _read_one(self, seq: int) -> Event:
+        records = await self._setup.journal.read(self._conversation_id, after=seq - 1, limit=1)
+        return logged_event(self._conversation_id, records[0]).event
+
+    # --- 2. decide -------------------------------------------------------------------------------
+
+    def _decide(self, batch: Sequence[_Taken]) -> Sequence[_Decided]:
+        decided = []
+        for taken in batch:
+            try:
+                decision = decide(self._owner, taken.command, taken.stamp)
+            except Exception as error:  # noqa: BLE001 - answered to its caller alone, in `_publish`
+                decided.append(_Decided(taken, Decision(), error))
+            else:
+                self._owner.apply(decision)
+                decided.append(_Decided(taken, decision))
+        return decided
+
+    # --- 3. commit -------------------------------------------------------------------------------
+
+    async def _commit(self, decided: Sequence[_Decided]) -> None:
+        """Write what the batch led to. Everything that anybody may see waits for this."""
+        owner = self._owner
+        journal = self._setup.journal
+        for one in decided:
+            if isinstance(one.refusal, AdmissionRefused):
+                await journal.reject(self._conversation_id, _rejection(one.refusal, one.taken))
+        records = [record_of(event) for one in decided for event in one.decision.events]
+        if not records:
+            return
+        first = owner.state.seq - len(records) + 1
+        seqs = await journal.append(
+            self._conversation_id,
+            records,
+            epoch=owner.epoch,
+            expected_seq=first,
+            is_unfinished=owner.state.turns.is_unfinished,
+        )
+        if seqs[0] != first or seqs[-1] != owner.state.seq:
+            raise InvariantViolation(
+                f"conversation {self._conversation_id}: decided seqs {first} to "
+                f"{owner.state.seq}, the journal has them at {seqs[0]} to {seqs[-1]}"
+            )
+
+    # --- 4. publish ------------------------------------------------------------------------------
+
+    def _publish(self, decided: Sequence[_Decided]) -> None:
+        """Show what is committed: the view, the subscribers, the replies, in this order."""
+        self._view = self._owner.state.view
+        self._running = self._owner.state.turns.running
+        events = [event for one in decided for event in one.decision.events]
+        if events:
+            first = self._owner.state.seq - len(events) + 1
+            self._setup.subscriptions.publish(
+                self._conversation_id,
+                [LoggedEvent(first + n, event) for n, event in enumerate(events)],
+            )
+        for one in decided:
+            delivery = one.taken.delivery
+            if delivery is None:
+                if one.refusal is not None:
+                    raise one.refusal
+            elif one.refusal is None:
+                delivery.reply(one.decision.reply)
+            else:
+                delivery.fail(one.refusal)
+
+    # --- 5. start effects ------------------------------------------------------------------------
+
+    def _start_effects(self, decided: Sequence[_Decided]) -> None:
+        for one in decided:
+            for effect in one.decision.effects:
+                match effect:
+                    case StopTurn(turn_id):
+                        # Not waited for: what it still sends carries its turn id, and is stale.
+                        stopped = self._agents.pop(turn_id, None)
+                        if stopped is not None:
+                            stopped.cancel()
+                    case StartTurn(turn_id):
+                        self._start_turn(turn_id)
+        self._start_condenser()
+
+    def _start_turn(self, turn_id: str) -> None:
+        if self._running is None or self._running.turn_id != turn_id:
+            return  # a later command of the same batch has ended it already
+        self._agents[turn_id] = self.context.start_effect(
+            lambda: self._run_turn(turn_id), name=f"turn {turn_id}"
+        )
+
+    def _start_condenser(self) -> None:
+        effect = self._condenser_effect
+        if effect is not None and not effect.is_done:
+            return
+        if len(self._view) == self._condenser_rests_at:
+            return  # it could do nothing with this view
+        if self._setup.condenser.need(self._view) is not None:
+            self._condenser_effect = self.context.start_effect(self._run_condenser, name="condenser")
+
+    async def _run_turn(self, turn_id: str) -> None:
+        """The effect that answers one turn. Runs beside the loop, not in it."""
+        owner = self._owner
+        if not self._setup.journal.is_lease_valid():
+            raise LeaseExpired(self._conversation_id, owner.epoch)
+        # From the check above to the agent's first await there is none.
+        turn = TurnContext(
+            conversation_id=self._conversation_id,
+            epoch=owner.epoch,
+            running=lambda: self._running_turn(turn_id),
+            view=lambda: self._view,
+            owner=self.context.ref,
+            ports=self._setup.ports,
+        )
+        try:
+            await self._setup.agent.run(turn)
+        except StaleTurn:
+            return  # ended from outside; whoever ended it has written that down
+        except Exception as error:  # noqa: BLE001 - it becomes the turn's recorded outcome
+            detail = str(error)[:_DETAIL_MAX]
+            end = EndTurn(turn_id, owner.epoch, type(error).__name__, detail)
+            _log.warning(
+                "turn failed",
+                conversation=self._conversation_id,
+                turn=turn_id,
+                error=type(error).__name__,
+                exc_info=error,
+            )
+        else:
+            end = EndTurn(turn_id, owner.epoch)
+        try:
+            await self.context.ref.ask(end)
+        except StaleTurn:
+            return
+        self._agents.pop(turn_id, None)
+
+    def _running_turn(self, turn_id: str) -> RunningTurn:
+        if self._running is None or self._running.turn_id != turn_id:
+            raise StaleTurn(self._conversation_id, turn_id)
+        return self._running
+
+    async def _run_condenser(self) -> None:
+        """The effect that condenses until there is no need, or nothing to be done about it."""
+        condenser, epoch = self._setup.condenser, self._owner.epoch
+        while (need := condenser.need(shown := self._view)) is not None:
+            try:
+                proposal = await condenser.propose(shown, need)
+            except Exception as error:  # noqa: BLE001 - it becomes a recorded event
+                detail = str(error)[:_DETAIL_MAX]
+                failed = ProposeFailed(epoch, type(error).__name__, detail)
+                self._condenser_rests_at = len(shown)
+                await self.context.ref.ask(failed)
+                return
+            applied = await self.context.ref.ask(Propose(epoch, proposal, shown))
+            if not applied and len(self._view) == len(shown):
+                self._condenser_rests_at = len(shown)
+                return
+            # Refused because the view has changed meanwhile: it is shown the new one.
+
+
+def _rejection(refusal: AdmissionRefused, taken: _Taken) -> Rejection:
+    violation = refusal.violation
+    return Rejection(
+        at=taken.stamp.at.timestamp(),
+        violation=violation.name,
+        reason=violation.reason,
+        payload=encode_event(violation.event),
+    )
+
+
+async def load_state(
+    journal: Journal, conversation_id: str, head: int
+) -> tuple[ConversationState, tuple[str, ...]]:
+    """The fold of a whole log, and the ids that enforcement had to take from its view.
+
+    Raises `CorruptLog` where the log cannot be read to its head: never a shorter history.
+    """
+    load = ColdLoad()
+    seq = 0
+    while seq < head:
+        records = await journal.read(conversation_id, after=seq, limit=_READ_PAGE)
+        if not records:
+            raise CorruptLog(conversation_id, seq + 1, "the record is missing")
+        for record in records:
+            if record.seq != seq + 1:
+                raise CorruptLog(conversation_id, seq + 1, "the record is missing")
+            load.fold(logged_event(conversation_id, record).event)
+            seq = record.seq
+    return load.finish()

@@ -1,0 +1,141 @@
+"""What a conversation actor can be sent: commands, which may lead to events, and queries.
+
+All are frozen values, typed by their reply: `await ref.ask(Send(...))` gives a `Sent`. The handle
+that `Conversations` gives out does just that; these are public for those who build on the actor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from turnkeeper.runtime import Message
+
+from .admission import Appended, Duplicate
+from .condensers import Proposal
+from .events import Event, ImageContent, LoggedEvent
+from .view import View
+
+__all__ = [
+    "Append",
+    "CancelTurn",
+    "Command",
+    "EndTurn",
+    "GetView",
+    "OnOverlap",
+    "Propose",
+    "ProposeFailed",
+    "Query",
+    "Recover",
+    "Send",
+    "Sent",
+    "Stream",
+    "TurnAppend",
+]
+
+OnOverlap = Literal["queue", "interrupt", "reject"]
+"""What happens to a chat message that comes while a turn runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Where a chat message went: durable when this is seen."""
+
+    message_id: str
+    seq: int
+    """Of the first event that carries the message id."""
+    turn_id: str
+    is_duplicate: bool = False
+    """The log had this chat message already; nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Message[Sent]):
+    """Put a chat message into the conversation; its turn starts now, or as `on_overlap` says."""
+
+    message_id: str
+    content: str
+    images: tuple[ImageContent, ...] = ()
+    on_overlap: OnOverlap | None = None
+    """None: as the conversation's own setting says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append(Message[Appended | Duplicate]):
+    """Put one event into the log, if admission lets it; no turn starts."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTurn(Message[bool]):
+    """Interrupt a running turn, or withdraw a queued chat message. False: it had ended already."""
+
+    message_id: str
+    turn_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAppend(Message[Sequence[LoggedEvent]]):
+    """What a running turn's agent says or does: all of it, or nothing, in one commit."""
+
+    turn_id: str
+    epoch: int
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream(Message[None]):
+    """A piece of the answer that a running turn's model is writing; kept in memory only."""
+
+    turn_id: str
+    epoch: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndTurn(Message[None]):
+    """A running turn's agent has returned, or failed with `error`."""
+
+    turn_id: str
+    epoch: int
+    error: str | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Propose(Message[bool]):
+    """A condenser's proposal, with the view it was shown; None: it has nothing to propose."""
+
+    epoch: int
+    proposal: Proposal | None
+    shown: View
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeFailed(Message[None]):
+    """A condenser raised."""
+
+    epoch: int
+    error: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recover(Message[None]):
+    """End what the owner before this one left unfinished; the first command of every owner."""
+
+    enforced_away: tuple[str, ...] = ()
+    """Events that enforcement took from the view of a log from elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetView(Message[View]):
+    """The view as committed."""
+
+
+Command = (
+    Send | Append | CancelTurn | TurnAppend | Stream | EndTurn | Propose | ProposeFailed | Recover
+)
+Query = GetView

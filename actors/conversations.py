@@ -1,0 +1,336 @@
+"""Conversations: the way in. Opens the journal, runs the actors, hands out handles.
+
+`async with Conversations(agent, journal=...)` owns a region of conversation actors and the
+subscriptions to them. It promises:
+
+1. A chat message is durable when `send` returns, and in the log once, however often it is sent
+   under one `message_id`, over restarts too.
+2. Chat messages of one conversation are answered one turn at a time; what happens to one that
+   comes while a turn runs is `on_overlap`.
+3. On entering, what a crash left unfinished is ended, its open calls are answered, and queued
+   chat messages get their turns.
+4. `events` gives every event of the log from a seq on, in order, without a gap or a repeat.
+
+It does not promise that a tool call which was open when its process stopped did not happen: its
+result says that it may have.
+
+Handles and turns are plain values: keep them, copy them, drop them. All of it belongs to one
+event loop. Cancelling a call here never half-does it: a chat message whose `send` was cancelled
+is either in the log or not, and sending it again under its id finds out which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import anyio
+import structlog
+
+from turnkeeper.runtime import (
+    Directive,
+    OwnershipLost,
+    Ports,
+    Ref,
+    Refused,
+    Region,
+    Runtime,
+    Supervision,
+    Unavailable,
+)
+
+from ._conversation import ConversationActor, Setup
+from ._decide import Policy
+from ._subscriptions import EventReader, Subscriptions
+from .admission import Appended, Duplicate
+from .agents import Agent
+from .commands import (
+    Append,
+    CancelTurn,
+    Command,
+    GetView,
+    OnOverlap,
+    Query,
+    Send,
+    Sent,
+)
+from .condensers import Condenser, NoCondenser
+from .errors import TurnNotCompleted
+from .events import (
+    AgentMessageEvent,
+    Event,
+    ImageContent,
+    MessageWithdrawnEvent,
+    TurnEndedEvent,
+    UserMessageEvent,
+)
+from .journal import ConversationInfo, Journal, Rejection
+from .turns import KNOWN_MESSAGES_MAX
+from .view import View
+
+__all__ = ["Conversation", "Conversations", "Turn", "TurnEnd"]
+
+CONVERSATION_ID_LENGTH_MAX = 256
+RECOVERIES_AT_ONCE_MAX = 256
+
+_log = structlog.get_logger(__name__)
+
+
+class Conversations:
+    """All conversations of one journal, in one event loop. Enter it before use."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        journal: Journal,
+        runtime: Runtime | None = None,
+        system_prompt: str | None = None,
+        on_overlap: OnOverlap = "queue",
+        queued_messages_max: int = 256,
+        condenser: Condenser | None = None,
+        idle_s: float | None = 300.0,
+        active_max: int | None = None,
+        recover: Literal["on_enter", "on_message"] = "on_enter",
+        ports: Ports | None = None,
+    ) -> None:
+        """Nothing is opened yet.
+
+        `runtime`: run in this one; otherwise in one of its own, which ends with it. `idle_s`:
+        seconds after which an idle conversation is passivated (None: never). `active_max`: how
+        many may be active before the least recently used idle one is passivated.
+        """
+        if not 0 < queued_messages_max < KNOWN_MESSAGES_MAX:
+            raise ValueError(
+                f"queued_messages_max is {queued_messages_max}; it takes 1 to "
+                f"{KNOWN_MESSAGES_MAX - 1}"
+            )
+        self._journal = journal
+        self._given_runtime = runtime
+        self._ports = ports if ports is not None else runtime.ports if runtime else Ports()
+        self._recover = recover
+        self._idle_s = idle_s
+        self._active_max = active_max
+        self._setup = Setup(
+            agent=agent,
+            journal=journal,
+            subscriptions=Subscriptions(journal),
+            condenser=condenser if condenser is not None else NoCondenser(),
+            policy=Policy(
+                on_overlap=on_overlap,
+                queued_messages_max=queued_messages_max,
+                system_prompt=system_prompt,
+            ),
+            ports=self._ports,
+        )
+        self._exit_stack = AsyncExitStack()
+        self._region: Region[Command | Query] | None = None
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._journal)
+            runtime = self._given_runtime
+            if runtime is None:
+                runtime = await stack.enter_async_context(Runtime(ports=self._ports))
+            self._region = runtime.region(
+                "conversations",
+                lambda conversation_id: ConversationActor(conversation_id, self._setup),
+                supervision=Supervision(rules=((OwnershipLost, Directive.STOP),)),
+                idle_s=self._idle_s,
+                active_max=self._active_max,
+            )
+            stack.push_async_callback(self._region.stop)
+            if self._recover == "on_enter":
+                await self._recover_unfinished(self._region)
+            self._exit_stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._region = None
+        await self._exit_stack.aclose()
+
+    async def _recover_unfinished(self, region: Region[Command | Query]) -> None:
+        """Open what the last process left unfinished; opening a conversation recovers it."""
+        limit = anyio.Semaphore(RECOVERIES_AT_ONCE_MAX)
+
+        async def recover(conversation_id: str) -> None:
+            async with limit:
+                try:
+                    await region[conversation_id].ask(GetView())
+                except (Refused, OwnershipLost, Unavailable) as error:
+                    # It stays as it is in the journal, and whoever sends to it gets this error;
+                    # the others are not held up.
+                    _log.warning("recovery failed", conversation=conversation_id, error=str(error))
+
+        async with anyio.create_task_group() as group:
+            for info in await self._journal.list(only_unfinished=True):
+                group.start_soon(recover, info.conversation_id)
+
+    def __getitem__(self, conversation_id: str) -> Conversation:
+        """A handle; the conversation begins with its first chat message."""
+        if not 0 < len(conversation_id) <= CONVERSATION_ID_LENGTH_MAX:
+            raise ValueError(
+                f"conversation id of {len(conversation_id)} characters; "
+                f"it takes 1 to {CONVERSATION_ID_LENGTH_MAX}"
+            )
+        if self._region is None:
+            raise RuntimeError("conversations are not open; use `async with Conversations(...)`")
+        return Conversation(conversation_id, self._region[conversation_id], self._setup)
+
+    async def list(self) -> Sequence[ConversationInfo]:
+        """All conversations in the journal, by id, without opening them."""
+        return await self._journal.list()
+
+
+class Conversation:
+    """A handle to one conversation. Its actor activates with the first message to it."""
+
+    def __init__(self, conversation_id: str, ref: Ref[Command | Query], setup: Setup) -> None:
+        self.conversation_id = conversation_id
+        self._ref = ref
+        self._setup = setup
+
+    async def send(
+        self,
+        content: str,
+        *,
+        images: Sequence[ImageContent] = (),
+        message_id: str | None = None,
+        on_overlap: OnOverlap | None = None,
+    ) -> Turn:
+        """Put a chat message into the conversation; it is durable when this returns.
+
+        Sent again under its `message_id`, it gives the same turn and writes nothing. Raises
+        `TurnInProgress` (with `on_overlap="reject"`), `QueueFull`, `MessageIdConflict` (the id is
+        known with other content), and the journal's own errors; after `OutcomeUnknown` or a
+        cancellation, send it again under the same id.
+        """
+        if message_id is None:
+            message_id = self._setup.ports.ids.new()
+        send = Send(message_id, content, tuple(images), on_overlap)
+        return Turn(self, await self._ref.ask(send))
+
+    async def append(self, event: Event) -> Appended | Duplicate:
+        """Put one event into the log, if admission lets it; no turn starts.
+
+        Raises `AdmissionRefused` with the violation; the event is then kept among `rejections`.
+        """
+        return await self._ref.ask(Append(event))
+
+    def events(self, *, after: int = 0, live: bool = True) -> EventReader:
+        """Every event above the seq `after`, in order, without a gap or a repeat.
+
+        With `live` it goes on for ever and waits for a conversation that does not exist yet;
+        without, it ends where the log ends and raises `ConversationNotFound`. A slow reader
+        reads from the journal and slows nobody. Keeps nothing active; drop it to end it.
+        """
+        return self._setup.subscriptions.read(self.conversation_id, after=after, live=live)
+
+    def follow_owner(self, *, after: int) -> EventReader:
+        """As live `events`, for those who wait for what the owner will write.
+
+        An owner that ends is replaced by the next message to it; raises what keeps it from that.
+        """
+        return self._setup.subscriptions.read(
+            self.conversation_id,
+            after=after,
+            live=True,
+            on_owner_ended=lambda: self._ref.ask(GetView()),
+        )
+
+    async def view(self) -> View:
+        """The view as committed. Raises `ConversationNotFound`, and then creates nothing."""
+        await self._setup.journal.info(self.conversation_id)
+        return await self._ref.ask(GetView())
+
+    async def rejections(self) -> Sequence[Rejection]:
+        """The events that admission refused, oldest first."""
+        return await self._setup.journal.rejections(self.conversation_id)
+
+    async def cancel(self, sent: Sent) -> bool:
+        """Interrupt this chat message's turn, or withdraw it; False: it had ended already."""
+        return await self._ref.ask(CancelTurn(sent.message_id, sent.turn_id))
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """How a turn ended, and the last that was said in it."""
+
+    outcome: Literal["completed", "interrupted", "failed", "rolled_back", "withdrawn"]
+    reply: str
+    detail: str
+
+
+class Turn:
+    """A chat message's turn: to await, or to cancel. It reads the log, so it outlives restarts."""
+
+    def __init__(self, conversation: Conversation, sent: Sent) -> None:
+        self._conversation = conversation
+        self._sent = sent
+
+    @property
+    def message_id(self) -> str:
+        return self._sent.message_id
+
+    @property
+    def turn_id(self) -> str:
+        return self._sent.turn_id
+
+    @property
+    def seq(self) -> int:
+        """Of the first event that carries the message id."""
+        return self._sent.seq
+
+    @property
+    def is_duplicate(self) -> bool:
+        """The log had this chat message already."""
+        return self._sent.is_duplicate
+
+    async def reply(self) -> str:
+        """What the agent said last in this turn, once the turn has completed.
+
+        Raises `TurnNotCompleted`, which holds what was said by then, and what `end` raises.
+        """
+        end = await self.end()
+        if end.outcome != "completed":
+            raise TurnNotCompleted(
+                self._conversation.conversation_id,
+                self.turn_id,
+                end.outcome,
+                end.detail,
+                end.reply,
+            )
+        return end.reply
+
+    async def end(self) -> TurnEnd:
+        """Wait until the turn has ended, however it did.
+
+        When its owner fails and another can be started here, that one ends the turn. When none
+        can, raises why (`Unavailable`, `OwnedElsewhere`, `CorruptLog`): the chat message is in
+        the log, and its turn ends when the conversation is next opened.
+        """
+        reply = ""
+        # The turn that answers a chat message is the one that its `UserMessageEvent` names.
+        turn_id = self.turn_id
+        async for logged in self._conversation.follow_owner(after=self.seq - 1):
+            match logged.event:
+                case UserMessageEvent(message_id=self.message_id, turn_id=str(joined)):
+                    turn_id = joined
+                case MessageWithdrawnEvent(message_id=self.message_id):
+                    return TurnEnd("withdrawn", "", "cancelled by its caller")
+                case AgentMessageEvent(turn_id=said_in, content=content) if said_in == turn_id:
+                    reply = content
+                case TurnEndedEvent(turn_id=ended) if ended == turn_id:
+                    return TurnEnd(logged.event.outcome, reply, logged.event.detail or "")
+                case _:
+                    pass
+        raise AssertionError("a live subscription ended")
+
+    async def cancel(self) -> bool:
+        """Interrupt the turn, or withdraw its chat message while it waits.
+
+        False: it had ended already. Durable when this returns; what was said is kept.
+        """
+        return await self._conversation.cancel(self._sent)

@@ -1,0 +1,263 @@
+"""The five moves: one commit for a batch, and nothing seen by anybody before it has returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.actors.worlds import HeldAgent, log_of
+from turnkeeper.actors import (
+    ActionEvent,
+    AdmissionRefused,
+    Conversation,
+    Conversations,
+    Duplicate,
+    EventIdConflict,
+    MemoryJournal,
+    NotAppendable,
+    ObservationEvent,
+    Record,
+    TurnStartedEvent,
+    UserMessageEvent,
+)
+from turnkeeper.runtime import OwnershipLost, Unavailable
+
+pytestmark = pytest.mark.anyio
+
+
+class GatedJournal(MemoryJournal):
+    """Holds appends at a gate, and counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = anyio.Event()
+        self.gate.set()
+        self.waiting = anyio.Event()
+        self.sizes: list[int] = []
+
+    def close(self) -> None:
+        self.gate = anyio.Event()
+        self.waiting = anyio.Event()
+
+    async def append(
+        self, conversation_id: str, records: Sequence[Record], **rest: Any
+    ) -> Sequence[int]:
+        self.sizes.append(len(records))
+        self.waiting.set()
+        await self.gate.wait()
+        return await super().append(conversation_id, records, **rest)
+
+
+async def settle() -> None:
+    """Let every task go as far as it can without the gate."""
+    for _ in range(50):
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_nothing_is_seen_before_the_commit_has_returned() -> None:
+    journal, held = GatedJournal(), HeldAgent()
+    held.hold("A")
+    async with Conversations(held, journal=journal) as conversations:
+        chat = conversations["c"]
+        await chat.send("A")
+        seen: list[int] = []
+        replies: list[str] = []
+
+        async def follow() -> None:
+            async for logged in chat.events():
+                seen.append(logged.seq)
+
+        async def send() -> None:
+            replies.append((await chat.send("B", message_id="b")).turn_id)
+
+        async def send_again() -> None:
+            replies.append((await chat.send("B", message_id="b")).turn_id)
+
+        async def read() -> None:
+            replies.append(f"view of {len(await chat.view())}")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow)
+            await settle()
+            journal.close()
+            group.start_soon(send)
+            await journal.waiting.wait()
+            group.start_soon(send_again)
+            group.start_soon(read)
+            await settle()
+
+            assert (seen, replies) == ([1, 2], [])
+
+            journal.gate.set()
+            await settle()
+            assert seen == [1, 2, 3]
+            assert len(replies) == 3
+            assert replies[0] == replies[1]
+            group.cancel_scope.cancel()
+
+
+async def test_what_waits_together_is_committed_together_and_each_subscriber_hears_each() -> None:
+    journal, held = GatedJournal(), HeldAgent()
+    held.hold("0")
+    async with Conversations(held, journal=journal) as conversations:
+        chat = conversations["c"]
+        await chat.send("0")
+        await held.reached["0"].wait()
+        seen: list[int] = []
+
+        async def follow() -> None:
+            async for logged in chat.events(after=2):
+                seen.append(logged.seq)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow)
+            journal.close()
+            group.start_soon(chat.send, "1")
+            await journal.waiting.wait()
+            journal.sizes.clear()
+            for n in range(2, 12):
+                group.start_soon(chat.send, str(n))
+            await settle()
+            journal.gate.set()
+            await settle()
+
+            assert journal.sizes == [10]
+            assert seen == list(range(3, 14))
+            group.cancel_scope.cancel()
+
+
+async def test_a_refused_command_is_answered_alone_and_its_batch_goes_on() -> None:
+    journal, held = GatedJournal(), HeldAgent()
+    held.hold("0")
+    async with Conversations(held, journal=journal) as conversations:
+        chat = conversations["c"]
+        await chat.send("0")
+        await held.reached["0"].wait()
+        outcomes: dict[str, str] = {}
+
+        async def send(text: str, message_id: str) -> None:
+            try:
+                await chat.send(text, message_id=message_id)
+            except Exception as error:  # noqa: BLE001 - the test looks at its type
+                outcomes[text] = type(error).__name__
+            else:
+                outcomes[text] = "sent"
+
+        async with anyio.create_task_group() as group:
+            journal.close()
+            group.start_soon(send, "1", "1")
+            await journal.waiting.wait()
+            for text, message_id in (("2", "2"), ("other", "2"), ("3", "3")):
+                group.start_soon(send, text, message_id)
+                await settle()
+            journal.gate.set()
+
+        assert outcomes == {"1": "sent", "2": "sent", "other": "MessageIdConflict", "3": "sent"}
+
+
+class BrokenJournal(MemoryJournal):
+    """Fails every append with the error it is given."""
+
+    error: Exception | None = None
+    claims = 0
+
+    async def claim(self, conversation_id: str, **rest: Any) -> Any:
+        self.claims += 1
+        return await super().claim(conversation_id, **rest)
+
+    async def append(
+        self, conversation_id: str, records: Sequence[Record], **rest: Any
+    ) -> Sequence[int]:
+        if self.error is not None:
+            raise self.error
+        return await super().append(conversation_id, records, **rest)
+
+
+async def test_the_caller_gets_the_journals_own_error_and_may_send_again() -> None:
+    journal = BrokenJournal()
+    async with Conversations(HeldAgent(), journal=journal) as conversations:
+        journal.error = Unavailable("no")
+
+        with pytest.raises(Unavailable, match="^no$"):
+            await conversations["c"].send("A", message_id="a")
+
+        journal.error = None
+        assert await (await conversations["c"].send("A", message_id="a")).reply() == "a(A)"
+
+
+async def test_an_owner_that_lost_its_epoch_stops_and_the_next_message_claims_anew() -> None:
+    journal, held = BrokenJournal(), HeldAgent()
+    async with Conversations(held, journal=journal) as conversations:
+        await (await conversations["c"].send("A")).reply()
+        journal.error = OwnershipLost("fenced")
+
+        with pytest.raises(OwnershipLost):
+            await conversations["c"].send("B")
+        claims = journal.claims
+        journal.error = None
+        await settle()
+
+        assert journal.claims == claims
+        assert await (await conversations["c"].send("C")).reply() == "a(C)"
+        assert journal.claims == claims + 1
+
+
+async def test_whoever_waits_for_a_turn_hears_that_its_owner_cannot_be_started_again() -> None:
+    journal, held = BrokenJournal(), HeldAgent()
+    held.hold("A")
+    async with Conversations(held, journal=journal) as conversations:
+        turn = await conversations["c"].send("A")
+        await held.reached["A"].wait()
+
+        journal.error = Unavailable("the disk is gone")
+        held.release("A")
+
+        with pytest.raises(Unavailable):
+            await turn.reply()
+
+
+async def call(chat: Conversation, call_id: str, response: str = "r") -> None:
+    await chat.append(
+        ActionEvent(tool_call_id=call_id, tool_name="look", llm_response_id=response)
+    )
+
+
+async def test_a_refused_event_is_seen_by_nobody_and_kept_among_the_rejections() -> None:
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+        await call(chat, "1")
+
+        with pytest.raises(AdmissionRefused) as refused:
+            await chat.append(UserMessageEvent(content="too early"))
+
+        assert refused.value.violation.name == "interleaved_message"
+        assert await log_of(chat) == ["u:go", "call"]
+        (kept,) = await chat.rejections()
+        assert kept.violation == "interleaved_message"
+        assert b"too early" in kept.payload
+        await chat.append(ObservationEvent(tool_call_id="1", content="seen"))
+        assert await log_of(chat) == ["u:go", "call", "result"]
+
+
+async def test_the_same_event_twice_is_one_event_also_when_it_is_older_than_memory() -> None:
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        event = UserMessageEvent(content="go")
+        first = await chat.append(event)
+        for n in range(300):
+            await chat.append(UserMessageEvent(content=str(n)))
+
+        assert await chat.append(event) == Duplicate(first.seq)
+        with pytest.raises(EventIdConflict):
+            await chat.append(event.model_copy(update={"content": "other"}))
+        assert len(await log_of(chat)) == 301
+
+
+async def test_turns_are_the_owners_to_write() -> None:
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        with pytest.raises(NotAppendable):
+            await conversations["c"].append(TurnStartedEvent(turn_id="mine"))
