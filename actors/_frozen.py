@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 from pydantic import GetCoreSchemaHandler, ValidatorFunctionWrapHandler
 from pydantic_core import CoreSchema, core_schema
 
-__all__ = ["FrozenJson", "FrozenObject"]
+__all__ = ["FrozenJson", "FrozenObject", "frozen"]
 
 _DEPTH_MAX = 100
 _INTEGER_BITS_MAX = 8192
@@ -90,6 +90,13 @@ class FrozenObject(_Base):
     @classmethod
     def _validate(cls, value: object, handler: ValidatorFunctionWrapHandler) -> FrozenObject:
         return value if isinstance(value, cls) else cls(handler(value))
+
+
+def frozen(**parts: FrozenJson) -> FrozenObject:
+    """An object of parts that are frozen already; the type checker sees to that."""
+    whole = FrozenObject()
+    dict.update(cast("dict[str, FrozenJson]", whole), parts)
+    return whole
 
 
 def _freeze(value: object, depth: int) -> FrozenJson:

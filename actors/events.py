@@ -12,8 +12,9 @@ conversation actor decides carries the id and the time of the command that led t
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from pydantic import (
     AfterValidator,
@@ -28,7 +29,7 @@ from pydantic_core import from_json
 
 from turnkeeper.runtime import Ports
 
-from ._frozen import FrozenObject
+from ._frozen import FrozenObject, frozen
 from ._upcasters import UPCASTERS, Upcasters
 from ._wire import wire_call_id, wire_tool_name
 
@@ -119,6 +120,13 @@ class Event(Value):
         return event
 
 
+class LoggedEvent(NamedTuple):
+    """An event with its place in the log."""
+
+    seq: int
+    event: Event
+
+
 class LLMConvertibleEvent(Event):
     """An event that the model sees."""
 
@@ -138,7 +146,7 @@ class SystemPromptEvent(LLMConvertibleEvent):
     content: str
 
     def to_llm_message(self) -> LLMMessage:
-        return LLMMessage({"role": "system", "content": self.content})
+        return frozen(role="system", content=self.content)
 
 
 class UserMessageEvent(LLMConvertibleEvent):
@@ -152,10 +160,10 @@ class UserMessageEvent(LLMConvertibleEvent):
 
     def to_llm_message(self) -> LLMMessage:
         if not self.images:
-            return LLMMessage({"role": "user", "content": self.content})
-        images = [{"type": "image_url", "image_url": {"url": image.url}} for image in self.images]
-        text = [{"type": "text", "text": self.content}] if self.content else []
-        return LLMMessage({"role": "user", "content": [*text, *images]})
+            return frozen(role="user", content=self.content)
+        text = (frozen(type="text", text=self.content),) if self.content else ()
+        images = (frozen(type="image_url", image_url=frozen(url=at.url)) for at in self.images)
+        return frozen(role="user", content=(*text, *images))
 
 
 class AgentMessageEvent(LLMConvertibleEvent):
@@ -168,7 +176,7 @@ class AgentMessageEvent(LLMConvertibleEvent):
     interrupted: bool = False
 
     def to_llm_message(self) -> LLMMessage:
-        return LLMMessage({"role": "assistant", "content": self.content})
+        return frozen(role="assistant", content=self.content)
 
 
 class ActionEvent(LLMConvertibleEvent):
@@ -187,10 +195,7 @@ class ActionEvent(LLMConvertibleEvent):
     """What the model said with its calls; only in the first action of a response."""
 
     def to_llm_message(self) -> LLMMessage:
-        message: dict[str, object] = {"role": "assistant"}
-        if self.text:
-            message["content"] = self.text
-        return LLMMessage(message | {"tool_calls": [openai_tool_call(self)]})
+        return openai_response((self,))
 
 
 class ObservationEvent(LLMConvertibleEvent):
@@ -235,7 +240,7 @@ class CondensationSummaryEvent(LLMConvertibleEvent):
     content: str
 
     def to_llm_message(self) -> LLMMessage:
-        return LLMMessage({"role": "user", "content": self.content})
+        return frozen(role="user", content=self.content)
 
 
 # --- condensation ------------------------------------------------------------------------------
@@ -426,17 +431,25 @@ def decode_event(
     return UnknownEvent.model_validate({**header, "fields": record})
 
 
-def openai_tool_call(action: ActionEvent) -> dict[str, object]:
-    """One call as the OpenAI chat API has it inside an assistant message."""
-    function = {
-        "name": wire_tool_name(action.tool_name),
-        # Not `malformed_arguments`: some servers parse this. The call's observation has said it.
-        "arguments": json.dumps(action.arguments, ensure_ascii=False),
-    }
-    return {"id": wire_call_id(action.tool_call_id), "type": "function", "function": function}
+def openai_response(actions: Sequence[ActionEvent]) -> LLMMessage:
+    """One model response with calls, as the OpenAI chat API has it."""
+    calls = tuple(
+        frozen(
+            id=wire_call_id(action.tool_call_id),
+            type="function",
+            function=frozen(
+                name=wire_tool_name(action.tool_name),
+                # Not `malformed_arguments`: some servers parse this. The call's result has said it.
+                arguments=json.dumps(action.arguments, ensure_ascii=False),
+            ),
+        )
+        for action in actions
+    )
+    text = "\n".join(action.text for action in actions if action.text)
+    if not text:
+        return frozen(role="assistant", tool_calls=calls)
+    return frozen(role="assistant", content=text, tool_calls=calls)
 
 
 def _tool_message(tool_call_id: str, content: str) -> LLMMessage:
-    return LLMMessage(
-        {"role": "tool", "tool_call_id": wire_call_id(tool_call_id), "content": content}
-    )
+    return frozen(role="tool", tool_call_id=wire_call_id(tool_call_id), content=content)
