@@ -168,6 +168,15 @@ class MemoryJournal:
         await anyio.lowlevel.checkpoint()
         return infos
 
+    async def find_events(
+        self, conversation_id: str, event_ids: Sequence[str]
+    ) -> Mapping[str, int]:
+        self._refuse_if_left()
+        seqs = self._store.written_log(conversation_id).seq_by_event_id
+        found = {event_id: seqs[event_id] for event_id in event_ids if event_id in seqs}
+        await anyio.lowlevel.checkpoint()
+        return found
+
     async def find_messages(
         self, conversation_id: str, message_ids: Sequence[str]
     ) -> Mapping[str, int]:

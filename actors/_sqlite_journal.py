@@ -210,6 +210,11 @@ class SQLiteJournal:
     async def list(self, *, only_unfinished: bool = False) -> Sequence[ConversationInfo]:
         return await self._read(lambda reader: reader.list(only_unfinished=only_unfinished))
 
+    async def find_events(
+        self, conversation_id: str, event_ids: Sequence[str]
+    ) -> Mapping[str, int]:
+        return await self._read(lambda reader: reader.find_events(conversation_id, event_ids))
+
     async def find_messages(
         self, conversation_id: str, message_ids: Sequence[str]
     ) -> Mapping[str, int]:

@@ -18,24 +18,35 @@ from typing import TypeVar
 from turnkeeper.runtime import Refused, Unavailable
 
 from ._job_thread import Job
-from ._record_chain import conversation_number, first_mark, next_mark, seal
+from ._record_chain import first_mark, log_number, next_mark, seal
 from ._sqlite_schema import error_code, open_for_reading
-from ._sqlite_writer import Tail, find_messages, read_tail
+from ._sqlite_writer import (
+    CHAIN,
+    Tail,
+    find_entry,
+    find_events,
+    find_mark,
+    find_messages,
+    read_tail,
+    tail_of_row,
+)
 from .errors import ConversationNotFound, CorruptLog, JournalRefused, JournalUnavailable
 from .journal import ConversationInfo, Rejection, Snapshot, StoredRecord
 
 T = TypeVar("T")
 
-_READ_EVENTS = """
+# Newest first, as the chain goes.
+_READ_EVENTS = f"""
+    {CHAIN}
     SELECT json_group_array(json_array(
-               seq, epoch, event_id, kind, message_id, hex(mark), length(payload))),
-           CAST(group_concat(payload, '') AS BLOB)
-    FROM (SELECT * FROM event WHERE log = ? AND seq BETWEEN ? AND ? ORDER BY seq)
-"""
+               e.seq, e.epoch, e.event_id, e.kind, e.message_id, e.mark, length(e.payload))),
+           CAST(group_concat(e.payload, '') AS BLOB)
+    FROM chain c JOIN event e ON e.id = c.id WHERE c.seq <= :upto
+"""  # noqa: S608 - our own text
 _LIST_PAGE = 1000
 _LIST = """
-    SELECT json_group_array(json_array(
-               id, name, incarnation, epoch, head, hex(tip), is_unfinished, updated_us, hex(seal)))
+    SELECT json_group_array(json_array(id, name, incarnation, epoch, head, last, tip,
+                                       is_unfinished, updated_us, seal))
     FROM (SELECT * FROM conversation WHERE id > ? ORDER BY id LIMIT ?)
 """
 
@@ -152,34 +163,31 @@ class SQLiteReader:
         The mark of the record at `after` is taken as it stands; whoever reads from the beginning
         has checked it too.
         """
+        entry = find_entry(self._connection, tail, upto)
         try:
             rows, payloads = self._connection.execute(
-                _READ_EVENTS, (tail.log, max(after, 1), upto)
+                _READ_EVENTS, {"entry": entry, "first": max(after, 1), "upto": upto}
             ).fetchone()
             facts = json.loads(rows)
-        except (ValueError, sqlite3.Error) as error:
-            raise CorruptLog(
-                tail.name, after + 1, f"its records cannot be read ({error})"
-            ) from error
+        except (ValueError, sqlite3.DatabaseError) as error:
+            raise CorruptLog(tail.name, after + 1, f"it cannot be read ({error})") from error
         payloads = payloads or b""
+        end = len(payloads)
         mark = first_mark(tail.log)
-        seq = at = 0
         if after:
-            if not facts or facts[0][0] != after:
+            if not facts or facts[-1][0] != after:
                 raise CorruptLog(tail.name, after, "the record is missing")
-            seq, *_, mark_hex, size = facts.pop(0)
-            mark = bytes.fromhex(mark_hex)
-            at = size
+            *_, mark, size = facts.pop()
+            end -= size
+        seq = after
         records = []
-        for found_seq, epoch, event_id, kind, message_id, mark_hex, size in facts:
+        for found_seq, epoch, event_id, kind, message_id, found_mark, size in reversed(facts):
             seq += 1
-            if found_seq != seq:
-                raise CorruptLog(tail.name, seq, "the record is missing")
-            payload = payloads[at : at + size]
-            at += size
+            payload = payloads[end - size : end]
+            end -= size
             mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
-            if mark.hex().upper() != mark_hex:
-                raise CorruptLog(tail.name, seq, "the record is not what was written")
+            if found_seq != seq or found_mark != mark:
+                raise CorruptLog(tail.name, seq, "the record is missing, or not what was written")
             records.append(StoredRecord(seq, epoch, event_id, kind, payload))
         if seq != upto:
             raise CorruptLog(tail.name, seq + 1, "the record is missing")
@@ -203,29 +211,27 @@ class SQLiteReader:
         while True:
             (rows,) = self._connection.execute(_LIST, (last, _LIST_PAGE)).fetchone()
             page = json.loads(rows)
-            for last, name, incarnation, epoch, head, tip, unfinished, updated_us, mark in page:
-                mark_at_head = bytes.fromhex(tip)
-                tail = Tail(
-                    last, name, incarnation, 0, epoch, head, mark_at_head, unfinished, updated_us
-                )
-                if last != conversation_number(name) or tail.seal().hex().upper() != mark:
-                    raise CorruptLog(name, 0, "its own row is damaged")
-                yield tail
+            yield from map(tail_of_row, page)
             if len(page) < _LIST_PAGE:
                 return
+            last = page[-1][0]
+
+    def find_events(self, name: str, event_ids: Sequence[str]) -> Mapping[str, int]:
+        return find_events(self._connection, self._tail(name), event_ids)
 
     def find_messages(self, name: str, message_ids: Sequence[str]) -> Mapping[str, int]:
         return find_messages(self._connection, self._tail(name), message_ids)
 
     def rejections(self, name: str) -> Sequence[Rejection]:
-        number = conversation_number(name)
+        tail = read_tail(self._connection, name)
+        log = tail.log if tail else log_number(name, 0)
         rejections = []
-        for at, violation, reason, payload, mark in self._connection.execute(
-            "SELECT at, violation, reason, payload, seal FROM rejection WHERE conversation = ? "
+        for at, violation, reason, payload, found in self._connection.execute(
+            "SELECT at, violation, reason, payload, seal FROM rejection WHERE log = ? "
             "ORDER BY at, id",
-            (number,),
+            (log,),
         ):
-            if seal(number, at, violation, reason, content=payload) != mark:
+            if seal(log, at, violation, reason, content=payload) != found:
                 raise CorruptLog(name, 0, "a rejected event is not what was written")
             rejections.append(Rejection(at, violation, reason, payload))
         return rejections
@@ -234,15 +240,14 @@ class SQLiteReader:
         """The snapshot, if it is whole and its log still has the record that it ends with."""
         tail = self._tail(name)
         row = self._connection.execute(
-            "SELECT s.seq, s.version, s.tip, s.payload, s.seal FROM snapshot s "
-            "JOIN event e ON e.log = ? AND e.seq = s.seq AND e.mark = s.tip "
-            "WHERE s.conversation = ?",
-            (tail.log, tail.number),
+            "SELECT seq, version, tip, payload, seal FROM snapshot WHERE log = ?", (tail.log,)
         ).fetchone()
         if row is None:
             return None
-        seq, version, tip, payload, mark = row
-        if seal(tail.number, seq, version, tip, content=payload) != mark:
+        seq, version, tip, payload, found = row
+        if seal(tail.log, seq, version, tip, content=payload) != found:
+            return None
+        if find_mark(self._connection, tail, seq) != tip:
             return None
         return Snapshot(seq, version, payload)
 
@@ -265,5 +270,5 @@ def reading(path: Path, *, busy_wait_s: float) -> Iterator[SQLiteReader]:
 
 def _info(tail: Tail) -> ConversationInfo:
     return ConversationInfo(
-        tail.name, tail.head, tail.epoch, bool(tail.is_unfinished), tail.updated_us / 1_000_000
+        tail.name, tail.head, tail.epoch, tail.is_unfinished, tail.updated_us / 1_000_000
     )

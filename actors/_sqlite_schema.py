@@ -31,58 +31,66 @@ MIGRATIONS: tuple[str, ...] = (
     INSERT INTO journal VALUES (0, 'nobody');
 
     CREATE TABLE conversation (
-        id INTEGER PRIMARY KEY,         -- conversation_number(name)
-        name TEXT NOT NULL,
+        id INTEGER PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
         incarnation INTEGER NOT NULL,   -- the log in use is log_number(name, incarnation)
         epoch INTEGER NOT NULL,
         head INTEGER NOT NULL,
-        tip BLOB NOT NULL,              -- the mark of the record at head
+        last INTEGER NOT NULL,          -- the id of the event at head, or 0
+        tip INTEGER NOT NULL,           -- its mark
         is_unfinished INTEGER NOT NULL,
         updated_us INTEGER NOT NULL,    -- microseconds since the epoch, UTC
-        seal BLOB NOT NULL              -- checksum over all of the above
+        seal INTEGER NOT NULL           -- checksum over all of the above but id
     );
 
-    -- A rowid table on purpose: a clustered one halves the insert rate.
+    -- In the order of the commits, so that it grows at its end. The records of one log are
+    -- chained by `previous`, and found in the middle by every 64th: an index over all of them
+    -- would be written all over the place in every commit.
     CREATE TABLE event (
+        id INTEGER PRIMARY KEY,
+        previous INTEGER NOT NULL,
         log INTEGER NOT NULL,
         seq INTEGER NOT NULL,
         epoch INTEGER NOT NULL,
         event_id TEXT NOT NULL,
         kind TEXT NOT NULL,
         message_id TEXT,
-        mark BLOB NOT NULL,
-        payload BLOB NOT NULL,
-        PRIMARY KEY (log, seq)
+        mark INTEGER NOT NULL,          -- checksum over the record and the mark before it
+        payload BLOB NOT NULL
     );
-    -- The id first: ids are time-ordered, so the index grows at its end.
+    CREATE INDEX anchor ON event (log, seq) WHERE seq & 63 = 1;
+    -- The id first: ids are time-ordered, so this one grows at its end too.
     CREATE UNIQUE INDEX event_id ON event (event_id, log);
     CREATE UNIQUE INDEX message_id ON event (message_id, log) WHERE message_id IS NOT NULL;
 
     CREATE TABLE snapshot (
-        conversation INTEGER PRIMARY KEY,
+        log INTEGER PRIMARY KEY,
         seq INTEGER NOT NULL,
         version TEXT NOT NULL,
-        tip BLOB NOT NULL,              -- the mark of the record at seq
+        tip INTEGER NOT NULL,           -- the mark of the record at seq
         payload BLOB NOT NULL,
-        seal BLOB NOT NULL
+        seal INTEGER NOT NULL
     );
 
     CREATE TABLE rejection (
         id INTEGER PRIMARY KEY,
-        conversation INTEGER NOT NULL,
+        log INTEGER NOT NULL,
         at REAL NOT NULL,
         violation TEXT NOT NULL,
         reason TEXT NOT NULL,
         payload BLOB NOT NULL,
-        seal BLOB NOT NULL
+        seal INTEGER NOT NULL
     );
-    CREATE INDEX rejection_of ON rejection (conversation);
+    CREATE INDEX rejection_of ON rejection (log);
     CREATE INDEX rejection_at ON rejection (at);
     """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)
 
+
+# Every how many records `anchor` has one; only a migration may change it.
+ANCHOR_STEP = 64
 
 # UPDATE … FROM, RETURNING, and the JSON functions built in.
 _SQLITE_VERSION_MIN = (3, 38)
@@ -179,7 +187,7 @@ def _set_up(connection: sqlite3.Connection, path: Path, synchronous: Synchronous
     connection.execute("PRAGMA fullfsync = ON")  # macOS: or fsync does not reach the disk
     connection.execute("PRAGMA checkpoint_fullfsync = ON")
     connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone from the file
-    connection.execute("PRAGMA wal_autocheckpoint = 4000")
+    connection.execute("PRAGMA wal_autocheckpoint = 2000")
     connection.execute("PRAGMA cache_size = -16000")
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     (level,) = connection.execute("PRAGMA synchronous").fetchone()
@@ -213,6 +221,7 @@ def _create(path: Path) -> None:
         for leftover in (draft, Path(f"{draft}-wal"), Path(f"{draft}-shm")):
             leftover.unlink(missing_ok=True)
         with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+            connection.execute("PRAGMA page_size = 8192")  # records of a kilobyte fill it better
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute("PRAGMA journal_mode = WAL")
             _migrate(connection, 0)

@@ -21,7 +21,8 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
+from zlib import crc32
 
 from turnkeeper.runtime import (
     InvariantViolation,
@@ -33,8 +34,8 @@ from turnkeeper.runtime import (
 )
 
 from ._job_thread import Job
-from ._record_chain import conversation_number, first_mark, log_number, next_mark, seal
-from ._sqlite_schema import error_code
+from ._record_chain import first_mark, log_number, next_mark, seal
+from ._sqlite_schema import ANCHOR_STEP, error_code
 from .errors import (
     CorruptLog,
     EventIdConflict,
@@ -57,12 +58,12 @@ def _many(before: str, columns: int, after: str = "") -> dict[int, str]:
     return {rows: f"{before}{', '.join([row] * rows)}{after}" for rows in _ROWS}
 
 
-_EVENT_COLUMNS = 8
+_EVENT_COLUMNS = 10
 _INSERT_EVENTS = _many("INSERT INTO event VALUES ", _EVENT_COLUMNS)
-_MOVE_COLUMNS = 8
+_MOVE_COLUMNS = 9
 _MOVE_TAILS = _many(
-    "UPDATE conversation SET head = column4, tip = column5, is_unfinished = column6, "
-    "updated_us = column7, seal = column8 FROM (VALUES ",
+    "UPDATE conversation SET head = column4, last = column5, tip = column6, "
+    "is_unfinished = column7, updated_us = column8, seal = column9 FROM (VALUES ",
     _MOVE_COLUMNS,
     ") WHERE id = column1 AND epoch = column2 AND head = column3",
 )
@@ -125,20 +126,17 @@ class Tail:
     log: int
     epoch: int
     head: int
-    tip: bytes
+    last: int
+    tip: int
     is_unfinished: bool
     updated_us: int
 
-    def seal(self) -> bytes:
-        return seal(
-            self.name,
-            self.incarnation,
-            self.epoch,
-            self.head,
-            self.tip,
-            int(self.is_unfinished),
-            self.updated_us,
+    def seal(self) -> int:
+        facts = (
+            f"{self.name}\0{self.incarnation} {self.epoch} {self.head} {self.last} {self.tip} "
+            f"{self.is_unfinished:d} {self.updated_us}"
         )
+        return crc32(facts.encode())
 
 
 class SQLiteWriter:
@@ -173,6 +171,8 @@ class SQLiteWriter:
         self._moving: dict[str, tuple[Tail, int]] = {}
         self._now_us = 0
         self._generation = self._take_generation(owner)
+        # No other process adds rows as long as the generation is ours.
+        (self._last_id,) = self._execute("SELECT ifnull(max(id), 0) FROM event").fetchone()
 
     def close(self) -> None:
         self._connection.close()
@@ -363,17 +363,18 @@ class SQLiteWriter:
         if job.conversation_id not in self._moving:
             self._moving[job.conversation_id] = (tail, tail.head)
             self._touched.add(job.conversation_id)
-        seq = tail.head
-        tip = tail.tip
+        seq, last, tip, number = tail.head, tail.last, tail.tip, self._last_id
         log, epoch, events = tail.log, job.epoch, self._events
         for record in job.records:
             seq += 1
+            number += 1
             event_id, kind, message_id = record.event_id, record.kind, record.message_id
             payload = record.payload
             tip = next_mark(tip, seq, epoch, event_id, kind, message_id, payload)
-            events += (log, seq, epoch, event_id, kind, message_id, tip, payload)
-        tail.head = seq
-        tail.tip = tip
+            events += (number, last, log, seq, epoch, event_id, kind, message_id, tip, payload)
+            last = number
+        self._last_id = number
+        tail.head, tail.last, tail.tip = seq, last, tip
         tail.is_unfinished = job.is_unfinished
         tail.updated_us = self._now_us
         return range(job.expected_seq, seq + 1)
@@ -389,6 +390,7 @@ class SQLiteWriter:
                 tail.epoch,
                 head_before,
                 tail.head,
+                tail.last,
                 tail.tip,
                 tail.is_unfinished,
                 tail.updated_us,
@@ -437,13 +439,12 @@ class SQLiteWriter:
         tail = self.load(name)
         self._touched.add(name)
         if tail is None:
-            number = conversation_number(name)
             log = log_number(name, 0)
-            tail = Tail(number, name, 0, log, 1, 0, first_mark(log), False, self._now_us)
-            self._execute(
-                "INSERT INTO conversation VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (number, name, 0, 1, 0, tail.tip, False, tail.updated_us, tail.seal()),
-            )
+            tail = Tail(0, name, 0, log, 1, 0, 0, first_mark(log), False, self._now_us)
+            (tail.number,) = self._execute(
+                "INSERT INTO conversation VALUES (NULL, ?, 0, 1, 0, 0, ?, 0, ?, ?) RETURNING id",
+                (name, tail.tip, tail.updated_us, tail.seal()),
+            ).fetchone()
             self._tails[name] = tail
         else:
             tail.epoch += 1
@@ -456,9 +457,11 @@ class SQLiteWriter:
     def reject(self, name: str, rejection: Rejection) -> None:
         oldest = self._now_us / 1_000_000 - self._rejection_age_s_max
         self._execute("DELETE FROM rejection WHERE at < ?", (oldest,))
-        facts = (conversation_number(name), rejection.at, rejection.violation, rejection.reason)
+        tail = self.load(name)
+        log = tail.log if tail else log_number(name, 0)
+        facts = (log, rejection.at, rejection.violation, rejection.reason)
         self._execute(
-            "INSERT INTO rejection (conversation, at, violation, reason, payload, seal) "
+            "INSERT INTO rejection (log, at, violation, reason, payload, seal) "
             "VALUES (?, ?, ?, ?, ?, ?)",
             (*facts, rejection.payload, seal(*facts, content=rejection.payload)),
         )
@@ -466,21 +469,14 @@ class SQLiteWriter:
     def write_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Kept with the mark of the record at its seq, so that it fits this log and no other."""
         tail = self.load(name)
-        row = (
-            tail
-            and self._execute(
-                "SELECT mark FROM event WHERE log = ? AND seq = ?", (tail.log, snapshot.seq)
-            ).fetchone()
-        )
-        if not tail or not row:
+        mark = tail and find_mark(self._connection, tail, snapshot.seq)
+        if not tail or mark is None:
             raise InvariantViolation(
                 f"snapshot of conversation {name} at seq {snapshot.seq}, where it has no record"
             )
-        facts = (tail.number, snapshot.seq, snapshot.version, row[0])
+        facts = (tail.log, snapshot.seq, snapshot.version, mark)
         self._execute(
-            "INSERT INTO snapshot VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-            "seq = excluded.seq, version = excluded.version, tip = excluded.tip, "
-            "payload = excluded.payload, seal = excluded.seal",
+            "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?, ?)",
             (*facts, snapshot.payload, seal(*facts, content=snapshot.payload)),
         )
 
@@ -507,26 +503,71 @@ class SQLiteWriter:
 
 def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
     """A conversation's row, checked against itself and against the last record of its log."""
-    number = conversation_number(name)
-    row = connection.execute("SELECT * FROM conversation WHERE id = ?", (number,)).fetchone()
+    row = connection.execute("SELECT * FROM conversation WHERE name = ?", (name,)).fetchone()
     if row is None:
-        last = connection.execute(
-            "SELECT max(seq) FROM event WHERE log = ?", (log_number(name, 0),)
-        ).fetchone()
-        if last[0] is not None:
-            raise CorruptLog(name, last[0], "it has records, but its own row is missing")
+        if connection.execute(_FIND_ANCHOR, (log_number(name, 0), 1)).fetchone():
+            raise CorruptLog(name, 1, "it has records, but its own row is missing")
         return None
-    _, found_name, incarnation, epoch, head, tip, is_unfinished, updated_us, found_seal = row
-    log = log_number(name, incarnation)
-    tail = Tail(number, name, incarnation, log, epoch, head, tip, bool(is_unfinished), updated_us)
-    if found_name != name or tail.seal() != found_seal:
+    tail = tail_of_row(row)
+    if tail.name != name:
         raise CorruptLog(name, 0, "its own row is damaged")
-    last = connection.execute(
-        "SELECT seq, mark FROM event WHERE log = ? ORDER BY seq DESC LIMIT 1", (log,)
-    ).fetchone() or (0, first_mark(log))
-    if last != (head, tip):
-        raise CorruptLog(name, last[0], f"the log ends there, and not at seq {head} as written")
+    if tail.head:
+        last = connection.execute(
+            "SELECT seq, mark FROM event WHERE id = ?", (tail.last,)
+        ).fetchone()
+        if last != (tail.head, tail.tip):
+            raise CorruptLog(name, tail.head, "its last record is missing or damaged")
     return tail
+
+
+def tail_of_row(row: Sequence[Any]) -> Tail:
+    """A row of `conversation`, checked against its own seal."""
+    number, name, incarnation, epoch, head, last, tip, is_unfinished, updated_us, found = row
+    log = log_number(name, incarnation)
+    tail = Tail(
+        number, name, incarnation, log, epoch, head, last, tip, bool(is_unfinished), updated_us
+    )
+    if tail.seal() != found:
+        raise CorruptLog(name, 0, "its own row is damaged")
+    return tail
+
+
+_FIND_ANCHOR = "SELECT id FROM event WHERE log = ? AND seq = ? AND seq & 63 = 1"
+
+# From a known record backwards, by `previous`. The seq falls by one in each step, so this ends
+# whatever the file says.
+CHAIN = """
+    WITH RECURSIVE chain (id, previous, seq) AS (
+        SELECT id, previous, seq FROM event WHERE id = :entry
+        UNION ALL
+        SELECT e.id, e.previous, e.seq FROM chain c JOIN event e ON e.id = c.previous
+        WHERE c.seq > :first AND e.seq = c.seq - 1
+    )
+"""
+
+
+def find_entry(connection: sqlite3.Connection, tail: Tail, seq: int) -> int:
+    """The id of a record at or shortly behind `seq`, from which the chain leads there."""
+    anchor = seq + (1 - seq) % ANCHOR_STEP
+    if anchor >= tail.head:
+        return tail.last
+    row = connection.execute(_FIND_ANCHOR, (tail.log, anchor)).fetchone()
+    if row is None:
+        raise CorruptLog(tail.name, anchor, "the record is missing")
+    return int(row[0])
+
+
+_FIND_MARK = CHAIN + "SELECT e.mark FROM chain c JOIN event e ON e.id = c.id WHERE c.seq = :first"
+
+
+def find_mark(connection: sqlite3.Connection, tail: Tail, seq: int) -> int | None:
+    """The mark of the record at `seq`; None where the log has none."""
+    if not 1 <= seq <= tail.head:
+        return None
+    row = connection.execute(
+        _FIND_MARK, {"entry": find_entry(connection, tail, seq), "first": seq}
+    ).fetchone()
+    return None if row is None else int(row[0])
 
 
 def find_events(

@@ -120,6 +120,7 @@ class JournalContract:
             assert await read_all(journal, "c") == ["e1"]
             assert (await journal.info("c")).is_unfinished
             assert dict(await journal.find_messages("c", ["m1"])) == {"m1": 1}
+            assert dict(await journal.find_events("c", ["e1", "e2"])) == {"e1": 1}
             assert list(await journal.rejections("c")) == [rejection]
             assert await journal.read_snapshot("c") == Snapshot(1, "v1", b"folds")
             second = await journal.claim("c")
