@@ -1,9 +1,14 @@
 """The `turnkeeper` command."""
 
+from __future__ import annotations
+
 from importlib.util import find_spec
 
 
 def main() -> None:
     """Run the command line, or say which extra it needs."""
-    if find_spec("typer") is None:
+    if find_spec("typer") is None or find_spec("rich") is None:
         raise SystemExit("the turnkeeper command needs its extra: pip install 'turnkeeper[cli]'")
+    from ._app import app  # noqa: PLC0415 - needs the extra
+
+    app(prog_name="turnkeeper")

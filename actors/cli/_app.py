@@ -1,0 +1,363 @@
+"""The commands: `demo`, `replay` and `show`. Results go to standard output, all else to error.
+
+Exit status: 0, all is as promised; 1, a promise is broken, the worker failed, or a log cannot be
+read; 2, the call or a part of the input cannot be used (the rest of the input has run); 130,
+stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import cycle
+from pathlib import Path
+from typing import Annotated, NamedTuple, NoReturn
+
+import anyio
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from turnkeeper.runtime import Ports
+
+from .._sqlite_journal import SQLiteJournal
+from ..commands import LoggedEvent, OnOverlap
+from ..errors import ConversationNotFound, CorruptLog, JournalRefused, JournalUnavailable
+from ..events import decode_event
+from ..journal import ConversationInfo
+from ..recorded import InputProblem, RecordedConversation, parse_recorded
+from ..samples import read_samples
+from ._display import Display, print_list, print_report, printable
+from ._protocol import Start
+from ._report import Report, make_report
+from ._show import conversation_json, infos_json, print_event, print_infos
+from ._stage import WORKER, Replay, WorkerLost
+from ._users import plan_kills, plan_users
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Conversations between people and AI agents, correct under concurrency.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_BROKEN, _UNUSABLE, _INTERRUPTED = 1, 2, 130
+_READ_PAGE = 512
+_SEEDS = 1 << 16
+
+_DEMO_OVERLAP = 0.5
+_DEMO_KILLS = 3
+_DEMO_PACE_S = 0.05
+# How long a view may get before it is condensed. The samples are shorter than real ones.
+_DEMO_VIEW_EVENTS_MAX = 24
+_REPLAY_VIEW_EVENTS_MAX = 60
+
+
+class Policy(StrEnum):
+    """What happens to a message that comes while a turn runs."""
+
+    QUEUE = "queue"
+    INTERRUPT = "interrupt"
+    REJECT = "reject"
+
+
+_ON_OVERLAP: Mapping[Policy, OnOverlap] = {
+    Policy.QUEUE: "queue",
+    Policy.INTERRUPT: "interrupt",
+    Policy.REJECT: "reject",
+}
+
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+_Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Decides which messages overlap and when the worker is killed.",
+        show_default="drawn, and told",
+    ),
+]
+
+
+class _Part(NamedTuple):
+    """One conversation to be played."""
+
+    name: str
+    recorded: RecordedConversation
+    on_overlap: OnOverlap
+
+
+class _Plan(NamedTuple):
+    """How to play."""
+
+    overlap: float
+    kills: int
+    pace_s: float
+    view_events_max: int
+    seed: int | None
+    as_json: bool
+
+
+@app.command()
+def demo(*, seed: _Seed = None, as_json: _Json = False) -> None:
+    """Play about fifty sample conversations, kill the worker three times, account for everything.
+
+    Users talk over their agents, a third of them each with the policies queue, interrupt and
+    reject; long conversations are condensed. Needs no network.
+    """
+    policies = cycle(_ON_OVERLAP.values())
+    parts = [
+        _Part(f"{Path(file).stem}-{one.item}", one, next(policies))
+        for file, content in read_samples().items()
+        for one in parse_recorded(content, file).conversations
+    ]
+    plan = _Plan(_DEMO_OVERLAP, _DEMO_KILLS, _DEMO_PACE_S, _DEMO_VIEW_EVENTS_MAX, seed, as_json)
+    with tempfile.TemporaryDirectory(prefix="turnkeeper-") as folder:
+        _play(parts, Path(folder, "demo.db"), plan, problems=(), is_kept=False)
+
+
+@app.command()
+def replay(
+    *,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="JSON lists or JSON Lines of conversations in the OpenAI chat format; each is a "
+            "list of messages, or an object that has them under `messages` or `traj`.",
+        ),
+    ],
+    db: Annotated[
+        Path | None,
+        typer.Option(help="The journal to write.", show_default="a temporary one"),
+    ] = None,
+    conversations: Annotated[
+        int | None,
+        typer.Option(min=1, help="Play the first so many.", show_default="all"),
+    ] = None,
+    overlap: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Share of messages sent before the answer to the one before."
+        ),
+    ] = 0.0,
+    policy: Annotated[
+        Policy, typer.Option(help="What happens to a message that comes while a turn runs.")
+    ] = Policy.QUEUE,
+    kills: Annotated[
+        int, typer.Option(min=0, help="How often to kill the worker with SIGKILL.")
+    ] = 0,
+    pace: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that each step of an agent takes.")
+    ] = 0.0,
+    seed: _Seed = None,
+    as_json: _Json = False,
+) -> None:
+    """Play recorded conversations, each as one user of an agent that answers as recorded.
+
+    A conversation that cannot be used is told by file, item and message; the others are played.
+    """
+    found: list[tuple[Path, RecordedConversation]] = []
+    problems: list[InputProblem] = []
+    for file in files:
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            problems.append(InputProblem(file=str(file), found=f"cannot be read: {error.strerror}"))
+            continue
+        parsed = parse_recorded(content, str(file))
+        found.extend((file, one) for one in parsed.conversations)
+        problems.extend(parsed.problems)
+    names = _names(found[:conversations], files, _names_taken(db))
+    parts = [
+        _Part(name, one, _ON_OVERLAP[policy])
+        for name, (_, one) in zip(names, found[:conversations], strict=True)
+    ]
+    plan = _Plan(overlap, kills, pace, _REPLAY_VIEW_EVENTS_MAX, seed, as_json)
+    if db is not None:
+        _play(parts, db, plan, problems=problems, is_kept=True)
+    with tempfile.TemporaryDirectory(prefix="turnkeeper-") as folder:
+        _play(parts, Path(folder, "replay.db"), plan, problems=problems, is_kept=False)
+
+
+@app.command()
+def show(
+    db: Annotated[Path, typer.Argument(metavar="DB", help="The journal, an SQLite file.")],
+    conversation: Annotated[
+        str | None, typer.Argument(metavar="[CONVERSATION]", help="Print this one as a chat.")
+    ] = None,
+    *,
+    as_json: _Json = False,
+) -> None:
+    """List the conversations of a journal, or print one of them.
+
+    Takes no ownership, so it also works while another process writes.
+    """
+    console = Console(highlight=False)
+    try:
+        if conversation is None:
+            infos = anyio.run(_list, db)
+            if as_json:
+                _print_json(infos_json(infos))
+            else:
+                print_infos(console, infos)
+            return
+        log, unreadable = anyio.run(_read, db, conversation)
+    except (JournalRefused, JournalUnavailable) as error:
+        _fail(_UNUSABLE, str(error))
+    except ConversationNotFound:
+        _fail(
+            _UNUSABLE,
+            f"there is no conversation {printable(conversation or '')} in {db}; "
+            f"`turnkeeper show {db}` lists those that are",
+        )
+    if as_json and unreadable is None:
+        _print_json(conversation_json(conversation, log))
+    elif not as_json:
+        for logged in log:
+            print_event(console, logged)
+    if unreadable is not None:
+        _fail(_BROKEN, unreadable)
+
+
+# --- playing -------------------------------------------------------------------------------------
+
+
+def _play(
+    parts: Sequence[_Part],
+    db: Path,
+    plan: _Plan,
+    *,
+    problems: Sequence[InputProblem],
+    is_kept: bool,
+) -> NoReturn:
+    """Play the parts on a journal, audit it, tell, and exit."""
+    errors = Console(stderr=True, highlight=False)
+    if problems:
+        print_list(errors, "this cannot be used:", [str(problem) for problem in problems])
+    if not parts:
+        _fail(_UNUSABLE, "there is nothing to play")
+    ports = Ports()
+    seed = ports.random.randrange(_SEEDS) if plan.seed is None else plan.seed
+    ports.random.seed(seed)
+    users = plan_users(parts, overlap=plan.overlap, random=ports.random)
+    messages = sum(len(part.recorded.exchanges) for part in parts)
+    display = Display(errors, messages)
+    replay = Replay(
+        start=Start(
+            db=str(db),
+            started_at=datetime.fromtimestamp(ports.now(), UTC),
+            pace_s=plan.pace_s,
+            view_events_max=plan.view_events_max,
+            parts=tuple(user.part for user in users),
+        ),
+        users=users,
+        planned_kills=plan_kills(plan.kills, users, ports.random),
+        ports=ports,
+        changed=display.changed,
+        worker=WORKER,
+    )
+    stopped = None
+    status = None
+    errors.print(Text(f"{len(parts):,} conversations, {messages:,} chat messages, seed {seed}"))
+    with display:
+        try:
+            anyio.run(replay.play)
+        except KeyboardInterrupt:
+            stopped, status = "stopped by Ctrl-C", _INTERRUPTED
+        except WorkerLost as lost:
+            stopped = str(lost)
+    if stopped is not None:
+        errors.print(Text(printable(stopped)), soft_wrap=True)
+    report = _audited(replay, db, seed, stopped, problems)
+    if plan.as_json:
+        _print_json(report.as_json())
+    else:
+        print_report(Console(highlight=False), report)
+    if is_kept and report.counts["events"]:
+        errors.print(Text(f"look inside with: turnkeeper show {db}"), soft_wrap=True)
+    raise typer.Exit(report.exit_status if report.broken or status is None else status)
+
+
+def _audited(
+    replay: Replay, db: Path, seed: int, stopped: str | None, problems: Sequence[InputProblem]
+) -> Report:
+    async def audit() -> Report:
+        async with SQLiteJournal(db, read_only=True) as journal:
+            return await make_report(replay, journal, seed=seed, stopped=stopped, problems=problems)
+
+    try:
+        return anyio.run(audit)
+    except (JournalRefused, JournalUnavailable) as error:
+        if replay.acknowledged:
+            _fail(_BROKEN, f"what was acknowledged cannot be looked for: {error}")
+        _fail(_BROKEN if stopped is None else _UNUSABLE, f"nothing was acknowledged: {error}")
+
+
+def _names_taken(db: Path | None) -> frozenset[str]:
+    """The conversations that a journal holds already."""
+    if db is None or not db.exists():
+        return frozenset()
+    try:
+        return frozenset(info.conversation_id for info in anyio.run(_list, db))
+    except (JournalRefused, JournalUnavailable) as error:
+        _fail(_UNUSABLE, str(error))
+
+
+def _names(
+    found: Sequence[tuple[Path, RecordedConversation]],
+    files: Sequence[Path],
+    taken: frozenset[str],
+) -> Sequence[str]:
+    """A conversation id for each: file and item; and the run, if the journal has had one."""
+    stems = [file.stem for file in files]
+    places = [
+        (file.stem if stems.count(file.stem) == 1 else f"{file.stem}.{files.index(file) + 1}", one)
+        for file, one in found
+    ]
+    run = 1
+    while True:
+        suffix = "" if run == 1 else f"-run{run}"
+        names = [f"{stem}-{one.item}{suffix}" for stem, one in places]
+        if taken.isdisjoint(names):
+            return names
+        run += 1
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+async def _list(db: Path) -> Sequence[ConversationInfo]:
+    async with SQLiteJournal(db, read_only=True) as journal:
+        return await journal.list()
+
+
+async def _read(db: Path, conversation_id: str) -> tuple[Sequence[LoggedEvent], str | None]:
+    """A log as far as it can be read, and why no further."""
+    log: list[LoggedEvent] = []
+    async with SQLiteJournal(db, read_only=True) as journal:
+        try:
+            while records := await journal.read(conversation_id, after=len(log), limit=_READ_PAGE):
+                # One by one: what can be read before the record that cannot is shown.
+                log.extend(LoggedEvent(r.seq, decode_event(r.payload)) for r in records)
+        except CorruptLog as error:
+            return log, str(error)
+        except ValueError as error:
+            return log, str(CorruptLog(conversation_id, len(log) + 1, str(error)))
+    return log, None
+
+
+# --- telling -------------------------------------------------------------------------------------
+
+
+def _print_json(value: Mapping[str, object]) -> None:
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def _fail(status: int, what: str) -> NoReturn:
+    Console(stderr=True, highlight=False).print(Text(f"turnkeeper: {what}"), soft_wrap=True)
+    raise typer.Exit(status)

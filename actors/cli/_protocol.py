@@ -1,0 +1,164 @@
+"""What the command line and its worker say to each other: one JSON object on a line.
+
+`Start` is the first line the worker reads; the end of its input tells it to stop. Exchanges are
+named by conversation and number, so that a line means the same after a restart.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from ..commands import OnOverlap
+from ..recorded import RecordedConversation
+
+__all__ = [
+    "Accepted",
+    "Ended",
+    "Failed",
+    "GetViews",
+    "Held",
+    "Logged",
+    "Order",
+    "Part",
+    "Ready",
+    "Refused",
+    "Release",
+    "Report",
+    "Send",
+    "Start",
+    "Views",
+    "orders",
+    "reports",
+]
+
+
+class Line(BaseModel):
+    """One line, either way."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Part(Line):
+    """One conversation as its agent plays it."""
+
+    conversation: str
+    recorded: RecordedConversation
+    held: dict[int, int]
+    """At which step of these exchanges the agent waits until it is released."""
+
+
+# --- to the worker -------------------------------------------------------------------------------
+
+
+class Start(Line):
+    kind: Literal["start"] = "start"
+    db: str
+    started_at: datetime
+    pace_s: float
+    view_events_max: int
+    parts: tuple[Part, ...]
+
+
+class Send(Line):
+    """The user's message of an exchange. Sent again, it is the same message."""
+
+    kind: Literal["send"] = "send"
+    conversation: str
+    exchange: int
+    on_overlap: OnOverlap
+
+
+class Release(Line):
+    """The agent that is held in this exchange may go on."""
+
+    kind: Literal["release"] = "release"
+    conversation: str
+    exchange: int
+
+
+class GetViews(Line):
+    """All is over: tell the view of each conversation."""
+
+    kind: Literal["get_views"] = "get_views"
+
+
+Order = Start | Send | Release | GetViews
+
+orders: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
+
+
+# --- from the worker -----------------------------------------------------------------------------
+
+
+class Ready(Line):
+    """The journal is open, and what a crash left is recovered."""
+
+    kind: Literal["ready"] = "ready"
+
+
+class Accepted(Line):
+    """A chat message is durable."""
+
+    kind: Literal["accepted"] = "accepted"
+    conversation: str
+    exchange: int
+    seq: int
+    is_duplicate: bool
+
+
+class Refused(Line):
+    """A chat message was refused, and nothing was written."""
+
+    kind: Literal["refused"] = "refused"
+    conversation: str
+    exchange: int
+    why: str
+
+
+class Logged(Line):
+    """The agent was told that this event is durable."""
+
+    kind: Literal["logged"] = "logged"
+    conversation: str
+    event_id: str
+    seq: int | None
+
+
+class Held(Line):
+    """The agent waits in this exchange, with what it has done so far durable."""
+
+    kind: Literal["held"] = "held"
+    conversation: str
+    exchange: int
+
+
+class Ended(Line):
+    """The turn of an exchange has ended."""
+
+    kind: Literal["ended"] = "ended"
+    conversation: str
+    exchange: int
+    outcome: str
+
+
+class Views(Line):
+    """The ids of each conversation's view, as its owner has it."""
+
+    kind: Literal["views"] = "views"
+    event_ids: dict[str, tuple[str, ...]]
+
+
+class Failed(Line):
+    """The worker cannot go on."""
+
+    kind: Literal["failed"] = "failed"
+    error: str
+    why: str
+
+
+Report = Ready | Accepted | Refused | Logged | Held | Ended | Views | Failed
+
+reports: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])

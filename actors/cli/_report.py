@@ -1,0 +1,92 @@
+"""What a replay came to: the account of its users and the audit of its journal, in one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..audit import Audit, audit_journal
+from ..journal import Journal
+from ..recorded import InputProblem
+from ._stage import Replay
+from ._users import User
+
+__all__ = ["Report", "make_report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that is told when it is over."""
+
+    counts: Mapping[str, int]
+    by_policy: Mapping[str, Mapping[str, int]]
+    """The same counts for the users of each `on_overlap`."""
+    kills: int
+    seconds: float
+    seed: int
+    stopped: str | None
+    """Why it was not played to its end."""
+    problems: Sequence[InputProblem]
+    broken: Sequence[str]
+    """Whatever is not as promised, in words."""
+
+    @property
+    def events_per_second(self) -> float:
+        return self.counts["events"] / self.seconds if self.seconds else 0.0
+
+    @property
+    def exit_status(self) -> int:
+        """1: a promise is broken, or it was stopped; 2: some of the input is not usable."""
+        if self.broken or self.stopped is not None:
+            return 1
+        return 2 if self.problems else 0
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            **self.counts,
+            "kills": self.kills,
+            "seconds": round(self.seconds, 3),
+            "events_per_second": round(self.events_per_second, 1),
+            "seed": self.seed,
+            "stopped": self.stopped,
+            "problems": [problem.model_dump() for problem in self.problems],
+            "broken": list(self.broken),
+        }
+
+
+async def make_report(
+    replay: Replay,
+    journal: Journal,
+    *,
+    seed: int,
+    stopped: str | None,
+    problems: Sequence[InputProblem],
+) -> Report:
+    """Audit the journal, which need not be owned, against what the users of a replay hold."""
+    by_policy: dict[str, Mapping[str, int]] = {}
+    audits = []
+    for policy in dict.fromkeys(user.on_overlap for user in replay.users):
+        users = [user for user in replay.users if user.on_overlap == policy]
+        audit = await audit_journal(journal, [user.receipts for user in users])
+        by_policy[policy] = _counts(users, audit)
+        audits.append(audit)
+    total = Audit.total(audits)
+    return Report(
+        counts=_counts(replay.users, total),
+        by_policy=by_policy,
+        kills=replay.kills,
+        seconds=replay.seconds,
+        seed=seed,
+        stopped=stopped,
+        problems=problems,
+        broken=[*total.problems, *(p for user in replay.users for p in user.problems)],
+    )
+
+
+def _counts(users: Sequence[User], audit: Audit) -> Mapping[str, int]:
+    return {
+        **audit.counts(),
+        "sent": sum(len(user.receipts.messages) for user in users),
+        "overlapped": sum(user.overlapped for user in users),
+        "rejected": sum(user.rejected for user in users),
+    }

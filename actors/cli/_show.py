@@ -1,0 +1,135 @@
+"""Shows what is in a journal, without owning it: also while another process writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.text import Text
+
+from ..commands import LoggedEvent
+from ..events import (
+    ActionEvent,
+    AgentErrorEvent,
+    AgentMessageEvent,
+    CondensationEvent,
+    ConversationErrorEvent,
+    Event,
+    MessageQueuedEvent,
+    ObservationEvent,
+    SystemPromptEvent,
+    TurnEndedEvent,
+    UserMessageEvent,
+    UserRejectEvent,
+)
+from ..journal import ConversationInfo
+from ._display import printable
+
+__all__ = ["conversation_json", "infos_json", "print_event", "print_infos"]
+
+_CALL_LENGTH_MAX = 300
+_RESULT_LENGTH_MAX = 600
+_INDENT = 17
+
+
+def infos_json(infos: Sequence[ConversationInfo]) -> Mapping[str, object]:
+    return {
+        "conversations": [
+            {
+                "conversation": info.conversation_id,
+                "events": info.head,
+                "epoch": info.epoch,
+                "is_unfinished": info.is_unfinished,
+                "updated_at": _time(info).isoformat(),
+            }
+            for info in infos
+        ]
+    }
+
+
+def print_infos(console: Console, infos: Sequence[ConversationInfo]) -> None:
+    """A line for each conversation; never cut, for it may be read by a program."""
+    width = max([len("conversation"), *(len(printable(i.conversation_id)) for i in infos)])
+    console.print(
+        Text(f"{'conversation':<{width}}  events  epoch  last written         ", style="bold"),
+        soft_wrap=True,
+    )
+    for info in infos:
+        state = "  unfinished" if info.is_unfinished else ""
+        line = (
+            f"{printable(info.conversation_id):<{width}}  {info.head:>6}  {info.epoch:>5}  "
+            f"{_time(info):%Y-%m-%d %H:%M:%S}Z{state}"
+        )
+        console.print(Text(line), soft_wrap=True)
+
+
+def _time(info: ConversationInfo) -> datetime:
+    return datetime.fromtimestamp(info.updated_at, UTC)
+
+
+def conversation_json(conversation_id: str, log: Sequence[LoggedEvent]) -> Mapping[str, object]:
+    return {
+        "conversation": conversation_id,
+        "events": [{"seq": seq, **event.model_dump(mode="json")} for seq, event in log],
+    }
+
+
+def print_event(console: Console, logged: LoggedEvent) -> None:
+    """One event as a part of a readable chat: its seq, who it is by, and what it says."""
+    style, who, said = _said(logged.event)
+    text = Text(printable(said).rstrip() or "(empty)", style=style)
+    lines = text.wrap(console, max(20, console.width - _INDENT))
+    for number, line in enumerate(lines):
+        head = f"{logged.seq:>5}  {who:<{_INDENT - 8}} " if number == 0 else " " * _INDENT
+        console.print(Text(head, style="bold" if style == "" else style) + line, soft_wrap=True)
+
+
+def _said(event: Event) -> tuple[str, str, str]:
+    """A style, who it is by in at most nine letters, and the text."""
+    match event:
+        case SystemPromptEvent():
+            return "dim", "system", event.content
+        case UserMessageEvent():
+            images = "".join(f"\n[image {_cut(image.url, 80)}]" for image in event.images)
+            return "", "user", event.content + images
+        case MessageQueuedEvent():
+            return "dim", "queued", event.content
+        case AgentMessageEvent():
+            return "", "agent", event.content + (" [interrupted]" if event.interrupted else "")
+        case ActionEvent():
+            values = (f"{key}={_compact(value)}" for key, value in event.arguments.items())
+            call = _cut(f"{event.tool_name}({', '.join(values)})", _CALL_LENGTH_MAX)
+            return "cyan", "call", f"{event.text}\n{call}" if event.text else call
+        case ObservationEvent():
+            kind = "error" if event.is_error else "result"
+            return "cyan", kind, _cut(event.content, _RESULT_LENGTH_MAX)
+        case AgentErrorEvent() | UserRejectEvent():
+            return "yellow", "error", event.content
+        case CondensationEvent():
+            forgotten = f"{len(event.forgotten_event_ids)} events leave the view"
+            summary = f": {event.summary}" if event.summary else ""
+            return "dim", "condensed", forgotten + summary
+        case TurnEndedEvent():
+            return "dim", "turn", f"{event.outcome}{f' ({event.detail})' if event.detail else ''}"
+        case ConversationErrorEvent():
+            return "red", "failure", f"{event.error}: {event.detail}"
+        case _:
+            rest = event.model_dump(mode="json", exclude={"id", "timestamp", "turn_id", "kind"})
+            return "dim", "event", " ".join([event.kind, *_fields(rest)])
+
+
+def _fields(rest: Mapping[str, object]) -> Iterator[str]:
+    for key, value in rest.items():
+        yield f"{key}={_cut(_compact(value), 80)}"
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str, length_max: int) -> str:
+    if len(text) <= length_max:
+        return text
+    return f"{text[:length_max]}… (and {len(text) - length_max:,} characters)"

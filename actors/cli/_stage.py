@@ -1,0 +1,210 @@
+"""Plays a replay: starts the worker, passes reports and orders on, kills it, starts it again.
+
+The users live here, in a process that is not killed, so what they hold as acknowledged is what a
+real client would. A report counts from the moment it is read; what a killed worker had written
+to its pipe is read to the end, for it had been sent.
+
+Runs in one task. Where that is cancelled, as by Ctrl-C, the worker is told to stop, is given
+`STOP_GRACE_S`, and is killed if it has not.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import IO
+
+import anyio
+from anyio.abc import Process
+
+from turnkeeper.runtime import Ports
+
+from ._protocol import Failed, GetViews, Order, Ready, Report, Start, Views, reports
+from ._users import Kill, User
+
+__all__ = ["STOP_GRACE_S", "WORKER", "Replay", "WorkerLost"]
+
+WORKER: Sequence[str] = (sys.executable, "-P", "-m", "turnkeeper.actors.cli.worker")
+
+STOP_GRACE_S = 10.0
+_ERROR_LINES_MAX = 5
+
+
+class WorkerLost(Exception):
+    """The worker could not start, failed, or ended without having been killed."""
+
+
+@dataclass(slots=True)
+class Replay:
+    """One replay, while it is played and after. Only `play` changes it."""
+
+    start: Start
+    users: Sequence[User]
+    planned_kills: Sequence[Kill]
+    ports: Ports
+    changed: Callable[[Replay], None]
+    """Called after every report."""
+    worker: Sequence[str] = WORKER
+    kills: int = 0
+    restarts: int = 0
+    seconds: float = 0.0
+    acknowledged: int = 0
+    """Chat messages acknowledged to users, so far."""
+    logged: int = 0
+    """Events acknowledged to agents, so far."""
+    _by_name: dict[str, User] = field(default_factory=dict)
+    _busy: set[str] = field(default_factory=set)
+    _lines: int = 0
+
+    @property
+    def over(self) -> int:
+        """How many users have heard the end of every turn."""
+        return len(self.users) - len(self._busy)
+
+    async def play(self) -> None:
+        """Play to the end, over all kills. Raises `WorkerLost`."""
+        self._by_name = {user.part.conversation: user for user in self.users}
+        self._busy = set(self._by_name)
+        began = self.ports.monotonic()
+        kills = deque(self.planned_kills)
+        while True:
+            async with _started(self.worker) as worker:
+                await worker.order(self.start)
+                async for report in worker.reports():
+                    follow = self._on(report)
+                    self.seconds = self.ports.monotonic() - began
+                    self.changed(self)
+                    if worker.is_killed:
+                        continue
+                    if self._is_due(kills):
+                        worker.kill()
+                    elif isinstance(report, Views):
+                        break
+                    else:
+                        await worker.order(*follow)
+            if not worker.is_killed:
+                if worker.status != 0:
+                    raise WorkerLost(worker.obituary())
+                return
+            kills.popleft()
+            self.kills += 1
+            self._lines = 0
+            self.changed(self)
+
+    def _on(self, report: Report) -> Sequence[Order]:
+        """What is to be ordered after a report, if the worker still lives."""
+        match report:
+            case Ready():
+                self.restarts = self.kills
+                return [
+                    *(order for user in self.users for order in user.again()),
+                    *([] if self._busy else [GetViews()]),
+                ]
+            case Failed():
+                raise WorkerLost(f"the worker failed: {report.error}: {report.why}")
+            case Views():
+                for name, ids in report.event_ids.items():
+                    self._by_name[name].receipts.view_ids = ids
+                return ()
+            case _:
+                pass
+        user = self._by_name[report.conversation]
+        acknowledged, logged = len(user.receipts.messages), len(user.receipts.events)
+        orders = user.on(report)
+        self.acknowledged += len(user.receipts.messages) - acknowledged
+        self.logged += len(user.receipts.events) - logged
+        if user.is_done and user.part.conversation in self._busy:
+            self._busy.remove(user.part.conversation)
+            if not self._busy:
+                return [*orders, GetViews()]
+        return orders
+
+    def _is_due(self, kills: deque[Kill]) -> bool:
+        """Whether the next kill's moment has come; when all is over, it has."""
+        if not kills or (self._busy and self.acknowledged < kills[0].acknowledged):
+            return False
+        self._lines += 1
+        return not self._busy or self._lines > kills[0].lines
+
+
+class _Worker:
+    """A worker process, from outside."""
+
+    def __init__(self, process: Process, errors: IO[bytes]) -> None:
+        self._process = process
+        self._errors = errors
+        self.is_killed = False
+
+    @property
+    def status(self) -> int | None:
+        return self._process.returncode
+
+    async def order(self, *orders: Order) -> None:
+        """Tell it; a worker that has gone is noticed where its reports end."""
+        assert self._process.stdin is not None
+        try:
+            for order in orders:
+                await self._process.stdin.send(order.model_dump_json().encode() + b"\n")
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # its reports end too, and there it is told why
+
+    async def reports(self) -> AsyncIterator[Report]:
+        """Each whole line that it writes; a line that was cut off by its death was never sent."""
+        assert self._process.stdout is not None
+        rest = b""
+        async for chunk in self._process.stdout:
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield reports.validate_json(line)
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL."""
+        self._process.kill()
+        self.is_killed = True
+
+    async def stop(self) -> None:
+        """Tell it to stop by ending its input, wait, and kill it if it does not."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with anyio.move_on_after(STOP_GRACE_S, shield=True):
+            await self._process.stdin.aclose()
+            async for _ in self._process.stdout:
+                pass  # what it still says is to nobody; but it must be able to say it
+            await self._process.wait()
+        if self._process.returncode is None:
+            self._process.kill()
+        with anyio.CancelScope(shield=True):
+            await self._process.wait()
+
+    def obituary(self) -> str:
+        """How it ended, with the last that it wrote to its standard error."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").splitlines()[-_ERROR_LINES_MAX:]
+        return "\n  ".join([f"the worker ended by itself with status {self.status}", *lines])
+
+
+@asynccontextmanager
+async def _started(command: Sequence[str]) -> AsyncIterator[_Worker]:
+    """A worker in a session of its own, so that Ctrl-C reaches it through us alone."""
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = await anyio.open_process(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise WorkerLost(f"the worker cannot be started: {error}") from error
+        async with process:
+            worker = _Worker(process, errors)
+            try:
+                yield worker
+            finally:
+                await worker.stop()

@@ -1,0 +1,244 @@
+"""The worker: runs the conversations of a replay in a process that may be killed at any moment.
+
+Started by the command line as `python -m turnkeeper.actors.cli.worker`; reads orders from its
+standard input and writes reports to its standard output, one JSON object on a line. It ends when
+its input does, so it never outlives the process that started it. A report is written only after
+what it tells is durable, and in one piece before anything else happens.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from .._sqlite_journal import SQLiteJournal
+from ..agents import ToolCall, TurnContext
+from ..audit import message_id
+from ..commands import LoggedEvent
+from ..condensers import RollingCondenser
+from ..conversations import Conversation, Conversations
+from ..errors import QueueFull, TurnInProgress
+from ..events import ActionEvent, AgentMessageEvent, Event, ImageContent, SystemPromptEvent
+from ..journal import Journal
+from ..recorded import RecordedStep
+from ._protocol import (
+    Accepted,
+    Ended,
+    Failed,
+    GetViews,
+    Held,
+    Logged,
+    Order,
+    Part,
+    Ready,
+    Refused,
+    Release,
+    Report,
+    Send,
+    Start,
+    Views,
+    orders,
+)
+
+__all__ = ["main"]
+
+
+class _Player:
+    """The agent: it answers as recorded, and reports each event that it was told is durable."""
+
+    def __init__(self, start: Start, report: Callable[[Report], None]) -> None:
+        self._pace_s = start.pace_s
+        self._report = report
+        self._parts = {part.conversation: part for part in start.parts}
+        self._exchanges = {
+            message_id(part.conversation, n): n
+            for part in start.parts
+            for n in range(len(part.recorded.exchanges))
+        }
+        self._held: dict[tuple[str, int], anyio.Event] = {}
+
+    async def run(self, turn: TurnContext) -> None:
+        part = self._parts[turn.conversation_id]
+        exchange = self._exchanges[turn.message.message_id or ""]
+        steps = part.recorded.exchanges[exchange].steps
+        held_at = part.held.get(exchange)
+
+        async def hold() -> None:
+            held = self._held[part.conversation, exchange] = anyio.Event()
+            self._report(Held(conversation=part.conversation, exchange=exchange))
+            await held.wait()
+
+        for number, step in enumerate(steps):
+            await anyio.sleep(self._pace_s)
+            await self._step(turn, step, hold if number == held_at else anyio.lowlevel.checkpoint)
+        if not steps and held_at is not None:
+            await hold()
+
+    def release(self, order: Release) -> None:
+        """Let a held exchange go on. Its turn may have ended meanwhile."""
+        held = self._held.pop((order.conversation, order.exchange), None)
+        if held is not None:
+            held.set()
+
+    async def _step(
+        self, turn: TurnContext, step: RecordedStep, pause: Callable[[], Awaitable[None]]
+    ) -> None:
+        """One recorded answer, with a pause half-way: in its last call, or in its text."""
+
+        async def run(action: ActionEvent) -> str:
+            # An action is durable before its effect starts, so this is an acknowledgement too.
+            self._logged(turn, LoggedEvent(0, action))
+            call = recorded[action.provider_call_id or ""]
+            if call is step.calls[-1]:
+                await pause()
+            return call.result
+
+        async def words() -> AsyncIterator[str]:
+            middle = len(step.text) // 2
+            yield step.text[:middle]
+            await pause()
+            yield step.text[middle:]
+
+        recorded = {call.provider_call_id: call for call in step.calls}
+        if step.calls:
+            calls = [ToolCall(c.tool_name, c.arguments, c.provider_call_id) for c in step.calls]
+            for logged in await turn.call_tools(calls, run, text=step.text):
+                self._logged(turn, logged)
+        else:
+            self._logged(turn, await turn.stream(words()))
+
+    def _logged(self, turn: TurnContext, logged: LoggedEvent) -> None:
+        self._report(
+            Logged(
+                conversation=turn.conversation_id,
+                event_id=logged.event.id,
+                seq=logged.seq or None,
+            )
+        )
+
+
+class _Desk:
+    """Takes the orders."""
+
+    def __init__(self, start: Start, player: _Player, report: Callable[[Report], None]) -> None:
+        self._start = start
+        self._player = player
+        self._report = report
+        self._parts = {part.conversation: part for part in start.parts}
+
+    async def work(self, conversations: Conversations, orders_: AsyncIterator[Order]) -> None:
+        """Do as ordered until the orders end; what is under way then is left to the journal."""
+        async with anyio.create_task_group() as group:
+            self._report(Ready())
+            async for order in orders_:
+                match order:
+                    case Send():
+                        group.start_soon(self._send, conversations[order.conversation], order)
+                    case Release():
+                        self._player.release(order)
+                    case GetViews():
+                        views = {name: await conversations[name].view() for name in self._parts}
+                        ids = {name: tuple(e.id for e in view) for name, view in views.items()}
+                        self._report(Views(event_ids=ids))
+                    case Start():
+                        raise ValueError("the worker has been started already")
+            group.cancel_scope.cancel()
+
+    async def _send(self, conversation: Conversation, order: Send) -> None:
+        part, exchange = self._parts[order.conversation], order.exchange
+        message = part.recorded.exchanges[exchange]
+        try:
+            if exchange == 0:
+                await self._open(conversation, part)
+            turn = await conversation.send(
+                message.content,
+                images=[ImageContent(url=url) for url in message.images],
+                message_id=message_id(part.conversation, exchange),
+                on_overlap=order.on_overlap,
+            )
+        except (TurnInProgress, QueueFull) as refused:
+            self._report(
+                Refused(conversation=part.conversation, exchange=exchange, why=str(refused))
+            )
+            return
+        self._report(
+            Accepted(
+                conversation=part.conversation,
+                exchange=exchange,
+                seq=turn.seq,
+                is_duplicate=turn.is_duplicate,
+            )
+        )
+        end = await turn.end()
+        self._report(Ended(conversation=part.conversation, exchange=exchange, outcome=end.outcome))
+
+    async def _open(self, conversation: Conversation, part: Part) -> None:
+        """Begin the log with what was there before the first user message.
+
+        The same ids and the same time after every restart make these the same events.
+        """
+        at = self._start.started_at
+        begin: list[Event] = [
+            AgentMessageEvent(id=f"{part.conversation}/opening/{n}", timestamp=at, content=text)
+            for n, text in enumerate(part.recorded.opening)
+        ]
+        if part.recorded.system_prompt is not None:
+            prompt = part.recorded.system_prompt
+            begin.insert(
+                0,
+                SystemPromptEvent(id=f"{part.conversation}/system", timestamp=at, content=prompt),
+            )
+        for event in begin:
+            seq = (await conversation.append(event)).seq
+            self._report(Logged(conversation=part.conversation, event_id=event.id, seq=seq))
+
+
+async def _read_orders() -> AsyncIterator[Order]:
+    # Abandoned, not waited for, when the worker fails: the read ends with the input, which the
+    # other side closes when it has read of the failure.
+    while line := await anyio.to_thread.run_sync(sys.stdin.buffer.readline, abandon_on_cancel=True):
+        yield orders.validate_json(line)
+
+
+async def _main(report: Callable[[Report], None], journal: Callable[[str], Journal]) -> None:
+    async with aclosing(_read_orders()) as lines:
+        start = await anext(lines)
+        if not isinstance(start, Start):
+            raise TypeError(f"the first order is {start.kind}, not start")
+        player = _Player(start, report)
+        async with Conversations(
+            player,
+            journal=journal(start.db),
+            condenser=RollingCondenser(max_size=start.view_events_max),
+        ) as conversations:
+            await _Desk(start, player, report).work(conversations, lines)
+
+
+def main(journal: Callable[[str], Journal] = SQLiteJournal) -> None:
+    """Run until the standard input ends; `journal` opens a journal file."""
+    # Nothing else may get between the reports, so what prints goes to the standard error.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+
+    def report(one: Report) -> None:
+        out.write(one.model_dump_json().encode() + b"\n")
+        out.flush()
+
+    try:
+        anyio.run(_main, report, journal)
+    except Exception as error:
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        report(Failed(error=type(cause).__name__, why=str(cause)))
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()
