@@ -22,7 +22,14 @@ import anyio
 if TYPE_CHECKING:
     import trio
 
-__all__ = ["OneShot", "checkpoint", "clear_stray_cancellation", "spawn_host", "thread_caller"]
+__all__ = [
+    "OneShot",
+    "checkpoint",
+    "clear_stray_cancellation",
+    "spawn_host",
+    "thread_caller",
+    "uncancel",
+]
 
 T = TypeVar("T")
 
@@ -173,7 +180,12 @@ def clear_stray_cancellation(error: BaseException) -> bool:
         return False
     if anyio.current_effective_deadline() == -math.inf:
         return False
+    uncancel()
+    return True
+
+
+def uncancel() -> None:
+    """Forget that the running task was cancelled natively, however often."""
     if _trio() is None and (task := asyncio.current_task()) is not None:
         while task.cancelling():
             task.uncancel()
-    return True

@@ -10,8 +10,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+
+import anyio
 
 __all__ = ["Ids", "Ports"]
 
@@ -70,6 +72,9 @@ class Ports:
 
     monotonic: Callable[[], float] = time.monotonic
     """Seconds on a clock that never steps; the only one that decides about deadlines and leases."""
+
+    sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    """Wait that many seconds of `monotonic`; a virtual clock brings both."""
 
     now: Callable[[], float] = time.time
     """Wall clock, in seconds since the epoch, UTC; only ever written down, never decided by."""

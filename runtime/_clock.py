@@ -1,0 +1,164 @@
+"""The runtime's one clock task: everything that is due later waits here.
+
+Owns the timers and the deadlines of asks. Deadlines cost next to nothing: asks with the same
+timeout expire in the order they were sent, so each distinct timeout is a FIFO, and only its head
+is on the heap. Nothing else in the package sleeps, so a virtual clock has one task to move.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import anyio
+
+from ._messages import Ask
+from .ports import Ports
+
+__all__ = ["Alarm", "Clock"]
+
+_COMPACT_MIN: Final = 1024
+
+
+class Alarm:
+    """Something that will run at a time, unless it is cancelled before."""
+
+    __slots__ = ("_clock", "run", "when")
+
+    def __init__(self, clock: Clock, when: float, run: Callable[[], None] | None) -> None:
+        self._clock = clock
+        self.when = when
+        self.run = run
+
+    def cancel(self) -> None:
+        if self.run is not None:
+            self.run = None
+            self._clock.sift()
+
+
+class _Deadlines:
+    """Asks that share one timeout, in the order of their deadlines."""
+
+    __slots__ = ("asks", "compact_at", "is_listed")
+
+    def __init__(self) -> None:
+        self.asks: deque[Ask] = deque()
+        self.is_listed = False
+        self.compact_at = _COMPACT_MIN
+
+    def append(self, ask: Ask) -> None:
+        asks = self.asks
+        # Most asks are answered long before their deadline: the answered ones at the head go
+        # first, and when one slow ask at the head hides many, they are sifted out.
+        while asks and asks[0].is_done:
+            asks.popleft()
+        if len(asks) >= self.compact_at:
+            self.asks = asks = deque(ask for ask in asks if not ask.is_done)
+            self.compact_at = max(_COMPACT_MIN, 2 * len(asks))
+        asks.append(ask)
+
+    def expire(self, now: float) -> None:
+        asks = self.asks
+        while asks and (asks[0].is_done or asks[0].deadline <= now):
+            ask = asks.popleft()
+            if not ask.is_done:
+                ask.expire()
+
+
+class Clock:
+    """Runs what is due, in the order of time; what is due together, in the order of arming."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._now = ports.monotonic
+        self._sleep: Callable[[float], Awaitable[None]] = ports.sleep
+        self._heap: list[tuple[float, int, Alarm | float]] = []
+        self._count = 0
+        self._cancelled = 0
+        self._deadlines: dict[float, _Deadlines] = {}
+        self._asleep: anyio.CancelScope | None = None
+        self._wakes_at = -math.inf
+
+    def call_later(self, delay_s: float, run: Callable[[], None]) -> Alarm:
+        alarm = Alarm(self, self._now() + delay_s, run)
+        self._list(alarm.when, alarm)
+        return alarm
+
+    def arm(self, ask: Ask, timeout_s: float) -> None:
+        """Expire the ask when its time is up."""
+        ask.timeout_s = timeout_s
+        ask.deadline = ask.sent_at + timeout_s
+        deadlines = self._deadlines.get(timeout_s)
+        if deadlines is None:
+            deadlines = self._deadlines[timeout_s] = _Deadlines()
+        deadlines.append(ask)
+        if not deadlines.is_listed:
+            deadlines.is_listed = True
+            self._list(ask.deadline, timeout_s)
+
+    @contextmanager
+    def at_most(self, seconds: float) -> Iterator[anyio.CancelScope]:
+        """A scope that is cancelled when the time is up, by this clock."""
+        with anyio.CancelScope() as scope:
+            alarm = self.call_later(seconds, scope.cancel)
+            try:
+                yield scope
+            finally:
+                alarm.cancel()
+
+    def sift(self) -> None:
+        """One alarm was cancelled: it stays on the heap, until such are the greater part."""
+        self._cancelled += 1
+        if self._cancelled >= _COMPACT_MIN and 2 * self._cancelled > len(self._heap):
+            self._heap = [
+                entry
+                for entry in self._heap
+                if not (isinstance(entry[2], Alarm) and entry[2].run is None)
+            ]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
+
+    async def run(self) -> None:
+        """The clock task; ends only by cancellation."""
+        while True:
+            self._run_due()
+            with anyio.CancelScope() as self._asleep:
+                if self._heap:
+                    self._wakes_at = self._heap[0][0]
+                    await self._sleep(max(0.0, self._wakes_at - self._now()))
+                else:
+                    self._wakes_at = math.inf
+                    await anyio.sleep_forever()
+            self._asleep = None
+            self._wakes_at = -math.inf
+
+    def _list(self, when: float, entry: Alarm | float) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (when, self._count, entry))
+        if when < self._wakes_at and self._asleep is not None:
+            self._asleep.cancel()
+
+    def _run_due(self) -> None:
+        now = self._now()
+        while self._heap and self._heap[0][0] <= now:
+            entry = heapq.heappop(self._heap)[2]
+            if isinstance(entry, Alarm):
+                if (run := entry.run) is not None:
+                    entry.run = None
+                    run()
+                else:
+                    self._cancelled -= 1
+            else:
+                self._expire(entry, now)
+
+    def _expire(self, timeout_s: float, now: float) -> None:
+        deadlines = self._deadlines[timeout_s]
+        deadlines.expire(now)
+        if deadlines.asks:
+            self._list(deadlines.asks[0].deadline, timeout_s)
+        else:
+            # Callers may compute their timeouts: a value nobody uses any more is forgotten.
+            del self._deadlines[timeout_s]

@@ -1,0 +1,106 @@
+"""The event stream: typed publish and subscribe, inside one process.
+
+Publishing never waits and never fails. Each subscription has a bounded buffer; when its reader is
+too slow the oldest events go, and it says how many it missed. Nothing is kept for later
+subscribers. All of it belongs to the runtime's loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from ._backend import OneShot
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = ["EventStream", "Subscription"]
+
+E = TypeVar("E")
+
+
+class Subscription(Generic[E]):
+    """What a subscriber reads: `with` it, and iterate. One reader."""
+
+    def __init__(self, stream: EventStream, kind: type[E], buffer_max: int) -> None:
+        self.missed = 0
+        """How many events went by because the buffer was full."""
+        self._stream = stream
+        self._kind = kind
+        self._buffer: deque[E] = deque(maxlen=buffer_max)
+        self._gate: OneShot[None] | None = None
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        self._stream.add(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """No more events; what is buffered can still be read, then the iteration ends."""
+        self._is_closed = True
+        self._stream.remove(self)
+        self._wake()
+
+    def offer(self, event: object) -> None:
+        if isinstance(event, self._kind):
+            if len(self._buffer) == self._buffer.maxlen:
+                self.missed += 1
+            self._buffer.append(event)
+            self._wake()
+
+    def __aiter__(self) -> AsyncIterator[E]:
+        return self
+
+    async def __anext__(self) -> E:
+        while not self._buffer:
+            if self._is_closed:
+                raise StopAsyncIteration
+            self._gate = OneShot()
+            try:
+                await self._gate.wait()
+            finally:
+                self._gate = None
+        return self._buffer.popleft()
+
+    def _wake(self) -> None:
+        if self._gate is not None:
+            self._gate.set(None)
+
+
+class EventStream:
+    """Where the runtime publishes its reports, and anyone may publish."""
+
+    def __init__(self) -> None:
+        # A tuple, replaced as a whole: publishing iterates while subscribers come and go.
+        self._subscriptions: tuple[Subscription[Any], ...] = ()  # each its own kind
+
+    def subscribe(self, kind: type[E], *, buffer_max: int = 1024) -> Subscription[E]:
+        """Events of this type, and of its subtypes, from the moment the `with` is entered."""
+        return Subscription(self, kind, buffer_max)
+
+    def publish(self, event: object) -> None:
+        for subscription in self._subscriptions:
+            subscription.offer(event)
+
+    def add(self, subscription: Subscription[E]) -> None:
+        self._subscriptions = (*self._subscriptions, subscription)
+
+    def remove(self, subscription: Subscription[E]) -> None:
+        self._subscriptions = tuple(
+            each for each in self._subscriptions if each is not subscription
+        )
+
+    def close(self) -> None:
+        """Let every reader come to its end."""
+        for subscription in self._subscriptions:
+            subscription.close()

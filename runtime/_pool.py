@@ -1,0 +1,299 @@
+"""The workers: a few tasks that run many actors, so that an idle actor needs none.
+
+Owns the queue of jobs that are ready, and the workers that take them. A job is stepped
+synchronously; only when it has to wait does it take its worker with it, and then another worker
+looks after the queue. So there are as many tasks as jobs that wait for something, plus one.
+
+Invariants, each kept without an await:
+
+1. While a job is ready, exactly one worker is the *runner*: it is looking at the queue, or has
+   been woken to do so.
+2. A job is in the queue, in the hands of one worker, or at rest. Never two of these.
+3. A native cancellation that nobody here asked for ends at most the worker it hit; the runner's
+   office passes on.
+
+Workers are shielded: only `Worker.kill` and `Pool.close` cancel them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Final, Protocol, TypeAlias
+
+import anyio
+from anyio.abc import TaskGroup
+
+from ._backend import OneShot, checkpoint, clear_stray_cancellation
+
+__all__ = ["Host", "Job", "Pool", "Resident", "Step", "Worker"]
+
+_PARKED_MAX: Final = 256
+_STEPS_MAX: Final = 16
+
+Step: TypeAlias = bool | Coroutine[Any, Any, bool]
+"""What one step of a job came to: whether the job is to be stepped again, when others had their
+turn; or the rest of the step, which has to wait, with the same result. (Any: nothing is sent to a
+coroutine here, and what it yields is its backend's.)"""
+
+
+class Host(Protocol):
+    """The task that has a job in its hands, as the job sees it."""
+
+    @property
+    def is_killed(self) -> bool: ...
+
+    def kill(self) -> None: ...
+
+    def desert(self) -> None: ...
+
+
+class Job(Protocol):
+    """Something that workers run a step at a time."""
+
+    worker: Host | None
+
+    def step(self) -> Step: ...
+
+    async def after_kill(self) -> bool:
+        """Its worker was cancelled under it; whether it is to be stepped again."""
+        ...
+
+
+class Worker:
+    """One task of the pool."""
+
+    __slots__ = ("_gate", "_pool", "_scope", "job")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._gate: OneShot[None] = OneShot()
+        self._scope = anyio.CancelScope(shield=True)
+        self.job: Job | None = None
+
+    def wake(self) -> None:
+        self._gate.set(None)
+
+    def kill(self) -> None:
+        """Cancel whatever this worker waits for."""
+        self._scope.cancel()
+
+    @property
+    def is_killed(self) -> bool:
+        return self._scope.cancel_called
+
+    def desert(self) -> None:
+        """Leave it alone with a job that will not end."""
+        self.job = None
+
+    async def main(self) -> None:
+        pool = self._pool
+        try:
+            while not pool.is_closed:
+                with self._scope:
+                    await self._serve_uncancelled()
+                    if self.job is None:
+                        return
+                # The job was cancelled under us: by `kill`, or natively by some library.
+                self._scope = anyio.CancelScope(shield=True)
+                job = self.job
+                if job is not None and not pool.is_closed:
+                    with self._scope:
+                        again = await job.after_kill()
+                        self._let_go(job, again=again)
+        except BaseException:
+            # KeyboardInterrupt, SystemExit or a bug of ours: the group is about to cancel our
+            # siblings, who are shielded from it.
+            pool.close()
+            raise
+        finally:
+            pool.forget(self)
+
+    async def _serve_uncancelled(self) -> None:
+        try:
+            await self._serve()
+        except BaseException as error:
+            if not clear_stray_cancellation(error):
+                raise
+
+    async def _serve(self) -> None:
+        """Run jobs until there is one worker too many."""
+        pool = self._pool
+        ready = pool.ready
+        steps = 0
+        while True:
+            while pool.runner is self and ready:
+                job = ready.popleft()
+                step = job.step()
+                if step is False:
+                    steps += 1
+                elif step is True:
+                    ready.append(job)
+                    steps = _STEPS_MAX
+                else:
+                    self.job = job
+                    job.worker = self
+                    pool.resign(self)
+                    again = await step
+                    self._let_go(job, again=again)
+                    steps = _STEPS_MAX
+                if steps >= _STEPS_MAX and ready:
+                    steps = 0
+                    await checkpoint()
+            if pool.runner is self:
+                pool.runner = None
+            if len(pool.parked) >= _PARKED_MAX:
+                return
+            self._gate = OneShot()
+            pool.parked.append(self)
+            try:
+                await self._gate.wait()
+            finally:
+                if self in pool.parked:  # cancelled, not elected
+                    pool.parked.remove(self)
+
+    def _let_go(self, job: Job, *, again: bool) -> None:
+        if self.job is not job:
+            return  # it was taken from us while it would not stop
+        self.job = job.worker = None
+        pool = self._pool
+        if again:
+            pool.ready.append(job)
+        if pool.runner is None:
+            pool.runner = self
+
+
+class Resident:
+    """A task for one job alone, for as long as the job lives.
+
+    What the job opens with `async with` in one step it may close in another: it is the same task.
+    """
+
+    __slots__ = ("_gate", "_is_over", "_pool", "_scope", "job")
+
+    def __init__(self, pool: Pool, job: Job) -> None:
+        self._pool = pool
+        self._gate: OneShot[None] = OneShot()
+        self._scope = anyio.CancelScope(shield=True)
+        self._is_over = False
+        self.job = job
+
+    def wake(self) -> None:
+        self._gate.set(None)
+
+    def end(self) -> None:
+        """The job is over; the task ends after the step it is at."""
+        self._is_over = True
+        self._gate.set(None)
+
+    def kill(self) -> None:
+        self._scope.cancel()
+
+    @property
+    def is_killed(self) -> bool:
+        return self._scope.cancel_called
+
+    def desert(self) -> None:
+        self._is_over = True
+
+    async def main(self) -> None:
+        pool = self._pool
+        try:
+            while not self._done():
+                try:
+                    with self._scope:
+                        await self._serve()
+                except BaseException as error:
+                    if not clear_stray_cancellation(error):
+                        raise
+                self._scope = anyio.CancelScope(shield=True)
+                if not self._done():
+                    with self._scope:
+                        if await self.job.after_kill():
+                            self._gate.set(None)
+        except BaseException:
+            pool.close()
+            raise
+        finally:
+            pool.workers.pop(self, None)
+
+    def _done(self) -> bool:
+        return self._is_over or self._pool.is_closed
+
+    async def _serve(self) -> None:
+        while not self._is_over:
+            self._gate = OneShot()
+            again: Step = True
+            while again is not False and not self._is_over:
+                again = self.job.step()
+                if again is True:
+                    await checkpoint()
+                elif again is not False:
+                    again = await again
+            if not self._is_over:
+                await self._gate.wait()
+
+
+class Pool:
+    """Runs what is submitted, with as many workers as have something to wait for."""
+
+    def __init__(self) -> None:
+        self.ready: deque[Job] = deque()
+        self.parked: list[Worker] = []
+        self.runner: Worker | None = None
+        self.workers: dict[Worker | Resident, None] = {}
+        self.is_closed = False
+        self._tasks: TaskGroup | None = None
+
+    def open(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        if self.ready:
+            self._elect()
+
+    def submit(self, job: Job) -> None:
+        """Step the job soon. Never waits."""
+        self.ready.append(job)
+        if self.runner is None:
+            self._elect()
+
+    def resign(self, worker: Worker) -> None:
+        """The runner has to wait for its job; another one looks after the queue."""
+        assert self.runner is worker, f"{worker} resigned an office it does not hold"
+        self.runner = None
+        if self.ready:
+            self._elect()
+
+    def forget(self, worker: Worker) -> None:
+        """A worker's task ends."""
+        self.workers.pop(worker, None)
+        if worker in self.parked:
+            self.parked.remove(worker)
+        if self.runner is worker:
+            self.runner = None
+            if self.ready:
+                self._elect()
+
+    def close(self) -> None:
+        """Cancel all workers, with whatever they have in hand."""
+        self.is_closed = True
+        for worker in tuple(self.workers):
+            worker.kill()
+
+    def settle(self, job: Job) -> Resident:
+        """Give the job a task of its own."""
+        assert self._tasks is not None, "the runtime has not been entered"
+        resident = Resident(self, job)
+        self.workers[resident] = None
+        self._tasks.start_soon(resident.main)
+        return resident
+
+    def _elect(self) -> None:
+        if self.is_closed:
+            return
+        if self.parked:
+            self.runner = self.parked.pop()
+            self.runner.wake()
+        elif self._tasks is not None:
+            self.runner = worker = Worker(self)
+            self.workers[worker] = None
+            self._tasks.start_soon(worker.main)

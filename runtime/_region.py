@@ -1,0 +1,205 @@
+"""A region: a directory of keyed actors, activated on first message and passivated when idle.
+
+Owns the directory and the order in which its actors came to rest. A million known keys cost
+nothing: a key that is not active is not in the directory, and a ref to it is a name.
+
+Invariants, each kept without an await:
+
+1. At most one cell per key. It is in the directory from before its first message until its
+   mailbox was seen empty, after its clean-up, in the same step; so mail lands in it or in its
+   successor, and never between the two.
+2. The idle ones are listed in the order in which they came to rest, and nothing else is.
+3. Restarts are counted per key. One that fails too often is refused for a while, and the others
+   never notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, cast
+
+from typing_extensions import TypeVar
+
+from ._cell import After, Cell, Phase, Spec
+from ._messages import Order
+from ._ref import Ref
+from ._reports import RegionOverflow, Terminated
+from ._supervision import Directive, RestartLog, Supervision
+from ._supervisor import Child, Supervisor, Verdict
+
+if TYPE_CHECKING:
+    from ._actor import Actor
+    from ._clock import Alarm
+    from ._system import System
+
+__all__ = ["Region"]
+
+# Any: whoever does not say which messages an actor takes is not checked for it.
+M = TypeVar("M", default=Any)
+
+
+class Region(Supervisor, Generic[M]):
+    """Keyed actors. `region[key]` is a ref; its first message activates the actor."""
+
+    def __init__(
+        self,
+        system: System,
+        name: str,
+        factory: Callable[[str], Actor[M]],
+        *,
+        parent: Supervisor,
+        spec: Spec,
+        supervision: Supervision,
+        context: Context,
+        idle_s: float | None,
+        active_max: int | None,
+        refuse_s: float,
+    ) -> None:
+        super().__init__(system, name, supervision, parent=parent)
+        self._factory = factory
+        self._spec = spec
+        self._context = context
+        self._idle_s = idle_s
+        self._active_max = active_max
+        self._refuse_s = refuse_s
+        self._cells = cast("dict[str, Cell]", self.children)  # a region has actors only
+        self._idle: dict[str, float] = {}
+        self._sweep_alarm: Alarm | None = None
+        self._watchers: dict[str, dict[Ref[Any], None]] = {}
+        # Where refs to keys that are not active point: a cell that has ended.
+        self._nowhere = Cell(system, name, self._no_actor, spec, self, base_context=context)
+        self._nowhere.phase = Phase.ENDED
+        self._nowhere.is_parked = self._nowhere.at_rest = False
+        self._nowhere.capacity = 0
+
+    def __getitem__(self, key: str) -> Ref[M]:
+        return Ref(self._cells.get(key, self._nowhere), self, key)
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The keys that are active, in the order of their activation."""
+        return tuple(self._cells)
+
+    async def passivate(self, key: str) -> bool:
+        """Passivate an actor now, if it is idle; whether it has gone."""
+        cell = self._cells.get(key)
+        if cell is None:
+            return True
+        if key not in self._idle:
+            return False
+        settled = cell.when_settled()
+        self._passivate(cell)
+        await settled.wait()
+        return cell.phase is Phase.ENDED
+
+    async def stop_actor(self, key: str) -> None:
+        """Stop an active actor and hand back its mail; the next message activates it anew."""
+        if (cell := self._cells.get(key)) is not None:
+            await cell.stop("it was told to")
+
+    # --- the directory ---------------------------------------------------------------------------
+
+    def activate(self, key: str) -> Cell:
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = Cell(
+                self._system,
+                f"{self.name}/{key}",
+                partial(self._factory, key),
+                self._spec,
+                self,
+                base_context=self._context,
+                region=self,
+                key=key,
+            )
+            self._cells[key] = cell
+            if self._system.is_closing:
+                cell.is_parked = False
+            self._make_room()
+        return cell
+
+    def ended(self, child: Child) -> None:
+        assert isinstance(child, Cell), f"{child} is no actor"
+        self._idle.pop(child.key, None)
+        super().ended(child)
+
+    def woke(self, cell: Cell) -> None:
+        self._idle.pop(cell.key, None)
+
+    def rests(self, cell: Cell) -> None:
+        self._idle.pop(cell.key, None)
+        self._idle[cell.key] = self._system.now()
+        if self._idle_s is not None and self._sweep_alarm is None:
+            self._sweep_alarm = self._system.clock.call_later(self._idle_s, self._sweep)
+        if self._active_max is not None and len(self._cells) > self._active_max:
+            self._passivate(self._cells[next(iter(self._idle))])
+
+    # --- passivation -----------------------------------------------------------------------------
+
+    def _passivate(self, cell: Cell) -> None:
+        """Claim an idle actor. Mail that comes from now on lands in the cell, and is found."""
+        del self._idle[cell.key]
+        cell.give_order(Order("passivate"))
+
+    def _make_room(self) -> None:
+        """One more is active: the one that is idle longest goes. Nobody waits for room here."""
+        if self._active_max is None or len(self._cells) <= self._active_max:
+            return
+        if self._idle:
+            self._passivate(self._cells[next(iter(self._idle))])
+        else:
+            self._system.report(RegionOverflow(self.name, len(self._cells), self._active_max))
+
+    def _sweep(self) -> None:
+        self._sweep_alarm = None
+        assert self._idle_s is not None, "a region that sweeps has an idle time"
+        now = self._system.now()
+        while self._idle:
+            key, since = next(iter(self._idle.items()))
+            if since + self._idle_s > now:
+                wait_s = since + self._idle_s - now
+                self._sweep_alarm = self._system.clock.call_later(wait_s, self._sweep)
+                return
+            self._passivate(self._cells[key])
+
+    # --- failures --------------------------------------------------------------------------------
+
+    def judge(self, child: Child, error: BaseException) -> Verdict:
+        if child.own_log is None:
+            child.own_log = RestartLog(self.supervision)
+        directive, found = self._decide(child, child.own_log, error)
+        if directive is Directive.ESCALATE and found is not error:
+            return After.REFUSE, self._refuse_s
+        if directive is Directive.ESCALATE:
+            self._fail(error)
+            return After.HOLD, 0.0
+        return self._carry_out(child, directive, self.supervision)
+
+    async def stop_children(self, reason: str) -> None:
+        """The actors of a region know no order: all of them stop at once."""
+        cells = tuple(self._cells.values())
+        for cell in cells:
+            cell.request_stop(reason)
+        for cell in cells:
+            await cell.stop(reason)
+
+    # --- watching --------------------------------------------------------------------------------
+
+    def watch(self, key: str, watcher: Ref[Terminated]) -> None:
+        self._watchers.setdefault(key, {})[watcher] = None
+
+    def unwatch(self, key: str, watcher: Ref[Terminated]) -> None:
+        if (watchers := self._watchers.get(key)) is not None:
+            watchers.pop(watcher, None)
+            if not watchers:
+                del self._watchers[key]
+
+    def watchers_of(self, key: str) -> tuple[Ref[Any], ...]:
+        """Those to be told that the actor of this key has died; they are told once."""
+        return tuple(self._watchers.pop(key, ()))
+
+    @staticmethod
+    def _no_actor() -> Actor[Any]:
+        raise AssertionError("a key that is not active has no actor")

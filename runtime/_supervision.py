@@ -1,0 +1,117 @@
+"""What is done about a failure: pure decisions, no tasks.
+
+A supervisor decides by exception, looking inside exception groups; counts restarts with OTP's
+arithmetic (more than N within a sliding window of T is too many); and spaces them by a backoff
+that grows, jitters, and starts over after a quiet period. `_supervisor.py` carries it out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, TypeAlias
+
+__all__ = ["Backoff", "Directive", "RestartLog", "Strategy", "Supervision", "leaves"]
+
+
+class Directive(Enum):
+    RESUME = "resume"
+    """Go on with the next message, state as it is."""
+    RESTART = "restart"
+    """Go on with a new actor; its mail is kept, in order."""
+    STOP = "stop"
+    """Stop it; its mail is handed back."""
+    ESCALATE = "escalate"
+    """Not mine to decide: the supervisor itself fails with the error."""
+
+
+Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before the n-th restart in a row."""
+
+    first_s: float = 0.05
+    factor: float = 2.0
+    max_s: float = 10.0
+    jitter: float = 0.2
+    """The share of the delay that is drawn: 0.2 is anything from 80 to 120 percent."""
+    reset_s: float = 60.0
+    """After so long without a failure the next restart is a first one again."""
+
+    def delay_s(self, attempt: int, random: random.Random) -> float:
+        """Before restart number `attempt`, counted from 0."""
+        # The exponent is bounded, for a float overflows at 1024 doublings.
+        plain = min(self.first_s * self.factor ** min(attempt, 64), self.max_s)
+        return plain * (1 + self.jitter * (2 * random.random() - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """How failures are answered.
+
+    `rules` are asked in order; the first whose type matches decides, else `otherwise`. `Refused`
+    raised by a handler is an answer, not a failure, and never gets here.
+    """
+
+    rules: tuple[tuple[type[BaseException], Directive], ...] = ()
+    otherwise: Directive = Directive.RESTART
+    strategy: Strategy = "one_for_one"
+    restarts_max: int = 5
+    window_s: float = 30.0
+    backoff: Backoff = field(default_factory=Backoff)
+
+    def directive(self, error: BaseException) -> Directive:
+        """The first rule that matches the error, or any error inside a group, decides."""
+        found = tuple(leaves(error))
+        for kind, directive in self.rules:
+            if isinstance(error, kind) or any(isinstance(leaf, kind) for leaf in found):
+                return directive
+        return self.otherwise
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors inside a group, however deep; an error that is no group is its own leaf."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+@dataclass(slots=True)
+class RestartLog:
+    """When restarts happened, as far back as the arithmetic looks."""
+
+    supervision: Supervision
+    attempt: int = 0
+    _times: deque[float] = field(default_factory=deque)
+    _last: float = float("-inf")
+
+    def is_too_many(self, now: float) -> bool:
+        """Count one restart at `now`; whether it is one more than the window allows."""
+        times = self._times
+        times.append(now)
+        while times[0] < now - self.supervision.window_s:
+            times.popleft()
+        return len(times) > self.supervision.restarts_max
+
+    def delay_s(self, now: float, random: random.Random) -> float:
+        """How long to wait before the restart that is due now."""
+        backoff = self.supervision.backoff
+        if now - self._last > backoff.reset_s:
+            self.attempt = 0
+        delay = backoff.delay_s(self.attempt, random)
+        self.attempt += 1
+        # Quiet is counted from when the restart takes effect, not from the failure.
+        self._last = now + delay
+        return delay
+
+    def forget(self) -> None:
+        """Start over: what was counted has been escalated."""
+        self._times.clear()
+        self.attempt = 0

@@ -1,0 +1,177 @@
+"""The per-message path: one turn of one actor.
+
+A turn takes what waits, in order, until nothing is left, the neighbours are due, the handler has
+to wait for something, or it raises. It runs inside the actor's context, in its owner's task, and
+never waits itself: `_cell.py` decides what follows from how it ended.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final
+
+from ._messages import Ask, Delivery, Firing, Order
+from .errors import Refused
+
+if TYPE_CHECKING:
+    from ._cell import Cell
+
+__all__ = ["Outcome", "leave_trace", "run_batch", "run_turn"]
+
+# Fairness. 512 messages a turn: a neighbour's ask takes 7.7 ms under a flood; 8: 0.16 ms.
+_TURN_MESSAGES: Final = 16
+_TURN_S: Final = 0.001
+
+
+class Outcome(Enum):
+    """What a turn came to."""
+
+    EMPTY = "no mail is left"
+    SPENT = "it is the neighbours' turn"
+    SUSPENDED = "the handler waits for something"
+    FAILED = "the handler raised"
+    ORDERED = "the runtime wants something of the actor"
+
+
+def run_turn(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, without calls
+    """Handle what waits, one message after the other."""
+    actor = cell.actor
+    assert actor is not None, f"{cell.name} has a turn before it was started"
+    receive = actor.receive
+    now = cell.system.now
+    began = now()
+    until = began + _TURN_S
+    handled = 0
+    ask: Ask | None = None
+    try:
+        while True:
+            if cell.control:
+                item = cell.control.popleft()
+            elif cell.mail:
+                item = cell.mail.popleft()
+                if cell.waiting is not None:
+                    cell.admit()
+            else:
+                return Outcome.EMPTY
+
+            if type(item) is tuple:
+                message, _, trace = item
+                ask = None
+            elif type(item) is Ask:
+                if item.is_done:  # its asker has left, or its deadline has passed
+                    continue
+                item.is_started = True
+                message = item.message
+                trace = item.trace
+                ask = item
+            elif type(item) is Firing:
+                if not item.take():
+                    continue
+                message, trace = item.message, None
+                ask = None
+            else:
+                assert isinstance(item, Order), f"{item} lay in the mailbox of {cell.name}"
+                cell.order = item
+                return Outcome.ORDERED
+
+            handled += 1
+            cell.current = ask
+            if trace is not None:
+                enter_trace(cell, message, trace)
+            try:
+                result = receive(message)
+                if type(result) is CoroutineType:
+                    if cell.spec.is_resident:  # it runs in a scope of its own, from its start
+                        handled -= 1
+                        return cell.suspend(result)
+                    try:
+                        yielded = result.send(None)
+                    except StopIteration as stop:
+                        result = stop.value
+                    else:
+                        handled -= 1
+                        return cell.suspend(result, yielded)
+            except Refused as refusal:  # an answer, not a failure
+                if ask is not None:
+                    ask.fail(refusal)
+            else:
+                # `defer` has cleared `current`: the answer comes later.
+                if ask is not None and cell.current is ask:
+                    ask.set(result)
+            if trace is not None:
+                leave_trace(cell, None)
+
+            if handled >= _TURN_MESSAGES or now() >= until:
+                return Outcome.SPENT
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: Cell.as_failure
+        cell.error = error
+        return Outcome.FAILED
+    finally:
+        if handled > 0:
+            cell.handled += handled
+            cell.traits.stats.record((now() - began) / handled, handled)
+
+
+def run_batch(cell: Cell) -> Outcome:
+    """Hand over what waits, at most `batch_max` messages at once."""
+    actor = cell.actor
+    assert actor is not None, f"{cell.name} has a turn before it was started"
+    deliveries: list[Delivery[Any]] = []
+    asks: list[Ask] = []
+    trace: object = None
+    while len(deliveries) < actor.batch_max and (item := cell.pop()) is not None:
+        if isinstance(item, Order):
+            if deliveries:  # this batch first: it was taken already
+                cell.push_control(item, first=True)
+                break
+            cell.order = item
+            return Outcome.ORDERED
+        if isinstance(item, tuple):
+            message, _, trace = item
+            deliveries.append(Delivery(cell, message, None))
+        elif isinstance(item, Ask):
+            if not item.is_done:
+                item.is_started = True
+                asks.append(item)
+                trace = item.trace
+                deliveries.append(Delivery(cell, item.message, item))
+        elif item.take():
+            deliveries.append(Delivery(cell, item.message, None))
+    if not deliveries:
+        return Outcome.EMPTY
+
+    cell.batch = asks
+    if trace is not None:
+        enter_trace(cell, deliveries[-1].message, trace)
+    coroutine = actor.receive_batch(deliveries)
+    if cell.spec.is_resident:
+        return cell.suspend(coroutine, count=len(deliveries))
+    now = cell.system.now
+    began = now()
+    try:
+        yielded = coroutine.send(None)
+    except StopIteration:
+        count = len(deliveries)
+        cell.handled += count
+        cell.traits.stats.record((now() - began) / count, count)
+        cell.answered(None)
+        return Outcome.SPENT
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: Cell.as_failure
+        cell.error = error
+        return Outcome.FAILED
+    return cell.suspend(coroutine, yielded, count=len(deliveries))
+
+
+def enter_trace(cell: Cell, message: object, trace: object) -> None:
+    if (tracing := cell.system.tracing) is not None:
+        tracing.enter(cell, message, trace)
+
+
+def leave_trace(cell: Cell, error: BaseException | None) -> None:
+    if (tracing := cell.system.tracing) is not None:
+        tracing.leave(cell, error)

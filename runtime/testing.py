@@ -1,0 +1,106 @@
+"""Testing code that is made of actors: a virtual clock, a probe, and a check for leaks.
+
+1. It owns nothing of the runtime's; it only uses what the runtime exports.
+2. `VirtualClock` moves when it is told to, and everything due runs in the order of time; `Probe`
+   keeps what it was sent, in order; `no_leaks` fails when actors that were spawned inside it are
+   still there when it is left.
+3. It does not make the order of tasks deterministic.
+4. All of it runs in the loop of the test.
+5. Nothing survives; nothing needs to.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from ._actor import Actor
+from ._backend import OneShot
+from ._runtime import Runtime, cells_of
+from .ports import Ports
+
+__all__ = ["Probe", "VirtualClock", "no_leaks", "settle"]
+
+M = TypeVar("M")
+
+_SETTLE_STEPS = 20
+
+
+async def settle() -> None:
+    """Wait until every other task waits for something."""
+    # anyio looks again after a tenth of a second of real time; these steps make the first look
+    # find nothing running.
+    for _ in range(_SETTLE_STEPS):
+        await checkpoint()
+    await anyio.wait_all_tasks_blocked()
+
+
+class VirtualClock:
+    """Time that passes when `advance` says so. Hand its `ports()` to the runtime."""
+
+    def __init__(self, start: float = 1_000.0) -> None:
+        self._now = start
+        self._sleepers: list[tuple[float, int, OneShot[None]]] = []
+        self._count = 0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        gate: OneShot[None] = OneShot()
+        self._count += 1
+        heapq.heappush(self._sleepers, (self._now + seconds, self._count, gate))
+        await gate.wait()
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass; returns when all that was due has run, and waits again."""
+        until = self._now + seconds
+        await settle()
+        while self._sleepers and self._sleepers[0][0] <= until:
+            when, _, gate = heapq.heappop(self._sleepers)
+            self._now = max(self._now, when)
+            gate.set(None)
+            await settle()
+        self._now = until
+
+    def ports(self) -> Ports:
+        """The real world, but for time."""
+        return Ports(monotonic=self.monotonic, sleep=self.sleep, now=self.monotonic)
+
+
+class Probe(Actor[M], Generic[M]):
+    """An actor that keeps what it is sent, and answers as it is told to."""
+
+    def __init__(self, answer: Callable[[M], object] | None = None) -> None:
+        self.received: list[M] = []
+        self._answer = answer
+        self._gate: OneShot[None] | None = None
+
+    def receive(self, message: M) -> object:
+        self.received.append(message)
+        if self._gate is not None:
+            self._gate.set(None)
+        return None if self._answer is None else self._answer(message)
+
+    async def wait_for(self, count: int) -> list[M]:
+        """The first `count` messages, once there are so many."""
+        while len(self.received) < count:
+            self._gate = OneShot()
+            await self._gate.wait()
+        return self.received[:count]
+
+
+@contextmanager
+def no_leaks(runtime: Runtime) -> Iterator[None]:
+    """Fail when an actor that was started inside is still there afterwards."""
+    root = runtime._root  # noqa: SLF001 - same package
+    before = {cell.name for cell in cells_of(root)}
+    yield
+    leaked = [cell.name for cell in cells_of(root) if cell.name not in before]
+    if leaked:
+        raise AssertionError(f"{len(leaked)} actors were not stopped: {', '.join(leaked)}")
