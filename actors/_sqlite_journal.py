@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 import anyio
@@ -129,12 +128,7 @@ class SQLiteJournal:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self._leave()
 
     async def _own(self) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from turnkeeper.runtime import Refused, Unavailable
+from turnkeeper.runtime import TurnkeeperError
 
 from ._job_thread import Job
 from ._record_chain import first_mark, log_number, next_mark, seal
@@ -80,7 +80,7 @@ class SQLiteReader:
             assert isinstance(job, Read)
             try:
                 job.settle(self.do(job.apply))
-            except (Refused, Unavailable) as error:
+            except TurnkeeperError as error:
                 job.refuse(error)
 
     def do(self, apply: Callable[[SQLiteReader], T]) -> T:
@@ -121,7 +121,7 @@ class SQLiteReader:
             state = self._state
             try:
                 result = self._in_transaction(apply)
-            except (sqlite3.Error, Refused):
+            except (sqlite3.Error, TurnkeeperError):
                 if not self._is_immutable(state) or self._look() == state:
                     raise
             else:

@@ -24,14 +24,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 from zlib import crc32
 
-from turnkeeper.runtime import (
-    InvariantViolation,
-    OutcomeUnknown,
-    OwnershipLost,
-    Ports,
-    Refused,
-    Unavailable,
-)
+from turnkeeper.runtime import InvariantViolation, Ports, TurnkeeperError
 
 from ._job_thread import Job
 from ._record_chain import first_mark, log_number, next_mark, seal
@@ -68,12 +61,9 @@ _MOVE_TAILS = _many(
     ") WHERE id = column1 AND epoch = column2 AND head = column3",
 )
 
-# What a job is answered with as it is.
-_ANSWERS = (Refused, OwnershipLost, Unavailable, OutcomeUnknown, InvariantViolation)
-
 # What is wrong with one job alone, and says nothing about the file.
 _FAULTS_OF_ONE = (
-    *_ANSWERS,
+    TurnkeeperError,
     sqlite3.IntegrityError,
     sqlite3.DataError,
     sqlite3.InterfaceError,
@@ -295,7 +285,7 @@ class SQLiteWriter:
                     job.refuse(self._lost())
             except _FAULTS_OF_ONE as error:
                 self._undo()
-                job.refuse(error if isinstance(error, _ANSWERS) else _bug(error))
+                job.refuse(error if isinstance(error, TurnkeeperError) else _bug(error))
             except sqlite3.DatabaseError as error:
                 if error_code(error) != sqlite3.SQLITE_CORRUPT:
                     raise
@@ -557,7 +547,7 @@ def find_entry(connection: sqlite3.Connection, tail: Tail, seq: int) -> int:
     return int(row[0])
 
 
-_FIND_MARK = CHAIN + "SELECT e.mark FROM chain c JOIN event e ON e.id = c.id WHERE c.seq = :first"
+_FIND_MARK = f"{CHAIN} SELECT e.mark FROM chain c JOIN event e ON e.id = c.id WHERE c.seq = :first"  # noqa: S608 - our own text
 
 
 def find_mark(connection: sqlite3.Connection, tail: Tail, seq: int) -> int | None:
