@@ -95,12 +95,13 @@ class Worker:
                     if self.job is None:
                         return
                 # The job was cancelled under us: by `kill`, or natively by some library.
-                self._scope = anyio.CancelScope(shield=True)
                 job = self.job
                 if job is not None and not pool.is_closed:
-                    with self._scope:
+                    with anyio.CancelScope(shield=True) as self._scope:
                         again = await job.after_kill()
                         self._let_go(job, again=again)
+                # A scope is entered once, and what was killed stays killed.
+                self._scope = anyio.CancelScope(shield=True)
         except BaseException:
             # KeyboardInterrupt, SystemExit or a bug of ours: the group is about to cancel our
             # siblings, who are shielded from it.
