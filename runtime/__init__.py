@@ -44,7 +44,7 @@ from .errors import (
     TurnkeeperError,
     Unavailable,
 )
-from .ports import Ids, Ports
+from .ports import Ids, Ports, format_id
 
 __all__ = [
     "Actor",
@@ -94,5 +94,6 @@ __all__ = [
     "Unavailable",
     "add_actor",
     "bind_log",
+    "format_id",
     "thread_caller",
 ]

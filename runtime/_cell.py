@@ -463,7 +463,7 @@ class Cell(MailQueue):
         if host is not None and host.is_killed:
             if rest is not None:
                 self.system.report(Failure(self.name, rest, "its cancellation goes on"))
-            raise error
+            raise next(leaf for leaf in found if isinstance(leaf, cancelled))
         # Nobody here cancelled it: some library did so natively, or a scope that the actor itself
         # holds open was cancelled. Either way it is this actor's failure, and nobody else's.
         uncancel()
@@ -545,13 +545,16 @@ class Cell(MailQueue):
         return self._proceed()
 
     async def _end_offspring(self) -> None:
+        """End its effects and children. Shielded; each of them is bounded by itself."""
         for effect in tuple(self.effects or ()):
             effect.cancel()
-        for effect in tuple(self.effects or ()):
-            await effect.ended()
-        if self.children is not None:
-            await self.children.stop_children("its parent has stopped")
-            self.children = None
+        if self.effects or self.children is not None:
+            with anyio.CancelScope(shield=True):
+                for effect in tuple(self.effects or ()):
+                    await effect.ended()
+                if self.children is not None:
+                    await self.children.stop_children("its parent has stopped")
+                    self.children = None
 
     async def _run_last_hook(self, actor: Actor[Any]) -> None:
         is_restart = self.after in (After.START, After.BACK_OFF, After.HOLD)

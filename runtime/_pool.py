@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from ._backend import OneShot, checkpoint, clear_stray_cancellation
+from ._backend import OneShot, checkpoint, clear_stray_cancellation, uncancel
 
 __all__ = ["Host", "Job", "Pool", "Resident", "Step", "Worker"]
 
@@ -90,18 +90,11 @@ class Worker:
         pool = self._pool
         try:
             while not pool.is_closed:
-                with self._scope:
+                # A scope is used once: each turn of this loop but the first comes after a kill.
+                with anyio.CancelScope(shield=True) as self._scope:
                     await self._serve_uncancelled()
                     if self.job is None:
                         return
-                # The job was cancelled under us: by `kill`, or natively by some library.
-                job = self.job
-                if job is not None and not pool.is_closed:
-                    with anyio.CancelScope(shield=True) as self._scope:
-                        again = await job.after_kill()
-                        self._let_go(job, again=again)
-                # A scope is entered once, and what was killed stays killed.
-                self._scope = anyio.CancelScope(shield=True)
         except BaseException:
             # KeyboardInterrupt, SystemExit or a bug of ours: the group is about to cancel our
             # siblings, who are shielded from it.
@@ -112,6 +105,10 @@ class Worker:
 
     async def _serve_uncancelled(self) -> None:
         try:
+            if (job := self.job) is not None:
+                # It was cancelled under us: by `kill`, or natively by some library.
+                again = await job.after_kill()
+                self._let_go(job, again=again)
             await self._serve()
         except BaseException as error:
             if not clear_stray_cancellation(error):
@@ -200,18 +197,13 @@ class Resident:
     async def main(self) -> None:
         pool = self._pool
         try:
+            is_killed = False
             while not self._done():
-                try:
-                    with self._scope:
-                        await self._serve()
-                except BaseException as error:
-                    if not clear_stray_cancellation(error):
-                        raise
-                self._scope = anyio.CancelScope(shield=True)
-                if not self._done():
-                    with self._scope:
-                        if await self.job.after_kill():
-                            self._gate.set(None)
+                with anyio.CancelScope(shield=True) as self._scope:
+                    while not self._done():
+                        await self._serve_uncancelled(is_killed=is_killed)
+                        is_killed = True
+                is_killed = True
         except BaseException:
             pool.close()
             raise
@@ -220,6 +212,18 @@ class Resident:
 
     def _done(self) -> bool:
         return self._is_over or self._pool.is_closed
+
+    async def _serve_uncancelled(self, *, is_killed: bool) -> None:
+        try:
+            if is_killed:
+                await self.job.after_kill()
+            await self._serve()
+        except anyio.get_cancelled_exc_class():
+            if self._scope.cancel_called:
+                raise
+            # Native, or by a scope that the job itself holds open around its steps: the job has
+            # to close that one here, inside ours.
+            uncancel()
 
     async def _serve(self) -> None:
         while not self._is_over:

@@ -252,7 +252,7 @@ class Ref(Generic[M_contra]):
                 seen.add(cell)
                 trail.extend((each, (*path, each.name)) for each in (cell.asking or {}).values())
 
-    # --- stopping and watching --------------------------------------------------------------------------------
+    # --- stopping and watching ------------------------------------------------------------------
 
     async def stop(self) -> None:
         """Stop the actor after its current message, hand its mail back, and wait for its end.

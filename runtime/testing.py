@@ -68,6 +68,12 @@ class VirtualClock:
             await settle()
         self._now = until
 
+    def jump(self, seconds: float) -> None:
+        """Let time pass at once, without waiting for anything: for tasks that never rest."""
+        self._now += seconds
+        while self._sleepers and self._sleepers[0][0] <= self._now:
+            heapq.heappop(self._sleepers)[2].set(None)
+
     def ports(self) -> Ports:
         """The real world, but for time."""
         return Ports(monotonic=self.monotonic, sleep=self.sleep, now=self.monotonic)

@@ -1,0 +1,447 @@
+"""The ten hazards that bring other actor libraries down, each made to happen here."""
+
+import asyncio
+from contextvars import ContextVar
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from turnkeeper.runtime import (
+    Actor,
+    ActorFailed,
+    AskCycle,
+    Backoff,
+    Directive,
+    Failure,
+    Mailbox,
+    Message,
+    NotDelivered,
+    Ref,
+    Runtime,
+    Stuck,
+    Supervision,
+    Terminated,
+    Unavailable,
+)
+from turnkeeper.runtime._runtime import cells_of
+from turnkeeper.runtime.testing import Probe, VirtualClock, settle
+
+from .actors import Add, Counter, Get, Run, block
+
+pytestmark = pytest.mark.anyio
+
+AT_ONCE = Supervision(backoff=Backoff(first_s=0.0))
+
+
+class TestStrayNativeCancellation:
+    """Hazard 1: `task.cancel()` by a library ends all siblings, and the group says nothing."""
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    async def test_it_fails_the_actor_whose_task_it_hit_and_no_other(self) -> None:
+        async def cancel_myself(_: Actor) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await anyio.sleep_forever()
+
+        async with Runtime(supervision=AT_ONCE) as runtime:
+            victim = runtime.spawn(Counter, name="victim")
+            sibling = runtime.spawn(Counter, name="sibling")
+            gate = await block(sibling)  # in the middle of a handler, on another worker
+
+            with pytest.raises(ActorFailed) as failed:
+                await victim.ask(Run(cancel_myself))
+
+            assert isinstance(failed.value.__cause__, asyncio.CancelledError)
+            gate.set()
+            assert await sibling.ask(Get()) == 0
+            assert await victim.ask(Get()) == 0, "it was restarted"
+
+    @pytest.mark.parametrize("resident", [False, True])
+    async def test_an_escaped_cancelled_error_is_a_failure_like_any_other(
+        self, resident: bool
+    ) -> None:
+        async def wait_for_cancelled_future(_: Actor) -> None:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+
+        async with Runtime(supervision=AT_ONCE) as runtime:
+            ref = runtime.spawn(Counter, name="victim", resident=resident)
+            with pytest.raises(ActorFailed):
+                await ref.ask(Run(wait_for_cancelled_future))
+            assert await ref.ask(Get()) == 0
+
+    async def test_it_may_hit_a_worker_at_rest_without_anyone_noticing(self) -> None:
+        async with Runtime() as runtime:
+            ref = runtime.spawn(Counter, name="counter")
+            assert await ref.ask(Get()) == 0
+            workers = [each for each in asyncio.all_tasks() if "Worker.main" in each.get_name()]
+            assert len(workers) == 1
+
+            workers[0].cancel()
+            await settle()
+
+            assert await ref.ask(Get()) == 0
+
+    async def test_it_may_hit_a_worker_that_was_just_given_work(self) -> None:
+        async with Runtime() as runtime:
+            ref = runtime.spawn(Counter, name="counter")
+            assert await ref.ask(Get()) == 0
+            workers = [each for each in asyncio.all_tasks() if "Worker.main" in each.get_name()]
+
+            await ref.tell(Add())
+            workers[0].cancel()
+
+            assert await ref.ask(Get()) == 1
+
+
+async def test_clean_up_of_a_cancelled_actor_may_await() -> None:
+    """Hazard 2: an `await` in the `finally` of a cancelled task raises at once."""
+    cleaned: list[str] = []
+
+    class Cleaner(Counter):
+        async def on_stop(self) -> None:
+            await anyio.lowlevel.checkpoint()
+            cleaned.append("awaited")
+
+    clock = VirtualClock()
+    async with Runtime(ports=clock.ports(), stop_s=1.0) as runtime:
+        ref = runtime.spawn(Cleaner, name="cleaner")
+        await block(ref)  # and it is never let go: it has to be cancelled
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.stop)
+            await clock.advance(1.5)
+
+    assert cleaned == ["awaited"]
+
+
+async def test_clean_up_is_bounded() -> None:
+    """Hazard 2, the other half: a hook that never ends does not keep its actor."""
+
+    class Sleeper(Counter):
+        async def on_stop(self) -> None:
+            await anyio.sleep_forever()
+
+    clock = VirtualClock()
+    async with Runtime(ports=clock.ports(), cleanup_s=2.0) as runtime:
+        ref = runtime.spawn(Sleeper, name="sleeper")
+        await ref.ask(Get())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.stop)
+            await clock.advance(1.9)
+            assert [cell.name for cell in cells_of(runtime._root)] == ["sleeper"]
+            await clock.advance(0.2)
+            assert list(cells_of(runtime._root)) == []
+        with pytest.raises(NotDelivered):
+            await ref.ask(Get())
+
+
+async def test_answering_an_asker_that_was_cancelled_does_not_harm_the_actor() -> None:
+    """Hazard 3: it hangs AutoGen core for good."""
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        await ref.tell(Add())
+        gate, begun = anyio.Event(), anyio.Event()
+
+        async def slow(_: Actor) -> str:
+            begun.set()
+            await gate.wait()
+            return "too late"
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.ask, Run(slow))
+            await begun.wait()
+            tasks.cancel_scope.cancel()
+
+        gate.set()
+
+        assert await ref.ask(Get()) == 1, "it goes on, and was not restarted"
+
+
+class Spinner(Actor):
+    """Swallows its cancellation until it is let go."""
+
+    def __init__(self) -> None:
+        self.is_free = False
+        self.swallowed = 0
+
+    async def receive(self, message: object) -> object:
+        if message == "quiet":
+            return None
+        while not self.is_free:
+            try:
+                await anyio.sleep_forever()
+            except anyio.get_cancelled_exc_class():
+                self.swallowed += 1
+                if self.swallowed > 1_000:
+                    raise
+                await self.rest()
+        return "free at last"
+
+    async def rest(self) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_a_handler_that_swallows_its_cancellation_is_detached_and_said_so() -> None:
+    """Hazard 4."""
+    clock = VirtualClock()
+    actor = Spinner()
+    async with Runtime(ports=clock.ports(), stop_s=1.0, kill_s=1.0) as runtime:
+        ref = runtime.spawn(lambda: actor, name="spinner")
+        notices: Probe[object] = Probe()
+        watcher = runtime.spawn(lambda: notices, name="watcher")
+        ref.watch(watcher)
+        await ref.tell("spin")
+        await settle()
+        await ref.tell("never handled")
+
+        with runtime.events.subscribe(Stuck) as stuck:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ref.stop)
+                await clock_advance_past(clock, actor)
+            assert (await anext(stuck)).actor == "spinner"
+
+        assert isinstance((await notices.wait_for(1))[0], Terminated)
+        assert runtime.dead_letters.count == 1
+        with pytest.raises(NotDelivered):
+            await ref.ask(Get())
+        assert actor.swallowed > 0
+        actor.is_free = True
+
+
+async def clock_advance_past(clock: VirtualClock, actor: Spinner) -> None:
+    # The actor never comes to rest once it is cancelled, so there is no quiescence to wait for.
+    for _ in range(6):
+        clock.jump(0.5)
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_two_actors_that_ask_each_other_get_the_cycle_and_no_deadlock() -> None:
+    """Hazard 5."""
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        left = runtime.spawn(Counter, name="left")
+        right = runtime.spawn(Counter, name="right")
+
+        async def ask_left(_: Actor) -> object:
+            return await left.ask(Get())
+
+        async def ask_right(_: Actor) -> object:
+            return await right.ask(Run(ask_left))
+
+        with pytest.raises(AskCycle) as caught:
+            await left.ask(Run(ask_right))
+
+        assert caught.value.cycle == ("right", "left", "right")
+        assert await left.ask(Get()) == 0
+
+
+async def test_an_actor_that_asks_itself_gets_the_cycle() -> None:
+    """Hazard 5, and the commonest case of it."""
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="selfish")
+
+        async def ask_itself(_: Actor) -> object:
+            return await ref.ask(Get())
+
+        with pytest.raises(AskCycle) as caught:
+            await ref.ask(Run(ask_itself))
+
+        assert caught.value.cycle == ("selfish", "selfish")
+
+
+async def test_an_effect_may_ask_its_own_actor() -> None:
+    """Hazard 5: nobody waits for an effect, so this is no cycle."""
+    got: list[int] = []
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+
+        async def start(actor: Actor) -> None:
+            async def ask_back() -> None:
+                got.append(await ref.ask(Get()))
+
+            actor.context.start_effect(ask_back, name="asks back")
+
+        await ref.ask(Run(start))
+        await settle()
+    assert got == [0]
+
+
+async def test_a_full_mailbox_blocks_neither_control_nor_replies_nor_the_actor_itself() -> None:
+    """Hazard 6."""
+    log: list[object] = []
+    clock = VirtualClock()
+    async with Runtime(ports=clock.ports()) as runtime:
+        ref = runtime.spawn(lambda: Counter(log), name="full", mailbox=Mailbox(capacity=1))
+        mortal = runtime.spawn(Counter, name="mortal")
+        mortal.watch(ref)
+        go_on, begun = anyio.Event(), anyio.Event()
+
+        async def busy(actor: Actor) -> None:
+            actor.context.timers.once(1.0, "timer")
+            begun.set()
+            await go_on.wait()
+            await actor.context.ref.tell("to itself")
+            assert await mortal.ask(Get()) == 0, "a reply"
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.ask, Run(busy))
+            await begun.wait()
+            await ref.tell("fills it")
+            tasks.start_soon(ref.tell, "waits for room")
+            await settle()
+            await ref.tell("control", control=True)
+            await clock.advance(2.0)
+            go_on.set()
+        await mortal.stop()
+        await ref.ask(Get())
+
+    assert log[:1] == ["control"]
+    assert {"control", "fills it", "timer", "to itself", "waits for room"} <= {
+        each for each in log if isinstance(each, str)
+    }
+    assert any(isinstance(each, Terminated) for each in log)
+
+
+async def test_mail_that_races_with_passivation_is_handled() -> None:
+    """Hazard 7. The stress test is in test_region.py."""
+    started: list[str] = []
+    stopping, go_on = anyio.Event(), anyio.Event()
+
+    class Slow(Counter):
+        async def on_start(self) -> None:
+            started.append("start")
+
+        async def on_stop(self) -> None:
+            if len(started) == 1:
+                stopping.set()
+                await go_on.wait()
+
+    async with Runtime() as runtime:
+        region = runtime.region("slow", lambda _: Slow())
+        await region["a"].ask(Get())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(region.passivate, "a")
+            await stopping.wait()
+            await region["a"].tell(Add(7))
+            go_on.set()
+        assert await region["a"].ask(Get()) == 7
+    assert started == ["start", "start"]
+
+
+async def test_a_supervisor_looks_inside_exception_groups() -> None:
+    """Hazard 8."""
+    rules = Supervision(rules=((KeyError, Directive.STOP),), backoff=Backoff(first_s=0.0))
+
+    async def fail_in_group(_: Actor) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(raise_key_error)
+
+    async with Runtime(supervision=rules) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        with pytest.raises(ActorFailed):
+            await ref.ask(Run(fail_in_group))
+        with pytest.raises(NotDelivered):
+            await ref.ask(Get())
+
+
+async def raise_key_error() -> None:
+    raise KeyError("inside")
+
+
+async def test_a_group_that_carries_a_cancellation_goes_on_after_the_rest_is_reported() -> None:
+    """Hazard 8, the other half: it still cancels, and the error beside it is not lost."""
+    clock = VirtualClock()
+    async with Runtime(ports=clock.ports(), stop_s=1.0) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        begun = anyio.Event()
+
+        async def fail_when_cancelled(_: Actor) -> None:
+            begun.set()
+            try:
+                await anyio.sleep_forever()
+            except anyio.get_cancelled_exc_class() as error:
+                raise BaseExceptionGroup("both", [error, KeyError("beside it")]) from None
+
+        with runtime.events.subscribe(Failure) as failures:
+            async with anyio.create_task_group() as tasks:
+                await ref.tell(Run(fail_when_cancelled))
+                await begun.wait()
+                tasks.start_soon(ref.stop)
+                await clock.advance(1.5)
+            failure = await anext(failures)
+        assert isinstance(failure.error, BaseExceptionGroup)
+        assert isinstance(failure.error.exceptions[0], KeyError)
+        with pytest.raises(NotDelivered):
+            await ref.ask(Get())
+
+
+variable: ContextVar[str] = ContextVar("variable", default="as spawned")
+
+
+async def test_what_a_handler_binds_does_not_leak_into_the_next_actor() -> None:
+    """Hazard 9."""
+
+    class Binder(Actor):
+        async def receive(self, message: object) -> object:
+            if message is not None:
+                await anyio.lowlevel.checkpoint()
+                variable.set(str(message))
+                await anyio.lowlevel.checkpoint()
+            return variable.get()
+
+    class Ask(Message[Any]):
+        pass
+
+    async with Runtime() as runtime:
+        first = runtime.spawn(Binder, name="first")
+        second = runtime.spawn(Binder, name="second")
+        await first.tell("bound by first")
+        await settle()
+        await second.tell(None)
+        await settle()
+        assert len(runtime._system.pool.workers) <= 2, "they share a worker, or it shows nothing"
+
+        async def look(ref: Ref) -> object:
+            return await ref.ask(Ask())
+
+        class Reader(Actor):
+            def receive(self, _: object) -> object:
+                return variable.get()
+
+        assert await runtime.spawn(Reader, name="reader").ask(Ask()) == "as spawned"
+    assert variable.get() == "as spawned"
+
+
+async def test_what_was_never_started_is_handed_back_inside_the_error() -> None:
+    """Hazard 10."""
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        gate = await block(ref)
+        handed_back: list[object] = []
+
+        async def ask() -> None:
+            with pytest.raises(NotDelivered) as caught:
+                await ref.ask(Get())
+            assert isinstance(caught.value, Unavailable)
+            handed_back.append(caught.value.message)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await settle()
+            tasks.start_soon(ref.stop)
+            await settle()
+            gate.set()
+
+        elsewhere = runtime.spawn(Counter, name="elsewhere")
+        (message,) = handed_back
+        assert isinstance(message, Get)
+        assert await elsewhere.ask(message) == 0
