@@ -282,7 +282,9 @@ class ConversationActor(Actor[Command | Query]):
         if len(self._view) == self._condenser_rests_at:
             return  # it could do nothing with this view
         if self._setup.condenser.need(self._view) is not None:
-            self._condenser_effect = self.context.start_effect(self._run_condenser, name="condenser")
+            self._condenser_effect = self.context.start_effect(
+                self._run_condenser, name="condenser"
+            )
 
     async def _run_turn(self, turn_id: str) -> None:
         """The effect that answers one turn. Runs beside the loop, not in it."""

@@ -63,7 +63,7 @@ from .events import (
 from .state import ConversationState
 from .turns import KnownMessage, RunningTurn, content_digest
 
-__all__ = ["Decision", "Effect", "Owner", "Policy", "StartTurn", "Stamp", "StopTurn", "decide"]
+__all__ = ["Decision", "Effect", "Owner", "Policy", "Stamp", "StartTurn", "StopTurn", "decide"]
 
 RECENT_EVENTS_MAX = 256
 
@@ -258,9 +258,7 @@ def _queue(owner: Owner, command: Send, stamp: Stamp) -> Decision:
         content=command.content,
         images=command.images,
     )
-    return Decision(
-        events=(queued,), reply=Sent(command.message_id, owner.state.seq + 1, turn_id)
-    )
+    return Decision(events=(queued,), reply=Sent(command.message_id, owner.state.seq + 1, turn_id))
 
 
 def _append(owner: Owner, command: Append, stamp: Stamp) -> Decision:

@@ -141,7 +141,7 @@ class Conversations:
                 idle_s=self._idle_s,
                 active_max=self._active_max,
             )
-            stack.push_async_callback(self._region.stop)
+            stack.push_async_callback(self._region.stop, "its conversations are closing")
             if self._recover == "on_enter":
                 await self._recover_unfinished(self._region)
             self._exit_stack = stack.pop_all()

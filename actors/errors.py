@@ -92,7 +92,9 @@ class TurnNotCompleted(OutcomeUnknown):
     `outcome` says how it ended, `reply` what had been said by then. Tools may have run.
     """
 
-    def __init__(self, conversation_id: str, turn_id: str, outcome: str, detail: str, reply: str) -> None:
+    def __init__(
+        self, conversation_id: str, turn_id: str, outcome: str, detail: str, reply: str
+    ) -> None:
         super().__init__(
             f"turn {turn_id} of conversation {conversation_id} was {outcome}: {detail}; its chat "
             "message and what was said are in the log; read them, or send another chat message"

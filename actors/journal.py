@@ -26,7 +26,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-__all__ = ["Claim", "ConversationInfo", "Journal", "Record", "Rejection", "Snapshot", "StoredRecord"]
+__all__ = [
+    "Claim",
+    "ConversationInfo",
+    "Journal",
+    "Record",
+    "Rejection",
+    "Snapshot",
+    "StoredRecord",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ class Journal(Protocol):
     async def __aexit__(self, *exc_info: object) -> None: ...
 
     def is_lease_valid(self) -> bool:
-        """Whether this process may still start effects, by its own monotonic clock, with a margin."""
+        """Whether this process may still start effects, by its monotonic clock, with a margin."""
 
     async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
         """Take the next epoch of a conversation, which is made if it is not there.
@@ -139,7 +147,9 @@ class Journal(Protocol):
     async def list(self, *, only_unfinished: bool = False) -> Sequence[ConversationInfo]:
         """All conversations that have records, by id, without reading their logs."""
 
-    async def find_events(self, conversation_id: str, event_ids: Sequence[str]) -> Mapping[str, int]:
+    async def find_events(
+        self, conversation_id: str, event_ids: Sequence[str]
+    ) -> Mapping[str, int]:
         """The seq of each of these event ids that the log has."""
 
     async def find_messages(

@@ -98,7 +98,9 @@ class TurnTable:
             case _:
                 pass
 
-    def _know(self, message_id: str, event: UserMessageEvent | MessageQueuedEvent, seq: int) -> None:
+    def _know(
+        self, message_id: str, event: UserMessageEvent | MessageQueuedEvent, seq: int
+    ) -> None:
         first = self._known.get(message_id)
         if first is not None:
             seq = first.seq

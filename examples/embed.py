@@ -63,7 +63,7 @@ class App:
         headers = dict(scope["headers"])
         turn = await self._conversations[_name(scope)].send(
             (await receive())["body"].decode(),
-            # A client that tries again after a lost answer sends the same id, and gets the same turn.
+            # A client that tries again after a lost answer sends the same id: the same turn.
             message_id=headers.get(b"idempotency-key", b"").decode() or None,
             on_overlap="interrupt",
         )
@@ -139,7 +139,9 @@ async def main() -> None:
                 users.start_soon(ask, "alice", "Sorry: order 7")
             events = await request(application, "GET", "alice", headers={"last-event-id": "2"})
             print("alice's events after 2:")
-            print("\n".join(line for line in events.splitlines() if line.startswith(("id", "event"))))
+            print(
+                "\n".join(line for line in events.splitlines() if line.startswith(("id", "event")))
+            )
             stop.set()
 
 

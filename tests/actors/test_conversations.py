@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
-from typing import Any
 
 import anyio
 import pytest
 
-from tests.actors.worlds import HeldAgent, brief, log_of
+from tests.actors.worlds import HeldAgent, WatchedJournal, brief, log_of
 from turnkeeper.actors import (
+    ActionEvent,
     AgentMessageEvent,
     ConversationNotFound,
     Conversations,
@@ -18,12 +19,14 @@ from turnkeeper.actors import (
     QueueFull,
     Record,
     StaleTurn,
+    ToolCall,
     Turn,
     TurnContext,
     TurnInProgress,
     TurnNotCompleted,
     agent,
 )
+from turnkeeper.actors._subscriptions import BUFFERED_EVENTS_MAX
 from turnkeeper.runtime import Unavailable
 
 pytestmark = pytest.mark.anyio
@@ -152,21 +155,22 @@ async def test_what_an_interrupted_turn_still_sends_is_refused_as_stale() -> Non
     """The agent ignores its cancellation, as real libraries do, and answers late."""
     refused = anyio.Event()
     begun = anyio.Event()
+    b_runs = anyio.Event()
 
     @agent
     async def stubborn(turn: TurnContext) -> None:
         if turn.message.content == "B":
+            b_runs.set()
+            await refused.wait()
             await turn.say("a(B)")
             return
         begun.set()
         with anyio.CancelScope(shield=True):
-            await go_on.wait()
-            try:
+            await b_runs.wait()
+            with pytest.raises(StaleTurn):
                 await turn.say("late")
-            except StaleTurn:
-                refused.set()
+            refused.set()
 
-    go_on = anyio.Event()
     async with Conversations(stubborn, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         await chat.send("A")
@@ -174,10 +178,28 @@ async def test_what_an_interrupted_turn_still_sends_is_refused_as_stale() -> Non
         second = await chat.send("B", on_overlap="interrupt")
 
         assert await second.reply() == "a(B)"
-        go_on.set()
-        await refused.wait()
-
         assert await log_of(chat) == ["u:A", "u:B", "a:a(B)"]
+
+
+async def test_the_agent_of_an_interrupted_turn_is_cancelled() -> None:
+    begun, cancelled = anyio.Event(), anyio.Event()
+
+    @agent
+    async def patient(turn: TurnContext) -> None:
+        if turn.message.content == "A":
+            begun.set()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                cancelled.set()
+
+    async with Conversations(patient, journal=MemoryJournal()) as conversations:
+        await conversations["c"].send("A")
+        await begun.wait()
+
+        await (await conversations["c"].send("B", on_overlap="interrupt")).end()
+
+        await cancelled.wait()
 
 
 async def test_reject_writes_nothing_and_names_the_running_turn() -> None:
@@ -221,6 +243,8 @@ async def test_the_same_message_id_gives_the_same_turn_whatever_on_overlap_says(
         assert all(turn.is_duplicate for turn in again)
         held.release("A")
         assert await again[2].reply() == "a(B)"
+        # Also once it has left the queue, and its chat message has an event of its own.
+        assert (await chat.send("B", message_id="b")).seq == queued.seq
         assert await log_of(chat) == ["u:A", "a:a(A)", "u:B", "a:a(B)"]
 
 
@@ -252,9 +276,7 @@ async def test_a_message_id_older_than_memory_is_found_in_the_journal() -> None:
 async def test_the_queue_is_bounded() -> None:
     held = HeldAgent()
     held.hold("A")
-    async with Conversations(
-        held, journal=MemoryJournal(), queued_messages_max=2
-    ) as conversations:
+    async with Conversations(held, journal=MemoryJournal(), queued_messages_max=2) as conversations:
         chat = conversations["c"]
         await chat.send("A")
         await chat.send("B")
@@ -309,8 +331,6 @@ async def test_an_agent_that_raises_fails_its_turn_and_the_next_one_runs() -> No
 
 
 async def test_calls_that_an_agent_leaves_open_are_answered_when_its_turn_ends() -> None:
-    from turnkeeper.actors import ActionEvent, ToolCall
-
     @agent
     async def careless(turn: TurnContext) -> None:
         async def fails(action: ActionEvent) -> str:
@@ -370,35 +390,66 @@ async def test_a_subscriber_that_stands_still_slows_nobody_and_misses_nothing() 
         first = await anext(slow)
 
         for n in range(1, 300):
-            await (await chat.send(str(n))).reply()
+            await (await chat.send(str(n))).end()
 
+        # It held no more than its bound, and nothing needs to happen for it to catch up.
+        assert len(slow._offered) <= BUFFERED_EVENTS_MAX
         rest = [await anext(slow) for _ in range(299 * 4 + 3)]
         assert [first.seq, *(logged.seq for logged in rest)] == list(range(1, 1201))
 
 
-class FailsOnce(MemoryJournal):
+async def test_a_subscriber_whose_buffer_overflowed_catches_up_though_nothing_more_happens() -> (
+    None
+):
+    held = HeldAgent()
+    held.hold("last")
+    async with Conversations(held, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("0")).end()
+        slow = chat.events()
+        seqs = [(await anext(slow)).seq]
+
+        for n in range(BUFFERED_EVENTS_MAX // 4):
+            await (await chat.send(str(n))).end()
+        await chat.send("last")  # its two events are the ones too many
+
+        assert not slow._offered
+        seqs += [(await anext(slow)).seq for _ in range(BUFFERED_EVENTS_MAX + 5)]
+        assert seqs == list(range(1, BUFFERED_EVENTS_MAX + 7))
+
+
+async def test_a_subscriber_that_is_dropped_is_forgotten() -> None:
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        reader = chat.events()
+        await (await chat.send("0")).reply()
+        assert conversations._setup.subscriptions._readers
+
+        del reader
+        gc.collect()
+
+        assert not conversations._setup.subscriptions._readers
+
+
+class FailsOnce(WatchedJournal):
     """Refuses one append, as a journal does that cannot be reached for a moment."""
 
-    fail_at: int | None = None
-    appends = 0
+    def __init__(self, fail_at: int) -> None:
+        super().__init__()
+        self.fail_at = fail_at
+        self.appends = 0
 
-    async def append(
-        self, conversation_id: str, records: Sequence[Record], **rest: Any
-    ) -> Sequence[int]:
+    async def before_append(self, records: Sequence[Record]) -> None:
         self.appends += 1
         if self.appends == self.fail_at:
             raise Unavailable("the journal cannot be reached; nothing was written")
-        return await super().append(conversation_id, records, **rest)
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 3, 4])
 async def test_a_failed_append_fails_loudly_and_nothing_after_it_is_committed_before_it(
     fail_at: int,
 ) -> None:
-    journal = FailsOnce()
-    journal.fail_at = fail_at
-    held = HeldAgent()
-    async with Conversations(held, journal=journal) as conversations:
+    async with Conversations(HeldAgent(), journal=FailsOnce(fail_at)) as conversations:
         chat = conversations["c"]
 
         async def send(text: str, message_id: str) -> Turn:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import anyio
 import pytest
 
-from tests.actors.worlds import HeldAgent, log_of
+from tests.actors.worlds import HeldAgent, WatchedJournal, log_of
 from turnkeeper.actors import (
     ActionEvent,
     AdmissionRefused,
+    Claim,
     Conversation,
     Conversations,
     Duplicate,
@@ -28,7 +28,7 @@ from turnkeeper.runtime import OwnershipLost, Unavailable
 pytestmark = pytest.mark.anyio
 
 
-class GatedJournal(MemoryJournal):
+class GatedJournal(WatchedJournal):
     """Holds appends at a gate, and counts them."""
 
     def __init__(self) -> None:
@@ -42,13 +42,10 @@ class GatedJournal(MemoryJournal):
         self.gate = anyio.Event()
         self.waiting = anyio.Event()
 
-    async def append(
-        self, conversation_id: str, records: Sequence[Record], **rest: Any
-    ) -> Sequence[int]:
+    async def before_append(self, records: Sequence[Record]) -> None:
         self.sizes.append(len(records))
         self.waiting.set()
         await self.gate.wait()
-        return await super().append(conversation_id, records, **rest)
 
 
 async def settle() -> None:
@@ -64,20 +61,20 @@ async def test_nothing_is_seen_before_the_commit_has_returned() -> None:
         chat = conversations["c"]
         await chat.send("A")
         seen: list[int] = []
-        replies: list[str] = []
+        replies: dict[str, str] = {}
 
         async def follow() -> None:
-            async for logged in chat.events():
-                seen.append(logged.seq)
+            async for seq, _ in chat.events():
+                seen.append(seq)
 
         async def send() -> None:
-            replies.append((await chat.send("B", message_id="b")).turn_id)
+            replies["first"] = (await chat.send("B", message_id="b")).turn_id
 
         async def send_again() -> None:
-            replies.append((await chat.send("B", message_id="b")).turn_id)
+            replies["again"] = (await chat.send("B", message_id="b")).turn_id
 
         async def read() -> None:
-            replies.append(f"view of {len(await chat.view())}")
+            replies["view"] = str(len(await chat.view()))
 
         async with anyio.create_task_group() as group:
             group.start_soon(follow)
@@ -89,13 +86,13 @@ async def test_nothing_is_seen_before_the_commit_has_returned() -> None:
             group.start_soon(read)
             await settle()
 
-            assert (seen, replies) == ([1, 2], [])
+            assert (seen, replies) == ([1, 2], {})
 
             journal.gate.set()
             await settle()
             assert seen == [1, 2, 3]
             assert len(replies) == 3
-            assert replies[0] == replies[1]
+            assert replies["first"] == replies["again"]
             group.cancel_scope.cancel()
 
 
@@ -109,8 +106,8 @@ async def test_what_waits_together_is_committed_together_and_each_subscriber_hea
         seen: list[int] = []
 
         async def follow() -> None:
-            async for logged in chat.events(after=2):
-                seen.append(logged.seq)
+            async for seq, _ in chat.events(after=2):
+                seen.append(seq)
 
         async with anyio.create_task_group() as group:
             group.start_soon(follow)
@@ -127,6 +124,27 @@ async def test_what_waits_together_is_committed_together_and_each_subscriber_hea
             assert journal.sizes == [10]
             assert seen == list(range(3, 14))
             group.cancel_scope.cancel()
+
+
+async def test_the_calls_of_one_response_are_durable_together_before_any_of_them_starts() -> None:
+    journal, held = GatedJournal(), HeldAgent()
+    held.hold("two tools")
+    async with Conversations(held, journal=journal) as conversations:
+        journal.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(conversations["c"].send, "two tools")
+            await journal.waiting.wait()
+            journal.waiting = anyio.Event()
+            journal.gate.set()
+            journal.gate = anyio.Event()
+            await journal.waiting.wait()
+            await settle()
+
+            assert journal.sizes == [2, 2]
+            assert not held.reached["two tools"].is_set()
+
+            journal.gate.set()
+            await held.reached["two tools"].wait()
 
 
 async def test_a_refused_command_is_answered_alone_and_its_batch_goes_on() -> None:
@@ -158,22 +176,19 @@ async def test_a_refused_command_is_answered_alone_and_its_batch_goes_on() -> No
         assert outcomes == {"1": "sent", "2": "sent", "other": "MessageIdConflict", "3": "sent"}
 
 
-class BrokenJournal(MemoryJournal):
+class BrokenJournal(WatchedJournal):
     """Fails every append with the error it is given."""
 
     error: Exception | None = None
     claims = 0
 
-    async def claim(self, conversation_id: str, **rest: Any) -> Any:
+    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
         self.claims += 1
-        return await super().claim(conversation_id, **rest)
+        return await super().claim(conversation_id, takeover=takeover)
 
-    async def append(
-        self, conversation_id: str, records: Sequence[Record], **rest: Any
-    ) -> Sequence[int]:
+    async def before_append(self, records: Sequence[Record]) -> None:
         if self.error is not None:
             raise self.error
-        return await super().append(conversation_id, records, **rest)
 
 
 async def test_the_caller_gets_the_journals_own_error_and_may_send_again() -> None:
@@ -181,7 +196,7 @@ async def test_the_caller_gets_the_journals_own_error_and_may_send_again() -> No
     async with Conversations(HeldAgent(), journal=journal) as conversations:
         journal.error = Unavailable("no")
 
-        with pytest.raises(Unavailable, match="^no$"):
+        with pytest.raises(Unavailable, match=r"^no$"):
             await conversations["c"].send("A", message_id="a")
 
         journal.error = None
@@ -220,9 +235,7 @@ async def test_whoever_waits_for_a_turn_hears_that_its_owner_cannot_be_started_a
 
 
 async def call(chat: Conversation, call_id: str, response: str = "r") -> None:
-    await chat.append(
-        ActionEvent(tool_call_id=call_id, tool_name="look", llm_response_id=response)
-    )
+    await chat.append(ActionEvent(tool_call_id=call_id, tool_name="look", llm_response_id=response))
 
 
 async def test_a_refused_event_is_seen_by_nobody_and_kept_among_the_rejections() -> None:

@@ -16,7 +16,6 @@ from turnkeeper.actors import (
     AgentErrorEvent,
     Conversations,
     MemoryJournal,
-    SystemPromptEvent,
 )
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +46,9 @@ async def test_an_unfinished_turn_is_ended_on_entering_and_the_next_message_goes
         assert await (await conversations["c"].send("B")).reply() == "a(B)"
 
 
-async def test_open_calls_get_their_one_observation_which_says_that_they_may_have_happened() -> None:
+async def test_open_calls_get_their_one_observation_which_says_that_they_may_have_happened() -> (
+    None
+):
     journal, held = MemoryJournal(), HeldAgent()
     held.hold("two tools A")
 
@@ -144,10 +145,10 @@ async def test_the_system_prompt_comes_first_and_once() -> None:
             HeldAgent(), journal=journal, system_prompt="Be kind."
         ) as conversations:
             await (await conversations["c"].send(text)).reply()
-            kinds = [logged.event async for logged in conversations["c"].events(live=False)]
 
-    assert [type(event) for event in kinds].index(SystemPromptEvent) == 0
-    assert sum(isinstance(event, SystemPromptEvent) for event in kinds) == 1
+    async with Conversations(HeldAgent(), journal=journal) as conversations:
+        log = await log_of(conversations["c"])
+    assert log == ["system_prompt", "u:A", "a:a(A)", "u:B", "a:a(B)"]
 
 
 async def test_a_conversation_that_was_idle_is_passivated_and_comes_back_as_it_was() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import anyio
 
@@ -14,8 +14,10 @@ from turnkeeper.actors import (
     Conversation,
     Event,
     LLMConvertibleEvent,
+    MemoryJournal,
     MessageQueuedEvent,
     ObservationEvent,
+    Record,
     ToolCall,
     Tools,
     TurnContext,
@@ -72,12 +74,37 @@ class HeldAgent:
         await self._stop(text)
         yield f"{text})"
 
-    def _tool(self, text: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def _tool(self, text: str) -> Callable[..., Awaitable[str]]:
         async def look(at: str = "") -> str:
             await self._stop(text)
             return f"seen {at}"
 
         return look
+
+
+class WatchedJournal(MemoryJournal):
+    """Lets a test look at each append, hold it, or fail it."""
+
+    async def before_append(self, records: Sequence[Record]) -> None:
+        raise NotImplementedError
+
+    async def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+    ) -> Sequence[int]:
+        await self.before_append(records)
+        return await super().append(
+            conversation_id,
+            records,
+            epoch=epoch,
+            expected_seq=expected_seq,
+            is_unfinished=is_unfinished,
+        )
 
 
 def brief(event: Event) -> str:
