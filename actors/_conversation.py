@@ -162,7 +162,7 @@ class ConversationActor(Actor[Command | Query]):
     async def _look_up_message(self, message_id: str) -> KnownMessage | None:
         # Nobody but this actor writes the log, so what is read here still holds when it decides.
         turns = self._owner.state.turns
-        if not turns.has_forgotten or turns.find(message_id) is not None:
+        if turns.find(message_id) is not None or not turns.may_have_forgotten(message_id):
             return None
         found = await self._setup.journal.find_messages(self._conversation_id, [message_id])
         if message_id not in found:
@@ -179,7 +179,7 @@ class ConversationActor(Actor[Command | Query]):
 
     async def _look_up_event(self, event_id: str) -> LoggedEvent | None:
         owner = self._owner
-        if owner.state.seq == len(owner.recent) or event_id in owner.recent:
+        if event_id in owner.recent or event_id > owner.state.event_id_max:
             return None
         found = await self._setup.journal.find_events(self._conversation_id, [event_id])
         if event_id not in found:

@@ -59,8 +59,7 @@ class TurnTable:
     running: RunningTurn | None = None
     _queued: dict[str, MessageQueuedEvent] = field(default_factory=dict)
     _known: dict[str, KnownMessage] = field(default_factory=dict)
-    has_forgotten: bool = False
-    """Some message ids are no longer held here, so an unknown one may still be in the log."""
+    _forgotten_max: str = ""
 
     @property
     def queued(self) -> Mapping[str, MessageQueuedEvent]:
@@ -75,6 +74,14 @@ class TurnTable:
     def find(self, message_id: str) -> KnownMessage | None:
         """The known chat message of this id, if it is among the newest."""
         return self._known.get(message_id)
+
+    def may_have_forgotten(self, message_id: str) -> bool:
+        """Whether the log may have this message id though `find` does not.
+
+        Forgotten ids are not above the largest of them; those made here are time-ordered, so a
+        new one is.
+        """
+        return message_id <= self._forgotten_max
 
     def fold(self, event: Event, seq: int) -> None:
         """Advance by one event of the log."""
@@ -110,5 +117,6 @@ class TurnTable:
         if len(self._known) > KNOWN_MESSAGES_MAX:
             # A message that still waits keeps its entry: its `UserMessageEvent` is yet to come and
             # must find the seq of the first. The owner bounds the queue below this table.
-            del self._known[next(known for known in self._known if known not in self._queued)]
-            self.has_forgotten = True
+            oldest = next(known for known in self._known if known not in self._queued)
+            del self._known[oldest]
+            self._forgotten_max = max(self._forgotten_max, oldest)
