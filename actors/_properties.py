@@ -29,19 +29,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from .events import (
+    RESULT_CLASSES,
+    RESULT_KINDS,
     ActionEvent,
-    AgentErrorEvent,
     CondensationEvent,
     Event,
     LLMConvertibleEvent,
-    ObservationEvent,
     RetractionEvent,
-    UserRejectEvent,
+    is_seen_by_model,
 )
 
 __all__ = ["LogFacts", "Runs", "runs"]
-
-_RESULTS = (ObservationEvent, AgentErrorEvent, UserRejectEvent)
 
 
 class Runs:
@@ -73,21 +71,23 @@ class LogFacts:
 
     def fold(self, event: Event) -> None:
         """Advance by one event of the log."""
-        if isinstance(event, ActionEvent):
-            self._fold_action(event)
-        elif isinstance(event, _RESULTS):
+        if not is_seen_by_model(event):
+            if isinstance(event, CondensationEvent):
+                self._settle(event.forgotten_event_ids)
+            elif isinstance(event, RetractionEvent):
+                self._settle(event.retracted_event_ids)
+        elif event.kind in RESULT_KINDS:
+            assert isinstance(event, RESULT_CLASSES), event.kind
             if event.tool_call_id in self._calls:
                 self._calls[event.tool_call_id] = None
             else:
                 self._end_response()
             self._join_loop(event)
-        elif isinstance(event, LLMConvertibleEvent):
+        elif isinstance(event, ActionEvent):
+            self._fold_action(event)
+        else:
             self._end_response()
             self._end_loop()
-        elif isinstance(event, CondensationEvent):
-            self._settle(event.forgotten_event_ids)
-        elif isinstance(event, RetractionEvent):
-            self._settle(event.retracted_event_ids)
 
     def find_violations(self, view: Sequence[LLMConvertibleEvent]) -> tuple[str, ...]:
         """The ids of the events that have to leave this view of the log, in its order."""
@@ -147,7 +147,7 @@ def _find_pairs(
     results: dict[str, tuple[int, str]] = {}
     actions: dict[str, str] = {}
     for at, event in enumerate(view):
-        if isinstance(event, _RESULTS):
+        if isinstance(event, RESULT_CLASSES):
             results.setdefault(event.tool_call_id, (at, event.id))
     for at, event in enumerate(view):
         if isinstance(event, ActionEvent):
@@ -167,7 +167,7 @@ def _find_pairs(
     return pairs, {
         event.id
         for event in view
-        if isinstance(event, (ActionEvent, *_RESULTS)) and event.id not in kept
+        if isinstance(event, (ActionEvent, *RESULT_CLASSES)) and event.id not in kept
     }
 
 

@@ -14,13 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import overload
 
-from .events import (
-    ActionEvent,
-    AgentErrorEvent,
-    LLMConvertibleEvent,
-    ObservationEvent,
-    UserRejectEvent,
-)
+from .events import RESULT_CLASSES, RESULT_KINDS, ActionEvent, LLMConvertibleEvent
 
 __all__ = ["ManipulationIndices", "Ties"]
 
@@ -113,10 +107,11 @@ class Ties:
         here = self.length
         was_index = not self.open_calls
         tied_to = here
-        if isinstance(event, ActionEvent):
-            tied_to = self._fold_action(event, here)
-        elif isinstance(event, ObservationEvent | AgentErrorEvent | UserRejectEvent):
+        if event.kind in RESULT_KINDS:
+            assert isinstance(event, RESULT_CLASSES), event.kind
             tied_to = self._fold_result(event.tool_call_id, here)
+        elif isinstance(event, ActionEvent):
+            tied_to = self._fold_action(event, here)
         else:
             self.is_loop_open = False
         # Every index in (tied_to, here] would tear this event from that one.

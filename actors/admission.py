@@ -26,17 +26,15 @@ from typing import Literal, TypeAlias
 from turnkeeper.runtime import Refused
 
 from .events import (
+    RESULT_CLASSES,
     ActionEvent,
-    AgentErrorEvent,
     CondensationEvent,
     CondensationSummaryEvent,
     Event,
     LLMConvertibleEvent,
-    ObservationEvent,
     RetractionEvent,
-    UserRejectEvent,
 )
-from .view import View, ViewFold
+from .view import ViewFold
 
 __all__ = [
     "Admission",
@@ -138,20 +136,18 @@ class Admission:
         self, view: ViewFold, *, calls_left: Iterable[str] = (), responses_left: Iterable[str] = ()
     ) -> None:
         self._view = view
-        # The calls and responses that have left the view, newest last.
         self._calls_left = _Newest(calls_left)
         self._responses_left = _Newest(responses_left)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Admission):
-            return NotImplemented
-        return (
-            list(self.open_calls.items()) == list(other.open_calls.items())
-            and list(self._calls_left.ids) == list(other._calls_left.ids)
-            and list(self._responses_left.ids) == list(other._responses_left.ids)
-        )
+    @property
+    def calls_left(self) -> tuple[str, ...]:
+        """The newest calls that have left the view, newest last."""
+        return tuple(self._calls_left.ids)
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    @property
+    def responses_left(self) -> tuple[str, ...]:
+        """The newest responses that have left the view, newest last."""
+        return tuple(self._responses_left.ids)
 
     @property
     def open_calls(self) -> Mapping[str, ActionEvent]:
@@ -197,16 +193,18 @@ class _Trial:
         }
         self._calls: set[str] = set()
         self._responses: set[str] = set()
+        # The response that may still get calls: nothing but its actions has come since.
+        self._response: str | None = None
         last = view.last_event
-        self._response = last.llm_response_id if isinstance(last, ActionEvent) else None
-        """The response that may still get calls: nothing but its actions has come since."""
+        if isinstance(last, ActionEvent) and last.tool_call_id in self._open:
+            self._response = last.llm_response_id
 
     def judge(self, event: Event) -> _Found | None:
         """What is wrong with this event, if anything; if nothing, the next comes after it."""
         found: _Found | None = None
         if isinstance(event, ActionEvent):
             found = self._judge_action(event)
-        elif isinstance(event, ObservationEvent | AgentErrorEvent | UserRejectEvent):
+        elif isinstance(event, RESULT_CLASSES):
             found = self._judge_result(event.tool_call_id)
         elif isinstance(event, CondensationSummaryEvent):
             found = ("summary_in_log", "a summary is made by the view, from a condensation")
@@ -253,69 +251,70 @@ class _Trial:
             return "duplicate_tool_result", f"call {call_id} has its result"
         return "unmatched_tool_result", f"there is no call {call_id}"
 
-    def _view_now(self) -> View:
+    def _view_now(self) -> ViewFold:
         if not self._judged:
-            return self._view.snapshot()
+            return self._view
         view = self._view.copy()
         for event in self._judged:
             view.fold(event)
-        return view.snapshot()
+        return view
 
 
-def _judge_condensation(event: CondensationEvent, view: View) -> _Found | None:
+def _judge_condensation(event: CondensationEvent, view: ViewFold) -> _Found | None:
     ids = frozenset(event.forgotten_event_ids)
-    torn = _find_torn(view, ids)
-    if torn is None and event.summary is not None and event.summary_offset is not None:
-        left = ViewFold(kept for kept in view if kept.id not in ids)
-        offset = min(event.summary_offset, len(left.events))
-        if offset not in left.ties.indices():
-            torn = f"a summary at {offset} would stand inside what belongs together"
-        elif (
-            # At the end of what is left it would end an open loop that the log goes on with. Not
-            # so where what is forgotten was the end of the view, and began after that loop.
-            offset == len(left.events)
-            and left.ties.is_loop_open
-            and not (offset in view.manipulation_indices and list(view[:offset]) == left.events)
-        ):
-            torn = f"a summary at {offset} would stand inside a tool loop that is open"
+    has_summary = event.summary is not None and event.summary_offset is not None
+    torn = _find_torn(view, ids, event.summary_offset if has_summary else None)
     return None if torn is None else ("illegal_condensation", torn)
 
 
-def _judge_retraction(event: RetractionEvent, view: View) -> _Found | None:
+def _judge_retraction(event: RetractionEvent, view: ViewFold) -> _Found | None:
     ids = frozenset(event.retracted_event_ids)
-    gone = ids.difference(kept.id for kept in view)
+    gone = ids.difference(kept.id for kept in view.events)
     if gone:
         return "illegal_retraction", f"not in the view: {', '.join(sorted(gone))}"
-    if view.has_open_calls:
+    if view.ties.open_calls:
         return "illegal_retraction", "a call is open"
-    if any(isinstance(kept, CondensationSummaryEvent) and kept.id in ids for kept in view):
+    if any(isinstance(kept, CondensationSummaryEvent) and kept.id in ids for kept in view.events):
         return "illegal_retraction", "a summary is not an event of the log"
-    torn = _find_torn(view, ids)
+    torn = _find_torn(view, ids, None)
     return None if torn is None else ("illegal_retraction", torn)
 
 
-def _find_torn(view: View, ids: frozenset[str]) -> str | None:
-    """What would be torn if these events left the view; None if they are whole."""
-    is_taken: dict[tuple[str, str], bool] = {}
-    waiting = dict[str, None]()
-    loop: bool | None = None
-    for event in view:
-        taken = event.id in ids
+def _find_torn(view: ViewFold, ids: frozenset[str], summary_offset: int | None) -> str | None:
+    """What would be torn if these events left the view and a summary came in; None if nothing.
+
+    What belongs together has to be in one place: taken, before the summary, or after it. What is
+    still growing cannot be put before it; an open call cannot be taken either, while an open tool
+    loop that is taken as a whole ends with that.
+    """
+    place_of: dict[tuple[str, str], str] = {}
+    loops = 0
+    loop: tuple[str, str] | None = None
+    kept = 0
+    for event in view.events:
+        if event.id in ids:
+            place = "taken"
+        else:
+            place = "after" if summary_offset is None or kept >= summary_offset else "before"
+            kept += 1
         if isinstance(event, ActionEvent):
             parts = [("call", event.tool_call_id), ("response", event.llm_response_id)]
-            if taken:
-                waiting[event.tool_call_id] = None
             if event.thinking:
-                loop = taken
-        elif isinstance(event, ObservationEvent | AgentErrorEvent | UserRejectEvent):
+                loops += 1
+                loop = ("tool loop", str(loops))
+        elif isinstance(event, RESULT_CLASSES):
             parts = [("call", event.tool_call_id)]
-            waiting.pop(event.tool_call_id, None)
         else:
             loop = None
             continue
+        if loop is not None:
+            parts.append(loop)
         for part in parts:
-            if is_taken.setdefault(part, taken) != taken:
+            if place_of.setdefault(part, place) != place:
                 return f"{part[0]} {part[1]} would be torn"
-        if loop is not None and loop != taken:
-            return f"the tool loop around event {event.id} would be torn"
-    return f"open calls would go: {', '.join(waiting)}" if waiting else None
+    for call_id in view.ties.open_calls:
+        if place_of["call", call_id] != "after":
+            return f"call {call_id} is open"
+    if loop is not None and place_of[loop] == "before":
+        return "a tool loop is open, and would go on after the summary"
+    return None

@@ -30,8 +30,8 @@ from turnkeeper.runtime import Refused
 from ._frozen import FrozenJson, FrozenObject, frozen
 from ._wire import wire_call_id, wire_tool_name
 from .events import (
+    RESULT_CLASSES,
     ActionEvent,
-    AgentErrorEvent,
     AgentMessageEvent,
     CondensationSummaryEvent,
     ImageContent,
@@ -42,7 +42,6 @@ from .events import (
     SystemPromptEvent,
     ThinkingBlock,
     UserMessageEvent,
-    UserRejectEvent,
     openai_response,
 )
 from .view import Derivation, View
@@ -147,7 +146,7 @@ class _Responses:
 
     def fold(self, event: LLMConvertibleEvent) -> Iterator[LLMConvertibleEvent | _Calls]:
         """Take in the next event; gives what is whole now."""
-        if isinstance(event, ObservationEvent | AgentErrorEvent | UserRejectEvent):
+        if isinstance(event, RESULT_CLASSES):
             if event.tool_call_id not in self._missing:
                 self._early[event.tool_call_id] = event
                 return

@@ -17,6 +17,7 @@ from typing import Literal, overload
 from turnkeeper.runtime import InvariantViolation
 
 from ._properties import LogFacts
+from ._snapshots import Folds, decode_snapshot, encode_snapshot
 from .admission import (
     Admission,
     AdmissionRefused,
@@ -36,7 +37,9 @@ from .events import (
     TaskListUpdatedEvent,
     TurnStartedEvent,
     UnknownEvent,
+    is_seen_by_model,
 )
+from .journal import Snapshot
 from .metrics import Metrics
 from .status import AgentExecutionStatus, StatusFold
 from .turns import TurnTable
@@ -62,6 +65,8 @@ class ConversationState:
         self.task_list: tuple[Task, ...] = ()
         self.iteration = 0
         """The steps finished in the turn that runs, or ran last."""
+        self.event_id_max = ""
+        """No event of the log has an id above this one; ids are time-ordered, so new ones have."""
         self.unknown_kinds: frozenset[str] = frozenset()
         """The kinds of events that this version did not know and passed over."""
         self.violations: tuple[Violation, ...] = ()
@@ -84,6 +89,34 @@ class ConversationState:
         for event in events:
             load.fold(event)
         return load.finish()
+
+    @classmethod
+    def from_snapshot(
+        cls, snapshot: Snapshot, *, conversation_id: str = "in-memory"
+    ) -> ConversationState | None:
+        """The state that a snapshot was taken of; None where it does not fit this version."""
+        folds = decode_snapshot(snapshot)
+        if folds is None:
+            return None
+        state = cls(conversation_id=conversation_id)
+        state.seq = folds.seq
+        state.turns = folds.turns
+        state.metrics = folds.metrics
+        state.task_list = folds.task_list
+        state.iteration = folds.iteration
+        state.unknown_kinds = frozenset(folds.unknown_kinds)
+        state._status = folds.status
+        state._view = ViewFold(
+            filter(is_seen_by_model, folds.view), unhandled_request=folds.unhandled_request
+        )
+        state.admission = Admission(
+            state._view, calls_left=folds.calls_left, responses_left=folds.responses_left
+        )
+        return state
+
+    def to_snapshot(self) -> Snapshot:
+        """The state as a journal keeps it, to go on from without reading the log again."""
+        return encode_snapshot(self._folds())
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -137,13 +170,16 @@ class ConversationState:
     def fold(self, event: Event) -> None:
         """Advance all folds by one event that is in the log."""
         self.seq += 1
+        self.event_id_max = max(self.event_id_max, event.id)
         left = self._view.fold(event)
         if left:
             self.admission.fold(left)
-        self._status = self._status.fold(event)
-        self.metrics = self.metrics.fold(event)
         self.turns.fold(event, self.seq)
+        self._status = self._status.fold(event)
+        if is_seen_by_model(event):
+            return
         if isinstance(event, StepFinishedEvent):
+            self.metrics = self.metrics.fold(event)
             self.iteration += 1
         elif isinstance(event, TurnStartedEvent):
             self.iteration = 0
@@ -191,17 +227,20 @@ class ConversationState:
         self.fold(event)
         self._seqs[event.id] = self.seq
 
-    def _folds(self) -> tuple[object, ...]:
-        return (
-            self.seq,
-            self.view,
-            self.admission,
-            self._status,
-            self.turns,
-            self.metrics,
-            self.task_list,
-            self.iteration,
-            self.unknown_kinds,
+    def _folds(self) -> Folds:
+        view = self.view
+        return Folds.model_construct(
+            seq=self.seq,
+            view=tuple(view),
+            unhandled_request=view.unhandled_condensation_request,
+            calls_left=self.admission.calls_left,
+            responses_left=self.admission.responses_left,
+            status=self._status,
+            turns=self.turns,
+            metrics=self.metrics,
+            task_list=self.task_list,
+            iteration=self.iteration,
+            unknown_kinds=tuple(sorted(self.unknown_kinds)),
         )
 
 

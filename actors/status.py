@@ -76,6 +76,19 @@ TRANSITIONS: Mapping[AgentExecutionStatus, Mapping[AgentExecutionStatus, str]] =
 }
 """From each status, those that may follow it, with what leads there."""
 
+_MOVING_KINDS = frozenset(
+    event_class.model_fields["kind"].default
+    for event_class in (
+        UserMessageEvent,
+        TurnStartedEvent,
+        TurnEndedEvent,
+        ConfirmationRequestedEvent,
+        ConfirmationGivenEvent,
+        PausedEvent,
+        ResumedEvent,
+        StatusChangedEvent,
+    )
+)
 _AT_REST = (_FINISHED, _ERROR, _STUCK)
 _AFTER_TURN = {
     "completed": _FINISHED,
@@ -94,6 +107,8 @@ class StatusFold:
 
     def fold(self, event: Event) -> StatusFold:
         """The status after this event of the log."""
+        if event.kind not in _MOVING_KINDS:
+            return self
         match event:
             case UserMessageEvent():
                 return _moved(self, _IDLE) if self.status in _AT_REST else self

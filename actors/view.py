@@ -26,6 +26,7 @@ from .events import (
     Event,
     LLMConvertibleEvent,
     RetractionEvent,
+    is_seen_by_model,
 )
 
 __all__ = ["Derivation", "ManipulationIndices", "View", "ViewFold"]
@@ -168,11 +169,17 @@ class ViewFold:
     def from_events(
         cls, events: Iterable[Event]
     ) -> tuple[ViewFold, tuple[LLMConvertibleEvent, ...]]:
-        """Fold a whole log from anywhere and enforce; gives what enforcement removed, too."""
+        """Fold a whole log from anywhere and enforce; gives what enforcement removed, too.
+
+        An event whose id came before is that event once more, and is passed over.
+        """
         fold, facts = cls(), LogFacts()
+        seen = set[str]()
         for event in events:
-            fold.fold(event)
-            facts.fold(event)
+            if event.id not in seen:
+                seen.add(event.id)
+                fold.fold(event)
+                facts.fold(event)
         return fold, fold.enforce(facts)
 
     def snapshot(self) -> View:
@@ -194,7 +201,7 @@ class ViewFold:
 
     def fold(self, event: Event) -> tuple[LLMConvertibleEvent, ...]:
         """Advance by one event of the log; gives the events that it takes out of the view."""
-        if isinstance(event, LLMConvertibleEvent):
+        if is_seen_by_model(event):
             self._line.events.append(event)
             self.ties.fold(event)
         elif isinstance(event, CondensationEvent):
