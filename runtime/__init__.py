@@ -13,6 +13,7 @@ from ._event_stream import EventStream, Subscription
 from ._log import add_actor, bind_log
 from ._mailbox import Mailbox, Overflow
 from ._messages import Delivery, Message
+from ._portal import Portal
 from ._ref import Ref
 from ._region import Region
 from ._reports import (
@@ -28,6 +29,7 @@ from ._runtime import LeftUndone, Runtime
 from ._supervision import Backoff, Directive, Strategy, Supervision
 from ._supervisor import Supervisor
 from ._timers import Timer, Timers
+from ._tree import ActorState, HandlingTimes, Tree
 from .errors import (
     ActorFailed,
     AskCycle,
@@ -44,14 +46,17 @@ from .errors import (
     TurnkeeperError,
     Unavailable,
 )
-from .ports import Ids, Ports, format_id
+from .ports import Blocking, DaemonThreads, Ids, Ports, format_id
 
 __all__ = [
     "Actor",
     "ActorContext",
     "ActorFailed",
+    "ActorState",
     "AskCycle",
     "Backoff",
+    "Blocking",
+    "DaemonThreads",
     "DeadLetter",
     "DeadLetters",
     "Delivery",
@@ -59,6 +64,7 @@ __all__ = [
     "Effect",
     "EventStream",
     "Failure",
+    "HandlingTimes",
     "Ids",
     "InvariantViolation",
     "LeftUndone",
@@ -72,6 +78,7 @@ __all__ = [
     "OutcomeUnknown",
     "Overflow",
     "OwnershipLost",
+    "Portal",
     "Ports",
     "Ref",
     "Refused",
@@ -90,6 +97,7 @@ __all__ = [
     "Timers",
     "TooManyRestarts",
     "TooManyThreads",
+    "Tree",
     "TurnkeeperError",
     "Unavailable",
     "add_actor",

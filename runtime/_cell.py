@@ -62,7 +62,7 @@ in_effect: ContextVar[bool] = ContextVar("turnkeeper_in_effect", default=False)
 
 class Phase(Enum):
     LIVE = "live"
-    BACKOFF = "backoff"
+    BACKOFF = "backing off"
     """It failed, and starts again in a while. Mail waits, under the mailbox's own policy."""
     HELD = "held"
     """Its supervisor holds it until its siblings are ready. Mail waits."""
@@ -369,6 +369,7 @@ class Cell(MailQueue):
         if self.phase is not Phase.ENDED:
             self.handled += count
             self.traits.stats.record((self.system.now() - began) / count, count)
+            self._leave_trace(None)
             self.answered(result)
         return Outcome.SPENT
 
@@ -483,7 +484,7 @@ class Cell(MailQueue):
 
     async def _recover(self, error: BaseException) -> bool:
         self.failed += 1
-        leave_trace(self, error)
+        self._leave_trace(error)
         self._fail_current(self.shown(error))
         if self.control and isinstance(order := self.control[0], Order):
             # Whoever gave the order wants it gone, or held, however it fares.
@@ -497,6 +498,10 @@ class Cell(MailQueue):
         if after is None:
             return True
         return await self._clean_up(after, error)
+
+    def _leave_trace(self, error: BaseException | None) -> None:
+        if self.system.tracing is not None and self.context is not None:
+            self.context.run(leave_trace, self, error)
 
     def _fail_current(self, error: BaseException) -> None:
         if self.current is not None:
@@ -693,7 +698,6 @@ class Cell(MailQueue):
 
     def answered(self, result: object) -> None:
         """A handler has returned. What it left unanswered in a batch is now deferred."""
-        leave_trace(self, None)
         if self.batch is not None:
             for ask in self.batch:
                 if not ask.is_done:
@@ -746,8 +750,9 @@ class Cell(MailQueue):
         return self.at_rest and self.is_quiet
 
     @property
-    def is_handling(self) -> bool:
-        return bool(self._user_code)
+    def doing(self) -> str:
+        """Which code of its user's it waits for; empty when for none."""
+        return self._user_code
 
     def maybe_idle(self) -> None:
         if self.region is not None and self.is_idle:

@@ -71,7 +71,7 @@ class Ref(Generic[M_contra]):
         cell = self._cell
         system = cell.system
         tracing = system.tracing
-        item = (message, system.now(), None if tracing is None else tracing.sent(self, message))
+        item = (message, system.now(), None if tracing is None else tracing.sent())
         # The short way. Cells that are closed or full for any reason fail both tests.
         if not control:
             if cell.is_parked:
@@ -97,7 +97,7 @@ class Ref(Generic[M_contra]):
         """
         system = self._cell.system
         tracing = system.tracing
-        item = (message, system.now(), None if tracing is None else tracing.sent(self, message))
+        item = (message, system.now(), None if tracing is None else tracing.sent())
         self._send(item, control=control, may_wait=False)
 
     async def ask(
@@ -132,7 +132,7 @@ class Ref(Generic[M_contra]):
             message,
             cell.name,
             system.now(),
-            None if tracing is None else tracing.sent(self, message),
+            None if tracing is None else tracing.sent(),
         )
         if control:
             self._send(ask, control=True, may_wait=True)

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
@@ -20,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 from typing_extensions import TypeVar
 
 from ._actor import Actor
@@ -30,11 +31,13 @@ from ._dead_letters import DeadLetters
 from ._event_stream import EventStream
 from ._log import logger
 from ._mailbox import Mailbox
+from ._portal import Portal
 from ._ref import Ref
 from ._region import Region
 from ._supervision import Supervision, leaves
 from ._supervisor import Supervisor
 from ._system import Limits, System
+from ._tree import Tree, take_tree
 from .ports import Ports
 
 __all__ = ["LeftUndone", "Runtime"]
@@ -61,6 +64,8 @@ class Runtime:
     `drain_s`: how long, on leaving, queued messages may still be handled. `stop_s`: how long an
     actor that is told to stop may go on with its message. `cleanup_s`: how long its hooks may
     take. `kill_s`: how long something cancelled may take to end before it counts as stuck.
+    `handle_signals`: SIGINT and SIGTERM leave the runtime, as if its block had ended there; a
+    second one cuts the draining short. For programs that own their process; main thread only.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Runtime:
         stop_s: float = 5.0,
         cleanup_s: float = 5.0,
         kill_s: float = 1.0,
+        handle_signals: bool = False,
     ) -> None:
         limits = Limits(drain_s, stop_s, cleanup_s, kill_s)
         self.left_undone: tuple[LeftUndone, ...] = ()
@@ -83,6 +89,11 @@ class Runtime:
         self._failure: BaseException | None = None
         self._is_open = False
         self._host_ended = anyio.Event()
+        self._handles_signals = handle_signals
+        self.stopped_by: signal.Signals | None = None
+        """The signal that ended the block, if one did."""
+        self._portal: Portal | None = None
+        self._draining: anyio.CancelScope | None = None
 
     # --- what users do ---------------------------------------------------------------------------
 
@@ -154,6 +165,16 @@ class Runtime:
         self._root.adopt(region)
         return region
 
+    def tree(self) -> Tree:
+        """What every actor is doing just now. Print it, or let rich do so."""
+        return take_tree(self._system, self._root)
+
+    def portal(self) -> Portal:
+        """For threads: blocking `tell` and `ask`. Make it in the loop, use it elsewhere."""
+        if self._portal is None:
+            self._portal = Portal(self._system)
+        return self._portal
+
     # --- opening ---------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -170,6 +191,8 @@ class Runtime:
         spawn_host(host)
         with anyio.CancelScope(shield=True):
             await ready.wait()
+        if self._failure is not None:
+            raise self._failure
         self._is_open = True
         self._body.__enter__()
         return self
@@ -180,6 +203,8 @@ class Runtime:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 self._system.open(tasks)
+                if self._handles_signals:
+                    await tasks.start(self._listen)
                 ready.set(None)
                 try:
                     await self._system.clock.run()
@@ -192,6 +217,18 @@ class Runtime:
             self._fail(found[0] if len(found) == 1 else error)
         finally:
             self._host_ended.set()
+            ready.set(None)
+
+    async def _listen(self, *, task_status: TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for number in signals:
+                logger.warning("leaving the runtime", signal=number.name)
+                if self.stopped_by is None:
+                    self.stopped_by = number
+                    self._body.cancel()
+                elif self._draining is not None:
+                    self._draining.cancel()
 
     def _fail(self, error: BaseException) -> None:
         """Nobody below could answer for this: the runtime ends, and its block raises it."""
@@ -220,7 +257,7 @@ class Runtime:
         self._close_intake()
         if not self._host_ended.is_set():
             if is_drained:
-                with system.clock.at_most(system.limits.drain_s):
+                with system.clock.at_most(system.limits.drain_s) as self._draining:
                     await system.drained()
             self._say_what_is_left()
             await self._root.stop_children("the runtime is shutting down")
@@ -236,6 +273,8 @@ class Runtime:
             await self._host_ended.wait()
         for cell in cells_of(self._root):
             cell.end(None)
+        if self._portal is not None:
+            self._portal.close()
         system.events.close()
 
     def _close_intake(self) -> None:
@@ -250,8 +289,8 @@ class Runtime:
         left = []
         for cell in cells_of(self._root):
             effects = tuple(effect.name for effect in cell.effects or ())
-            if cell.depth or effects or cell.is_handling:
-                left.append(LeftUndone(cell.name, cell.depth, effects, cell.is_handling))
+            if cell.depth or effects or cell.doing:
+                left.append(LeftUndone(cell.name, cell.depth, effects, bool(cell.doing)))
         self.left_undone = tuple(left)
         for each in left:
             logger.warning(

@@ -28,7 +28,6 @@ from .ports import Ports
 if TYPE_CHECKING:
     from ._actor import Actor, ActorContext
     from ._cell import Cell
-    from ._ref import Ref
 
 __all__ = ["Limits", "System", "Tracing", "Traits"]
 
@@ -63,16 +62,16 @@ class Traits:
 class Tracing(Protocol):
     """What follows a message from its sender into its handler; see `otel.py`."""
 
-    def sent(self, ref: Ref[Any], message: object) -> object:
-        """What to put into the envelope; None for nothing."""
+    def sent(self) -> object:
+        """What to put into the envelope of a message that the running code sends."""
         ...
 
-    def enter(self, cell: Cell, message: object, trace: object) -> None:
-        """A handler begins, inside its actor's context."""
+    def enter(self, actor: Actor[Any], message: object, trace: object, *, is_ask: bool) -> None:
+        """A handler begins. Runs inside its actor's context, as `leave` does."""
         ...
 
-    def leave(self, cell: Cell, error: BaseException | None) -> None:
-        """The handler that was entered last has ended."""
+    def leave(self, actor: Actor[Any], error: BaseException | None) -> None:
+        """The handler that this actor was in has ended."""
         ...
 
 

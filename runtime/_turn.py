@@ -78,7 +78,7 @@ def run_turn(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, wi
             handled += 1
             cell.current = ask
             if trace is not None:
-                enter_trace(cell, message, trace)
+                enter_trace(cell, message, trace, is_ask=ask is not None)
             try:
                 result = receive(message)
                 if type(result) is CoroutineType:
@@ -145,7 +145,7 @@ def run_batch(cell: Cell) -> Outcome:
 
     cell.batch = asks
     if trace is not None:
-        enter_trace(cell, deliveries[-1].message, trace)
+        enter_trace(cell, deliveries[-1].message, trace, is_ask=bool(asks))
     coroutine = actor.receive_batch(deliveries)
     if cell.spec.is_resident:
         return cell.suspend(coroutine, count=len(deliveries))
@@ -157,6 +157,7 @@ def run_batch(cell: Cell) -> Outcome:
         count = len(deliveries)
         cell.handled += count
         cell.traits.stats.record((now() - began) / count, count)
+        leave_trace(cell, None)
         cell.answered(None)
         return Outcome.SPENT
     except (KeyboardInterrupt, SystemExit):
@@ -167,11 +168,12 @@ def run_batch(cell: Cell) -> Outcome:
     return cell.suspend(coroutine, yielded, count=len(deliveries))
 
 
-def enter_trace(cell: Cell, message: object, trace: object) -> None:
-    if (tracing := cell.system.tracing) is not None:
-        tracing.enter(cell, message, trace)
+def enter_trace(cell: Cell, message: object, trace: object, *, is_ask: bool) -> None:
+    if (tracing := cell.system.tracing) is not None and cell.actor is not None:
+        tracing.enter(cell.actor, message, trace, is_ask=is_ask)
 
 
 def leave_trace(cell: Cell, error: BaseException | None) -> None:
-    if (tracing := cell.system.tracing) is not None:
-        tracing.leave(cell, error)
+    """Inside the actor's context; `Cell.leave_trace` is for everybody else."""
+    if (tracing := cell.system.tracing) is not None and cell.actor is not None:
+        tracing.leave(cell.actor, error)

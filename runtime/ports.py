@@ -12,11 +12,19 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeVar
 
 import anyio
 
-__all__ = ["Ids", "Ports", "format_id"]
+from ._backend import OneShot, thread_caller
+from .errors import TooManyThreads
+
+__all__ = ["Blocking", "DaemonThreads", "Ids", "Ports", "format_id"]
+
+T = TypeVar("T")
 
 _UUID_BLOCK = 1 << 16
 
@@ -73,6 +81,62 @@ def _start_daemon_thread(name: str, target: Callable[[], None]) -> None:
     threading.Thread(target=target, name=name, daemon=True).start()
 
 
+class Blocking(Protocol):
+    """The way to call what blocks."""
+
+    async def __call__(self, function: Callable[[], T]) -> T: ...
+
+
+class DaemonThreads:
+    """Calls blocking functions, each in a daemon thread of its own.
+
+    A caller that is cancelled abandons its thread, for a thread cannot be ended. Abandoned ones
+    are counted, and past `abandoned_max` nothing more is started: `TooManyThreads`. Leaving the
+    program waits for none of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        abandoned_max: int = 32,
+        start_thread: Callable[[str, Callable[[], None]], None] = _start_daemon_thread,
+    ) -> None:
+        self.abandoned = 0
+        """How many threads are still running for nobody. Read and written in the loop."""
+        self._abandoned_max = abandoned_max
+        self._start_thread = start_thread
+
+    async def __call__(self, function: Callable[[], T]) -> T:
+        """What the function returns or raises; it sees the caller's context variables."""
+        if self.abandoned >= self._abandoned_max:
+            raise TooManyThreads(self.abandoned)
+        answer: OneShot[T] = OneShot()
+        call_soon = thread_caller()
+        context = copy_context()
+        is_abandoned = False
+
+        def finish(settle: Callable[[], None]) -> None:
+            if is_abandoned:
+                self.abandoned -= 1
+            settle()
+
+        def run() -> None:
+            try:
+                value = context.run(function)
+            except BaseException as error:  # noqa: BLE001 - carried to the caller, as it is
+                call_soon(partial(finish, partial(answer.fail, error)))
+            else:
+                call_soon(partial(finish, partial(answer.set, value)))
+
+        self._start_thread("turnkeeper-blocking", run)
+        try:
+            return await answer.wait()
+        finally:
+            if not answer.is_done:
+                is_abandoned = True
+                self.abandoned += 1
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """The world, as the two packages see it. The defaults are the real one."""
@@ -94,3 +158,6 @@ class Ports:
 
     start_thread: Callable[[str, Callable[[], None]], None] = _start_daemon_thread
     """Run a function in a daemon thread of that name; leaving the program never waits for it."""
+
+    blocking: Blocking = field(default_factory=DaemonThreads)
+    """`await ports.blocking(function)`: the only way to call what blocks."""

@@ -1,0 +1,183 @@
+"""Seeing inside: what all actors of a runtime are doing, at one moment.
+
+A tree is a copy: taking it changes nothing and costs one walk. `print` it, or let rich do so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ._cell import Cell, Phase
+from ._messages import Order
+from ._supervisor import Supervisor
+
+if TYPE_CHECKING:
+    import rich.console
+
+    from ._system import System
+
+__all__ = ["ActorState", "HandlingTimes", "Tree", "take_tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class ActorState:
+    """One actor, or one supervisor (which has no mail), and those below it."""
+
+    name: str
+    kind: str
+    state: str
+    mailbox_depth: int
+    oldest_s: float
+    """How long the oldest message has been waiting."""
+    handled: int
+    failed: int
+    restarts: int
+    effects: tuple[str, ...]
+    children: tuple[ActorState, ...]
+
+    @property
+    def line(self) -> str:
+        parts = [f"{self.name} {self.kind}: {self.state}"]
+        if self.mailbox_depth:
+            parts.append(f"{self.mailbox_depth} waiting, the oldest for {self.oldest_s:.3f} s")
+        if self.handled:
+            parts.append(f"{self.handled} handled")
+        if self.failed:
+            parts.append(f"{self.failed} failed")
+        if self.restarts:
+            parts.append(f"{self.restarts} restarts")
+        if self.effects:
+            parts.append(f"effects: {', '.join(self.effects)}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class HandlingTimes:
+    """How long the handlers of one actor class take, in seconds."""
+
+    kind: str
+    count: int
+    p50_s: float
+    p90_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """All actors of a runtime, and how long their handlers take."""
+
+    actors: tuple[ActorState, ...]
+    handling_times: tuple[HandlingTimes, ...]
+
+    def walk(self) -> Iterator[ActorState]:
+        """Every actor, parents before children."""
+        waiting = list(reversed(self.actors))
+        while waiting:
+            state = waiting.pop()
+            yield state
+            waiting.extend(reversed(state.children))
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+
+        def add(states: tuple[ActorState, ...], indent: str) -> None:
+            for state in states:
+                lines.append(indent + state.line)
+                add(state.children, indent + "  ")
+
+        add(self.actors, "")
+        lines += [
+            f"{each.kind}: {each.count} handled, p50 {each.p50_s * 1e3:.3f} ms, "
+            f"p90 {each.p90_s * 1e3:.3f} ms, p99 {each.p99_s * 1e3:.3f} ms"
+            for each in self.handling_times
+        ]
+        return "\n".join(lines)
+
+    def __rich__(self) -> rich.console.RenderableType:
+        from rich.console import Group  # noqa: PLC0415 - rich is an extra; only it calls this
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+        from rich.tree import Tree as RichTree  # noqa: PLC0415
+
+        root = RichTree("actors")
+
+        def add(parent: RichTree, states: tuple[ActorState, ...]) -> None:
+            for state in states:
+                style = _STYLES.get(state.state, "")
+                add(parent.add(Text(state.line, style=style)), state.children)
+
+        add(root, self.actors)
+        table = Table("class", "handled", "p50 ms", "p90 ms", "p99 ms")
+        for each in self.handling_times:
+            times = (each.p50_s, each.p90_s, each.p99_s)
+            table.add_row(each.kind, str(each.count), *(f"{time * 1e3:.3f}" for time in times))
+        return Group(root, table)
+
+
+_STYLES = {
+    "idle": "dim",
+    "backing off": "yellow",
+    "held": "yellow",
+    "refusing": "red",
+    "stopping": "magenta",
+}
+
+
+def take_tree(system: System, root: Supervisor) -> Tree:
+    now = system.now()
+    times = tuple(
+        HandlingTimes(
+            kind.__name__,
+            traits.stats.count,
+            traits.stats.quantile(0.5),
+            traits.stats.quantile(0.9),
+            traits.stats.quantile(0.99),
+        )
+        for kind, traits in system.traits.items()
+    )
+    return Tree(_states(root, now), times)
+
+
+def _states(supervisor: Supervisor | None, now: float) -> tuple[ActorState, ...]:
+    found: list[ActorState] = []
+    for child in supervisor.children.values() if supervisor is not None else ():
+        if isinstance(child, Cell):
+            found.append(_state(child, now))
+        elif isinstance(child, Supervisor):
+            kind = type(child).__name__.lower()
+            below = _states(child, now)
+            found.append(ActorState(child.name, kind, "open", 0, 0.0, 0, 0, 0, (), below))
+    return tuple(found)
+
+
+def _state(cell: Cell, now: float) -> ActorState:
+    return ActorState(
+        name=cell.name,
+        kind="(not started)" if cell.actor is None else type(cell.actor).__name__,
+        state=_said(cell),
+        mailbox_depth=cell.depth,
+        oldest_s=max((now - sent_at for sent_at in _heads(cell)), default=0.0),
+        handled=cell.handled,
+        failed=cell.failed,
+        restarts=cell.restarts,
+        effects=tuple(effect.name for effect in cell.effects or ()),
+        children=_states(cell.children, now),
+    )
+
+
+def _heads(cell: Cell) -> Iterator[float]:
+    """When the first message of each lane was sent."""
+    for lane in (cell.control, cell.mail):
+        for item in lane:
+            if isinstance(item, Order):
+                continue
+            yield item[1] if isinstance(item, tuple) else item.sent_at
+            break
+
+
+def _said(cell: Cell) -> str:
+    if cell.phase is not Phase.LIVE:
+        return str(cell.phase.value)
+    return "idle" if cell.at_rest else cell.doing or "ready"

@@ -1,0 +1,113 @@
+"""OpenTelemetry for actors: spans and metrics. Needs the extra `otel`.
+
+1. It owns no actor; it is handed each message's envelope when it is sent, and each handler's
+   beginning and end.
+2. It promises one span per handler: for an ask, a child of the asker's span; for a tell, a span of
+   its own trace, linked to the sender's; with the error, when the handler fails. What a handler
+   sends carries on from its span. And metrics: how long handlers take, how many failed, how many
+   messages wait, how many letters are dead.
+3. It does not promise a span per message of a batch: a batch is one span, linked as its last
+   message.
+4. It runs inside handlers' turns, in the loop. The gauges are read by the exporter's own thread,
+   which may see counts that are a moment old.
+5. Nothing survives a crash but what the exporter has sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextvars import Token
+from time import time_ns
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from opentelemetry import context as otel_context
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+
+from ._actor import Actor
+from ._runtime import Runtime, cells_of
+
+__all__ = ["instrument"]
+
+_NAME: Final = "turnkeeper.runtime"
+
+
+def instrument(
+    runtime: Runtime,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+) -> None:
+    """Have a runtime report to OpenTelemetry, from now on. Default: the global providers."""
+    tracing = _OtelTracing(
+        trace.get_tracer(_NAME, tracer_provider=tracer_provider),
+        metrics.get_meter(_NAME, meter_provider=meter_provider),
+    )
+    system = runtime._system  # noqa: SLF001 - same package
+    root = runtime._root  # noqa: SLF001 - same package
+    system.tracing = tracing
+    meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
+
+    def waiting(_: CallbackOptions) -> Iterable[Observation]:
+        yield Observation(sum(cell.depth for cell in cells_of(root)))
+
+    def active(_: CallbackOptions) -> Iterable[Observation]:
+        yield Observation(sum(1 for _ in cells_of(root)))
+
+    def dead_letters(_: CallbackOptions) -> Iterable[Observation]:
+        yield Observation(runtime.dead_letters.count)
+
+    meter.create_observable_gauge("turnkeeper.messages.waiting", [waiting])
+    meter.create_observable_gauge("turnkeeper.actors", [active])
+    meter.create_observable_counter("turnkeeper.dead_letters", [dead_letters])
+
+
+class _OtelTracing:
+    """The handlers that are going on, with their spans."""
+
+    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
+        self._tracer = tracer
+        self._duration = meter.create_histogram("turnkeeper.handler.duration", unit="s")
+        self._failures = meter.create_counter("turnkeeper.handler.failures")
+        # An actor handles one message at a time, so it has one span at most. Any: of any type.
+        self._open: WeakKeyDictionary[
+            Actor[Any], tuple[Span, Token[otel_context.Context], int, str]
+        ] = WeakKeyDictionary()
+
+    def sent(self) -> object:
+        return trace.get_current_span().get_span_context()
+
+    def enter(self, actor: Actor[Any], message: object, trace_: object, *, is_ask: bool) -> None:
+        sender = trace_ if isinstance(trace_, trace.SpanContext) else trace.INVALID_SPAN_CONTEXT
+        parent = otel_context.Context()
+        links: list[Link] = []
+        if sender.is_valid and is_ask:
+            parent = trace.set_span_in_context(trace.NonRecordingSpan(sender), parent)
+        elif sender.is_valid:
+            links.append(Link(sender))
+        kind = type(actor).__name__
+        span = self._tracer.start_span(
+            f"{kind} {type(message).__name__}",
+            context=parent,
+            kind=SpanKind.SERVER if is_ask else SpanKind.CONSUMER,
+            links=links,
+            attributes={"turnkeeper.actor": actor.context.name},
+        )
+        token = otel_context.attach(trace.set_span_in_context(span))
+        self._open[actor] = (span, token, time_ns(), kind)
+
+    def leave(self, actor: Actor[Any], error: BaseException | None) -> None:
+        found = self._open.pop(actor, None)
+        if found is None:
+            return
+        span, token, began, kind = found
+        attributes = {"turnkeeper.actor.class": kind}
+        if error is not None:
+            span.record_exception(error)
+            span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+            self._failures.add(1, attributes)
+        self._duration.record((time_ns() - began) / 1e9, attributes)
+        span.end()
+        otel_context.detach(token)
