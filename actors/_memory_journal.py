@@ -12,17 +12,19 @@ from typing import Self
 
 import anyio.lowlevel
 
-from turnkeeper.runtime import InvariantViolation, Ports
+from turnkeeper.runtime import InvariantViolation, OneShot, Ports
 
 from .errors import (
+    ConversationExists,
     ConversationNotFound,
     EventIdConflict,
     Fenced,
     JournalRefused,
     MessageIdConflict,
     OwnedElsewhere,
+    RecordNotFound,
 )
-from .journal import Claim, ConversationInfo, Record, Rejection, Snapshot, StoredRecord
+from .journal import Claim, ConversationInfo, Deletion, Record, Rejection, Snapshot, StoredRecord
 
 
 @dataclass(slots=True)
@@ -36,6 +38,28 @@ class _Log:
     updated_at: float = 0.0
     rejections: list[Rejection] = field(default_factory=list)
     snapshot: Snapshot | None = None
+    prefix: tuple[tuple[_Log, int], ...] = ()
+    """The logs that a fork's first records come from, nearest first, each with its last seq."""
+
+    def add(self, records: Sequence[Record], *, is_unfinished: bool, now: float) -> Sequence[int]:
+        first = len(self.records) + 1
+        for seq, record in enumerate(records, first):
+            self.records.append(
+                StoredRecord(
+                    seq,
+                    self.epoch,
+                    record.event_id,
+                    record.kind,
+                    record.payload,
+                    record.message_id,
+                )
+            )
+            self.seq_by_event_id[record.event_id] = seq
+            if record.message_id is not None:
+                self.seq_by_message_id[record.message_id] = seq
+        self.is_unfinished = is_unfinished
+        self.updated_at = now
+        return range(first, first + len(records))
 
 
 class MemoryStore:
@@ -43,6 +67,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._logs: dict[str, _Log] = {}
+        self._waiting: list[OneShot[None]] = []
 
     def log(self, conversation_id: str) -> _Log:
         return self._logs.setdefault(conversation_id, _Log())
@@ -55,6 +80,21 @@ class MemoryStore:
 
     def logs(self) -> Mapping[str, _Log]:
         return self._logs
+
+    def replace(self, conversation_id: str, log: _Log) -> None:
+        self._logs[conversation_id] = log
+        self.grown()
+
+    def grown(self) -> None:
+        """Wake everybody who waits for more, in whichever log."""
+        waiting, self._waiting = self._waiting, []
+        for cell in waiting:
+            cell.set(None)
+
+    async def wait_for_growth(self) -> None:
+        cell: OneShot[None] = OneShot()
+        self._waiting.append(cell)
+        await cell.wait()
 
 
 class MemoryJournal:
@@ -124,16 +164,8 @@ class MemoryJournal:
                 expected_seq=expected_seq,
                 known=known,
             )
-            seqs = range(expected_seq, expected_seq + len(records))
-            for seq, record in zip(seqs, records, strict=True):
-                log.records.append(
-                    StoredRecord(seq, epoch, record.event_id, record.kind, record.payload)
-                )
-                log.seq_by_event_id[record.event_id] = seq
-                if record.message_id is not None:
-                    log.seq_by_message_id[record.message_id] = seq
-            log.is_unfinished = is_unfinished
-            log.updated_at = self._ports.now()
+            seqs = log.add(records, is_unfinished=is_unfinished, now=self._ports.now())
+            self._store.grown()
         # After the write, as with a disk: a caller that is cancelled here has been written.
         await anyio.lowlevel.checkpoint()
         return seqs
@@ -207,6 +239,79 @@ class MemoryJournal:
         snapshot = self._store.written_log(conversation_id).snapshot
         await anyio.lowlevel.checkpoint()
         return snapshot
+
+    async def fork(
+        self,
+        conversation_id: str,
+        fork_id: str,
+        *,
+        at: int,
+        records: Sequence[Record],
+        is_unfinished: bool,
+    ) -> Claim:
+        if not records:
+            raise ValueError("a fork without records of its own")
+        self._refuse_if_left()
+        parent = self._store.written_log(conversation_id)
+        if not 1 <= at <= len(parent.records):
+            raise RecordNotFound(conversation_id, at, len(parent.records))
+        child = self._store.log(fork_id)
+        if child.records:
+            ids = [record.event_id for record in child.records[at:]]
+            if ids[: len(records)] != [record.event_id for record in records]:
+                raise ConversationExists(fork_id, len(child.records))
+        else:
+            shared = parent.records[:at]
+            begun = _Log(max(child.epoch, parent.epoch) + 1, self, shared)
+            logs = ((parent, at), *parent.prefix)
+            bases = (*(upto for _, upto in parent.prefix), 0)
+            begun.prefix = tuple(
+                (log, min(upto, at))
+                for (log, upto), base in zip(logs, bases, strict=True)
+                if base < at
+            )
+            begun.seq_by_event_id = {record.event_id: record.seq for record in shared}
+            begun.seq_by_message_id = {
+                record.message_id: record.seq for record in shared if record.message_id is not None
+            }
+            known = {
+                record.event_id: begun.seq_by_event_id[record.event_id]
+                for record in records
+                if record.event_id in begun.seq_by_event_id
+            }
+            _check(fork_id, begun, records, epoch=begun.epoch, expected_seq=at + 1, known=known)
+            begun.add(records, is_unfinished=is_unfinished, now=self._ports.now())
+            self._store.replace(fork_id, begun)
+            child = begun
+        claim = Claim(child.epoch, len(child.records))
+        await anyio.lowlevel.checkpoint()
+        return claim
+
+    async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
+        self._refuse_if_left()
+        log = self._store.written_log(conversation_id)
+        if epoch != log.epoch:
+            raise Fenced(
+                conversation_id,
+                epoch=epoch,
+                expected_seq=len(log.records) + 1,
+                found_epoch=log.epoch,
+                head=len(log.records),
+            )
+        needed = {
+            name: upto
+            for name, fork in sorted(self._store.logs().items())
+            for of, upto in fork.prefix
+            if of is log
+        }
+        deletion = Deletion(max(needed.values(), default=0), tuple(needed), is_erased=True)
+        self._store.replace(conversation_id, _Log(log.epoch + 1, self))
+        await anyio.lowlevel.checkpoint()
+        return deletion
+
+    async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
+        while len(self._store.log(conversation_id).records) <= after:
+            await self._store.wait_for_growth()
 
     def _refuse_if_left(self) -> None:
         if not self._is_entered:

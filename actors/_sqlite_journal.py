@@ -31,11 +31,12 @@ from turnkeeper.runtime import Ports
 
 from ._job_thread import JobThread, Worker
 from ._owner_lock import OwnerLock
+from ._sqlite_forks import delete, fork
 from ._sqlite_reader import Read, SQLiteReader
 from ._sqlite_schema import Synchronous, open_for_writing, refusal
-from ._sqlite_writer import Append, Change, SQLiteWriter
-from .errors import JournalRefused, OwnedElsewhere
-from .journal import Claim, ConversationInfo, Record, Rejection, Snapshot, StoredRecord
+from ._sqlite_writer import Append, Change, SQLiteWriter, Upkeep
+from .errors import JournalRefused, JournalUnavailable, OwnedElsewhere
+from .journal import Claim, ConversationInfo, Deletion, Record, Rejection, Snapshot, StoredRecord
 
 T = TypeVar("T")
 
@@ -45,6 +46,12 @@ _LOCK_PAUSE_S = 0.05
 
 def _no_failpoint(_: str) -> None:
     return
+
+
+def _empty_write_ahead_log(connection: sqlite3.Connection) -> bool:
+    """Fold the log into the file and cut it to nothing; False when a reader is in the way."""
+    (is_busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not is_busy
 
 
 class SQLiteJournal:
@@ -61,6 +68,7 @@ class SQLiteJournal:
         owner_wait_s: float = 5.0,
         busy_wait_s: float = 10.0,
         stop_wait_s: float = 30.0,
+        poll_s: float = 0.2,
         queued_events_max: int = 8_192,
         queued_bytes_max: int = 64 << 20,
         group_events_max: int = 1_024,
@@ -83,6 +91,7 @@ class SQLiteJournal:
         self._owner = address or f"process {os.getpid()} on {socket.gethostname()}"
         self._owner_wait_s = owner_wait_s
         self._busy_wait_s = busy_wait_s
+        self._poll_s = poll_s
         self._active_conversations_max = active_conversations_max
         self._rejection_age_s_max = rejection_age_s_max
         self._ports = ports or Ports()
@@ -229,6 +238,37 @@ class SQLiteJournal:
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
         return await self._read(lambda reader: reader.read_snapshot(conversation_id))
+
+    async def fork(
+        self,
+        conversation_id: str,
+        fork_id: str,
+        *,
+        at: int,
+        records: Sequence[Record],
+        is_unfinished: bool,
+    ) -> Claim:
+        if not records:
+            raise ValueError("a fork without records of its own")
+        return await self._change(
+            lambda writer: fork(
+                writer, conversation_id, fork_id, at, records, is_unfinished=is_unfinished
+            )
+        )
+
+    async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
+        """Delete a conversation; what no fork needs is overwritten in the file, and its log too."""
+        kept, forks = await self._change(lambda writer: delete(writer, conversation_id, epoch))
+        try:
+            is_erased = await self._writer.do(Upkeep(_empty_write_ahead_log))
+        except (JournalUnavailable, OwnedElsewhere):
+            is_erased = False
+        return Deletion(kept, forks, is_erased)
+
+    async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
+        # Another process may be the one that writes, so there is nobody here to set an event.
+        while await self._read(lambda reader: reader.head(conversation_id)) <= after:  # noqa: ASYNC110
+            await anyio.sleep(self._poll_s)
 
     # --- the threads ------------------------------------------------------------------------------
 

@@ -1,9 +1,7 @@
 """Everything that is read from the SQLite file, checked as it is read.
 
 Owns the reading connection; runs in a thread of its own, and needs no ownership. Each read is one
-transaction, so it sees the file as of one commit. Rows are gathered by SQLite into a single
-result: a row at a time would let go of the interpreter lock once a row, and wait for a busy event
-loop each time.
+transaction, so it sees the file as of one commit.
 """
 
 from __future__ import annotations
@@ -18,35 +16,26 @@ from typing import TypeVar
 from turnkeeper.runtime import TurnkeeperError
 
 from ._job_thread import Job
-from ._record_chain import first_mark, log_number, next_mark, seal
-from ._sqlite_schema import error_code, open_for_reading
-from ._sqlite_writer import (
-    CHAIN,
+from ._record_chain import log_number, seal
+from ._sqlite_log import (
     Tail,
-    find_entry,
     find_events,
-    find_mark,
     find_messages,
+    find_record,
+    read_records,
     read_tail,
     tail_of_row,
 )
+from ._sqlite_schema import error_code, open_for_reading
 from .errors import ConversationNotFound, CorruptLog, JournalRefused, JournalUnavailable
 from .journal import ConversationInfo, Rejection, Snapshot, StoredRecord
 
 T = TypeVar("T")
 
-# Newest first, as the chain goes.
-_READ_EVENTS = f"""
-    {CHAIN}
-    SELECT json_group_array(json_array(
-               e.seq, e.epoch, e.event_id, e.kind, e.message_id, e.mark, length(e.payload))),
-           CAST(group_concat(e.payload, '') AS BLOB)
-    FROM chain c JOIN event e ON e.id = c.id WHERE c.seq <= :upto
-"""  # noqa: S608 - our own text
 _LIST_PAGE = 1000
 _LIST = """
-    SELECT json_group_array(json_array(id, name, incarnation, epoch, head, last, tip,
-                                       is_unfinished, updated_us, seal))
+    SELECT json_group_array(json_array(id, name, incarnation, log, epoch, head, last, tip,
+                                       forked_at, is_unfinished, updated_us, seal))
     FROM (SELECT * FROM conversation WHERE id > ? ORDER BY id LIMIT ?)
 """
 
@@ -155,45 +144,12 @@ class SQLiteReader:
     def read(self, name: str, after: int, limit: int) -> Sequence[StoredRecord]:
         tail = self._tail(name)
         upto = min(after + limit, tail.head)
-        return self.records(tail, after, upto) if upto > after else []
+        return read_records(self._connection, tail, after, upto) if upto > after else []
 
-    def records(self, tail: Tail, after: int, upto: int) -> list[StoredRecord]:
-        """The records above `after` up to and with `upto`; each is checked against the one before.
-
-        The mark of the record at `after` is taken as it stands; whoever reads from the beginning
-        has checked it too.
-        """
-        entry = find_entry(self._connection, tail, upto)
-        try:
-            rows, payloads = self._connection.execute(
-                _READ_EVENTS, {"entry": entry, "first": max(after, 1), "upto": upto}
-            ).fetchone()
-            facts = json.loads(rows)
-        except (ValueError, sqlite3.DatabaseError) as error:
-            raise CorruptLog(tail.name, after + 1, f"it cannot be read ({error})") from error
-        payloads = payloads or b""
-        end = len(payloads)
-        mark = first_mark(tail.log)
-        if after:
-            if not facts or facts[-1][0] != after:
-                raise CorruptLog(tail.name, after, "the record is missing")
-            *_, mark, size = facts.pop()
-            end -= size
-        seq = after
-        records = []
-        for found_seq, epoch, event_id, kind, message_id, found_mark, size in reversed(facts):
-            seq += 1
-            payload = payloads[end - size : end]
-            end -= size
-            mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
-            if found_seq != seq or found_mark != mark:
-                raise CorruptLog(tail.name, seq, "the record is missing, or not what was written")
-            records.append(StoredRecord(seq, epoch, event_id, kind, payload))
-        if seq != upto:
-            raise CorruptLog(tail.name, seq + 1, "the record is missing")
-        if upto == tail.head and mark != tail.tip:
-            raise CorruptLog(tail.name, upto, "the last record is not what was written")
-        return records
+    def head(self, name: str) -> int:
+        """Where a log ends; 0 where there is none."""
+        tail = read_tail(self._connection, name)
+        return tail.head if tail else 0
 
     def info(self, name: str) -> ConversationInfo:
         return _info(self._tail(name))
@@ -247,7 +203,8 @@ class SQLiteReader:
         seq, version, tip, payload, found = row
         if seal(tail.log, seq, version, tip, content=payload) != found:
             return None
-        if find_mark(self._connection, tail, seq) != tip:
+        record = find_record(self._connection, tail, seq)
+        if record is None or record[1] != tip:
             return None
         return Snapshot(seq, version, payload)
 

@@ -33,11 +33,13 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE conversation (
         id INTEGER PRIMARY KEY,
         name TEXT NOT NULL UNIQUE,
-        incarnation INTEGER NOT NULL,   -- the log in use is log_number(name, incarnation)
+        incarnation INTEGER NOT NULL,   -- how often the name was deleted
+        log INTEGER NOT NULL UNIQUE,    -- log_number(name, incarnation)
         epoch INTEGER NOT NULL,
         head INTEGER NOT NULL,
         last INTEGER NOT NULL,          -- the id of the event at head, or 0
         tip INTEGER NOT NULL,           -- its mark
+        forked_at INTEGER NOT NULL,     -- up to here it is its parent's log; 0 if it is no fork
         is_unfinished INTEGER NOT NULL,
         updated_us INTEGER NOT NULL,    -- microseconds since the epoch, UTC
         seal INTEGER NOT NULL           -- checksum over all of the above but id
@@ -56,12 +58,33 @@ MIGRATIONS: tuple[str, ...] = (
         kind TEXT NOT NULL,
         message_id TEXT,
         mark INTEGER NOT NULL,          -- checksum over the record and the mark before it
-        payload BLOB NOT NULL
+        payload BLOB NOT NULL,
+        parts TEXT                      -- where its large parts belong, and their digests
     );
     CREATE INDEX anchor ON event (log, seq) WHERE seq & 63 = 1;
     -- The id first: ids are time-ordered, so this one grows at its end too.
     CREATE UNIQUE INDEX event_id ON event (event_id, log);
     CREATE UNIQUE INDEX message_id ON event (message_id, log) WHERE message_id IS NOT NULL;
+
+    CREATE TABLE fork (
+        log INTEGER PRIMARY KEY,
+        parent INTEGER NOT NULL,        -- the log that has the record at seq
+        seq INTEGER NOT NULL,
+        seal INTEGER NOT NULL
+    );
+    CREATE INDEX fork_of ON fork (parent);
+
+    CREATE TABLE part (
+        digest BLOB PRIMARY KEY,
+        data BLOB NOT NULL
+    );
+    CREATE TABLE part_use (
+        log INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        digest BLOB NOT NULL,
+        PRIMARY KEY (log, seq, digest)
+    ) WITHOUT ROWID;
+    CREATE INDEX part_used ON part_use (digest);
 
     CREATE TABLE snapshot (
         log INTEGER PRIMARY KEY,

@@ -19,16 +19,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
-from zlib import crc32
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import TypeVar, cast
 
 from turnkeeper.runtime import InvariantViolation, Ports, TurnkeeperError
 
 from ._job_thread import Job
-from ._record_chain import first_mark, log_number, next_mark, seal
-from ._sqlite_schema import ANCHOR_STEP, error_code
+from ._payload_parts import PART_BYTES_MIN, split
+from ._record_chain import log_number, next_mark, seal
+from ._sqlite_log import Tail, empty_tail, find_events, find_messages, find_record, read_tail
+from ._sqlite_schema import error_code
 from .errors import (
     CorruptLog,
     EventIdConflict,
@@ -51,7 +52,7 @@ def _many(before: str, columns: int, after: str = "") -> dict[int, str]:
     return {rows: f"{before}{', '.join([row] * rows)}{after}" for rows in _ROWS}
 
 
-_EVENT_COLUMNS = 10
+_EVENT_COLUMNS = 11
 _INSERT_EVENTS = _many("INSERT INTO event VALUES ", _EVENT_COLUMNS)
 _MOVE_COLUMNS = 9
 _MOVE_TAILS = _many(
@@ -61,17 +62,8 @@ _MOVE_TAILS = _many(
     ") WHERE id = column1 AND epoch = column2 AND head = column3",
 )
 
-# What is wrong with one job alone, and says nothing about the file.
-_FAULTS_OF_ONE = (
-    TurnkeeperError,
-    sqlite3.IntegrityError,
-    sqlite3.DataError,
-    sqlite3.InterfaceError,
-    sqlite3.ProgrammingError,
-    TypeError,
-    ValueError,
-    OverflowError,
-)
+# What says something about the file and the disk; everything else is about one job alone.
+_FAULTS_OF_ALL = (sqlite3.OperationalError, sqlite3.InternalError, OSError)
 
 
 class Append(Job[Sequence[int]]):
@@ -106,31 +98,18 @@ class Change(Job[T]):
         self.apply = apply
 
 
-@dataclass(slots=True)
-class Tail:
-    """A conversation's row: where its log ends, and who may go on."""
+class Upkeep(Job[T]):
+    """Done between transactions, alone."""
 
-    number: int
-    name: str
-    incarnation: int
-    log: int
-    epoch: int
-    head: int
-    last: int
-    tip: int
-    is_unfinished: bool
-    updated_us: int
+    __slots__ = ("apply",)
 
-    def seal(self) -> int:
-        facts = (
-            f"{self.name}\0{self.incarnation} {self.epoch} {self.head} {self.last} {self.tip} "
-            f"{self.is_unfinished:d} {self.updated_us}"
-        )
-        return crc32(facts.encode())
+    def __init__(self, apply: Callable[[sqlite3.Connection], T]) -> None:
+        super().__init__()
+        self.apply = apply
 
 
 class SQLiteWriter:
-    """A `Worker`: does groups of `Append` and `Change` jobs on one connection."""
+    """A `Worker`: does groups of `Append`, `Change` and `Upkeep` jobs on one connection."""
 
     def __init__(
         self,
@@ -144,7 +123,7 @@ class SQLiteWriter:
         rejection_age_s_max: float,
         on_closed: Callable[[Exception], None],
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._execute = connection.execute
         self._path = path
         self._ports = ports
@@ -159,20 +138,35 @@ class SQLiteWriter:
         # Rows of appends that are decided and not yet given to SQLite.
         self._events: list[object] = []
         self._moving: dict[str, tuple[Tail, int]] = {}
-        self._now_us = 0
+        self._parts: list[tuple[int, int, bytes, bytes]] = []
+        self.now_us = 0
         self._generation = self._take_generation(owner)
         # No other process adds rows as long as the generation is ours.
         (self._last_id,) = self._execute("SELECT ifnull(max(id), 0) FROM event").fetchone()
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
-        if self._closed_by is not None:
-            for job in jobs:
-                job.refuse(self._closed_error())
-        elif not self._transact(jobs, self._together):
-            self._transact(jobs, self._one_by_one)
+        for is_upkeep, some in groupby(jobs, lambda job: isinstance(job, Upkeep)):
+            group = list(some)
+            if self._closed_by is not None:
+                for job in group:
+                    job.refuse(self._closed_error())
+            elif is_upkeep:
+                for job in group:
+                    self._keep_up(cast("Upkeep[object]", job))
+            elif not self._transact(group, self._together):
+                self._transact(group, self._one_by_one)
+
+    def _keep_up(self, job: Upkeep[object]) -> None:
+        try:
+            if not self._is_ours():
+                job.refuse(self._lost())
+            else:
+                job.settle(job.apply(self.connection))
+        except (sqlite3.Error, OSError) as error:
+            self._abandon([job], error, is_known=True)
 
     # --- the transaction --------------------------------------------------------------------------
 
@@ -181,9 +175,8 @@ class SQLiteWriter:
     ) -> bool:
         """Whether the group has its outcomes; if not, it was rolled back, to be done one by one."""
         self._touched.clear()
-        self._events.clear()
-        self._moving.clear()
-        self._now_us = int(self._ports.now() * 1_000_000)
+        self._drop_gathered()
+        self.now_us = int(self._ports.now() * 1_000_000)
         try:
             self._failpoint("begin")
             self._execute("BEGIN IMMEDIATE")
@@ -207,7 +200,7 @@ class SQLiteWriter:
     def _roll_back(self) -> None:
         for name in self._touched:
             self._tails.pop(name, None)
-        if self._connection.in_transaction:
+        if self.connection.in_transaction:
             self._execute("ROLLBACK")
 
     def _abandon(self, jobs: Sequence[Job[object]], error: Exception, *, is_known: bool) -> None:
@@ -257,17 +250,17 @@ class SQLiteWriter:
                     tail = self.load(job.conversation_id)
                     if tail is None or not _fits(job, tail):
                         return False
-                    job.settle(self._add(job, tail))
+                    if tail.prefix and self._known(tail, job.records):
+                        return False  # the file's own indexes do not reach into the prefix
+                    job.settle(self._add(tail, job.records, is_unfinished=job.is_unfinished))
                 else:
                     self._write()
                     job.settle(cast("Change[object]", job).apply(self))
             self._write()
-        except _FAULTS_OF_ONE:
-            return False
-        except sqlite3.DatabaseError as error:
-            if error_code(error) == sqlite3.SQLITE_CORRUPT:
-                return False
+        except _FAULTS_OF_ALL:
             raise
+        except Exception:  # noqa: BLE001 - raised again, and answered, one by one
+            return False
         return True
 
     def _one_by_one(self, jobs: Sequence[Job[object]]) -> bool:
@@ -283,25 +276,41 @@ class SQLiteWriter:
                     job.settle(cast("Change[object]", job).apply(self))
                 else:
                     job.refuse(self._lost())
-            except _FAULTS_OF_ONE as error:
+            except _FAULTS_OF_ALL:
+                raise
+            except Exception as error:  # noqa: BLE001 - handed to the caller
                 self._undo()
-                job.refuse(error if isinstance(error, TurnkeeperError) else _bug(error))
-            except sqlite3.DatabaseError as error:
-                if error_code(error) != sqlite3.SQLITE_CORRUPT:
-                    raise
-                self._undo()
-                name = job.conversation_id if isinstance(job, Append) else self._path
-                job.refuse(CorruptLog(name, 0, str(error)))
+                job.refuse(self._answer(job, error))
             self._execute("RELEASE job")
         return True
 
+    def _answer(self, job: Job[object], error: Exception) -> Exception:
+        """What a job is told that failed alone."""
+        if isinstance(error, TurnkeeperError):
+            return error
+        outcome: Exception
+        if isinstance(error, sqlite3.DatabaseError) and error_code(error) in {
+            sqlite3.SQLITE_CORRUPT,
+            sqlite3.SQLITE_NOTADB,
+        }:
+            name = job.conversation_id if isinstance(job, Append) else self._path
+            outcome = CorruptLog(name, 0, str(error))
+        else:
+            outcome = InvariantViolation(f"the journal was given what it cannot write: {error!r}")
+        outcome.__cause__ = error
+        return outcome
+
     def _undo(self) -> None:
         """Back to the savepoint. What earlier jobs changed is read again, from their own rows."""
-        self._events.clear()
-        self._moving.clear()
+        self._drop_gathered()
         for name in self._touched:
             self._tails.pop(name, None)
         self._execute("ROLLBACK TO job")
+
+    def _drop_gathered(self) -> None:
+        self._events.clear()
+        self._moving.clear()
+        self._parts.clear()
 
     # --- appends ----------------------------------------------------------------------------------
 
@@ -309,8 +318,8 @@ class SQLiteWriter:
         """One append, with the exact reason where it is refused."""
         tail = self.load(job.conversation_id)
         ids = [record.event_id for record in job.records]
-        known = {} if tail is None else self.find_events(tail, ids)
-        if ids and all(event_id in known for event_id in ids):
+        known = {} if tail is None else find_events(self.connection, tail, ids)
+        if all(event_id in known for event_id in ids):
             return [known[event_id] for event_id in ids]
         if not is_ours:
             raise self._lost()
@@ -320,54 +329,80 @@ class SQLiteWriter:
             raise EventIdConflict(job.conversation_id, known)
         if not _fits(job, tail):
             raise _fenced(job, tail)
-        self._refuse_repeated_ids(job, tail)
-        seqs = self._add(job, tail)
-        try:
-            self._write()
-        except sqlite3.IntegrityError as error:
-            raise CorruptLog(
-                job.conversation_id, job.expected_seq, f"a record lies behind the end ({error})"
-            ) from error
-        return seqs
+        return self.add_alone(tail, job.records, is_unfinished=job.is_unfinished)
 
-    def _refuse_repeated_ids(self, job: Append, tail: Tail) -> None:
+    def add_alone(
+        self, tail: Tail, records: Sequence[Record], *, is_unfinished: bool
+    ) -> Sequence[int]:
+        """Write records behind a tail; raises where an id is known or comes twice."""
         event_ids: dict[str, int] = {}
         message_ids: dict[str, int] = {}
-        for seq, record in enumerate(job.records, job.expected_seq):
+        for seq, record in enumerate(records, tail.head + 1):
             if record.event_id in event_ids:
-                raise EventIdConflict(
-                    job.conversation_id, {record.event_id: event_ids[record.event_id]}
-                )
+                raise EventIdConflict(tail.name, {record.event_id: event_ids[record.event_id]})
             event_ids[record.event_id] = seq
             if record.message_id is not None:
                 if record.message_id in message_ids:
                     raise MessageIdConflict(
-                        job.conversation_id, record.message_id, message_ids[record.message_id]
+                        tail.name, record.message_id, message_ids[record.message_id]
                     )
                 message_ids[record.message_id] = seq
-        for message_id, seq in self.find_messages(tail, message_ids).items():
-            raise MessageIdConflict(job.conversation_id, message_id, seq)
+        if known := find_events(self.connection, tail, event_ids):
+            raise EventIdConflict(tail.name, known)
+        for message_id, seq in find_messages(self.connection, tail, message_ids).items():
+            raise MessageIdConflict(tail.name, message_id, seq)
+        seqs = self._add(tail, records, is_unfinished=is_unfinished)
+        try:
+            self._write()
+        except sqlite3.IntegrityError as error:
+            raise CorruptLog(tail.name, seqs[0], f"an index is damaged ({error})") from error
+        return seqs
 
-    def _add(self, job: Append, tail: Tail) -> Sequence[int]:
+    def _known(self, tail: Tail, records: Sequence[Record]) -> bool:
+        events = [record.event_id for record in records]
+        messages = [record.message_id for record in records if record.message_id is not None]
+        return bool(
+            find_events(self.connection, tail, events)
+            or find_messages(self.connection, tail, messages)
+        )
+
+    def _add(self, tail: Tail, records: Sequence[Record], *, is_unfinished: bool) -> Sequence[int]:
         """Decide one append: its rows are gathered, its tail moved on."""
-        if job.conversation_id not in self._moving:
-            self._moving[job.conversation_id] = (tail, tail.head)
-            self._touched.add(job.conversation_id)
-        seq, last, tip, number = tail.head, tail.last, tail.tip, self._last_id
-        log, epoch, events = tail.log, job.epoch, self._events
-        for record in job.records:
+        if tail.name not in self._moving:
+            self._moving[tail.name] = (tail, tail.head)
+            self._touched.add(tail.name)
+        head = seq = tail.head
+        last, tip, number = tail.last, tail.tip, self._last_id
+        log, epoch, events = tail.log, tail.epoch, self._events
+        for record in records:
             seq += 1
             number += 1
             event_id, kind, message_id = record.event_id, record.kind, record.message_id
             payload = record.payload
             tip = next_mark(tip, seq, epoch, event_id, kind, message_id, payload)
-            events += (number, last, log, seq, epoch, event_id, kind, message_id, tip, payload)
+            places = None
+            if len(payload) > PART_BYTES_MIN:
+                payload, places, parts = split(payload)
+                self._parts += ((log, seq, digest, part) for digest, part in parts)
+            events += (
+                number,
+                last,
+                log,
+                seq,
+                epoch,
+                event_id,
+                kind,
+                message_id,
+                tip,
+                payload,
+                places,
+            )
             last = number
         self._last_id = number
         tail.head, tail.last, tail.tip = seq, last, tip
-        tail.is_unfinished = job.is_unfinished
-        tail.updated_us = self._now_us
-        return range(job.expected_seq, seq + 1)
+        tail.is_unfinished = is_unfinished
+        tail.updated_us = self.now_us
+        return range(head + 1, seq + 1)
 
     def _write(self) -> None:
         """Give SQLite what was gathered."""
@@ -393,8 +428,10 @@ class SQLiteWriter:
                 "process left them: another one writes this file"
             )
         self._execute_many(_INSERT_EVENTS, _EVENT_COLUMNS, self._events)
-        self._events.clear()
-        self._moving.clear()
+        for log, seq, digest, part in self._parts:
+            self._execute("INSERT OR IGNORE INTO part VALUES (?, ?)", (digest, part))
+            self._execute("INSERT OR IGNORE INTO part_use VALUES (?, ?, ?)", (log, seq, digest))
+        self._drop_gathered()
 
     def _execute_many(self, texts: dict[int, str], columns: int, values: list[object]) -> int:
         """The number of rows that were changed."""
@@ -413,39 +450,49 @@ class SQLiteWriter:
         """The tail of a conversation, checked when it is read; None if it is not there."""
         tail = self._tails.get(name)
         if tail is None:
-            tail = read_tail(self._connection, name)
+            tail = read_tail(self.connection, name)
             if tail is not None:
                 self._tails[name] = tail
         return tail
 
-    def find_events(self, tail: Tail, event_ids: Sequence[str]) -> dict[str, int]:
-        return find_events(self._connection, tail, event_ids)
-
-    def find_messages(self, tail: Tail, message_ids: Iterable[str]) -> dict[str, int]:
-        return find_messages(self._connection, tail, message_ids)
+    def store(self, tail: Tail) -> None:
+        """Write a conversation's row as it is here; for everything but appends."""
+        self._touched.add(tail.name)
+        facts = (
+            tail.incarnation,
+            tail.log,
+            tail.epoch,
+            tail.head,
+            tail.last,
+            tail.tip,
+            tail.forked_at,
+            tail.is_unfinished,
+            tail.updated_us,
+            tail.seal(),
+        )
+        if tail.number:
+            self._execute(
+                "UPDATE conversation SET incarnation = ?, log = ?, epoch = ?, head = ?, last = ?, "
+                "tip = ?, forked_at = ?, is_unfinished = ?, updated_us = ?, seal = ? WHERE id = ?",
+                (*facts, tail.number),
+            )
+        else:
+            (tail.number,) = self._execute(
+                "INSERT INTO conversation VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+                "RETURNING id",
+                (tail.name, *facts),
+            ).fetchone()
+        self._tails[tail.name] = tail
 
     def claim(self, name: str) -> Claim:
         """The next epoch of a conversation, which is made if it is not there."""
-        tail = self.load(name)
-        self._touched.add(name)
-        if tail is None:
-            log = log_number(name, 0)
-            tail = Tail(0, name, 0, log, 1, 0, 0, first_mark(log), False, self._now_us)
-            (tail.number,) = self._execute(
-                "INSERT INTO conversation VALUES (NULL, ?, 0, 1, 0, 0, ?, 0, ?, ?) RETURNING id",
-                (name, tail.tip, tail.updated_us, tail.seal()),
-            ).fetchone()
-            self._tails[name] = tail
-        else:
-            tail.epoch += 1
-            self._execute(
-                "UPDATE conversation SET epoch = ?, seal = ? WHERE id = ?",
-                (tail.epoch, tail.seal(), tail.number),
-            )
+        tail = self.load(name) or empty_tail(name, 0, 0, self.now_us)
+        tail.epoch += 1
+        self.store(tail)
         return Claim(tail.epoch, tail.head)
 
     def reject(self, name: str, rejection: Rejection) -> None:
-        oldest = self._now_us / 1_000_000 - self._rejection_age_s_max
+        oldest = self.now_us / 1_000_000 - self._rejection_age_s_max
         self._execute("DELETE FROM rejection WHERE at < ?", (oldest,))
         tail = self.load(name)
         log = tail.log if tail else log_number(name, 0)
@@ -459,12 +506,12 @@ class SQLiteWriter:
     def write_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Kept with the mark of the record at its seq, so that it fits this log and no other."""
         tail = self.load(name)
-        mark = tail and find_mark(self._connection, tail, snapshot.seq)
-        if not tail or mark is None:
+        record = tail and find_record(self.connection, tail, snapshot.seq)
+        if not tail or not record:
             raise InvariantViolation(
                 f"snapshot of conversation {name} at seq {snapshot.seq}, where it has no record"
             )
-        facts = (tail.log, snapshot.seq, snapshot.version, mark)
+        facts = (tail.log, snapshot.seq, snapshot.version, record[1])
         self._execute(
             "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?, ?)",
             (*facts, snapshot.payload, seal(*facts, content=snapshot.payload)),
@@ -491,103 +538,6 @@ class SQLiteWriter:
         return outcome
 
 
-def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
-    """A conversation's row, checked against itself and against the last record of its log."""
-    row = connection.execute("SELECT * FROM conversation WHERE name = ?", (name,)).fetchone()
-    if row is None:
-        if connection.execute(_FIND_ANCHOR, (log_number(name, 0), 1)).fetchone():
-            raise CorruptLog(name, 1, "it has records, but its own row is missing")
-        return None
-    tail = tail_of_row(row)
-    if tail.name != name:
-        raise CorruptLog(name, 0, "its own row is damaged")
-    if tail.head:
-        last = connection.execute(
-            "SELECT seq, mark FROM event WHERE id = ?", (tail.last,)
-        ).fetchone()
-        if last != (tail.head, tail.tip):
-            raise CorruptLog(name, tail.head, "its last record is missing or damaged")
-    return tail
-
-
-def tail_of_row(row: Sequence[Any]) -> Tail:
-    """A row of `conversation`, checked against its own seal."""
-    number, name, incarnation, epoch, head, last, tip, is_unfinished, updated_us, found = row
-    log = log_number(name, incarnation)
-    tail = Tail(
-        number, name, incarnation, log, epoch, head, last, tip, bool(is_unfinished), updated_us
-    )
-    if tail.seal() != found:
-        raise CorruptLog(name, 0, "its own row is damaged")
-    return tail
-
-
-_FIND_ANCHOR = "SELECT id FROM event WHERE log = ? AND seq = ? AND seq & 63 = 1"
-
-# From a known record backwards, by `previous`. The seq falls by one in each step, so this ends
-# whatever the file says.
-CHAIN = """
-    WITH RECURSIVE chain (id, previous, seq) AS (
-        SELECT id, previous, seq FROM event WHERE id = :entry
-        UNION ALL
-        SELECT e.id, e.previous, e.seq FROM chain c JOIN event e ON e.id = c.previous
-        WHERE c.seq > :first AND e.seq = c.seq - 1
-    )
-"""
-
-
-def find_entry(connection: sqlite3.Connection, tail: Tail, seq: int) -> int:
-    """The id of a record at or shortly behind `seq`, from which the chain leads there."""
-    anchor = seq + (1 - seq) % ANCHOR_STEP
-    if anchor >= tail.head:
-        return tail.last
-    row = connection.execute(_FIND_ANCHOR, (tail.log, anchor)).fetchone()
-    if row is None:
-        raise CorruptLog(tail.name, anchor, "the record is missing")
-    return int(row[0])
-
-
-_FIND_MARK = f"{CHAIN} SELECT e.mark FROM chain c JOIN event e ON e.id = c.id WHERE c.seq = :first"  # noqa: S608 - our own text
-
-
-def find_mark(connection: sqlite3.Connection, tail: Tail, seq: int) -> int | None:
-    """The mark of the record at `seq`; None where the log has none."""
-    if not 1 <= seq <= tail.head:
-        return None
-    row = connection.execute(
-        _FIND_MARK, {"entry": find_entry(connection, tail, seq), "first": seq}
-    ).fetchone()
-    return None if row is None else int(row[0])
-
-
-def find_events(
-    connection: sqlite3.Connection, tail: Tail, event_ids: Sequence[str]
-) -> dict[str, int]:
-    """The seqs of these event ids, as far as the log has them."""
-    return _find(connection, "event_id", tail, event_ids)
-
-
-def find_messages(
-    connection: sqlite3.Connection, tail: Tail, message_ids: Iterable[str]
-) -> dict[str, int]:
-    """The seqs of these message ids, as far as the log has them."""
-    return _find(connection, "message_id", tail, message_ids)
-
-
-def _find(
-    connection: sqlite3.Connection, column: str, tail: Tail, ids: Iterable[str]
-) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in ids:
-        row = connection.execute(
-            f"SELECT seq FROM event WHERE {column} = ? AND log = ?",  # noqa: S608 - our own names
-            (one, tail.log),
-        ).fetchone()
-        if row is not None:
-            found[one] = row[0]
-    return found
-
-
 def _fits(job: Append, tail: Tail) -> bool:
     return job.epoch == tail.epoch and job.expected_seq == tail.head + 1
 
@@ -600,9 +550,3 @@ def _fenced(job: Append, tail: Tail | None) -> Fenced:
         found_epoch=tail.epoch if tail else 0,
         head=tail.head if tail else 0,
     )
-
-
-def _bug(error: Exception) -> InvariantViolation:
-    outcome = InvariantViolation(f"the journal was given what it cannot write: {error!r}")
-    outcome.__cause__ = error
-    return outcome

@@ -117,6 +117,31 @@ class ConversationNotFound(Refused):
         self.conversation_id = conversation_id
 
 
+class ConversationExists(Refused):
+    """There is such a conversation already; nothing was changed."""
+
+    def __init__(self, conversation_id: str, head: int) -> None:
+        super().__init__(
+            f"conversation {conversation_id} exists already and ends at seq {head}; "
+            "nothing was changed; use another name, or delete it first"
+        )
+        self.conversation_id = conversation_id
+        self.head = head
+
+
+class RecordNotFound(Refused):
+    """The log has no record at this seq; nothing was changed."""
+
+    def __init__(self, conversation_id: str, seq: int, head: int) -> None:
+        super().__init__(
+            f"no record at seq {seq} of conversation {conversation_id}, which ends at seq {head}; "
+            "nothing was changed; choose a seq that it has"
+        )
+        self.conversation_id = conversation_id
+        self.seq = seq
+        self.head = head
+
+
 class CorruptLog(Refused):
     """A stored log cannot be read; nothing was changed, and it is never opened as if empty."""
 

@@ -9,8 +9,9 @@ A journal keeps encoded records and knows nothing of what they mean. It promises
 3. An append is accepted only from the newest epoch and only at the expected seq; both are
    checked in the transaction that writes. So two owners can never interleave one log.
 4. An append whose event ids are all in the log already returns their seqs, whatever its epoch.
-5. Event ids, and message ids, are unique in a conversation. An append that repeats some of them
-   is refused with the seqs they have; its neighbours in the same commit are not touched.
+5. Event ids, and message ids, are unique in a conversation, a fork's prefix included. An append
+   that repeats some of them is refused with the seqs they have; its neighbours in the same commit
+   are not touched.
 6. Seqs start at 1 and have no gaps. What `read` returns never changes.
 7. After an I/O error in a commit the journal is closed for writing in this process; reads go on.
 
@@ -29,6 +30,7 @@ from typing import Protocol, Self
 __all__ = [
     "Claim",
     "ConversationInfo",
+    "Deletion",
     "Journal",
     "Record",
     "Rejection",
@@ -58,6 +60,7 @@ class StoredRecord:
     event_id: str
     kind: str
     payload: bytes
+    message_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,18 @@ class ConversationInfo:
     """It has an unfinished turn or queued chat messages; its owner said so with its last append."""
     updated_at: float
     """When its last record was written: seconds since the epoch, UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What deleting a conversation left behind."""
+
+    kept: int
+    """So many records, from the first on, stay because forks begin with them."""
+    forks: Sequence[str]
+    """The conversations that need them."""
+    is_erased: bool
+    """What does not stay is gone from the store's files too, and not only out of reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +183,29 @@ class Journal(Protocol):
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
         """The newest snapshot that is undamaged, or None."""
+
+    async def fork(
+        self,
+        conversation_id: str,
+        fork_id: str,
+        *,
+        at: int,
+        records: Sequence[Record],
+        is_unfinished: bool,
+    ) -> Claim:
+        """Begin conversation `fork_id` with the records of another up to `at`, then `records`.
+
+        One transaction, however long the prefix, which is shared and not copied; the other
+        conversation is only read. The caller owns the fork. Raises `ConversationNotFound`,
+        `RecordNotFound` when there is none at `at`, and `ConversationExists` when the fork has
+        records already, unless those are just these (so after `OutcomeUnknown`, fork again).
+        """
+
+    async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
+        """Delete a conversation with all that is kept beside its log; only its owner may.
+
+        Its name keeps the epoch, so that a conversation of that name begins above it.
+        """
+
+    async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
+        """Return when a log has a record above `after`, whichever process wrote it."""

@@ -21,11 +21,13 @@ import pytest
 from turnkeeper.runtime import OwnershipLost, Refused
 
 from .errors import (
+    ConversationExists,
     ConversationNotFound,
     EventIdConflict,
     Fenced,
     MessageIdConflict,
     OwnedElsewhere,
+    RecordNotFound,
 )
 from .journal import Claim, Journal, Record, Rejection, Snapshot, StoredRecord
 
@@ -60,6 +62,15 @@ async def _append(
     )
 
 
+async def _fork(journal: Journal, name: str, fork: str, at: int, *ids: str) -> Claim:
+    records = [make_record(event_id) for event_id in ids]
+    return await journal.fork(name, fork, at=at, records=records, is_unfinished=False)
+
+
+def _ids(prefix: str, first: int, last: int) -> list[str]:
+    return [f"{prefix}{seq}" for seq in range(first, last + 1)]
+
+
 @pytest.mark.anyio
 class JournalContract:
     """Inherit, and implement `make_journal`."""
@@ -78,6 +89,8 @@ class JournalContract:
         self, tmp_path: Path
     ) -> None:
         payloads = [b"{}", b"", '{"text": "Grüße 🐢 \\u0000"}'.encode(), b"x" * 1_000_000]
+        image = b'{"url": "data:' + b"A" * 100_000 + b'", "text": "\\"' + b"y" * 50_000 + b'"}'
+        payloads += [image, image]
         records = [make_record(f"e{n}", payload) for n, payload in enumerate(payloads)]
         async with self.make_journal(tmp_path) as journal:
             claim = await journal.claim("c")
@@ -86,7 +99,7 @@ class JournalContract:
                 "c", records, epoch=claim.epoch, expected_seq=1, is_unfinished=False
             )
 
-            assert list(seqs) == [1, 2, 3, 4]
+            assert list(seqs) == list(range(1, len(records) + 1))
             assert list(await journal.read("c")) == [
                 StoredRecord(seq, claim.epoch, record.event_id, record.kind, record.payload)
                 for seq, record in enumerate(records, 1)
@@ -448,6 +461,182 @@ class JournalContract:
             await journal.write_snapshot("c", Snapshot(2, "v2", b"second"))
 
             assert await journal.read_snapshot("c") == Snapshot(2, "v2", b"second")
+
+    # --- forks and deletion -----------------------------------------------------------------------
+
+    async def test_a_fork_has_its_parents_records_and_goes_its_own_way(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            parent = await journal.claim("p")
+            await _append(journal, "p", parent, [f"p{seq}" for seq in range(1, 201)])
+
+            claim = await _fork(journal, "p", "f", 130, "f131", "f132")
+            await _append(journal, "f", claim, ["f133"], at=133)
+            await _append(journal, "p", parent, ["p201"], at=201)
+
+            assert claim == Claim(claim.epoch, 132)
+            assert claim.epoch > parent.epoch
+            prefix = [f"p{seq}" for seq in range(1, 131)]
+            assert await read_all(journal, "f", limit=50) == [*prefix, "f131", "f132", "f133"]
+            assert (await read_all(journal, "p"))[130:] == [f"p{n}" for n in range(131, 202)]
+            assert [info.head for info in await journal.list()] == [133, 201]
+
+        async with self.make_journal(tmp_path) as journal:
+            expected = [*prefix, "f131", "f132", "f133"]
+            assert (await journal.claim("f")).head == len(expected)
+            assert await read_all(journal, "f", limit=7) == expected
+
+    async def test_ids_are_unique_in_a_fork_with_its_prefix(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            parent = await journal.claim("p")
+            for seq in (1, 2, 3):
+                await journal.append(
+                    "p",
+                    [make_record(f"e{seq}", message_id=f"m{seq}")],
+                    epoch=parent.epoch,
+                    expected_seq=seq,
+                    is_unfinished=False,
+                )
+            with pytest.raises(EventIdConflict):
+                await _fork(journal, "p", "f", 2, "e1")
+            fork = await _fork(journal, "p", "f", 2, "f3")
+
+            with pytest.raises(EventIdConflict) as caught:
+                await _append(journal, "f", fork, ["f4", "e2"], at=4)
+            assert caught.value.seqs == {"e2": 2}
+            with pytest.raises(MessageIdConflict):
+                await journal.append(
+                    "f",
+                    [make_record("f4", message_id="m1")],
+                    epoch=fork.epoch,
+                    expected_seq=4,
+                    is_unfinished=False,
+                )
+            # What the parent had only after the fork is the fork's to use.
+            await journal.append(
+                "f",
+                [make_record("e3", message_id="m3")],
+                epoch=fork.epoch,
+                expected_seq=4,
+                is_unfinished=False,
+            )
+            assert list(await _append(journal, "f", fork, ["e1", "f3"], at=1)) == [1, 3]
+            assert dict(await journal.find_messages("f", ["m1", "m2", "m3"])) == {
+                "m1": 1,
+                "m2": 2,
+                "m3": 4,
+            }
+            assert dict(await journal.find_events("f", ["e1", "e3", "f3"])) == {
+                "e1": 1,
+                "e3": 4,
+                "f3": 3,
+            }
+
+    async def test_forking_again_under_the_same_ids_gives_the_same_fork(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            await _append(journal, "p", await journal.claim("p"), ["e1", "e2"])
+            first = await _fork(journal, "p", "f", 1, "f2")
+
+            assert await _fork(journal, "p", "f", 1, "f2") == first
+            with pytest.raises(ConversationExists):
+                await _fork(journal, "p", "f", 1, "other")
+            with pytest.raises(ConversationExists):
+                await _fork(journal, "p", "f", 2, "f2")
+            assert await read_all(journal, "f") == ["e1", "f2"]
+
+    async def test_a_fork_of_what_is_not_there_is_refused(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            with pytest.raises(ConversationNotFound):
+                await _fork(journal, "p", "f", 1, "f2")
+            await _append(journal, "p", await journal.claim("p"), ["e1"])
+            for at in (-1, 0, 2):
+                with pytest.raises(RecordNotFound):
+                    await _fork(journal, "p", "f", at, "f2")
+
+            with pytest.raises(ConversationNotFound):
+                await journal.read("f")
+
+    async def test_a_deleted_conversation_is_gone_and_its_name_begins_above_its_epoch(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            old = await journal.claim("c")
+            await _append(journal, "c", old, ["e1", "e2"])
+            await journal.reject("c", Rejection(4e9, "v", "r", b"{}"))
+            await journal.write_snapshot("c", Snapshot(2, "v", b"folds"))
+
+            with pytest.raises(Fenced):
+                await journal.delete("c", epoch=old.epoch + 1)
+            deletion = await journal.delete("c", epoch=old.epoch)
+
+            assert (deletion.kept, list(deletion.forks)) == (0, [])
+            with pytest.raises(ConversationNotFound):
+                await journal.read("c")
+            with pytest.raises(ConversationNotFound):
+                await journal.delete("c", epoch=old.epoch)
+            assert list(await journal.list()) == []
+            assert list(await journal.rejections("c")) == []
+            with pytest.raises(Fenced):
+                await _append(journal, "c", old, ["e3"], at=1)
+
+        async with self.make_journal(tmp_path) as journal:
+            new = await journal.claim("c")
+            assert new.epoch > old.epoch
+            assert new.head == 0
+            await _append(journal, "c", new, ["e1"])
+            assert await journal.read_snapshot("c") is None
+            assert await read_all(journal, "c") == ["e1"]
+
+    async def test_deleting_keeps_what_forks_need_and_says_so(self, tmp_path: Path) -> None:
+        """The forks: f of p at 100, g of p at 50, h of f at 120, i of f at 70."""
+        async with self.make_journal(tmp_path) as journal:
+            await _append(journal, "p", await journal.claim("p"), _ids("p", 1, 150))
+            await _fork(journal, "p", "f", 100, *_ids("f", 101, 140))
+            await _fork(journal, "p", "g", 50, *_ids("g", 51, 60))
+            await _fork(journal, "f", "h", 120, *_ids("h", 121, 130))
+            await _fork(journal, "f", "i", 70, *_ids("i", 71, 75))
+            logs = {name: await read_all(journal, name) for name in "fghip"}
+
+            async def delete(name: str) -> tuple[int, list[str]]:
+                claim = await journal.claim(name)
+                deletion = await journal.delete(name, epoch=claim.epoch)
+                del logs[name]
+                for left, ids in logs.items():
+                    assert await read_all(journal, left) == ids
+                return deletion.kept, list(deletion.forks)
+
+            assert await delete("p") == (100, ["f", "g", "h", "i"])
+            assert await delete("f") == (120, ["h"])
+            assert await delete("i") == (0, [])
+            # The names may be used again beside what is kept of them.
+            await _append(journal, "p", await journal.claim("p"), _ids("p", 1, 10))
+            logs["p"] = _ids("p", 1, 10)
+            assert await delete("h") == (0, [])
+            assert await delete("g") == (0, [])
+            assert await delete("p") == (0, [])
+
+    async def test_waiting_for_more_ends_when_there_is_more(self, tmp_path: Path) -> None:
+        seen: list[int] = []
+        async with self.make_journal(tmp_path) as journal:
+
+            async def follow(after: int) -> None:
+                await journal.wait_for_more("c", after=after)
+                seen.append((await journal.info("c")).head)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(follow, 0)
+                group.start_soon(follow, 1)
+                claim = await journal.claim("c")
+                await _append(journal, "c", claim, ["e1"])
+                while not seen:
+                    await anyio.lowlevel.checkpoint()
+                assert seen == [1]
+                await _append(journal, "c", claim, ["e2"], at=2)
+
+            assert seen == [1, 2]
 
     # --- owners -----------------------------------------------------------------------------------
 

@@ -160,7 +160,7 @@ async def test_a_commit_takes_few_statements_however_many_append(path: Path) -> 
             for name in names:
                 group.start_soon(claim, name)
         await journal._change(
-            lambda writer: writer._connection.set_trace_callback(statements.append)
+            lambda writer: writer.connection.set_trace_callback(statements.append)
         )
         gate.close()
         async with anyio.create_task_group() as group:

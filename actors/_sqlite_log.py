@@ -1,0 +1,274 @@
+"""Where the records of a log are in the file, and how they are found and checked.
+
+Owns the layout that `_sqlite_schema` declares: a conversation's row says where its log ends, each
+record names the one before it, and every 64th is in an index. A fork's first record names a record
+of its parent's log, so a chain runs through the parent without noticing; only ids and anchors have
+to be looked up under the logs that the prefix lives in.
+
+Everything here is checked as it is read. Nothing here writes, and all of it must be called within
+one transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+from ._payload_parts import join
+from ._record_chain import first_mark, log_number, next_mark, seal
+from ._sqlite_schema import ANCHOR_STEP
+from .errors import CorruptLog
+from .journal import StoredRecord
+
+
+@dataclass(slots=True)
+class Tail:
+    """A conversation's row: where its log ends, and who may go on."""
+
+    number: int
+    name: str
+    incarnation: int
+    log: int
+    epoch: int
+    head: int
+    last: int
+    tip: int
+    forked_at: int
+    is_unfinished: bool
+    updated_us: int
+    prefix: tuple[tuple[int, int], ...] = ()
+    """The logs that a fork's prefix lives in, nearest first, each with its last seq in it."""
+
+    def seal(self) -> int:
+        # Formatted by hand: this is computed once an append.
+        facts = (
+            f"{self.name}\0{self.incarnation} {self.log} {self.epoch} {self.head} {self.last} "
+            f"{self.tip} {self.forked_at} {self.is_unfinished:d} {self.updated_us}"
+        )
+        return crc32(facts.encode())
+
+    def log_of(self, seq: int) -> int:
+        """The log that the record at `seq` is stored under."""
+        found = self.log
+        for log, upto in self.prefix:
+            if seq > upto:
+                break
+            found = log
+        return found
+
+
+def empty_tail(name: str, incarnation: int, epoch: int, updated_us: int) -> Tail:
+    """A conversation without records. Its row has no number yet."""
+    log = log_number(name, incarnation)
+    return Tail(
+        0,
+        name,
+        incarnation,
+        log,
+        epoch,
+        0,
+        0,
+        first_mark(log),
+        0,
+        is_unfinished=False,
+        updated_us=updated_us,
+    )
+
+
+def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
+    """A conversation's row, checked against itself and against the last record of its log."""
+    row = connection.execute("SELECT * FROM conversation WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        if connection.execute(_FIND_ANCHOR, (log_number(name, 0), 1)).fetchone():
+            raise CorruptLog(name, 1, "it has records, but its own row is missing")
+        return None
+    tail = tail_of_row(row)
+    if tail.name != name:
+        raise CorruptLog(name, 0, "its own row is damaged")
+    if tail.forked_at:
+        tail.prefix = _read_prefix(connection, tail)
+    if tail.head:
+        last = connection.execute(
+            "SELECT seq, mark FROM event WHERE id = ?", (tail.last,)
+        ).fetchone()
+        if last != (tail.head, tail.tip):
+            raise CorruptLog(name, tail.head, "its last record is missing or damaged")
+    return tail
+
+
+def tail_of_row(row: Sequence[Any]) -> Tail:
+    """A row of `conversation`, checked against its own seal."""
+    *facts, found = row
+    tail = Tail(*facts)
+    tail.is_unfinished = bool(tail.is_unfinished)
+    if tail.seal() != found or tail.log != log_number(tail.name, tail.incarnation):
+        raise CorruptLog(tail.name, 0, "its own row is damaged")
+    return tail
+
+
+def fork_seal(log: int, parent: int, seq: int) -> int:
+    return seal(log, parent, seq)
+
+
+def _read_prefix(connection: sqlite3.Connection, tail: Tail) -> tuple[tuple[int, int], ...]:
+    prefix: list[tuple[int, int]] = []
+    log, upto = tail.log, tail.forked_at
+    while True:
+        row = connection.execute("SELECT * FROM fork WHERE log = ?", (log,)).fetchone()
+        if row is None:
+            break
+        _, parent, seq, found = row
+        # The seqs fall strictly, so this ends whatever the file says.
+        if found != fork_seal(log, parent, seq) or (seq != upto if not prefix else seq >= upto):
+            raise CorruptLog(tail.name, upto, "what it was forked from is not what was written")
+        prefix.append((parent, seq))
+        log, upto = parent, seq
+    if not prefix:
+        raise CorruptLog(tail.name, upto, "what it was forked from is missing")
+    return tuple(prefix)
+
+
+# --- records --------------------------------------------------------------------------------------
+
+_FIND_ANCHOR = "SELECT id FROM event WHERE log = ? AND seq = ? AND seq & 63 = 1"
+
+# From a known record backwards, by `previous`. The seq falls by one in each step, so this ends
+# whatever the file says.
+CHAIN = """
+    WITH RECURSIVE chain (id, previous, seq) AS (
+        SELECT id, previous, seq FROM event WHERE id = :entry
+        UNION ALL
+        SELECT e.id, e.previous, e.seq FROM chain c JOIN event e ON e.id = c.previous
+        WHERE c.seq > :first AND e.seq = c.seq - 1
+    )
+"""
+_FIND_ONE = (
+    f"{CHAIN} SELECT e.id, e.mark FROM chain c JOIN event e ON e.id = c.id WHERE c.seq = :first"  # noqa: S608 - our own text
+)
+
+# Gathered by SQLite into a single result, newest first, as the chain goes: a row at a time would
+# let go of the interpreter lock once a row, and wait for a busy event loop each time.
+_READ_EVENTS = f"""
+    {CHAIN}
+    SELECT json_group_array(json_array(
+               e.seq, e.epoch, e.event_id, e.kind, e.message_id, e.mark, length(e.payload),
+               e.parts)),
+           CAST(group_concat(e.payload, '') AS BLOB)
+    FROM chain c JOIN event e ON e.id = c.id WHERE c.seq <= :upto
+"""  # noqa: S608 - our own text
+
+
+def find_entry(connection: sqlite3.Connection, tail: Tail, seq: int) -> int:
+    """The id of a record at or shortly behind `seq`, from which the chain leads there."""
+    anchor = seq + (1 - seq) % ANCHOR_STEP
+    if anchor >= tail.head:
+        return tail.last
+    row = connection.execute(_FIND_ANCHOR, (tail.log_of(anchor), anchor)).fetchone()
+    if row is None:
+        raise CorruptLog(tail.name, anchor, "the record is missing")
+    return int(row[0])
+
+
+def find_record(connection: sqlite3.Connection, tail: Tail, seq: int) -> tuple[int, int] | None:
+    """The id and the mark of the record at `seq`; None where the log has none."""
+    if not 1 <= seq <= tail.head:
+        return None
+    found: tuple[int, int] | None = connection.execute(
+        _FIND_ONE, {"entry": find_entry(connection, tail, seq), "first": seq}
+    ).fetchone()
+    return found
+
+
+def read_records(
+    connection: sqlite3.Connection, tail: Tail, after: int, upto: int
+) -> list[StoredRecord]:
+    """The records above `after` up to and with `upto`; each is checked against the one before.
+
+    The mark of the record at `after` is taken as it stands; whoever reads from the beginning
+    has checked it too.
+    """
+    entry = find_entry(connection, tail, upto)
+    try:
+        rows, payloads = connection.execute(
+            _READ_EVENTS, {"entry": entry, "first": max(after, 1), "upto": upto}
+        ).fetchone()
+        facts = json.loads(rows)
+    except (ValueError, sqlite3.DatabaseError) as error:
+        raise CorruptLog(tail.name, after + 1, f"it cannot be read ({error})") from error
+    payloads = payloads or b""
+    end = len(payloads)
+    mark = first_mark(tail.log_of(1))
+    if after:
+        if not facts or facts[-1][0] != after:
+            raise CorruptLog(tail.name, after, "the record is missing")
+        *_, mark, size, _ = facts.pop()
+        end -= size
+    seq = after
+    records = []
+    for found_seq, epoch, event_id, kind, message_id, found_mark, size, parts in reversed(facts):
+        seq += 1
+        payload = payloads[end - size : end]
+        end -= size
+        if parts is not None:
+            payload = _join(connection, tail, seq, payload, parts)
+        mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
+        if found_seq != seq or found_mark != mark:
+            raise CorruptLog(tail.name, seq, "the record is missing, or not what was written")
+        records.append(StoredRecord(seq, epoch, event_id, kind, payload, message_id))
+    if seq != upto:
+        raise CorruptLog(tail.name, seq + 1, "the record is missing")
+    if upto == tail.head and mark != tail.tip:
+        raise CorruptLog(tail.name, upto, "the last record is not what was written")
+    return records
+
+
+def _join(
+    connection: sqlite3.Connection, tail: Tail, seq: int, payload: bytes, parts: str
+) -> bytes:
+    def fetch(digest: bytes) -> bytes:
+        row = connection.execute("SELECT data FROM part WHERE digest = ?", (digest,)).fetchone()
+        if row is None:
+            raise CorruptLog(tail.name, seq, "a large part of it is missing")
+        data: bytes = row[0]
+        return data
+
+    try:
+        return join(payload, parts, fetch)
+    except (ValueError, TypeError) as error:
+        raise CorruptLog(tail.name, seq, "its large parts are not what was written") from error
+
+
+# --- ids ------------------------------------------------------------------------------------------
+
+
+def find_events(
+    connection: sqlite3.Connection, tail: Tail, event_ids: Iterable[str]
+) -> dict[str, int]:
+    """The seqs of these event ids, as far as the log has them."""
+    return _find(connection, "event_id", tail, event_ids)
+
+
+def find_messages(
+    connection: sqlite3.Connection, tail: Tail, message_ids: Iterable[str]
+) -> dict[str, int]:
+    """The seqs of these message ids, as far as the log has them."""
+    return _find(connection, "message_id", tail, message_ids)
+
+
+def _find(
+    connection: sqlite3.Connection, column: str, tail: Tail, ids: Iterable[str]
+) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in ids:
+        for log, upto in ((tail.log, tail.head), *tail.prefix):
+            row = connection.execute(
+                f"SELECT seq FROM event WHERE {column} = ? AND log = ?",  # noqa: S608 - our names
+                (one, log),
+            ).fetchone()
+            if row is not None and row[0] <= upto:
+                found[one] = row[0]
+    return found
