@@ -22,13 +22,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, Literal
 
 import structlog
 
 from turnkeeper.runtime import Actor, Delivery, Effect, InvariantViolation, Ports, Refused
 
 from ._decide import Decision, Owner, Policy, Stamp, StartTurn, StopTurn, decide
+from ._loading import load_state
 from ._records import logged_event, record_of
 from ._subscriptions import Subscriptions
 from .admission import AdmissionRefused
@@ -44,18 +46,21 @@ from .commands import (
     Send,
 )
 from .condensers import Condenser
-from .errors import CorruptLog, LeaseExpired, StaleTurn
+from .errors import LeaseExpired, StaleTurn
 from .events import Event, LoggedEvent, MessageQueuedEvent, UserMessageEvent, encode_event
 from .journal import Journal, Rejection
-from .state import ColdLoad, ConversationState
 from .turns import KnownMessage, RunningTurn, content_digest
+from .view import View
 
-__all__ = ["ConversationActor", "Setup", "load_state"]
+__all__ = ["ConversationActor", "Setup", "Verify"]
 
 _log = structlog.get_logger(__name__)
 
 _DETAIL_MAX = 2_000
-_READ_PAGE = 512
+_SAMPLED = 1 / 64
+
+Verify = Literal["off", "sampled", "always"]
+"""How often, after a commit, the view is rebuilt from the log on the side and compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class Setup:
     subscriptions: Subscriptions
     condenser: Condenser
     policy: Policy
+    verify: Verify
     ports: Ports
 
 
@@ -267,6 +273,8 @@ class ConversationActor(Actor[Command | Query]):
                     case StartTurn(turn_id):
                         self._start_turn(turn_id)
         self._start_condenser()
+        if any(one.decision.events for one in decided):
+            self._start_verifying()
 
     def _start_turn(self, turn_id: str) -> None:
         if self._running is None or self._running.turn_id != turn_id:
@@ -285,6 +293,14 @@ class ConversationActor(Actor[Command | Query]):
             self._condenser_effect = self.context.start_effect(
                 self._run_condenser, name="condenser"
             )
+
+    def _start_verifying(self) -> None:
+        verify = self._setup.verify
+        if verify == "always" or (
+            verify == "sampled" and self._setup.ports.random.random() < _SAMPLED
+        ):
+            run = partial(self._run_verifying, self._view, self._owner.state.seq)
+            self.context.start_effect(run, name="verify")
 
     async def _run_turn(self, turn_id: str) -> None:
         """The effect that answers one turn. Runs beside the loop, not in it."""
@@ -345,6 +361,15 @@ class ConversationActor(Actor[Command | Query]):
                 return
             # Refused because the view has changed meanwhile: it is shown the new one.
 
+    async def _run_verifying(self, view: View, seq: int) -> None:
+        """The effect that rebuilds the view from the log; a divergence fails the actor."""
+        rebuilt, _ = await load_state(self._setup.journal, self._conversation_id, seq)
+        if rebuilt.view != view:
+            raise InvariantViolation(
+                f"the view of conversation {self._conversation_id} at seq {seq} is not the fold of "
+                "its log; the log is right; the owner is started again from it"
+            )
+
 
 def _rejection(refusal: AdmissionRefused, taken: _Taken) -> Rejection:
     violation = refusal.violation
@@ -354,24 +379,3 @@ def _rejection(refusal: AdmissionRefused, taken: _Taken) -> Rejection:
         reason=violation.reason,
         payload=encode_event(violation.event),
     )
-
-
-async def load_state(
-    journal: Journal, conversation_id: str, head: int
-) -> tuple[ConversationState, tuple[str, ...]]:
-    """The fold of a whole log, and the ids that enforcement had to take from its view.
-
-    Raises `CorruptLog` where the log cannot be read to its head: never a shorter history.
-    """
-    load = ColdLoad()
-    seq = 0
-    while seq < head:
-        records = await journal.read(conversation_id, after=seq, limit=_READ_PAGE)
-        if not records:
-            raise CorruptLog(conversation_id, seq + 1, "the record is missing")
-        for record in records:
-            if record.seq != seq + 1:
-                raise CorruptLog(conversation_id, seq + 1, "the record is missing")
-            load.fold(logged_event(conversation_id, record).event)
-            seq = record.seq
-    return load.finish()

@@ -41,8 +41,9 @@ from turnkeeper.runtime import (
     Unavailable,
 )
 
-from ._conversation import ConversationActor, Setup
+from ._conversation import ConversationActor, Setup, Verify
 from ._decide import Policy
+from ._loading import load_state
 from ._subscriptions import EventReader, Subscriptions
 from .admission import Appended, Duplicate
 from .agents import Agent
@@ -67,6 +68,7 @@ from .events import (
     UserMessageEvent,
 )
 from .journal import ConversationInfo, Journal, Rejection
+from .state import ConversationState
 from .turns import KNOWN_MESSAGES_MAX
 from .view import View
 
@@ -94,13 +96,16 @@ class Conversations:
         idle_s: float | None = 300.0,
         active_max: int | None = None,
         recover: Literal["on_enter", "on_message"] = "on_enter",
+        verify: Verify = "off",
         ports: Ports | None = None,
     ) -> None:
         """Nothing is opened yet.
 
         `runtime`: run in this one; otherwise in one of its own, which ends with it. `idle_s`:
         seconds after which an idle conversation is passivated (None: never). `active_max`: how
-        many may be active before the least recently used idle one is passivated.
+        many may be active before the least recently used idle one is passivated. `verify`: how
+        often, after a commit, a view is rebuilt from its log on the side and compared; the
+        rebuilding costs a reading of the log.
         """
         if not 0 < queued_messages_max < KNOWN_MESSAGES_MAX:
             raise ValueError(
@@ -123,6 +128,7 @@ class Conversations:
                 queued_messages_max=queued_messages_max,
                 system_prompt=system_prompt,
             ),
+            verify=verify,
             ports=self._ports,
         )
         self._exit_stack = AsyncExitStack()
@@ -244,6 +250,21 @@ class Conversation:
         """The view as committed. Raises `ConversationNotFound`, and then creates nothing."""
         await self._setup.journal.info(self.conversation_id)
         return await self._ref.ask(GetView())
+
+    async def at(self, seq: int | None = None) -> ConversationState:
+        """The state as it was at `seq`, or is at the end of the log. Opens nothing.
+
+        Raises `ConversationNotFound`, `CorruptLog`, and `ValueError` where the log has no such seq.
+        """
+        head = (await self._setup.journal.info(self.conversation_id)).head
+        if seq is None:
+            seq = head
+        if not 0 <= seq <= head:
+            raise ValueError(
+                f"seq {seq} of conversation {self.conversation_id} is not in 0..{head}"
+            )
+        state, _ = await load_state(self._setup.journal, self.conversation_id, seq)
+        return state
 
     async def rejections(self) -> Sequence[Rejection]:
         """The events that admission refused, oldest first."""

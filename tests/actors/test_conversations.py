@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from tests.actors.worlds import HeldAgent, WatchedJournal, brief, log_of
+from tests.actors.worlds import HeldAgent, WatchedJournal, brief, log_of, verified
 from turnkeeper.actors import (
     ActionEvent,
     AgentMessageEvent,
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_chat_message_is_answered_and_both_are_in_the_log() -> None:
-    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         turn = await conversations["c"].send("hello")
 
         assert await turn.reply() == "a(hello)"
@@ -48,7 +48,7 @@ async def test_a_chat_message_is_answered_and_both_are_in_the_log() -> None:
 async def test_queue_answers_one_after_the_other_and_the_second_sees_the_first_answer() -> None:
     held = HeldAgent()
     held.hold("A")
-    async with Conversations(held, journal=MemoryJournal()) as conversations:
+    async with verified(held, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         first = await chat.send("A")
         await held.reached["A"].wait()
@@ -65,7 +65,7 @@ async def test_queue_answers_one_after_the_other_and_the_second_sees_the_first_a
 async def test_a_queued_message_is_durable_at_once_and_not_in_the_view() -> None:
     held = HeldAgent()
     held.hold("A")
-    async with Conversations(held, journal=MemoryJournal()) as conversations:
+    async with verified(held, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         await chat.send("A")
         await chat.send("B")
@@ -77,7 +77,7 @@ async def test_a_queued_message_is_durable_at_once_and_not_in_the_view() -> None
 async def test_queued_messages_keep_their_order() -> None:
     held = HeldAgent()
     held.hold("0")
-    async with Conversations(held, journal=MemoryJournal()) as conversations:
+    async with verified(held, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         turns = [await chat.send(str(n)) for n in range(50)]
 
@@ -90,7 +90,7 @@ async def test_queued_messages_keep_their_order() -> None:
 async def test_interrupt_ends_the_running_turn_and_goes_ahead_of_what_is_queued() -> None:
     held = HeldAgent()
     held.hold("A")
-    async with Conversations(held, journal=MemoryJournal()) as conversations:
+    async with verified(held, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         first = await chat.send("A")
         await held.reached["A"].wait()
@@ -109,7 +109,7 @@ async def test_interrupt_ends_the_running_turn_and_goes_ahead_of_what_is_queued(
 async def test_an_interrupted_answer_keeps_what_was_said_and_is_marked() -> None:
     held = HeldAgent()
     held.hold("stream A")
-    async with Conversations(held, journal=MemoryJournal()) as conversations:
+    async with verified(held, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         first = await chat.send("stream A")
         await held.reached["stream A"].wait()
@@ -122,7 +122,7 @@ async def test_an_interrupted_answer_keeps_what_was_said_and_is_marked() -> None
 
 
 async def test_a_streamed_answer_is_one_chat_message() -> None:
-    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         turn = await conversations["c"].send("stream A")
 
         assert await turn.reply() == "a(stream A)"
@@ -132,7 +132,7 @@ async def test_a_streamed_answer_is_one_chat_message() -> None:
 async def test_interrupting_two_tools_answers_both_calls_at_once() -> None:
     held = HeldAgent()
     held.hold("two tools A")
-    async with Conversations(held, journal=MemoryJournal()) as conversations:
+    async with verified(held, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         await chat.send("two tools A")
         await held.reached["two tools A"].wait()
@@ -171,7 +171,7 @@ async def test_what_an_interrupted_turn_still_sends_is_refused_as_stale() -> Non
                 await turn.say("late")
             refused.set()
 
-    async with Conversations(stubborn, journal=MemoryJournal()) as conversations:
+    async with verified(stubborn, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         await chat.send("A")
         await begun.wait()
@@ -193,7 +193,7 @@ async def test_the_agent_of_an_interrupted_turn_is_cancelled() -> None:
             finally:
                 cancelled.set()
 
-    async with Conversations(patient, journal=MemoryJournal()) as conversations:
+    async with verified(patient, journal=MemoryJournal()) as conversations:
         await conversations["c"].send("A")
         await begun.wait()
 
@@ -205,7 +205,7 @@ async def test_the_agent_of_an_interrupted_turn_is_cancelled() -> None:
 async def test_reject_writes_nothing_and_names_the_running_turn() -> None:
     held = HeldAgent()
     held.hold("A")
-    async with Conversations(held, journal=MemoryJournal()) as conversations:
+    async with verified(held, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         first = await chat.send("A")
         await held.reached["A"].wait()
@@ -224,7 +224,7 @@ async def test_reject_writes_nothing_and_names_the_running_turn() -> None:
 async def test_the_same_message_id_gives_the_same_turn_whatever_on_overlap_says() -> None:
     held = HeldAgent()
     held.hold("A")
-    async with Conversations(held, journal=MemoryJournal()) as conversations:
+    async with verified(held, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         first = await chat.send("A", message_id="a")
         queued = await chat.send("B", message_id="b")
@@ -249,7 +249,7 @@ async def test_the_same_message_id_gives_the_same_turn_whatever_on_overlap_says(
 
 
 async def test_the_same_message_id_with_other_content_is_refused() -> None:
-    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         turn = await chat.send("A", message_id="a")
         await turn.reply()
@@ -276,7 +276,7 @@ async def test_a_message_id_older_than_memory_is_found_in_the_journal() -> None:
 async def test_the_queue_is_bounded() -> None:
     held = HeldAgent()
     held.hold("A")
-    async with Conversations(held, journal=MemoryJournal(), queued_messages_max=2) as conversations:
+    async with verified(held, journal=MemoryJournal(), queued_messages_max=2) as conversations:
         chat = conversations["c"]
         await chat.send("A")
         await chat.send("B")
@@ -289,7 +289,7 @@ async def test_the_queue_is_bounded() -> None:
 async def test_cancelling_a_running_turn_keeps_what_was_said_and_starts_the_next() -> None:
     held = HeldAgent()
     held.hold("stream A")
-    async with Conversations(held, journal=MemoryJournal()) as conversations:
+    async with verified(held, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         first = await chat.send("stream A")
         second = await chat.send("B")
@@ -305,7 +305,7 @@ async def test_cancelling_a_running_turn_keeps_what_was_said_and_starts_the_next
 async def test_cancelling_a_queued_turn_withdraws_its_message() -> None:
     held = HeldAgent()
     held.hold("A")
-    async with Conversations(held, journal=MemoryJournal()) as conversations:
+    async with verified(held, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         first = await chat.send("A")
         second = await chat.send("B")
@@ -319,7 +319,7 @@ async def test_cancelling_a_queued_turn_withdraws_its_message() -> None:
 
 
 async def test_an_agent_that_raises_fails_its_turn_and_the_next_one_runs() -> None:
-    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         failed = await chat.send("fail")
 
@@ -339,7 +339,7 @@ async def test_calls_that_an_agent_leaves_open_are_answered_when_its_turn_ends()
         results = await turn.call_tools([ToolCall("x")], fails)
         await turn.say(str(getattr(results[0].event, "content", "")))
 
-    async with Conversations(careless, journal=MemoryJournal()) as conversations:
+    async with verified(careless, journal=MemoryJournal()) as conversations:
         turn = await conversations["c"].send("go")
 
         assert await turn.reply() == "ConnectionError: x"
@@ -352,7 +352,7 @@ async def test_calls_that_an_agent_leaves_open_are_answered_when_its_turn_ends()
 
 
 async def test_reading_a_conversation_that_does_not_exist_raises_and_creates_nothing() -> None:
-    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         with pytest.raises(ConversationNotFound):
             await conversations["nobody"].view()
         with pytest.raises(ConversationNotFound):
@@ -362,7 +362,7 @@ async def test_reading_a_conversation_that_does_not_exist_raises_and_creates_not
 
 
 async def test_subscribers_see_every_event_once_in_order_from_any_cursor() -> None:
-    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         seen: dict[int, list[int]] = {}
 
@@ -419,7 +419,7 @@ async def test_a_subscriber_whose_buffer_overflowed_catches_up_though_nothing_mo
 
 
 async def test_a_subscriber_that_is_dropped_is_forgotten() -> None:
-    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         reader = chat.events()
         await (await chat.send("0")).reply()
@@ -449,7 +449,7 @@ class FailsOnce(WatchedJournal):
 async def test_a_failed_append_fails_loudly_and_nothing_after_it_is_committed_before_it(
     fail_at: int,
 ) -> None:
-    async with Conversations(HeldAgent(), journal=FailsOnce(fail_at)) as conversations:
+    async with verified(HeldAgent(), journal=FailsOnce(fail_at)) as conversations:
         chat = conversations["c"]
 
         async def send(text: str, message_id: str) -> Turn:

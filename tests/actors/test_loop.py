@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from tests.actors.worlds import HeldAgent, WatchedJournal, log_of
+from tests.actors.worlds import HeldAgent, WatchedJournal, brief, log_of, verified
 from turnkeeper.actors import (
     ActionEvent,
     AdmissionRefused,
@@ -23,7 +23,7 @@ from turnkeeper.actors import (
     TurnStartedEvent,
     UserMessageEvent,
 )
-from turnkeeper.runtime import OwnershipLost, Unavailable
+from turnkeeper.runtime import Failure, InvariantViolation, OwnershipLost, Runtime, Unavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +57,7 @@ async def settle() -> None:
 async def test_nothing_is_seen_before_the_commit_has_returned() -> None:
     journal, held = GatedJournal(), HeldAgent()
     held.hold("A")
-    async with Conversations(held, journal=journal) as conversations:
+    async with verified(held, journal=journal) as conversations:
         chat = conversations["c"]
         await chat.send("A")
         seen: list[int] = []
@@ -99,7 +99,7 @@ async def test_nothing_is_seen_before_the_commit_has_returned() -> None:
 async def test_what_waits_together_is_committed_together_and_each_subscriber_hears_each() -> None:
     journal, held = GatedJournal(), HeldAgent()
     held.hold("0")
-    async with Conversations(held, journal=journal) as conversations:
+    async with verified(held, journal=journal) as conversations:
         chat = conversations["c"]
         await chat.send("0")
         await held.reached["0"].wait()
@@ -129,7 +129,7 @@ async def test_what_waits_together_is_committed_together_and_each_subscriber_hea
 async def test_the_calls_of_one_response_are_durable_together_before_any_of_them_starts() -> None:
     journal, held = GatedJournal(), HeldAgent()
     held.hold("two tools")
-    async with Conversations(held, journal=journal) as conversations:
+    async with verified(held, journal=journal) as conversations:
         journal.close()
         async with anyio.create_task_group() as group:
             group.start_soon(conversations["c"].send, "two tools")
@@ -150,7 +150,7 @@ async def test_the_calls_of_one_response_are_durable_together_before_any_of_them
 async def test_a_refused_command_is_answered_alone_and_its_batch_goes_on() -> None:
     journal, held = GatedJournal(), HeldAgent()
     held.hold("0")
-    async with Conversations(held, journal=journal) as conversations:
+    async with verified(held, journal=journal) as conversations:
         chat = conversations["c"]
         await chat.send("0")
         await held.reached["0"].wait()
@@ -193,7 +193,7 @@ class BrokenJournal(WatchedJournal):
 
 async def test_the_caller_gets_the_journals_own_error_and_may_send_again() -> None:
     journal = BrokenJournal()
-    async with Conversations(HeldAgent(), journal=journal) as conversations:
+    async with verified(HeldAgent(), journal=journal) as conversations:
         journal.error = Unavailable("no")
 
         with pytest.raises(Unavailable, match=r"^no$"):
@@ -205,7 +205,7 @@ async def test_the_caller_gets_the_journals_own_error_and_may_send_again() -> No
 
 async def test_an_owner_that_lost_its_epoch_stops_and_the_next_message_claims_anew() -> None:
     journal, held = BrokenJournal(), HeldAgent()
-    async with Conversations(held, journal=journal) as conversations:
+    async with verified(held, journal=journal) as conversations:
         await (await conversations["c"].send("A")).reply()
         journal.error = OwnershipLost("fenced")
 
@@ -223,7 +223,7 @@ async def test_an_owner_that_lost_its_epoch_stops_and_the_next_message_claims_an
 async def test_whoever_waits_for_a_turn_hears_that_its_owner_cannot_be_started_again() -> None:
     journal, held = BrokenJournal(), HeldAgent()
     held.hold("A")
-    async with Conversations(held, journal=journal) as conversations:
+    async with verified(held, journal=journal) as conversations:
         turn = await conversations["c"].send("A")
         await held.reached["A"].wait()
 
@@ -239,7 +239,7 @@ async def call(chat: Conversation, call_id: str, response: str = "r") -> None:
 
 
 async def test_a_refused_event_is_seen_by_nobody_and_kept_among_the_rejections() -> None:
-    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         await chat.append(UserMessageEvent(content="go"))
         await call(chat, "1")
@@ -270,7 +270,40 @@ async def test_the_same_event_twice_is_one_event_also_when_it_is_older_than_memo
         assert len(await log_of(chat)) == 301
 
 
+async def test_a_view_that_is_not_the_fold_of_its_log_fails_the_owner_and_is_made_anew() -> None:
+    """Somebody reaches around the owner and changes what it holds."""
+    async with (
+        Runtime() as runtime,
+        verified(HeldAgent(), journal=MemoryJournal(), runtime=runtime) as conversations,
+    ):
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        with runtime.events.subscribe(Failure) as failures:
+            (await chat.view())._line.events.append(UserMessageEvent(content="slipped in"))
+
+            await (await chat.send("B")).end()
+
+            assert isinstance((await anext(failures)).error, InvariantViolation)
+        view = await chat.view()
+        assert view == (await chat.at()).view
+        assert "u:slipped in" not in [brief(event) for event in view]
+
+
+async def test_a_conversation_can_be_looked_at_as_it_was() -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        for text in ("A", "B"):
+            await (await chat.send(text)).end()
+
+        states = [await chat.at(seq) for seq in range(9)]
+
+        assert [len(state.view) for state in states] == [0, 0, 1, 2, 2, 2, 3, 4, 4]
+        assert (await chat.at()).view == await chat.view()
+        with pytest.raises(ValueError, match="seq 9"):
+            await chat.at(9)
+
+
 async def test_turns_are_the_owners_to_write() -> None:
-    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         with pytest.raises(NotAppendable):
             await conversations["c"].append(TurnStartedEvent(turn_id="mine"))

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from tests.actors.worlds import HeldAgent, log_of
+from tests.actors.worlds import HeldAgent, log_of, verified
 from turnkeeper.actors import (
     AgentErrorEvent,
     Conversations,
@@ -26,7 +26,7 @@ async def crash_when(
 ) -> None:
     """Run `do`, then stop everything at once."""
     with anyio.CancelScope() as process:
-        async with Conversations(agent, journal=journal) as conversations:
+        async with verified(agent, journal=journal) as conversations:
             await do(conversations)
             process.cancel()
 
@@ -41,7 +41,7 @@ async def test_an_unfinished_turn_is_ended_on_entering_and_the_next_message_goes
 
     await crash_when(journal, held, until_it_runs)
 
-    async with Conversations(HeldAgent(), journal=journal) as conversations:
+    async with verified(HeldAgent(), journal=journal) as conversations:
         assert await log_of(conversations["c"], all_kinds=True) == ["started", "u:A", "interrupted"]
         assert await (await conversations["c"].send("B")).reply() == "a(B)"
 
@@ -58,7 +58,7 @@ async def test_open_calls_get_their_one_observation_which_says_that_they_may_hav
 
     await crash_when(journal, held, until_tools_run)
 
-    async with Conversations(HeldAgent(), journal=journal) as conversations:
+    async with verified(HeldAgent(), journal=journal) as conversations:
         chat = conversations["c"]
         answers = [
             logged.event
@@ -82,7 +82,7 @@ async def test_queued_messages_get_their_turns_though_nobody_sends() -> None:
 
     await crash_when(journal, held, until_two_wait)
 
-    async with Conversations(HeldAgent(), journal=journal) as conversations:
+    async with verified(HeldAgent(), journal=journal) as conversations:
         chat = conversations["c"]
         assert await (await chat.send("B", message_id="b")).reply() == "a(B)"
         assert await (await chat.send("D")).reply() == "a(D)"
@@ -97,7 +97,7 @@ async def test_a_message_sent_again_after_the_crash_is_known() -> None:
 
     await crash_when(journal, held, until_answered)
 
-    async with Conversations(HeldAgent(), journal=journal) as conversations:
+    async with verified(HeldAgent(), journal=journal) as conversations:
         again = await conversations["c"].send("A", message_id="a")
         assert again.is_duplicate
         assert await again.reply() == "a(A)"
@@ -114,7 +114,7 @@ async def test_recovering_twice_changes_nothing() -> None:
     await crash_when(journal, held, until_tool_runs)
     logs = []
     for _ in range(3):
-        async with Conversations(HeldAgent(), journal=journal) as conversations:
+        async with verified(HeldAgent(), journal=journal) as conversations:
             logs.append(await log_of(conversations["c"], all_kinds=True))
 
     assert logs[0] == logs[1] == logs[2]
@@ -131,7 +131,7 @@ async def test_with_recover_on_message_nothing_happens_until_somebody_sends() ->
 
     await crash_when(journal, held, until_it_runs)
 
-    async with Conversations(HeldAgent(), journal=journal, recover="on_message") as conversations:
+    async with verified(HeldAgent(), journal=journal, recover="on_message") as conversations:
         chat = conversations["c"]
         assert await log_of(chat, all_kinds=True) == ["started", "u:A"]
         await (await chat.send("B")).reply()
@@ -141,18 +141,18 @@ async def test_with_recover_on_message_nothing_happens_until_somebody_sends() ->
 async def test_the_system_prompt_comes_first_and_once() -> None:
     journal = MemoryJournal()
     for text in ("A", "B"):
-        async with Conversations(
+        async with verified(
             HeldAgent(), journal=journal, system_prompt="Be kind."
         ) as conversations:
             await (await conversations["c"].send(text)).reply()
 
-    async with Conversations(HeldAgent(), journal=journal) as conversations:
+    async with verified(HeldAgent(), journal=journal) as conversations:
         log = await log_of(conversations["c"])
     assert log == ["system_prompt", "u:A", "a:a(A)", "u:B", "a:a(B)"]
 
 
 async def test_a_conversation_that_was_idle_is_passivated_and_comes_back_as_it_was() -> None:
-    async with Conversations(HeldAgent(), journal=MemoryJournal(), active_max=1) as conversations:
+    async with verified(HeldAgent(), journal=MemoryJournal(), active_max=1) as conversations:
         for n in range(3):
             for name in ("c", "d"):
                 await (await conversations[name].send(str(n))).reply()

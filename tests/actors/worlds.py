@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 
 import anyio
 
@@ -12,6 +13,7 @@ from turnkeeper.actors import (
     AgentErrorEvent,
     AgentMessageEvent,
     Conversation,
+    Conversations,
     Event,
     LLMConvertibleEvent,
     MemoryJournal,
@@ -25,6 +27,9 @@ from turnkeeper.actors import (
     TurnStartedEvent,
     UserMessageEvent,
 )
+
+verified = partial(Conversations, verify="always")
+"""Conversations that rebuild every view from its log after each commit, and fail if it differs."""
 
 
 class HeldAgent:
