@@ -4,7 +4,8 @@ Owns two lanes and the senders that wait for room. Invariants, all kept without 
 
 1. Control goes first; within a lane, first in, first out, waiting senders included.
 2. Whoever waits is admitted in order, and nobody overtakes: while one waits, all wait.
-3. The owner pops an item itself, after it runs. Nothing is ever handed to a task that might be
+3. While a sender waits, the mail lane is full: whatever makes room admits the next.
+4. The owner pops an item itself, after it runs. Nothing is ever handed to a task that might be
    cancelled before it wakes, so nothing can be lost on the way.
 
 Senders append, the owner pops; all of it in one loop, so there is no lock.
@@ -93,6 +94,7 @@ class MailQueue:
             for index, item in enumerate(self.mail):
                 if item is sender.item:
                     del self.mail[index]
+                    self.admit()
                     break
 
     def admit(self) -> None:

@@ -1,0 +1,290 @@
+"""The mailbox: bounds, order, lanes, and senders that wait for room."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from turnkeeper.runtime import (
+    Actor,
+    Backoff,
+    DeadLetter,
+    Mailbox,
+    MailboxFull,
+    NotDelivered,
+    Runtime,
+    Supervision,
+)
+from turnkeeper.runtime.testing import VirtualClock, settle
+
+from .actors import Add, Counter, Fail, Get, Run, block
+
+pytestmark = pytest.mark.anyio
+
+SMALL = Mailbox(capacity=2)
+
+
+def logging_actor(log: list[Any]) -> Callable[[], Counter]:
+    return lambda: Counter(log)
+
+
+async def test_a_sender_waits_for_room_and_is_admitted_in_its_turn() -> None:
+    log: list[object] = []
+    async with Runtime() as runtime:
+        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=SMALL)
+        gate = await block(ref)
+        async with anyio.create_task_group() as tasks:
+            for number in range(6):
+                tasks.start_soon(ref.tell, number)
+                await settle()
+            assert ref._cell.depth == 2
+            gate.set()
+        await ref.ask(Get())
+    assert log == [0, 1, 2, 3, 4, 5]
+
+
+async def test_nobody_overtakes_a_sender_that_waits_for_room() -> None:
+    log: list[object] = []
+    async with Runtime() as runtime:
+        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=Mailbox(capacity=1))
+        gate = await block(ref)
+        await ref.tell("first")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.tell, "second")
+            await settle()
+            ref._cell.mail.popleft()  # room, but nobody was admitted yet
+            tasks.start_soon(ref.tell, "third")
+            await settle()
+            assert len(ref._cell.waiting or ()) == 2
+            ref._cell.admit()
+            gate.set()
+        await ref.ask(Get())
+    assert log == ["second", "third"]
+
+
+async def test_reject_refuses_with_the_capacity() -> None:
+    async with Runtime() as runtime:
+        mailbox = Mailbox(capacity=2, overflow="reject")
+        ref = runtime.spawn(Counter, name="counter", mailbox=mailbox)
+        gate = await block(ref)
+        await ref.tell(Add())
+        await ref.tell(Add())
+        with pytest.raises(MailboxFull) as full:
+            await ref.tell(Add())
+        assert full.value.capacity == 2
+        with pytest.raises(MailboxFull):
+            await ref.ask(Get())
+        gate.set()
+        await settle()
+        assert await ref.ask(Get()) == 2
+
+
+async def test_drop_oldest_makes_each_drop_a_dead_letter() -> None:
+    log: list[object] = []
+    async with Runtime() as runtime:
+        mailbox = Mailbox(capacity=2, overflow="drop_oldest")
+        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=mailbox)
+        gate = await block(ref)
+        with runtime.events.subscribe(DeadLetter) as letters:
+            for number in range(4):
+                await ref.tell(number)
+            assert [(await anext(letters)).message for _ in range(2)] == [0, 1]
+        gate.set()
+    assert log == [2, 3]
+
+
+async def test_drop_oldest_hands_an_ask_back_to_its_asker() -> None:
+    async with Runtime() as runtime:
+        mailbox = Mailbox(capacity=1, overflow="drop_oldest")
+        ref = runtime.spawn(Counter, name="counter", mailbox=mailbox)
+        gate = await block(ref)
+
+        async def ask() -> None:
+            with pytest.raises(NotDelivered):
+                await ref.ask(Get())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await settle()
+            await ref.tell(Add())
+        gate.set()
+
+
+async def test_tell_nowait_raises_where_tell_would_wait() -> None:
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter", mailbox=Mailbox(capacity=1))
+        gate = await block(ref)
+        ref.tell_nowait(Add())
+        with pytest.raises(MailboxFull):
+            ref.tell_nowait(Add())
+        ref.tell_nowait("urgent", control=True)
+        gate.set()
+        await settle()
+        ref.tell_nowait(Add())
+        assert await ref.ask(Get()) == 2
+
+
+async def test_control_goes_first_and_each_lane_keeps_its_order() -> None:
+    log: list[object] = []
+    async with Runtime() as runtime:
+        ref = runtime.spawn(logging_actor(log), name="counter")
+        gate = await block(ref)
+        await ref.tell("a")
+        await ref.tell("A", control=True)
+        await ref.tell("b")
+        await ref.tell("B", control=True)
+        gate.set()
+    assert log == ["A", "B", "a", "b"]
+
+
+async def test_a_cancelled_waiting_sender_leaves_no_trace() -> None:
+    log: list[object] = []
+    async with Runtime() as runtime:
+        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=Mailbox(capacity=1))
+        gate = await block(ref)
+        await ref.tell("kept")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.tell, "cancelled")
+            await settle()
+            assert ref._cell.waiting
+            tasks.cancel_scope.cancel()
+        assert not ref._cell.waiting
+        gate.set()
+        await ref.ask(Get())
+    assert log == ["kept"]
+
+
+async def test_a_sender_cancelled_while_it_is_admitted_takes_its_message_back() -> None:
+    log: list[object] = []
+    async with Runtime() as runtime:
+        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=Mailbox(capacity=1))
+        gate = await block(ref)
+        await ref.tell("kept")
+        outcome: list[str] = []
+
+        async def tell() -> None:
+            try:
+                await ref.tell("admitted")
+                outcome.append("told")
+            except anyio.get_cancelled_exc_class():
+                outcome.append("cancelled")
+                raise
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(tell)
+            await settle()
+            cell = ref._cell
+            cell.mail.popleft()
+            cell.admit()  # its wake-up is on the way ...
+            tasks.cancel_scope.cancel()  # ... when it is cancelled
+        gate.set()
+        await ref.ask(Get())
+    # Either way, its sender knows.
+    assert (outcome, log) in ((["told"], ["admitted"]), (["cancelled"], []))
+
+
+async def test_mail_keeps_its_order_through_a_restart() -> None:
+    log: list[object] = []
+    async with Runtime(supervision=Supervision(backoff=Backoff(first_s=0.0))) as runtime:
+        ref = runtime.spawn(logging_actor(log), name="counter")
+        gate = await block(ref)
+        for number in range(10):
+            await ref.tell(number)
+            if number == 4:
+                await ref.tell(Fail(ValueError()))
+        gate.set()
+        await ref.ask(Get())
+    assert log == list(range(10))
+
+
+async def test_mail_sent_during_backoff_waits_under_the_mailboxs_own_policy() -> None:
+    log: list[object] = []
+    clock = VirtualClock()
+    slow = Supervision(backoff=Backoff(first_s=10.0, jitter=0.0))
+    async with Runtime(ports=clock.ports(), supervision=slow) as runtime:
+        mailbox = Mailbox(capacity=2, overflow="reject")
+        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=mailbox)
+        await ref.tell(Fail(ValueError()))
+        await settle()
+
+        await ref.tell("one")
+        await ref.tell("two")
+        with pytest.raises(MailboxFull):
+            await ref.tell("three")
+        assert log == []
+        await clock.advance(10.0)
+        assert log == ["one", "two"]
+
+
+async def test_a_flood_does_not_starve_the_neighbours() -> None:
+    handled_before: list[int] = []
+
+    class Sink(Actor):
+        def __init__(self) -> None:
+            self.handled = 0
+
+        def receive(self, _: object) -> None:
+            self.handled += 1
+
+    sink = Sink()
+    async with Runtime() as runtime:
+        flooded = runtime.spawn(lambda: sink, name="flooded", mailbox=Mailbox(capacity=2_000))
+        neighbour = runtime.spawn(Counter, name="neighbour")
+        await neighbour.ask(Get())
+        for _ in range(1_000):
+            await flooded.tell(None)
+        await neighbour.ask(Get())
+        handled_before.append(sink.handled)
+    assert sink.handled == 1_000
+    assert handled_before[0] <= 64, "the neighbour had its turn after a few of the flood's"
+
+
+async def test_an_actor_that_tells_itself_never_waits_for_room() -> None:
+    log: list[object] = []
+    async with Runtime() as runtime:
+        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=Mailbox(capacity=1))
+
+        async def tell_itself(actor: Actor) -> None:
+            for number in range(5):
+                await actor.context.ref.tell(number)
+
+        await ref.ask(Run(tell_itself))
+        await ref.ask(Get())
+    assert log == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_every_sender_keeps_its_order_whatever_happens_to_the_actor(seed: int) -> None:
+    """Seeded: senders, restarts and cancellations mixed."""
+    draw = random.Random(seed)
+    log: list[tuple[int, int]] = []
+    at_once = Supervision(backoff=Backoff(first_s=0.0), restarts_max=10_000)
+    async with Runtime(supervision=at_once) as runtime:
+        mailbox = Mailbox(capacity=draw.choice([1, 2, 5]))
+        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=mailbox)
+        told: list[tuple[int, int]] = []
+
+        async def send(sender: int) -> None:
+            for number in range(20):
+                with anyio.CancelScope() as scope:
+                    if draw.random() < 0.1:
+                        scope.cancel()
+                    await ref.tell((sender, number))
+                    told.append((sender, number))
+                if draw.random() < 0.1:
+                    await ref.tell(Fail(ValueError()))
+                if draw.random() < 0.3:
+                    await anyio.lowlevel.checkpoint()
+
+        async with anyio.create_task_group() as tasks:
+            for sender in range(4):
+                tasks.start_soon(send, sender)
+        await ref.ask(Get())
+    for sender in range(4):
+        handled = [number for each, number in log if each == sender]
+        assert handled == sorted(set(handled)), "in order, and nothing twice"
+        # One that was cancelled may have been handled; one that returned must have been.
+        assert {number for each, number in told if each == sender} <= set(handled)
