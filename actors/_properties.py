@@ -20,7 +20,7 @@ response or an open loop ends there, so that what has left the view, and the mem
 never pull out what came later.
 
 It runs where a log may be from elsewhere: at a cold load, a fork, and error recovery. It never
-raises. `runs` counts how often it ran, which tests hold against those three.
+raises. `runs` counts how often a view was enforced, which tests hold against those three.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["LogFacts", "Runs", "runs"]
 
 
 class Runs:
-    """How often enforcement has run in this process."""
+    """How often a view was enforced in this process."""
 
     total = 0
 
@@ -91,7 +91,6 @@ class LogFacts:
 
     def find_violations(self, view: Sequence[LLMConvertibleEvent]) -> tuple[str, ...]:
         """The ids of the events that have to leave this view of the log, in its order."""
-        runs.total += 1
         pending = frozenset(event_id for event_id in self._calls.values() if event_id is not None)
         pairs, gone = _find_pairs(view, pending)
         gone = _close(frozenset(event.id for event in view), [*self._groups, *pairs], gone)

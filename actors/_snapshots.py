@@ -36,9 +36,11 @@ class Folds(BaseModel):
     responses_left: tuple[str, ...]
     status: StatusFold
     turns: TurnTable
+    is_turn_condensed: bool
     metrics: Metrics
     task_list: tuple[Task, ...]
     iteration: int
+    event_id_max: str
     unknown_kinds: tuple[str, ...]
 
 

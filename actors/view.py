@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol, TypeVar, overload
 
-from ._properties import LogFacts
+from ._properties import LogFacts, runs
 from ._ties import ManipulationIndices, Ties
 from .events import (
     CondensationEvent,
@@ -29,7 +29,7 @@ from .events import (
     is_seen_by_model,
 )
 
-__all__ = ["Derivation", "ManipulationIndices", "View", "ViewFold"]
+__all__ = ["Derivation", "ManipulationIndices", "View", "ViewFold", "verify_view"]
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -215,6 +215,7 @@ class ViewFold:
 
     def enforce(self, facts: LogFacts) -> tuple[LLMConvertibleEvent, ...]:
         """Remove what breaks a property, given the facts of the whole log; gives what went."""
+        runs.total += 1
         return self._remove(facts.find_violations(self._line.events))
 
     def _condense(self, event: CondensationEvent) -> tuple[LLMConvertibleEvent, ...]:
@@ -243,3 +244,29 @@ class ViewFold:
         self.ties = Ties()
         for event in events:
             self.ties.fold(event)
+
+
+def verify_view(events: Iterable[Event], view: View) -> str | None:
+    """What tells a view from the rebuild of its log; None if nothing does.
+
+    Runs on the side, and is not one of the places where enforcement changes a view.
+    """
+    rebuilt, facts = ViewFold(), LogFacts()
+    for event in events:
+        rebuilt.fold(event)
+        facts.fold(event)
+    broken = facts.find_violations(rebuilt.events)
+    if broken:
+        return f"enforcement would remove {', '.join(broken)}"
+    expected = rebuilt.snapshot()
+    if expected == view:
+        return None
+    for at, (mine, theirs) in enumerate(zip(view, expected, strict=False)):
+        if mine != theirs:
+            return f"at {at} the view has event {mine.id}, the rebuild {theirs.id}"
+    return (
+        f"the view has {len(view)} events and {len(view.manipulation_indices)} manipulation "
+        f"indices, the rebuild {len(expected)} and {len(expected.manipulation_indices)}; its "
+        f"condensation request is {view.unhandled_condensation_request}, the rebuild's "
+        f"{expected.unhandled_condensation_request}"
+    )
