@@ -56,7 +56,7 @@ _DEMO_KILLS = 3
 _DEMO_PACE_S = 0.05
 # How long a view may get before it is condensed. The samples are shorter than real ones.
 _DEMO_VIEW_EVENTS_MAX = 24
-_REPLAY_VIEW_EVENTS_MAX = 60
+_REPLAY_VIEW_EVENTS_MAX = 40
 
 
 class Policy(StrEnum):

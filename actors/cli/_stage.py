@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -74,19 +74,20 @@ class Replay:
         kills = deque(self.planned_kills)
         while True:
             async with _started(self.worker) as worker:
-                await worker.order(self.start)
-                async for report in worker.reports():
-                    follow = self._on(report)
-                    self.seconds = self.ports.monotonic() - began
-                    self.changed(self)
-                    if worker.is_killed:
-                        continue
-                    if self._is_due(kills):
-                        worker.kill()
-                    elif isinstance(report, Views):
-                        break
-                    else:
-                        await worker.order(*follow)
+                await worker.order(self.start, *self._begin())
+                async with aclosing(worker.reports()) as heard:
+                    async for report in heard:
+                        follow = self._on(report)
+                        self.seconds = self.ports.monotonic() - began
+                        self.changed(self)
+                        if worker.is_killed:
+                            continue
+                        if self._is_due(kills):
+                            worker.kill()
+                        elif isinstance(report, Views):
+                            break
+                        else:
+                            await worker.order(*follow)
             if not worker.is_killed:
                 if worker.status != 0:
                     raise WorkerLost(worker.obituary())
@@ -96,15 +97,17 @@ class Replay:
             self._lines = 0
             self.changed(self)
 
+    def _begin(self) -> Sequence[Order]:
+        """What a new worker is ordered to do."""
+        orders: list[Order] = [order for user in self.users for order in user.again()]
+        return orders if self._busy else [*orders, GetViews()]
+
     def _on(self, report: Report) -> Sequence[Order]:
         """What is to be ordered after a report, if the worker still lives."""
         match report:
             case Ready():
                 self.restarts = self.kills
-                return [
-                    *(order for user in self.users for order in user.again()),
-                    *([] if self._busy else [GetViews()]),
-                ]
+                return ()
             case Failed():
                 raise WorkerLost(f"the worker failed: {report.error}: {report.why}")
             case Views():
@@ -145,7 +148,10 @@ class _Worker:
         return self._process.returncode
 
     async def order(self, *orders: Order) -> None:
-        """Tell it; a worker that has gone is noticed where its reports end."""
+        """Tell it. A live worker always reads on, so this never waits for what it reports.
+
+        A worker that has gone is noticed where its reports end.
+        """
         assert self._process.stdin is not None
         try:
             for order in orders:
@@ -153,7 +159,7 @@ class _Worker:
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # its reports end too, and there it is told why
 
-    async def reports(self) -> AsyncIterator[Report]:
+    async def reports(self) -> AsyncGenerator[Report, None]:
         """Each whole line that it writes; a line that was cut off by its death was never sent."""
         assert self._process.stdout is not None
         rest = b""

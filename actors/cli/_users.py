@@ -66,11 +66,16 @@ class User:
         return self._is_given_up or len(self.receipts.ended) == len(self.part.recorded.exchanges)
 
     def again(self) -> Sequence[Order]:
-        """What a new worker is to be told: all that has not ended, and what may be sent now."""
+        """What a new worker is to be told: all that has not ended, and what may be sent now.
+
+        To be called before anything is heard from it: a recovered turn may be held at once.
+        """
         self._held.clear()
         open_ones = [n for n in self.receipts.messages if n not in self.receipts.ended]
         if self._is_in_flight:
             open_ones.append(self._next)
+            # The dead worker may have written it: that it is known would be no breach now.
+            self._is_refused = False
         return [*map(self._send, open_ones), *self._send_next()]
 
     def on(self, report: Accepted | Refused | Logged | Held | Ended) -> Sequence[Order]:

@@ -9,13 +9,15 @@ what it tells is durable, and in one piece before anything else happens.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
+
+from turnkeeper.runtime import Ports, thread_caller
 
 from .._sqlite_journal import SQLiteJournal
 from ..agents import ToolCall, TurnContext
@@ -47,6 +49,8 @@ from ._protocol import (
 )
 
 __all__ = ["main"]
+
+_READ_SIZE = 1 << 16
 
 
 class _Player:
@@ -199,15 +203,42 @@ class _Desk:
             self._report(Logged(conversation=part.conversation, event_id=event.id, seq=seq))
 
 
-async def _read_orders() -> AsyncIterator[Order]:
-    # Abandoned, not waited for, when the worker fails: the read ends with the input, which the
-    # other side closes when it has read of the failure.
-    while line := await anyio.to_thread.run_sync(sys.stdin.buffer.readline, abandon_on_cancel=True):
-        yield orders.validate_json(line)
+async def _read_orders(ports: Ports) -> AsyncGenerator[Order, None]:
+    """The orders, to the end of the input.
+
+    A thread of its own takes them in, also while the reports are waiting to be read. Else both
+    sides could wait for the other to read.
+    """
+    call = thread_caller()
+    lines: deque[bytes] = deque()
+    more = anyio.Event()
+
+    def take(chunk: bytes) -> None:
+        lines.append(chunk)
+        more.set()
+
+    def read() -> None:
+        # Not `sys.stdin`: what is blocked in its lock would hold up the end of the process.
+        while chunk := os.read(0, _READ_SIZE):
+            call(partial(take, chunk))
+        call(partial(take, b""))
+
+    ports.start_thread("orders", read)
+    rest = b""
+    while True:
+        await more.wait()
+        more = anyio.Event()
+        while lines:
+            chunk = lines.popleft()
+            if not chunk:
+                return
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                yield orders.validate_json(line)
 
 
 async def _main(report: Callable[[Report], None], journal: Callable[[str], Journal]) -> None:
-    async with aclosing(_read_orders()) as lines:
+    async with aclosing(_read_orders(Ports())) as lines:
         start = await anext(lines)
         if not isinstance(start, Start):
             raise TypeError(f"the first order is {start.kind}, not start")
