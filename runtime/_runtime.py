@@ -94,6 +94,7 @@ class Runtime:
         """The signal that ended the block, if one did."""
         self._portal: Portal | None = None
         self._draining: anyio.CancelScope | None = None
+        self._orderly: anyio.CancelScope | None = None
 
     # --- what users do ---------------------------------------------------------------------------
 
@@ -218,6 +219,8 @@ class Runtime:
         finally:
             self._host_ended.set()
             ready.set(None)
+            if self._orderly is not None:
+                self._orderly.cancel()
 
     async def _listen(self, *, task_status: TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -248,15 +251,20 @@ class Runtime:
         with anyio.CancelScope(shield=True):
             await self._close(is_drained=self._failure is None)
         is_swallowed = bool(self._body.__exit__(kind, error, trace))
-        if self._failure is not None:
-            raise self._failure from error
-        return is_swallowed
+        if self._failure is None:
+            return is_swallowed
+        if error is None or is_swallowed:
+            raise self._failure
+        raise BaseExceptionGroup("the runtime failed, and so did its block", [self._failure, error])
 
     async def _close(self, *, is_drained: bool) -> None:
         system = self._system
         self._close_intake()
-        if not self._host_ended.is_set():
-            if is_drained:
+        # Cancelled when the workers are gone already: an interrupt of the program, or a bug.
+        with anyio.CancelScope() as self._orderly:
+            if system.pool.is_closed:
+                self._orderly.cancel()
+            elif is_drained:
                 with system.clock.at_most(system.limits.drain_s) as self._draining:
                     await system.drained()
             self._say_what_is_left()

@@ -1,0 +1,605 @@
+"""Failures: who decides, what is restarted, in which order, how often, and after how long."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnkeeper.runtime import (
+    Actor,
+    ActorFailed,
+    Backoff,
+    Directive,
+    Failure,
+    NotDelivered,
+    Ref,
+    Runtime,
+    Stopped,
+    Stuck,
+    Supervision,
+    Terminated,
+    TooManyRestarts,
+)
+from turnkeeper.runtime._supervision import RestartLog
+from turnkeeper.runtime.testing import Probe, VirtualClock, settle
+
+from .actors import Add, Counter, Fail, Get, Run, block
+
+NOW = Backoff(first_s=0.0)
+AT_ONCE = Supervision(backoff=NOW)
+
+
+class TestPure:
+    def test_the_first_rule_that_matches_decides(self) -> None:
+        supervision = Supervision(
+            rules=((LookupError, Directive.STOP), (KeyError, Directive.RESUME)),
+            otherwise=Directive.ESCALATE,
+        )
+        assert supervision.directive(KeyError()) is Directive.STOP
+        assert supervision.directive(ValueError()) is Directive.ESCALATE
+
+    def test_rules_look_inside_groups_however_deep(self) -> None:
+        supervision = Supervision(rules=((KeyError, Directive.STOP),))
+        nested = ExceptionGroup("a", [OSError(), ExceptionGroup("b", [KeyError()])])
+        assert supervision.directive(nested) is Directive.STOP
+        assert supervision.directive(ExceptionGroup("a", [OSError()])) is Directive.RESTART
+
+    @given(
+        gaps=st.lists(st.floats(0.0, 20.0), max_size=40),
+        most=st.integers(0, 5),
+        window=st.floats(0.1, 30.0),
+    )
+    def test_intensity_is_otps_arithmetic(
+        self, gaps: list[float], most: int, window: float
+    ) -> None:
+        log = RestartLog(Supervision(restarts_max=most, window_s=window))
+        times: list[float] = []
+        for gap in gaps:
+            now = (times[-1] if times else 0.0) + gap
+            times.append(now)
+            in_window = sum(1 for time in times if time >= now - window)
+            assert log.is_too_many(now) == (in_window > most)
+
+    @given(attempt=st.integers(0, 5_000), seed=st.integers())
+    def test_backoff_grows_to_its_bound_and_jitters_by_its_share(
+        self, attempt: int, seed: int
+    ) -> None:
+        backoff = Backoff(first_s=0.1, factor=2.0, max_s=5.0, jitter=0.25)
+        plain = min(0.1 * 2.0 ** min(attempt, 64), 5.0)
+        delay = backoff.delay_s(attempt, random.Random(seed))
+        assert plain * 0.75 <= delay <= plain * 1.25
+
+    def test_backoff_starts_over_after_a_quiet_period(self) -> None:
+        supervision = Supervision(backoff=Backoff(first_s=1.0, jitter=0.0, reset_s=60.0))
+        log = RestartLog(supervision)
+        draw = random.Random(0)
+        assert [log.delay_s(0.0, draw), log.delay_s(1.0, draw)] == [1.0, 2.0]
+        assert log.delay_s(62.0, draw) == 4.0, "59 s after the last restart took effect"
+        assert log.delay_s(66.0 + 60.1, draw) == 1.0
+
+
+@pytest.mark.anyio
+async def test_resume_keeps_the_actor_and_its_state() -> None:
+    async with Runtime(supervision=Supervision(otherwise=Directive.RESUME)) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        await ref.tell(Add(3))
+        with pytest.raises(ActorFailed):
+            await ref.ask(Fail(ValueError()))
+        assert await ref.ask(Get()) == 3
+
+
+@pytest.mark.anyio
+async def test_stop_hands_the_mail_back_and_tells_the_watchers_why() -> None:
+    error = ValueError("why")
+    notices: Probe[Terminated] = Probe()
+    async with Runtime(supervision=Supervision(otherwise=Directive.STOP)) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        ref.watch(runtime.spawn(lambda: notices, name="watcher"))
+        gate = await block(ref)
+        await ref.tell(Fail(error))
+
+        async def ask() -> None:
+            with pytest.raises(NotDelivered):
+                await ref.ask(Get())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await settle()
+            gate.set()
+        (notice,) = await notices.wait_for(1)
+    assert notice.ref == ref
+    assert notice.error is error
+
+
+@pytest.mark.anyio
+async def test_a_restart_waits_for_its_backoff_and_mail_is_kept() -> None:
+    clock = VirtualClock()
+    supervision = Supervision(backoff=Backoff(first_s=10.0, factor=3.0, max_s=99.0, jitter=0.0))
+    log: list[object] = []
+    async with Runtime(ports=clock.ports(), supervision=supervision) as runtime:
+        ref = runtime.spawn(lambda: Counter(log), name="counter")
+        await ref.tell(Fail(ValueError()))
+        await ref.tell("kept")
+        await clock.advance(9.9)
+        assert log == []
+        assert next(runtime.tree().walk()).state == "backing off"
+        await clock.advance(0.2)
+        assert log == ["kept"]
+        await ref.tell(Fail(ValueError()))
+        await ref.tell("kept longer")
+        await clock.advance(29.0)
+        assert log == ["kept"]
+        await clock.advance(2.0)
+        assert log == ["kept", "kept longer"]
+
+
+@pytest.mark.anyio
+async def test_restart_runs_its_hook_on_the_failed_actor_with_the_error() -> None:
+    seen: list[object] = []
+    error = ValueError()
+
+    class Hooked(Counter):
+        async def on_start(self) -> None:
+            seen.append("start")
+
+        async def on_restart(self, found: BaseException) -> None:
+            seen.append((self.count, found))
+
+        async def on_stop(self) -> None:
+            seen.append("stop")
+
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        ref = runtime.spawn(Hooked, name="hooked")
+        await ref.tell(Add(2))
+        await ref.tell(Fail(error))
+        await ref.ask(Get())
+    assert seen == ["start", (2, error), "start", "stop"]
+
+
+@pytest.mark.anyio
+async def test_too_many_restarts_fail_the_runtime_when_nobody_else_answers_for_them() -> None:
+    supervision = Supervision(backoff=NOW, restarts_max=2, window_s=10.0)
+    stopped: list[str] = []
+
+    class Sibling(Counter):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        async def on_stop(self) -> None:
+            stopped.append(self.name)
+
+    error = ValueError("again")
+
+    async def run() -> None:
+        async with Runtime(supervision=supervision) as runtime:
+            for name in ("first", "second"):
+                await runtime.spawn(partial(Sibling, name), name=name).ask(Get())
+            ref = runtime.spawn(Counter, name="failing")
+            for _ in range(3):
+                await ref.tell(Fail(error))
+            await anyio.sleep_forever()
+
+    with pytest.raises(TooManyRestarts) as caught:
+        await run()
+    assert caught.value.actor == "failing"
+    assert caught.value.restarts_max == 2
+    assert caught.value.__cause__ is error
+    assert stopped == ["second", "first"], "in reverse order of their start"
+
+
+@pytest.mark.anyio
+async def test_restarts_far_enough_apart_are_never_too_many() -> None:
+    clock = VirtualClock()
+    supervision = Supervision(backoff=NOW, restarts_max=1, window_s=10.0)
+    async with Runtime(ports=clock.ports(), supervision=supervision) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        for _ in range(5):
+            await ref.tell(Fail(ValueError()))
+            await clock.advance(10.1)
+        assert await ref.ask(Get()) == 0
+
+
+@pytest.mark.anyio
+async def test_an_actors_own_supervision_is_counted_apart_and_its_end_is_one_failure() -> None:
+    own = Supervision(backoff=NOW, restarts_max=2, window_s=10.0)
+    clock = VirtualClock()
+    decisions: list[str] = []
+    async with Runtime(ports=clock.ports(), supervision=AT_ONCE) as runtime:
+        ref = runtime.spawn(Counter, name="counter", supervision=own)
+        with runtime.events.subscribe(Failure) as failures:
+            for _ in range(3):
+                await ref.tell(Fail(ValueError()))
+                decisions.append(type((await anext(failures)).error).__name__)
+            await settle()
+        assert await ref.ask(Get()) == 0, "the third was one failure for the runtime to judge"
+        assert len(runtime._root._log._times) == 1
+
+
+class Named(Counter):
+    """Writes down its starts and stops."""
+
+    def __init__(self, name: str, log: list[str], *, slow: bool = False) -> None:
+        super().__init__()
+        self.name = name
+        self.journal = log
+        self.slow = slow
+
+    async def on_start(self) -> None:
+        self.journal.append(f"+{self.name}")
+        if self.slow:
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+
+    async def on_stop(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.journal.append(f"-{self.name}")
+
+
+def named(name: str, log: list[str]) -> Callable[[], Named]:
+    return lambda: Named(name, log)
+
+
+async def three(runtime: Runtime, supervision: Supervision, log: list[str]) -> list[Ref]:
+    group = runtime.spawn_supervisor("group", supervision)
+    refs = [group.spawn(named(name, log), name=name) for name in "abc"]
+    for ref in refs:
+        await ref.ask(Get())
+    log.clear()
+    return refs
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("one_for_one", ["-b", "+b"]),
+        ("rest_for_one", ["-b", "-c", "+b", "+c"]),
+        ("one_for_all", ["-b", "-c", "-a", "+a", "+b", "+c"]),
+    ],
+)
+async def test_a_strategy_says_who_is_restarted_with_the_failed_one(
+    strategy: str, expected: list[str]
+) -> None:
+    log: list[str] = []
+    async with Runtime() as runtime:
+        refs = await three(runtime, Supervision(strategy=strategy, backoff=NOW), log)  # type: ignore[arg-type]
+        await refs[0].tell(Add(1))
+        await refs[2].tell(Add(1))
+        await refs[1].tell(Fail(ValueError()))
+        await refs[1].tell(Add(5))
+        assert await refs[1].ask(Get()) == 5, "its own mail was kept"
+        for ref in refs:
+            await ref.ask(Get())
+        # The failed one cleans up at once; the others in reverse order of their start.
+        assert log == expected
+        log.clear()
+
+
+@pytest.mark.anyio
+async def test_mail_of_the_siblings_is_kept_through_one_for_all() -> None:
+    log: list[str] = []
+    async with Runtime() as runtime:
+        refs = await three(runtime, Supervision(strategy="one_for_all", backoff=NOW), log)
+        gate = await block(refs[0])
+        await refs[0].tell(Add(7))
+        await refs[1].tell(Fail(ValueError()))
+        await settle()
+        gate.set()
+        assert await refs[0].ask(Get()) == 7
+
+
+@pytest.mark.anyio
+async def test_a_group_whose_restart_fails_is_restarted_again() -> None:
+    log: list[str] = []
+    failures = 2
+
+    class Reluctant(Named):
+        async def on_start(self) -> None:
+            nonlocal failures
+            await super().on_start()
+            if len(self.journal) > 3 and failures:
+                failures -= 1
+                raise OSError("not yet")
+
+    async with Runtime() as runtime:
+        group = runtime.spawn_supervisor(
+            "group", Supervision(strategy="one_for_all", backoff=NOW, restarts_max=10)
+        )
+        first = group.spawn(named("a", log), name="a")
+        second = group.spawn(lambda: Reluctant("b", log), name="b")
+        third = group.spawn(named("c", log), name="c")
+        for ref in (first, second, third):
+            await ref.ask(Get())
+        await first.tell(Fail(ValueError()))
+        for _ in range(20):
+            await settle()
+        for ref in (first, second, third):
+            assert await ref.ask(Get()) == 0
+    assert failures == 0
+
+
+@pytest.mark.anyio
+async def test_too_many_restarts_in_a_group_are_its_supervisors_failure() -> None:
+    """The children stop in reverse start order, and the supervisor fails upward."""
+    log: list[str] = []
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        once = Supervision(backoff=NOW, restarts_max=0)
+        with runtime.events.subscribe(Failure) as failures:
+            refs = await three(runtime, once, log)
+            await refs[1].tell(Fail(ValueError()))
+            await anext(failures)
+            upward = await anext(failures)
+            for ref in refs:
+                assert await ref.ask(Get()) == 0
+        assert isinstance(upward.error, TooManyRestarts)
+        assert upward.actor == "group"
+        assert log == ["-b", "-c", "-a", "+a", "+b", "+c"]
+
+
+@pytest.mark.anyio
+async def test_escalate_makes_the_failure_the_parents_own() -> None:
+    error = ValueError("too much for me")
+
+    class Parent(Counter):
+        supervision = Supervision(otherwise=Directive.ESCALATE)
+
+        async def on_start(self) -> None:
+            self.child = self.context.spawn(Counter, name="child")
+
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        ref = runtime.spawn(Parent, name="parent")
+        await ref.tell(Add(2))
+
+        async def fail_child(actor: Actor) -> None:
+            assert isinstance(actor, Parent)
+            await actor.child.tell(Fail(error))
+
+        with runtime.events.subscribe(Failure) as failures:
+            await ref.ask(Run(fail_child))
+            await anext(failures)
+            assert (await anext(failures)).error is error
+        assert await ref.ask(Get()) == 0, "the parent was restarted"
+        names = [state.name for state in runtime.tree().walk()]
+        assert names == ["parent", "parent/child"]
+
+
+@pytest.mark.anyio
+async def test_children_stop_before_their_parent_in_reverse_order_of_start() -> None:
+    log: list[str] = []
+
+    class Parent(Named):
+        async def on_start(self) -> None:
+            for name in "xyz":
+                self.context.spawn(named(name, self.journal), name=name)
+
+    async with Runtime() as runtime:
+        ref = runtime.spawn(lambda: Parent("parent", log), name="parent")
+        await ref.ask(Get())
+        await settle()
+        assert log == ["+x", "+y", "+z"]
+        log.clear()
+        await ref.stop()
+    assert log == ["-z", "-y", "-x", "-parent"]
+
+
+@pytest.mark.anyio
+async def test_actors_start_in_the_order_in_which_they_were_spawned() -> None:
+    log: list[str] = []
+    async with Runtime() as runtime:
+        for number in range(20):
+            runtime.spawn(named(str(number), log), name=str(number))
+        await settle()
+        assert log == [f"+{number}" for number in range(20)]
+        log.clear()
+    assert log == [f"-{number}" for number in reversed(range(20))]
+
+
+@pytest.mark.anyio
+async def test_a_failing_effect_fails_its_actor_with_that_error() -> None:
+    error = OSError("effect")
+
+    async def effect() -> None:
+        raise error
+
+    async def start(actor: Actor) -> None:
+        actor.context.start_effect(effect, name="fails")
+
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        await ref.tell(Add())
+        with runtime.events.subscribe(Failure) as failures:
+            await ref.ask(Run(start))
+            assert (await anext(failures)).error is error
+        assert await ref.ask(Get()) == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("ending", ["restart", "stop", "cancel"])
+async def test_effects_are_cancelled_with_their_actor_or_alone(ending: str) -> None:
+    ended: list[str] = []
+
+    async def effect() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append("ended")
+
+    async def start(actor: Actor) -> object:
+        return actor.context.start_effect(effect, name="forever")
+
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        await ref.tell(Add())
+        handle = await ref.ask(Run(start))
+        await settle()
+        assert not handle.is_done  # type: ignore[attr-defined]
+        if ending == "restart":
+            await ref.tell(Fail(ValueError()))
+            assert await ref.ask(Get()) == 0
+        elif ending == "stop":
+            await ref.stop()
+        else:
+            handle.cancel()  # type: ignore[attr-defined]
+            await settle()
+            assert await ref.ask(Get()) == 1, "a cancelled effect is no failure"
+        assert ended == ["ended"]
+        assert handle.is_done  # type: ignore[attr-defined]
+
+
+@pytest.mark.anyio
+async def test_an_effect_cancelled_before_it_began_never_begins() -> None:
+    async def effect() -> None:
+        pytest.fail("it was cancelled")
+
+    async def start(actor: Actor) -> None:
+        actor.context.start_effect(effect, name="never").cancel()
+
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        await ref.ask(Run(start))
+        await settle()
+        assert next(runtime.tree().walk()).effects == ()
+
+
+@pytest.mark.anyio
+async def test_an_effect_that_swallows_its_cancellation_is_given_up_as_stuck() -> None:
+    clock = VirtualClock()
+    free = anyio.Event()
+
+    async def effect() -> None:
+        while not free.is_set():
+            try:
+                await free.wait()
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True):
+                    await free.wait()
+
+    async def start(actor: Actor) -> None:
+        actor.context.start_effect(effect, name="stubborn")
+
+    async with Runtime(ports=clock.ports(), kill_s=1.0) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        await ref.ask(Run(start))
+        with runtime.events.subscribe(Stuck) as stuck:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ref.stop)
+                await clock.advance(1.5)
+            assert "stubborn" in (await anext(stuck)).doing
+        free.set()
+
+
+@pytest.mark.anyio
+async def test_watching_one_that_is_dead_already_brings_the_notice_at_once() -> None:
+    notices: Probe[Terminated] = Probe()
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        await ref.stop()
+        ref.watch(runtime.spawn(lambda: notices, name="watcher"))
+        await notices.wait_for(1)
+
+
+@pytest.mark.anyio
+async def test_a_restart_is_no_death_and_unwatch_takes_it_back() -> None:
+    notices: Probe[Terminated] = Probe()
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        watcher = runtime.spawn(lambda: notices, name="watcher")
+        first = runtime.spawn(Counter, name="first")
+        second = runtime.spawn(Counter, name="second")
+        first.watch(watcher)
+        second.watch(watcher)
+        await first.tell(Fail(ValueError()))
+        await first.ask(Get())
+        second.unwatch(watcher)
+        with runtime.events.subscribe(Stopped) as stopped:
+            await second.stop()
+            assert (await anext(stopped)).actor == "second"
+        await settle()
+        assert notices.received == []
+        await first.stop()
+        await notices.wait_for(1)
+
+
+@pytest.mark.anyio
+async def test_an_actor_may_stop_itself_after_its_message() -> None:
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+
+        async def stop(actor: Actor) -> str:
+            actor.context.stop()
+            return "answered first"
+
+        assert await ref.ask(Run(stop)) == "answered first"
+        await settle()
+        with pytest.raises(NotDelivered):
+            await ref.ask(Get())
+
+
+@pytest.mark.anyio
+async def test_a_name_is_used_once_among_siblings_until_its_actor_has_stopped() -> None:
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        with pytest.raises(ValueError, match="already"):
+            runtime.spawn(Counter, name="counter")
+        await ref.stop()
+        assert await runtime.spawn(Counter, name="counter").ask(Get()) == 0
+
+
+@pytest.mark.anyio
+async def test_a_factory_that_raises_is_a_failed_start() -> None:
+    tries = 0
+
+    def make() -> Counter:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise OSError("not yet")
+        return Counter()
+
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        ref = runtime.spawn(make, name="counter")
+        with pytest.raises(ActorFailed):
+            await ref.ask(Get())
+        await settle()
+        assert await ref.ask(Get()) == 0
+    assert tries == 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+async def test_interrupts_of_the_program_are_never_caught(
+    error: type[BaseException], anyio_backend_name: str
+) -> None:
+    if anyio_backend_name == "asyncio":
+        pytest.skip("asyncio raises them out of the loop: see the test below")
+
+    async def interrupt(_: Actor) -> None:
+        raise error
+
+    async def run() -> None:
+        async with Runtime(supervision=AT_ONCE) as runtime:
+            ref = runtime.spawn(Counter, name="counter")
+            await ref.tell(Run(interrupt))
+            await anyio.sleep_forever()
+
+    with pytest.raises(error):
+        await run()
+
+
+def test_interrupts_of_the_program_end_the_loop_on_asyncio() -> None:
+    async def interrupt(_: Actor) -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with Runtime(supervision=AT_ONCE) as runtime:
+            ref = runtime.spawn(Counter, name="counter")
+            await ref.tell(Run(interrupt))
+            await anyio.sleep_forever()
+
+    with pytest.raises(KeyboardInterrupt):
+        anyio.run(main)
