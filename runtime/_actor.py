@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 
 from ._effects import Effect
 from ._mailbox import Mailbox
-from ._messages import Delivery, Order
+from ._messages import Delivery
 from ._ref import Ref
 from ._supervision import Supervision
 from ._supervisor import Supervisor
@@ -156,10 +156,5 @@ class ActorContext:
         if cell.children is None:
             actor = cell.actor
             supervision = Supervision() if actor is None else type(actor).supervision
-            cell.children = Supervisor(
-                cell.system,
-                cell.name,
-                supervision,
-                escalate=lambda error: cell.give_order(Order("fail", error)),
-            )
+            cell.children = Supervisor(cell.system, cell.name, supervision, owner=cell)
         return cell.children

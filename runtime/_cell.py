@@ -743,7 +743,8 @@ class Cell(MailQueue):
     @property
     def is_quiet(self) -> bool:
         """Nothing that it has started is going on."""
-        return not (self.effects or self.deferred or self.timers or self.children)
+        has_children = self.children is not None and self.children.children
+        return not (self.effects or self.deferred or self.timers or has_children)
 
     @property
     def is_idle(self) -> bool:

@@ -79,15 +79,15 @@ class Runtime:
         kill_s: float = 1.0,
         handle_signals: bool = False,
     ) -> None:
+        self._is_open = False  # first: `__del__` looks at it
         limits = Limits(drain_s, stop_s, cleanup_s, kill_s)
         self.left_undone: tuple[LeftUndone, ...] = ()
         """What was not done when the runtime had been left."""
         self._system = System(ports or Ports(), limits, self._fail)
-        self._root = Supervisor(self._system, "", supervision or Supervision(), escalate=self._fail)
+        self._root = Supervisor(self._system, "", supervision or Supervision())
         self._tasks: TaskGroup | None = None
         self._body = anyio.CancelScope()
         self._failure: BaseException | None = None
-        self._is_open = False
         self._host_ended = anyio.Event()
         self._handles_signals = handle_signals
         self.stopped_by: signal.Signals | None = None

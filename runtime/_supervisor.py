@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from ._cell import After, Cell, Spec
 from ._mailbox import Mailbox
+from ._messages import Order
 from ._ref import Ref
 from ._reports import Failure
 from ._supervision import Directive, RestartLog, Supervision
@@ -61,8 +62,9 @@ class Supervisor:
         supervision: Supervision,
         *,
         parent: Supervisor | None = None,
-        escalate: Callable[[BaseException], None] | None = None,
+        owner: Cell | None = None,
     ) -> None:
+        """Failing upward is `parent`'s to judge, or `owner`'s failure, or else the runtime's."""
         self.name = name
         self.supervision = supervision
         self.children: dict[str, Child] = {}
@@ -70,7 +72,7 @@ class Supervisor:
         self.backoff_log: RestartLog | None = None
         self._system = system
         self._parent = parent
-        self._escalate = escalate
+        self._owner = owner
         self._log = RestartLog(supervision)
         self._is_stopping = False
         self._is_failing = False
@@ -136,6 +138,8 @@ class Supervisor:
 
     def ended(self, child: Child) -> None:
         self.children.pop(child.name.removeprefix(f"{self.name}/"), None)
+        if self._owner is not None:
+            self._owner.maybe_idle()
 
     def judge(self, child: Child, error: BaseException) -> Verdict:
         """What becomes of a child that has failed. Counts the restart, if it is one."""
@@ -241,15 +245,16 @@ class Supervisor:
 
     def _fail(self, error: BaseException) -> None:
         self._is_failing = True
-        if self._escalate is not None:
-            self._escalate(error)
+        if self._owner is not None:
+            self._owner.give_order(Order("fail", error))
+        elif self._parent is not None:
+            self._system.start_soon(self._fail_upward, self._parent, error)
         else:
-            self._system.start_soon(self._fail_upward, error)
+            self._system.fail(error)
 
-    async def _fail_upward(self, error: BaseException) -> None:
-        assert self._parent is not None, "a supervisor has a parent, or somebody to escalate to"
+    async def _fail_upward(self, parent: Supervisor, error: BaseException) -> None:
         await self.hold()
-        after, delay_s = self._parent.judge(self, error)
+        after, delay_s = parent.judge(self, error)
         said = "it goes on as it is" if after is None else after.value
         self._system.report(Failure(self.name, error, said))
         if after is After.END:

@@ -1,0 +1,378 @@
+"""Regions: one activation per key, passivation that loses nothing, failures counted per key."""
+
+import random
+from collections import Counter as Tally
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from turnkeeper.runtime import (
+    Actor,
+    ActorFailed,
+    Backoff,
+    DeadLetter,
+    Directive,
+    Failure,
+    Mailbox,
+    Message,
+    NotDelivered,
+    OwnershipLost,
+    RegionOverflow,
+    Runtime,
+    Supervision,
+    Terminated,
+    TooManyRestarts,
+    Unavailable,
+)
+from turnkeeper.runtime.testing import Probe, VirtualClock, settle
+
+from .actors import Add, Counter, Fail, Get, Run, block
+
+pytestmark = pytest.mark.anyio
+
+NOW = Backoff(first_s=0.0)
+
+
+def counters(_: str) -> Counter:
+    return Counter()
+
+
+async def test_a_stampede_activates_its_actor_once() -> None:
+    made: list[str] = []
+
+    class Slow(Counter):
+        async def on_start(self) -> None:
+            made.append(self.context.key)
+            await anyio.lowlevel.checkpoint()
+
+    async with Runtime() as runtime:
+        region = runtime.region("slow", lambda _: Slow())
+        async with anyio.create_task_group() as tasks:
+            for _ in range(200):
+                tasks.start_soon(region["key"].tell, Add())
+        assert await region["key"].ask(Get()) == 200
+    assert made == ["key"]
+
+
+async def test_known_keys_cost_nothing_until_their_first_message() -> None:
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters)
+        refs = [region[str(number)] for number in range(1_000)]
+        assert region.active == ()
+        await refs[7].tell(Add())
+        assert region.active == ("7",)
+
+
+async def test_idle_actors_are_passivated_after_their_time_and_come_back() -> None:
+    clock = VirtualClock()
+    log: list[str] = []
+
+    class Logged(Counter):
+        async def on_start(self) -> None:
+            log.append(f"+{self.context.key}")
+
+        async def on_stop(self) -> None:
+            log.append(f"-{self.context.key}")
+
+    async with Runtime(ports=clock.ports()) as runtime:
+        region = runtime.region("logged", lambda _: Logged(), idle_s=60.0)
+        ref = region["a"]
+        await ref.tell(Add())
+        await clock.advance(40.0)
+        await region["b"].tell(Add())
+        await clock.advance(1.0)
+        assert await ref.ask(Get()) == 1, "which is a use of it"
+        await clock.advance(58.0)
+        assert region.active == ("a", "b")
+        await clock.advance(3.0)
+        assert region.active == ()
+        assert await ref.ask(Get()) == 0, "a new incarnation, by the same ref"
+    assert log == ["+a", "+b", "-b", "-a", "+a", "-a"]
+
+
+async def test_past_active_max_the_one_that_is_idle_longest_goes() -> None:
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters, active_max=2)
+        for key in ("a", "b"):
+            await region[key].ask(Get())
+        await region["a"].ask(Get())
+        await region["c"].ask(Get())
+        await settle()
+        assert region.active == ("a", "c")
+
+
+async def test_when_all_are_busy_active_max_is_exceeded_and_reported_but_never_waited_for() -> None:
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters, active_max=1)
+        gate = await block(region["busy"])
+        with runtime.events.subscribe(RegionOverflow) as overflows:
+            assert await region["other"].ask(Get()) == 0
+            overflow = await anext(overflows)
+        assert (overflow.active, overflow.active_max) == (2, 1)
+        gate.set()
+        await settle()
+        assert len(region.active) == 1, "and it shrinks again"
+
+
+@pytest.mark.parametrize("busy_with", ["effect", "deferred reply", "timer", "child"])
+async def test_an_actor_that_has_something_going_on_is_not_idle(busy_with: str) -> None:
+    clock = VirtualClock()
+    gate = anyio.Event()
+    kept: list[Any] = []
+
+    class Busy(Counter):
+        async def receive(self, message: object) -> object:
+            if message == "end":
+                for delivery in kept:
+                    delivery.reply(None)
+                self.context.timers.cancel("timer")
+                return None
+            if isinstance(message, Start):
+                if busy_with == "deferred reply":
+                    kept.append(self.context.defer())
+                elif busy_with == "timer":
+                    self.context.timers.once(1_000.0, "end", key="timer")
+                elif busy_with == "child":
+                    kept_child.append(self.context.spawn(Counter, name="child"))
+                else:
+                    self.context.start_effect(gate.wait, name="waits")
+            return None
+
+    kept_child: list[Any] = []
+    async with Runtime(ports=clock.ports()) as runtime:
+        region = runtime.region("busy", lambda _: Busy(), idle_s=10.0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(region["a"].ask, Start())
+            await clock.advance(100.0)
+            assert region.active == ("a",)
+            assert await region.passivate("a") is False
+            gate.set()
+            for child in kept_child:
+                await child.stop()
+            if busy_with in ("deferred reply", "timer"):
+                await region["a"].tell("end")
+            await clock.advance(11.0)
+            assert region.active == ()
+
+
+class Start(Message[None]):
+    pass
+
+
+async def test_a_failed_activation_is_heard_by_its_askers_and_its_tells_are_dead_letters() -> None:
+    class Unstartable(Counter):
+        async def on_start(self) -> None:
+            await anyio.lowlevel.checkpoint()
+            raise Unavailable("the journal is away")
+
+    heard: list[BaseException] = []
+    async with Runtime() as runtime:
+        region = runtime.region("counters", lambda _: Unstartable())
+
+        async def ask() -> None:
+            with pytest.raises(Unavailable, match="the journal is away") as caught:
+                await region["a"].ask(Get())
+            heard.append(caught.value)
+
+        with runtime.events.subscribe(DeadLetter) as letters:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                tasks.start_soon(ask)
+                tasks.start_soon(region["a"].tell, Add(5))
+            assert (await anext(letters)).message == Add(5)
+    assert len(heard) == 2
+
+
+async def test_a_key_that_fails_too_often_is_refused_for_a_while_and_the_others_never_notice() -> (
+    None
+):
+    clock = VirtualClock()
+    supervision = Supervision(backoff=NOW, restarts_max=2, window_s=30.0)
+    notices: Probe[Terminated] = Probe()
+    async with Runtime(ports=clock.ports()) as runtime:
+        region = runtime.region("counters", counters, supervision=supervision, refuse_s=60.0)
+        region["bad"].watch(runtime.spawn(lambda: notices, name="watcher"))
+        await region["good"].tell(Add(3))
+        for _ in range(3):
+            with pytest.raises(ActorFailed):
+                await region["bad"].ask(Fail(ValueError()))
+        await settle()
+
+        with pytest.raises(TooManyRestarts) as refused:
+            await region["bad"].ask(Get())
+        assert isinstance(refused.value, Unavailable)
+        await region["bad"].tell(Add())
+        assert runtime.dead_letters.count == 1
+        assert await region["good"].ask(Get()) == 3
+
+        await clock.advance(61.0)
+        assert await region["bad"].ask(Get()) == 0, "after a while it may try again"
+        assert len(notices.received) == 1
+
+
+async def test_a_rule_may_stop_a_key_whose_mail_is_handed_back() -> None:
+    lost = OwnershipLost("a newer owner is there")
+    supervision = Supervision(rules=((OwnershipLost, Directive.STOP),))
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters, supervision=supervision)
+        gate = await block(region["a"])
+        heard: list[BaseException] = []
+
+        async def ask(message: Message[Any], kind: type[BaseException]) -> None:
+            with pytest.raises(kind) as caught:
+                await region["a"].ask(message)
+            heard.append(caught.value)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, Fail(lost), OwnershipLost)
+            await settle()
+            tasks.start_soon(ask, Get(), NotDelivered)
+            await settle()
+            gate.set()
+        assert heard[0] is lost
+        assert region.active == ()
+
+
+async def test_a_watch_on_a_key_outlives_passivation() -> None:
+    notices: Probe[Terminated] = Probe()
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters)
+        watcher = runtime.spawn(lambda: notices, name="watcher")
+        region["a"].watch(watcher)
+        await region["a"].ask(Get())
+        assert await region.passivate("a") is True
+        await settle()
+        assert notices.received == []
+        await region["a"].ask(Get())
+        await region["a"].stop()
+        (notice,) = await notices.wait_for(1)
+        assert notice.ref == region["a"]
+
+
+async def test_refs_to_the_same_key_are_equal_and_name_it() -> None:
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters)
+        before = region["a"]
+        await before.ask(Get())
+        assert before == region["a"]
+        assert hash(before) == hash(region["a"])
+        assert before != region["b"]
+        assert before.name == "counters/a"
+
+
+async def test_a_handler_runs_in_the_context_of_its_runtime_not_of_its_first_sender() -> None:
+    from contextvars import ContextVar
+
+    variable: ContextVar[str] = ContextVar("variable", default="unset")
+    variable.set("as the runtime was entered")
+
+    async def look(_: Actor) -> str:
+        return variable.get()
+
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters)
+        variable.set("as the sender was")
+        assert await region["a"].ask(Run(look)) == "as the runtime was entered"
+
+
+async def test_a_resident_region_keeps_a_task_for_each_active_key() -> None:
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters, resident=True)
+        gates = [await block(region[key]) for key in "abc"]
+        for gate in gates:
+            gate.set()
+        assert [await region[key].ask(Get()) for key in "abc"] == [0, 0, 0]
+        assert await region.passivate("a") is True
+        assert region.active == ("b", "c")
+
+
+async def test_supervisors_find_the_failures_of_a_region_by_key() -> None:
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters)
+        with runtime.events.subscribe(Failure) as failures:
+            with pytest.raises(ActorFailed):
+                await region["a"].ask(Fail(ValueError()))
+            assert (await anext(failures)).actor == "counters/a"
+
+
+class Ledger(Actor):
+    """Writes down what it handled, in a book that outlives it."""
+
+    def __init__(self, key: str, book: list[tuple[str, object]], draw: random.Random) -> None:
+        self.key = key
+        self.book = book
+        self.draw = draw
+
+    async def on_start(self) -> None:
+        if self.draw.random() < 0.5:
+            await anyio.lowlevel.checkpoint()
+
+    async def on_stop(self) -> None:
+        for _ in range(self.draw.randrange(4)):
+            await anyio.lowlevel.checkpoint()
+
+    async def receive(self, message: object) -> object:
+        if self.draw.random() < 0.3:
+            await anyio.lowlevel.checkpoint()
+        self.book.append((self.key, message))
+        return message
+
+
+class Entry(tuple[int, int], Message[object]):
+    __slots__ = ()
+
+
+def ledgers(book: list[tuple[str, object]], draw: random.Random) -> Callable[[str], Ledger]:
+    return lambda key: Ledger(key, book, draw)
+
+
+@pytest.mark.parametrize("seed", range(100))
+async def test_every_message_that_races_with_passivation_is_handled_once(seed: int) -> None:
+    """Stress: senders, passivations on request and by size, all by seed; every message counts."""
+    draw = random.Random(seed)
+    book: list[tuple[str, object]] = []
+    sent: list[tuple[str, object]] = []
+    keys = "abcd"
+    passivated = 0
+    async with Runtime() as runtime:
+        region = runtime.region(
+            "ledgers",
+            ledgers(book, draw),
+            active_max=draw.choice([1, 2, 10]),
+            mailbox=Mailbox(capacity=draw.choice([1, 3, 100])),
+        )
+
+        async def send(sender: int) -> None:
+            refs = {key: region[key] for key in keys}
+            for number in range(15):
+                key = draw.choice(keys)
+                entry = Entry((sender, number))
+                sent.append((key, entry))
+                if draw.random() < 0.5:
+                    await refs[key].tell(entry)
+                else:
+                    assert await refs[key].ask(entry) == entry
+                for _ in range(draw.randrange(5)):
+                    await anyio.lowlevel.checkpoint()
+
+        async def passivate() -> None:
+            nonlocal passivated
+            for _ in range(60):
+                passivated += await region.passivate(draw.choice(keys))
+                await anyio.lowlevel.checkpoint()
+
+        async with anyio.create_task_group() as tasks:
+            for sender in range(4):
+                tasks.start_soon(send, sender)
+            tasks.start_soon(passivate)
+        assert runtime.dead_letters.count == 0
+
+    assert Tally(book) == Tally(sent)
+    for key in keys:
+        for sender in range(4):
+            mine = [entry for each, entry in book if each == key and entry[0] == sender]  # type: ignore[index]
+            assert mine == sorted(mine), "in the order of their sender"  # type: ignore[type-var]
+    assert passivated > 0, "or it shows nothing"

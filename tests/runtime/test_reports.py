@@ -1,0 +1,220 @@
+"""Event stream, dead letters, log lines, and the tree."""
+
+import logging
+from io import StringIO
+from typing import Any
+
+import anyio
+import pytest
+import structlog
+
+from turnkeeper.runtime import (
+    Actor,
+    Backoff,
+    DeadLetter,
+    EventStream,
+    Failure,
+    Restart,
+    Runtime,
+    Stopped,
+    Supervision,
+    add_actor,
+    bind_log,
+)
+from turnkeeper.runtime._stats import Stats
+from turnkeeper.runtime.testing import VirtualClock, settle
+
+from .actors import Add, Counter, Fail, Get, Run, SyncCounter, block
+
+AT_ONCE = Supervision(backoff=Backoff(first_s=0.0))
+
+
+@pytest.mark.anyio
+async def test_a_subscriber_gets_events_of_its_type_in_order() -> None:
+    stream = EventStream()
+    with stream.subscribe(int) as numbers, stream.subscribe(object) as everything:
+        stream.publish(1)
+        stream.publish("text")
+        stream.publish(2)
+        assert [await anext(numbers) for _ in range(2)] == [1, 2]
+        assert [await anext(everything) for _ in range(3)] == [1, "text", 2]
+        stream.close()
+        assert [event async for event in numbers] == []
+
+
+@pytest.mark.anyio
+async def test_a_slow_subscriber_loses_the_oldest_and_is_told_how_many() -> None:
+    stream = EventStream()
+    with stream.subscribe(int, buffer_max=3) as numbers:
+        for number in range(10):
+            stream.publish(number)
+        assert numbers.missed == 7
+        assert [await anext(numbers) for _ in range(3)] == [7, 8, 9]
+
+
+@pytest.mark.anyio
+async def test_a_subscriber_that_waits_is_woken_and_one_that_left_gets_nothing() -> None:
+    stream = EventStream()
+    got: list[int] = []
+
+    async def read() -> None:
+        with stream.subscribe(int) as numbers:
+            async for number in numbers:
+                got.append(number)
+                if number == 2:
+                    return
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        await settle()
+        for number in (1, 2, 3):
+            stream.publish(number)
+            await settle()
+    assert got == [1, 2]
+    assert stream._subscriptions == ()
+
+
+@pytest.mark.anyio
+async def test_what_happens_to_actors_is_published() -> None:
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        with runtime.events.subscribe(object) as events:
+            ref = runtime.spawn(Counter, name="counter")
+            await ref.tell(Fail(ValueError("why")))
+            await ref.ask(Get())
+            await ref.stop()
+            await ref.tell(Add())
+            failure, restart, stopped, letter = [await anext(events) for _ in range(4)]
+    assert isinstance(failure, Failure)
+    assert str(failure.error) == "why"
+    assert restart == Restart("counter", 1)
+    assert stopped == Stopped("counter", None)
+    assert letter == DeadLetter(Add(), "counter", "it has stopped")
+
+
+@pytest.mark.anyio
+async def test_dead_letters_are_all_counted_but_logged_only_so_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = VirtualClock()
+    async with Runtime(ports=clock.ports()) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        await ref.stop()
+        with caplog.at_level(logging.WARNING):
+            for _ in range(100):
+                await ref.tell(Add())
+            logged = len(caplog.records)
+            clock.jump(60.0)
+            await ref.tell(Add())
+        assert runtime.dead_letters.count == 101
+        assert runtime.dead_letters.count_by_reason == {"it has stopped": 101}
+    assert logged == 10
+    assert len(caplog.records) == 12
+    assert "90" in caplog.records[10].getMessage()
+
+
+@pytest.mark.anyio
+async def test_a_log_line_names_its_actor_and_what_was_bound_without_binding_per_message() -> None:
+    records: list[dict[str, Any]] = []
+
+    def keep(_: object, __: str, event: Any) -> str:  # noqa: ANN401 - a structlog processor
+        records.append(dict(event))
+        raise structlog.DropEvent
+
+    log = structlog.wrap_logger(structlog.PrintLogger(), processors=[add_actor, keep])
+
+    async def say(actor: Actor) -> None:
+        bind_log(conversation="c7")
+        log.info("inside")
+
+        async def effect() -> None:
+            bind_log(turn=3)
+            log.info("in effect")
+
+        actor.context.start_effect(effect, name="says")
+
+    async with Runtime() as runtime:
+        await runtime.spawn(Counter, name="counter").ask(Run(say))
+        await settle()
+        await runtime.spawn(SyncCounter, name="other").ask(Get())
+        log.info("outside")
+    assert records == [
+        {"event": "inside", "actor": "counter", "conversation": "c7"},
+        {"event": "in effect", "actor": "counter", "conversation": "c7", "turn": 3},
+        {"event": "outside"},
+    ]
+
+
+@pytest.mark.anyio
+async def test_the_log_of_a_failure_does_not_say_what_was_in_the_message(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        secret_text = "my password is hunter2"
+
+        class Failing(Actor):
+            def receive(self, message: object) -> None:
+                raise ValueError(f"{len(str(message))} characters")
+
+        ref = runtime.spawn(Failing, name="failing")
+        await ref.tell(secret_text)
+        await settle()
+    assert "ValueError" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.anyio
+async def test_the_tree_shows_what_every_actor_is_doing() -> None:
+    clock = VirtualClock()
+
+    class Parent(Counter):
+        async def on_start(self) -> None:
+            self.context.spawn(Counter, name="child")
+
+    async with Runtime(ports=clock.ports(), supervision=AT_ONCE) as runtime:
+        parent = runtime.spawn(Parent, name="parent")
+        region = runtime.region("region", lambda _: SyncCounter())
+        await region["a"].ask(Get())
+        await parent.tell(Fail(ValueError()))
+        gate = await block(parent)
+        await parent.tell(Add())
+        await clock.advance(5.0)
+        await parent.tell(Add())
+
+        tree = runtime.tree()
+        state = {each.name: each for each in tree.walk()}
+
+        assert list(state) == ["parent", "parent/child", "region", "region/a"]
+        assert state["parent"].state == "handling a message"
+        assert state["parent"].mailbox_depth == 2
+        assert state["parent"].oldest_s == 5.0
+        assert (state["parent"].failed, state["parent"].restarts) == (1, 1)
+        assert state["region/a"].state == "idle"
+        assert state["region/a"].handled == 1
+        assert {each.kind for each in tree.handling_times} == {"Parent", "Counter", "SyncCounter"}
+        assert "2 waiting, the oldest for 5.000 s" in str(tree)
+        gate.set()
+
+
+@pytest.mark.anyio
+async def test_the_tree_is_printed_by_rich() -> None:
+    from rich.console import Console
+
+    async with Runtime() as runtime:
+        await runtime.spawn(Counter, name="counter").ask(Get())
+        console = Console(width=100, file=StringIO())
+        console.print(runtime.tree())
+        assert isinstance(console.file, StringIO)
+        text = console.file.getvalue()
+    assert "counter Counter: idle, 1 handled" in text
+    assert "p99 ms" in text
+
+
+def test_quantiles_are_right_to_within_an_eighth() -> None:
+    stats = Stats()
+    for number in range(1, 1_001):
+        stats.record(number / 1_000)
+    for share in (0.1, 0.5, 0.9, 0.99):
+        assert share <= stats.quantile(share) <= share * 1.13
+    assert Stats().quantile(0.5) == 0.0
+    stats.record(0.0)
+    stats.record(1e9)

@@ -1,0 +1,160 @@
+"""Timers: once, periodic, keyed, and gone with the actor; and the clock that runs them."""
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnkeeper.runtime import Actor, Backoff, Ports, Runtime, Supervision
+from turnkeeper.runtime._clock import Clock
+from turnkeeper.runtime.testing import VirtualClock, settle
+
+from .actors import Counter, Fail, Get, Run
+
+AT_ONCE = Supervision(backoff=Backoff(first_s=0.0))
+
+
+@pytest.mark.anyio
+async def test_a_timer_sends_its_message_once_when_it_is_due() -> None:
+    clock = VirtualClock()
+    log: list[object] = []
+    async with Runtime(ports=clock.ports()) as runtime:
+        ref = runtime.spawn(lambda: Counter(log), name="counter")
+
+        async def arm(actor: Actor) -> None:
+            actor.context.timers.once(10.0, "due")
+
+        await ref.ask(Run(arm))
+        await clock.advance(9.9)
+        assert log == []
+        await clock.advance(100.0)
+        assert log == ["due"]
+
+
+@pytest.mark.anyio
+async def test_a_periodic_timer_goes_on_until_it_is_cancelled() -> None:
+    clock = VirtualClock()
+    log: list[object] = []
+    async with Runtime(ports=clock.ports()) as runtime:
+        ref = runtime.spawn(lambda: Counter(log), name="counter")
+
+        async def arm(actor: Actor) -> None:
+            actor.context.timers.periodic(10.0, "tick", key="ticker")
+
+        async def cancel(actor: Actor) -> None:
+            actor.context.timers.cancel("ticker")
+            actor.context.timers.cancel("no such timer")
+
+        await ref.ask(Run(arm))
+        await clock.advance(35.0)
+        assert log == ["tick"] * 3
+        await ref.ask(Run(cancel))
+        await clock.advance(100.0)
+        assert log == ["tick"] * 3
+
+
+@pytest.mark.anyio
+async def test_a_periodic_timer_does_not_pile_up_behind_a_slow_handler() -> None:
+    clock = VirtualClock()
+    log: list[object] = []
+    async with Runtime(ports=clock.ports()) as runtime:
+        ref = runtime.spawn(lambda: Counter(log), name="counter")
+        gate, begun = anyio.Event(), anyio.Event()
+
+        async def arm_and_wait(actor: Actor) -> None:
+            actor.context.timers.periodic(1.0, "tick")
+            begun.set()
+            await gate.wait()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.ask, Run(arm_and_wait))
+            await begun.wait()
+            await clock.advance(50.0)
+            assert ref._cell.depth == 1
+            gate.set()
+        await settle()
+        assert log == ["tick"]
+
+
+@pytest.mark.anyio
+async def test_arming_a_key_again_replaces_what_it_held_even_after_it_fired() -> None:
+    clock = VirtualClock()
+    log: list[object] = []
+    async with Runtime(ports=clock.ports()) as runtime:
+        ref = runtime.spawn(lambda: Counter(log), name="counter")
+
+        async def arm_twice(actor: Actor) -> None:
+            actor.context.timers.once(1.0, "old", key="key")
+            await clock_task_runs(clock)  # it fires while we are still in the handler
+            actor.context.timers.once(1.0, "new", key="key")
+
+        await ref.ask(Run(arm_twice))
+        await clock.advance(5.0)
+        assert log == ["new"]
+
+
+async def clock_task_runs(clock: VirtualClock) -> None:
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+    clock.jump(2.0)
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.anyio
+async def test_timers_are_gone_with_the_incarnation_that_armed_them() -> None:
+    clock = VirtualClock()
+    log: list[object] = []
+    async with Runtime(ports=clock.ports(), supervision=AT_ONCE) as runtime:
+        ref = runtime.spawn(lambda: Counter(log), name="counter")
+
+        async def arm(actor: Actor) -> None:
+            actor.context.timers.once(10.0, "stale")
+            actor.context.timers.periodic(10.0, "stale too")
+
+        await ref.ask(Run(arm))
+        await ref.tell(Fail(ValueError()))
+        await clock.advance(100.0)
+        assert await ref.ask(Get()) == 0
+    assert log == []
+
+
+@pytest.mark.anyio
+async def test_a_period_is_longer_than_nothing() -> None:
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+
+        async def arm(actor: Actor) -> None:
+            with pytest.raises(ValueError, match="period"):
+                actor.context.timers.periodic(0.0, "tick")
+
+        await ref.ask(Run(arm))
+
+
+@given(delays=st.lists(st.floats(0.0, 100.0), max_size=30), cancelled=st.data())
+def test_the_clock_runs_what_is_due_in_the_order_of_time(
+    delays: list[float], cancelled: st.DataObject
+) -> None:
+    now = 0.0
+    clock = Clock(Ports(monotonic=lambda: now))
+    ran: list[int] = []
+    alarms = [
+        clock.call_later(delay, lambda number=number: ran.append(number))  # type: ignore[misc]
+        for number, delay in enumerate(delays)
+    ]
+    gone = cancelled.draw(st.sets(st.integers(0, max(len(delays) - 1, 0))))
+    for number in gone:
+        if number < len(alarms):
+            alarms[number].cancel()
+    now = 50.0
+    clock._run_due()
+    due = [number for number, delay in enumerate(delays) if delay <= 50.0 and number not in gone]
+    assert ran == sorted(due, key=lambda number: (delays[number], number))
+
+
+def test_cancelled_alarms_do_not_pile_up() -> None:
+    clock = Clock(Ports(monotonic=lambda: 0.0))
+    for _ in range(50_000):
+        clock.call_later(1_000.0, lambda: None).cancel()
+    assert len(clock._heap) <= 2_048
