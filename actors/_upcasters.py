@@ -26,23 +26,24 @@ class Upcasters:
     """The steps that are known, by the kind and the version that they start from."""
 
     def __init__(self, steps: Mapping[tuple[str, int], Upcaster]) -> None:
-        # Keyed as what a record may say, which can be anything.
-        self._steps: dict[object, Upcaster] = dict(steps.items())
+        self._steps = dict(steps)
         self.kinds = frozenset(kind for kind, _ in steps)
         self.fingerprint = ",".join(f"{kind}.{version}" for kind, version in sorted(steps))
         """What tells two sets of steps apart, in every process."""
 
     def apply(self, record: dict[str, object]) -> dict[str, object]:
         """The record in its newest shape; each step is taken once at most."""
-        taken: set[tuple[object, object]] = set()
+        taken: set[tuple[str, int]] = set()
         while True:
-            at = (record.get("kind"), record.get("version", 1))
-            step = self._steps.get(at)
+            kind, version = record.get("kind"), record.get("version", 1)
+            if not (isinstance(kind, str) and isinstance(version, int)):
+                return record
+            step = self._steps.get((kind, version))
             if step is None:
                 return record
-            if at in taken:
-                raise ValueError(f"the upcaster of {at} leads back to itself")
-            taken.add(at)
+            if (kind, version) in taken:
+                raise ValueError(f"the upcaster of {kind} {version} leads back to itself")
+            taken.add((kind, version))
             record = step(record)
 
 

@@ -398,6 +398,7 @@ RESULT_CLASSES = (ObservationEvent, AgentErrorEvent, UserRejectEvent)
 """`ObservationLikeEvent`, for `isinstance`."""
 
 _BASES = (Event, LLMConvertibleEvent)
+_ALWAYS_WRITTEN = frozenset(("id", "timestamp"))
 EVENT_CLASSES: dict[str, type[Event]] = {
     event_class.model_fields["kind"].default: event_class for event_class in get_args(_KnownEvent)
 }
@@ -429,23 +430,27 @@ def decode_event(
 
     A caller that knows the kind, as a journal does, saves a look into the payload.
     """
-    if kind is not None and kind not in upcasters.kinds:
-        event_class = EVENT_CLASSES.get(kind)
-        if event_class is not None:
-            event: Event = event_class.__pydantic_validator__.validate_json(payload)
-            return event
+    known = EVENT_CLASSES.get(kind) if kind is not None and kind not in upcasters.kinds else None
+    if known is not None:
+        return _as_written(known.__pydantic_validator__.validate_json(payload))
     record = from_json(payload)
     if not isinstance(record, dict):
         raise ValueError(  # noqa: TRY004 - the JSON is at fault, as where pydantic refuses it
             f"an event is a JSON object, not a {type(record).__name__}"
         )
     record = upcasters.apply(record)
-    event_class = EVENT_CLASSES.get(str(record.get("kind")))
-    if event_class is not None:
-        known: Event = event_class.__pydantic_validator__.validate_python(record)
-        return known
+    known = EVENT_CLASSES.get(str(record.get("kind")))
+    if known is not None:
+        return _as_written(known.__pydantic_validator__.validate_python(record))
     header = {key: record[key] for key in ("kind", "id", "timestamp", "turn_id") if key in record}
-    return UnknownEvent.model_validate({**header, "fields": record})
+    return _as_written(UnknownEvent.model_validate({**header, "fields": record}))
+
+
+def _as_written(event: Event) -> Event:
+    """The event; `ValueError` where it drew its id or its time here, so had none when written."""
+    if not _ALWAYS_WRITTEN.issubset(event.__pydantic_fields_set__):
+        raise ValueError("an event without an id or a timestamp")
+    return event
 
 
 def openai_response(actions: Sequence[ActionEvent]) -> LLMMessage:

@@ -1,0 +1,45 @@
+"""The view is a function of the log: the laws of the conversation core, on drawn logs."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.actors import laws, logs
+from turnkeeper.actors.events import Event
+
+
+@given(log=logs.admissible_logs, reopened_at=st.integers(1, 40))
+def test_every_fold_of_an_admitted_log_is_its_rebuild_at_every_prefix(
+    log: list[Event], reopened_at: int
+) -> None:
+    laws.check_admissible(log, reopened_at)
+
+
+@settings(max_examples=300)
+@given(log=logs.wild_logs(), moves=logs.moves(12))
+def test_a_log_from_elsewhere_is_repaired_into_one_that_a_model_accepts_and_that_goes_on(
+    log: list[Event], moves: list[logs.Move]
+) -> None:
+    laws.check_wild(log, moves)
+
+
+@settings(max_examples=300)
+@given(proposed=logs.wild_logs(max_size=60, ids_max=12))
+def test_whatever_is_sent_what_admission_lets_through_is_a_log_whose_fold_is_its_rebuild(
+    proposed: list[Event],
+) -> None:
+    laws.check_filtered(proposed)
+
+
+@settings(max_examples=150)
+@given(log=logs.admissible_logs, data=st.data())
+def test_admission_is_what_replaying_the_whole_history_says(
+    log: list[Event], data: st.DataObject
+) -> None:
+    laws.check_admission(log, data.draw(logs.candidates(log)))
+
+
+@given(log=logs.admissible_logs)
+def test_every_event_survives_the_round_trip_through_json_exactly(log: list[Event]) -> None:
+    laws.check_round_trip(log)

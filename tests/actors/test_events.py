@@ -1,0 +1,252 @@
+"""Events: immutable all the way down, exact over JSON, and readable in every version."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from tests.actors.logs import Maker
+from turnkeeper.actors._frozen import FrozenObject
+from turnkeeper.actors._upcasters import Upcasters
+from turnkeeper.actors.events import (
+    EVENT_CLASSES,
+    ActionEvent,
+    AgentMessageEvent,
+    CondensationSummaryEvent,
+    ConfirmationGivenEvent,
+    Event,
+    ImageContent,
+    LLMConvertibleEvent,
+    ObservationEvent,
+    Task,
+    TaskListUpdatedEvent,
+    ThinkingBlock,
+    TokenUsage,
+    UnknownEvent,
+    UserMessageEvent,
+    decode_event,
+    encode_event,
+)
+
+_FIELDS: dict[str, Any] = {
+    "content": "héllo \u2028 \U0001f600",
+    "tool_call_id": "c1",
+    "tool_name": "look",
+    "llm_response_id": "r1",
+    "arguments": {"at": [1, {"deep": None}], "much": 1e22, "few": -0.0},
+    "thinking": (ThinkingBlock(thinking="hm", signature="s"), ThinkingBlock(thinking="")),
+    "images": (ImageContent(url="data:image/png;base64,AAAA"),),
+    "forgotten_event_ids": ("e1", "e2"),
+    "summary": "so",
+    "summary_offset": 3,
+    "message_id": "m1",
+    "usage": TokenUsage(input_tokens=1, cost=0.1 + 0.2, latency_s=1e-9),
+    "outcome": "rolled_back",
+    "tool_call_ids": ("c1", "c2"),
+    "confirmed": True,
+    "status": "STUCK",
+    "tasks": (Task(description="do", done=True),),
+    "error": "SomeError",
+    "retracted_event_ids": ("e1",),
+    "conversation_id": "parent",
+    "seq": 7,
+    "turn_id": "t1",
+}
+
+
+def _full(event_class: type[Event]) -> Event:
+    """An event of this class with every field set that has a value above."""
+    fields = {name: _FIELDS[name] for name in event_class.model_fields if name in _FIELDS}
+    return event_class.model_validate(Maker().stamp() | fields)
+
+
+@pytest.mark.parametrize("event_class", EVENT_CLASSES.values())
+def test_each_kind_comes_back_from_json_exactly(event_class: type[Event]) -> None:
+    event = _full(event_class)
+    payload = encode_event(event)
+
+    for again in (
+        decode_event(payload),
+        decode_event(payload.decode()),
+        decode_event(payload, kind=event.kind),
+        Event.model_validate_json(payload),
+        event_class.model_validate_json(payload),
+    ):
+        assert type(again) is event_class
+        assert again == event
+        assert encode_event(again) == payload
+    assert json.loads(payload)["kind"] == event.kind
+
+
+@pytest.mark.parametrize("event_class", EVENT_CLASSES.values())
+def test_nothing_in_an_event_can_be_changed(event_class: type[Event]) -> None:
+    event = _full(event_class)
+
+    def check(value: object) -> None:
+        hash(value)
+        if isinstance(value, BaseModel):
+            for name in type(value).model_fields:
+                with pytest.raises(ValidationError):
+                    setattr(value, name, None)
+                check(getattr(value, name))
+        elif isinstance(value, tuple):
+            for each in value:
+                check(each)
+        else:
+            assert value is None or isinstance(value, str | int | float | datetime | FrozenObject)
+
+    check(event)
+
+
+def test_ids_are_time_ordered_and_timestamps_are_utc_whatever_zone_they_came_in() -> None:
+    events = [UserMessageEvent(content="x") for _ in range(100)]
+    assert sorted(event.id for event in events) == [event.id for event in events]
+    assert all(event.timestamp.tzinfo is UTC for event in events)
+
+    noon = datetime(2025, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+    moved = UserMessageEvent(content="x", timestamp=noon)
+    assert moved.timestamp == noon
+    assert moved.timestamp.hour == 10
+    with pytest.raises(ValidationError):
+        UserMessageEvent(content="x", timestamp=datetime(2025, 1, 1))  # noqa: DTZ001 - is refused
+
+
+def test_a_kind_from_a_newer_version_is_kept_and_passed_on_as_it_came() -> None:
+    raw = (
+        b'{"id":"e1","kind":"hologram","timestamp":"2031-01-01T00:00:00Z","turn_id":"t1",'
+        b'"points":[1,2.5,{"deep":null}],"version":3}'
+    )
+    event = decode_event(raw)
+
+    assert isinstance(event, UnknownEvent)
+    assert (event.kind, event.id, event.turn_id) == ("hologram", "e1", "t1")
+    assert encode_event(event) == raw
+    assert decode_event(encode_event(event), kind="hologram") == event
+    assert Event.model_validate_json(raw) == event
+    assert hash(event) == hash(decode_event(raw))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"kind":"user_message"}',
+        b'{"kind":"user_message","id":"e1","timestamp":"2025-01-01T00:00:00Z"}',
+        b'{"kind":"user_message","id":"","timestamp":"2025-01-01T00:00:00Z","content":"x"}',
+        b'{"kind":"user_message","id":"e1","timestamp":"2025-01-01T00:00:00","content":"x"}',
+        b'{"kind":"user_message","id":"e1","timestamp":"2025-01-01T00:00:00Z","content":"x","y":1}',
+        b'{"kind":"hologram","id":"e1"}',
+        b'{"kind":["user_message"],"id":"e1","timestamp":"2025-01-01T00:00:00Z"}',
+        b'{"kind":"paused","id":"e1","timestamp":"2025-01-01T00:00:00Z","turn_id":"\xff"}',
+    ],
+)
+def test_what_no_version_wrote_is_an_error_that_keeps_its_content_to_itself(payload: bytes) -> None:
+    for kind in (None, "user_message"):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the kind is the contract
+            decode_event(payload, kind=kind)
+        assert "2025" not in str(caught.value)
+
+
+def test_a_record_of_another_kind_than_the_journal_says_is_an_error() -> None:
+    payload = encode_event(Maker().user())
+    with pytest.raises(ValueError):  # noqa: PT011 - the kind is the contract
+        decode_event(payload, kind="agent_message")
+
+
+def test_asked_of_another_class_than_it_is_the_json_is_refused() -> None:
+    payload = encode_event(ConfirmationGivenEvent(confirmed=True))
+
+    with pytest.raises(ValueError, match="not a LLMConvertibleEvent"):
+        LLMConvertibleEvent.model_validate_json(payload)
+    assert LLMConvertibleEvent.model_validate_json(encode_event(Maker().user())) == Maker().user()
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "a\udfff"])
+def test_a_lone_surrogate_is_refused_where_the_event_is_made_and_not_at_the_commit(
+    text: str,
+) -> None:
+    for make in (
+        lambda: UserMessageEvent(content=text),
+        lambda: AgentMessageEvent(content="x", turn_id=text),
+        lambda: TaskListUpdatedEvent(tasks=(Task(description=text),)),
+        lambda: Maker().action("c1", arguments={"a": text}),
+    ):
+        with pytest.raises(ValidationError):
+            make()
+    with pytest.raises(ValidationError):
+        TokenUsage(cost=float("nan"))
+
+
+def test_an_event_from_before_its_shape_changed_is_brought_up_to_date_as_it_is_read() -> None:
+    """The worked example. Once upon a time, `observation` had `text`, and before that was `tool`.
+
+    Version 2 renamed the field; version 3 renamed the kind. Both steps are pure functions.
+    """
+
+    def tool_to_observation(record: dict[str, object]) -> dict[str, object]:
+        return record | {"kind": "observation", "version": 2}
+
+    def text_to_content(record: dict[str, object]) -> dict[str, object]:
+        record["content"] = record.pop("text")
+        del record["version"]
+        return record | {"is_error": False}
+
+    steps = Upcasters({("tool", 1): tool_to_observation, ("observation", 2): text_to_content})
+    old = (
+        b'{"kind":"tool","id":"e1","timestamp":"2020-01-01T00:00:00Z",'
+        b'"tool_call_id":"c1","text":"seen"}'
+    )
+
+    event = decode_event(old, kind="tool", upcasters=steps)
+
+    assert isinstance(event, ObservationEvent)
+    assert event.content == "seen"
+    assert decode_event(encode_event(event), upcasters=steps) == event
+    assert steps.fingerprint == "observation.2,tool.1"
+    assert isinstance(decode_event(old), UnknownEvent), "without the steps it is kept as it came"
+
+
+def test_upcasters_that_lead_in_a_circle_are_an_error_and_no_endless_loop() -> None:
+    steps = Upcasters({("user_message", 1): lambda record: record})
+    with pytest.raises(ValueError, match="back to itself"):
+        decode_event(encode_event(Maker().user()), upcasters=steps)
+
+
+def test_what_the_model_sees_is_what_can_be_made_a_message() -> None:
+    seen = {kind for kind, each in EVENT_CLASSES.items() if issubclass(each, LLMConvertibleEvent)}
+    assert seen == {
+        "system_prompt",
+        "user_message",
+        "agent_message",
+        "action",
+        "observation",
+        "agent_error",
+        "user_reject",
+        "condensation_summary",
+    }
+    for kind in seen:
+        message = _full(EVENT_CLASSES[kind])
+        assert isinstance(message, LLMConvertibleEvent)
+        assert message.to_llm_message()["role"] in {"system", "user", "assistant", "tool"}
+
+
+def test_a_summary_is_given_to_the_model_as_a_user_message() -> None:
+    summary = CondensationSummaryEvent(content="they talked")
+    assert summary.to_llm_message() == {"role": "user", "content": "they talked"}
+
+
+def test_malformed_arguments_are_kept_and_not_sent_back_to_a_server_that_parses_them() -> None:
+    action = Maker().action("c1", malformed_arguments='{"at": ')
+    assert isinstance(action, ActionEvent)
+
+    (call,) = action.to_llm_message()["tool_calls"]  # type: ignore[misc, union-attr]
+    assert call["function"]["arguments"] == "{}"  # type: ignore[index, call-overload]
+    assert decode_event(encode_event(action)) == action
