@@ -20,7 +20,7 @@ from zlib import crc32
 
 from ._payload_parts import join
 from ._record_chain import first_mark, log_number, next_mark, seal
-from ._sqlite_schema import ANCHOR_STEP
+from ._sqlite_schema import ANCHOR_STEP, is_damage
 from .errors import CorruptLog
 from .journal import StoredRecord
 
@@ -83,8 +83,7 @@ def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
     """A conversation's row, checked against itself and against the last record of its log."""
     row = connection.execute("SELECT * FROM conversation WHERE name = ?", (name,)).fetchone()
     if row is None:
-        if connection.execute(_FIND_ANCHOR, (log_number(name, 0), 1)).fetchone():
-            raise CorruptLog(name, 1, "it has records, but its own row is missing")
+        _refuse_if_hidden(connection, name)
         return None
     tail = tail_of_row(row)
     if tail.name != name:
@@ -98,6 +97,24 @@ def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
         if last != (tail.head, tail.tip):
             raise CorruptLog(name, tail.head, "its last record is missing or damaged")
     return tail
+
+
+# A conversation whose name was used more often is not looked for where its index is damaged.
+_INCARNATIONS_LOOKED_FOR = 8
+
+
+def _refuse_if_hidden(connection: sqlite3.Connection, name: str) -> None:
+    """Raise where a name is not found, and yet there is something under it."""
+    logs = [log_number(name, incarnation) for incarnation in range(_INCARNATIONS_LOOKED_FOR)]
+    if connection.execute(_FIND_LOGS, logs).fetchone():
+        raise CorruptLog(name, 0, "an index hides its own row")
+    if connection.execute(_FIND_ANCHOR, (logs[0], 1)).fetchone():
+        raise CorruptLog(name, 1, "it has records, but its own row is missing")
+
+
+_FIND_LOGS = f"""
+    SELECT 1 FROM conversation WHERE log IN ({", ".join("?" * _INCARNATIONS_LOOKED_FOR)})
+"""  # noqa: S608 - our own text
 
 
 def tail_of_row(row: Sequence[Any]) -> Tail:
@@ -198,13 +215,17 @@ def read_records(
         ).fetchone()
         facts = json.loads(rows)
     except (ValueError, sqlite3.DatabaseError) as error:
+        if not (isinstance(error, ValueError) or is_damage(error)):
+            raise
         raise CorruptLog(tail.name, after + 1, f"it cannot be read ({error})") from error
     payloads = payloads or b""
     end = len(payloads)
     mark = first_mark(tail.log_of(1))
+    # The chain leads down to the lowest that is wanted, or as far as it is whole.
+    lowest = facts[-1][0] if facts else upto + 1
+    if lowest != max(after, 1):
+        raise CorruptLog(tail.name, lowest - 1, "the record is missing")
     if after:
-        if not facts or facts[-1][0] != after:
-            raise CorruptLog(tail.name, after, "the record is missing")
         *_, mark, size, _ = facts.pop()
         end -= size
     seq = after

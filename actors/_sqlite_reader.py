@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from turnkeeper.runtime import TurnkeeperError
+from turnkeeper.runtime import InvariantViolation, TurnkeeperError
 
 from ._job_thread import Job
 from ._record_chain import log_number, seal
@@ -26,7 +26,7 @@ from ._sqlite_log import (
     read_tail,
     tail_of_row,
 )
-from ._sqlite_schema import error_code, open_for_reading
+from ._sqlite_schema import is_damage, open_for_reading
 from .errors import ConversationNotFound, CorruptLog, JournalRefused, JournalUnavailable
 from .journal import ConversationInfo, Rejection, Snapshot, StoredRecord
 
@@ -38,6 +38,7 @@ _LIST = """
                                        forked_at, is_unfinished, updated_us, seal))
     FROM (SELECT * FROM conversation WHERE id > ? ORDER BY id LIMIT ?)
 """
+_COUNT = "SELECT count(*) FROM conversation INDEXED BY sqlite_autoindex_conversation_1"
 
 
 class Read(Job[T]):
@@ -57,12 +58,12 @@ class SQLiteReader:
         self._path = path
         self._busy_wait_s = busy_wait_s
         self._is_owner = is_owner
-        self._connection: sqlite3.Connection
+        self.connection: sqlite3.Connection
         self._state: tuple[int, ...] = ()
         self._open()
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
         for job in jobs:
@@ -71,6 +72,12 @@ class SQLiteReader:
                 job.settle(self.do(job.apply))
             except TurnkeeperError as error:
                 job.refuse(error)
+            except Exception as error:  # noqa: BLE001 - handed to the caller
+                outcome = InvariantViolation(
+                    f"the journal was asked what it cannot read: {error!r}"
+                )
+                outcome.__cause__ = error
+                job.refuse(outcome)
 
     def do(self, apply: Callable[[SQLiteReader], T]) -> T:
         """One read, in one transaction."""
@@ -78,8 +85,8 @@ class SQLiteReader:
             if self._is_owner:
                 return self._in_transaction(apply)
             return self._beside_a_writer(apply)
-        except sqlite3.Error as error:
-            if error_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            if is_damage(error):
                 raise JournalRefused(
                     f"{self._path} is damaged ({error}); nothing was changed; restore it from a "
                     "backup, or run `turnkeeper repair`"
@@ -89,12 +96,12 @@ class SQLiteReader:
             ) from error
 
     def _in_transaction(self, apply: Callable[[SQLiteReader], T]) -> T:
-        self._connection.execute("BEGIN")
+        self.connection.execute("BEGIN")
         try:
             return apply(self)
         finally:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
 
     # --- without ownership ------------------------------------------------------------------------
     #
@@ -105,7 +112,7 @@ class SQLiteReader:
     def _beside_a_writer(self, apply: Callable[[SQLiteReader], T]) -> T:
         while True:
             if self._look() != self._state:
-                self._connection.close()
+                self.connection.close()
                 self._open()
             state = self._state
             try:
@@ -119,7 +126,7 @@ class SQLiteReader:
 
     def _open(self) -> None:
         state = () if self._is_owner else self._look()
-        self._connection = open_for_reading(
+        self.connection = open_for_reading(
             self._path, busy_wait_s=self._busy_wait_s, is_immutable=self._is_immutable(state)
         )
         self._state = state
@@ -144,20 +151,28 @@ class SQLiteReader:
     def read(self, name: str, after: int, limit: int) -> Sequence[StoredRecord]:
         tail = self._tail(name)
         upto = min(after + limit, tail.head)
-        return read_records(self._connection, tail, after, upto) if upto > after else []
+        return read_records(self.connection, tail, after, upto) if upto > after else []
 
     def head(self, name: str) -> int:
         """Where a log ends; 0 where there is none."""
-        tail = read_tail(self._connection, name)
+        tail = read_tail(self.connection, name)
         return tail.head if tail else 0
 
     def info(self, name: str) -> ConversationInfo:
         return _info(self._tail(name))
 
     def list(self, *, only_unfinished: bool) -> Sequence[ConversationInfo]:
+        tails = list(self._tails())
+        # Where the rows and an index disagree, one of them hides conversations.
+        (count,) = self.connection.execute(_COUNT).fetchone()
+        if len(tails) != count:
+            raise JournalRefused(
+                f"{self._path} is damaged: it has {len(tails)} conversations, and {count} in an "
+                "index; nothing was changed; restore it from a backup, or run `turnkeeper repair`"
+            )
         infos = [
             _info(tail)
-            for tail in self._tails()
+            for tail in tails
             if tail.head and (tail.is_unfinished or not only_unfinished)
         ]
         return sorted(infos, key=lambda info: info.conversation_id)
@@ -165,24 +180,27 @@ class SQLiteReader:
     def _tails(self) -> Iterator[Tail]:
         last = -1
         while True:
-            (rows,) = self._connection.execute(_LIST, (last, _LIST_PAGE)).fetchone()
-            page = json.loads(rows)
+            (rows,) = self.connection.execute(_LIST, (last, _LIST_PAGE)).fetchone()
+            try:
+                page = json.loads(rows)
+            except ValueError as error:
+                raise CorruptLog("?", 0, "a conversation's own row is damaged") from error
             yield from map(tail_of_row, page)
             if len(page) < _LIST_PAGE:
                 return
             last = page[-1][0]
 
     def find_events(self, name: str, event_ids: Sequence[str]) -> Mapping[str, int]:
-        return find_events(self._connection, self._tail(name), event_ids)
+        return find_events(self.connection, self._tail(name), event_ids)
 
     def find_messages(self, name: str, message_ids: Sequence[str]) -> Mapping[str, int]:
-        return find_messages(self._connection, self._tail(name), message_ids)
+        return find_messages(self.connection, self._tail(name), message_ids)
 
     def rejections(self, name: str) -> Sequence[Rejection]:
-        tail = read_tail(self._connection, name)
+        tail = read_tail(self.connection, name)
         log = tail.log if tail else log_number(name, 0)
         rejections = []
-        for at, violation, reason, payload, found in self._connection.execute(
+        for at, violation, reason, payload, found in self.connection.execute(
             "SELECT at, violation, reason, payload, seal FROM rejection WHERE log = ? "
             "ORDER BY at, id",
             (log,),
@@ -190,26 +208,35 @@ class SQLiteReader:
             if seal(log, at, violation, reason, content=payload) != found:
                 raise CorruptLog(name, 0, "a rejected event is not what was written")
             rejections.append(Rejection(at, violation, reason, payload))
+        (count,) = self.connection.execute(
+            "SELECT count(*) FROM rejection NOT INDEXED WHERE log = ?", (log,)
+        ).fetchone()
+        if count != len(rejections):
+            raise CorruptLog(name, 0, "an index hides rejected events")
         return rejections
 
     def read_snapshot(self, name: str) -> Snapshot | None:
         """The snapshot, if it is whole and its log still has the record that it ends with."""
         tail = self._tail(name)
-        row = self._connection.execute(
-            "SELECT seq, version, tip, payload, seal FROM snapshot WHERE log = ?", (tail.log,)
-        ).fetchone()
-        if row is None:
+        try:
+            row = self.connection.execute(
+                "SELECT seq, version, tip, payload, seal FROM snapshot WHERE log = ?", (tail.log,)
+            ).fetchone()
+            if row is None:
+                return None
+            seq, version, tip, payload, found = row
+            is_whole = seal(tail.log, seq, version, tip, content=payload) == found
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            if not is_damage(error):
+                raise
             return None
-        seq, version, tip, payload, found = row
-        if seal(tail.log, seq, version, tip, content=payload) != found:
+        if not is_whole:
             return None
-        record = find_record(self._connection, tail, seq)
-        if record is None or record[1] != tip:
-            return None
-        return Snapshot(seq, version, payload)
+        record = find_record(self.connection, tail, seq)
+        return Snapshot(seq, version, payload) if record and record[1] == tip else None
 
     def _tail(self, name: str) -> Tail:
-        tail = read_tail(self._connection, name)
+        tail = read_tail(self.connection, name)
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
         return tail

@@ -12,9 +12,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from ._sqlite_wal import has_lost_commits
 from .errors import JournalRefused
 
 Synchronous = Literal["FULL", "EXTRA", "NORMAL"]
@@ -129,12 +132,18 @@ def open_for_writing(
     """
     if not path.exists():
         _create(path)
+    # Looked at before it is opened for writing: closing that would fold a damaged log into the
+    # file and throw it away.
+    with contextlib.closing(
+        open_for_reading(path, busy_wait_s=busy_wait_s, is_immutable=False, may_be_older=True)
+    ):
+        pass
     connection = _connect(path, "rw", busy_wait_s)
     try:
         version = _check(connection, path)
         _set_up(connection, path, synchronous)
         _migrate(connection, version)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         connection.close()
         raise refusal(path, error) from error
     except BaseException:
@@ -143,7 +152,9 @@ def open_for_writing(
     return connection
 
 
-def open_for_reading(path: Path, *, busy_wait_s: float, is_immutable: bool) -> sqlite3.Connection:
+def open_for_reading(
+    path: Path, *, busy_wait_s: float, is_immutable: bool, may_be_older: bool = False
+) -> sqlite3.Connection:
     """A connection that changes and creates nothing.
 
     `is_immutable` says that nobody has the file open for writing; SQLite then takes no lock and
@@ -154,12 +165,18 @@ def open_for_reading(path: Path, *, busy_wait_s: float, is_immutable: bool) -> s
     connection = _connect(path, "ro", busy_wait_s, is_immutable=is_immutable)
     try:
         version = _check(connection, path)
-        if version < SCHEMA_VERSION:
+        if has_lost_commits(path):
+            raise JournalRefused(
+                f"{path} is damaged: its write-ahead log cannot be read to the end, and commits "
+                "lie behind; nothing was changed; restore it from a backup, or run "
+                "`turnkeeper repair`"
+            )
+        if version < SCHEMA_VERSION and not may_be_older:
             raise JournalRefused(
                 f"{path} has schema version {version}, and this code reads {SCHEMA_VERSION}; "
                 "nothing was changed; open it once for writing to bring it up to date"
             )
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         connection.close()
         raise refusal(path, error) from error
     except BaseException:
@@ -171,6 +188,20 @@ def open_for_reading(path: Path, *, busy_wait_s: float, is_immutable: bool) -> s
 def error_code(error: BaseException) -> int:
     """SQLite's primary result code, or 0 where the error has none."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an error says that what is in the file is not what was written.
+
+    Values of the wrong type, and text that is no text, are found by Python and not by SQLite.
+    """
+    code = error_code(error)
+    return (
+        isinstance(error, ValueError | TypeError)
+        or (isinstance(error, sqlite3.OperationalError) and not code)
+        # All our SQL is fixed, so what SQLite does not understand is the file.
+        or code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+    )
 
 
 def _connect(
@@ -202,7 +233,26 @@ def _check(connection: sqlite3.Connection, path: Path) -> int:
             f"{path} has schema version {version}, and this code knows 1 to {SCHEMA_VERSION}; "
             "nothing was changed; use a newer turnkeeper"
         )
+    if _read_schema(connection) != _schema_of(version):
+        raise JournalRefused(
+            f"{path} is damaged: its schema is not that of version {version}; nothing was changed; "
+            "restore it from a backup, or run `turnkeeper repair`"
+        )
     return int(version)
+
+
+def _read_schema(connection: sqlite3.Connection) -> Sequence[object]:
+    return connection.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_schema "
+        "WHERE name NOT LIKE 'sqlite_stat%' ORDER BY name"
+    ).fetchall()
+
+
+@cache
+def _schema_of(version: int) -> Sequence[object]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript("".join(MIGRATIONS[:version]))
+        return _read_schema(connection)
 
 
 def _set_up(connection: sqlite3.Connection, path: Path, synchronous: Synchronous) -> None:
@@ -265,12 +315,12 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def refusal(path: Path, error: sqlite3.Error) -> JournalRefused:
+def refusal(path: Path, error: Exception) -> JournalRefused:
     match error_code(error):
         case sqlite3.SQLITE_NOTADB:
             found = "it is no turnkeeper journal"
             advice = "give another path, or move the file away"
-        case sqlite3.SQLITE_CORRUPT:
+        case _ if is_damage(error):
             found = f"it is damaged ({error})"
             advice = "restore it from a backup, or run `turnkeeper repair`"
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:

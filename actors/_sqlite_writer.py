@@ -29,7 +29,7 @@ from ._job_thread import Job
 from ._payload_parts import PART_BYTES_MIN, split
 from ._record_chain import log_number, next_mark, seal
 from ._sqlite_log import Tail, empty_tail, find_events, find_messages, find_record, read_tail
-from ._sqlite_schema import error_code
+from ._sqlite_schema import error_code, is_damage
 from .errors import (
     CorruptLog,
     EventIdConflict,
@@ -61,9 +61,6 @@ _MOVE_TAILS = _many(
     _MOVE_COLUMNS,
     ") WHERE id = column1 AND epoch = column2 AND head = column3",
 )
-
-# What says something about the file and the disk; everything else is about one job alone.
-_FAULTS_OF_ALL = (sqlite3.OperationalError, sqlite3.InternalError, OSError)
 
 
 class Append(Job[Sequence[int]]):
@@ -257,10 +254,10 @@ class SQLiteWriter:
                     self._write()
                     job.settle(cast("Change[object]", job).apply(self))
             self._write()
-        except _FAULTS_OF_ALL:
-            raise
-        except Exception:  # noqa: BLE001 - raised again, and answered, one by one
-            return False
+        except Exception as error:
+            if _is_about_all(error):
+                raise
+            return False  # found again, and answered, one by one
         return True
 
     def _one_by_one(self, jobs: Sequence[Job[object]]) -> bool:
@@ -276,9 +273,9 @@ class SQLiteWriter:
                     job.settle(cast("Change[object]", job).apply(self))
                 else:
                     job.refuse(self._lost())
-            except _FAULTS_OF_ALL:
-                raise
-            except Exception as error:  # noqa: BLE001 - handed to the caller
+            except Exception as error:
+                if _is_about_all(error):
+                    raise
                 self._undo()
                 job.refuse(self._answer(job, error))
             self._execute("RELEASE job")
@@ -289,10 +286,7 @@ class SQLiteWriter:
         if isinstance(error, TurnkeeperError):
             return error
         outcome: Exception
-        if isinstance(error, sqlite3.DatabaseError) and error_code(error) in {
-            sqlite3.SQLITE_CORRUPT,
-            sqlite3.SQLITE_NOTADB,
-        }:
+        if isinstance(error, sqlite3.Error) and is_damage(error):
             name = job.conversation_id if isinstance(job, Append) else self._path
             outcome = CorruptLog(name, 0, str(error))
         else:
@@ -536,6 +530,12 @@ class SQLiteWriter:
         outcome = OwnedElsewhere(f"journal {self._path}", owner)
         self._on_closed(outcome)
         return outcome
+
+
+def _is_about_all(error: Exception) -> bool:
+    """Whether an error is about the file and the disk, and not about one job alone."""
+    of_all = (sqlite3.OperationalError, sqlite3.InternalError, OSError)
+    return isinstance(error, of_all) and not is_damage(error)
 
 
 def _fits(job: Append, tail: Tail) -> bool:
