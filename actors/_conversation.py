@@ -19,7 +19,7 @@ model had said and not finished is lost with the process, and kept over an inter
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -27,10 +27,20 @@ from typing import ClassVar, Literal
 
 import structlog
 
-from turnkeeper.runtime import Actor, Delivery, Effect, InvariantViolation, Ports, Refused
+from turnkeeper.runtime import (
+    Actor,
+    Delivery,
+    Effect,
+    InvariantViolation,
+    OutcomeUnknown,
+    Ports,
+    Refused,
+    Unavailable,
+)
 
 from ._decide import Decision, Owner, Policy, Stamp, StartTurn, StopTurn, decide
-from ._loading import load_state
+from ._loading import load_state, rebuild_state
+from ._parking import Parking
 from ._records import logged_event, record_of
 from ._subscriptions import Subscriptions
 from .admission import AdmissionRefused
@@ -38,6 +48,7 @@ from .agents import Agent, TurnContext
 from .commands import (
     Append,
     Command,
+    DropOverdue,
     EndTurn,
     Propose,
     ProposeFailed,
@@ -46,9 +57,9 @@ from .commands import (
     Send,
 )
 from .condensers import Condenser
-from .errors import LeaseExpired, StaleTurn
+from .errors import LeaseExpired, ResultNotKept, StaleTurn
 from .events import Event, LoggedEvent, MessageQueuedEvent, UserMessageEvent, encode_event
-from .journal import Journal, Rejection
+from .journal import Journal, Rejection, Snapshot
 from .turns import KnownMessage, RunningTurn, content_digest
 from .view import View
 
@@ -58,6 +69,8 @@ _log = structlog.get_logger(__name__)
 
 _DETAIL_MAX = 2_000
 _SAMPLED = 1 / 64
+_SNAPSHOT_EVENTS = 200
+_PARK_TIMER = "park"
 
 Verify = Literal["off", "sampled", "always"]
 """How often, after a commit, the view is rebuilt from the log on the side and compared."""
@@ -73,6 +86,7 @@ class Setup:
     condenser: Condenser
     policy: Policy
     verify: Verify
+    park_s: float
     ports: Ports
 
 
@@ -105,6 +119,9 @@ class ConversationActor(Actor[Command | Query]):
         self._agents: dict[str, Effect] = {}
         self._condenser_effect: Effect | None = None
         self._condenser_rests_at: int | None = None
+        self._parking: Parking[_Taken] = Parking(wait_s=setup.park_s)
+        self._snapshot_effect: Effect | None = None
+        self._snapshot_seq = 0
 
     async def on_start(self) -> None:
         journal = self._setup.journal
@@ -115,10 +132,15 @@ class ConversationActor(Actor[Command | Query]):
         self._owner = Owner(self._conversation_id, claim.epoch, self._setup.policy, state)
         self._view = state.view
         self._running = state.turns.running
+        self._snapshot_seq = state.seq
         if enforced_away or state.turns.is_unfinished:
             await self._run([_Taken(Recover(enforced_away), self._stamp(), None)])
 
     async def on_stop(self) -> None:
+        for parked in self._parking.take_all():
+            if parked.ticket.delivery is not None:
+                error = ResultNotKept(self._conversation_id, parked.event.tool_call_id)
+                parked.ticket.delivery.fail(error)
         self._setup.subscriptions.owner_ended(self._conversation_id)
 
     async def receive_batch(self, deliveries: Sequence[Delivery[Command | Query]]) -> None:
@@ -199,16 +221,33 @@ class ConversationActor(Actor[Command | Query]):
     # --- 2. decide -------------------------------------------------------------------------------
 
     def _decide(self, batch: Sequence[_Taken]) -> Sequence[_Decided]:
-        decided = []
-        for taken in batch:
-            try:
-                decision = decide(self._owner, taken.command, taken.stamp)
-            except Exception as error:  # noqa: BLE001 - answered to its caller alone, in `_publish`
-                decided.append(_Decided(taken, Decision(), error))
-            else:
-                self._owner.apply(decision)
-                decided.append(_Decided(taken, decision))
-        return decided
+        return [decided for taken in batch for decided in self._decide_one(taken)]
+
+    def _decide_one(self, taken: _Taken) -> Iterator[_Decided]:
+        """What this command leads to, and then what the calls it brings let out of the parking."""
+        command = taken.command
+        if isinstance(command, DropOverdue):
+            for parked in self._parking.take_overdue(self._setup.ports.monotonic()):
+                refusal = AdmissionRefused(self._conversation_id, parked.violation)
+                yield _Decided(parked.ticket, Decision(), refusal)
+        try:
+            decision = decide(self._owner, command, taken.stamp)
+        except AdmissionRefused as refusal:
+            if not isinstance(command, Append) or not command.park:
+                yield _Decided(taken, Decision(), refusal)
+                return
+            now = self._setup.ports.monotonic()
+            violation = self._parking.park(refusal.violation, taken, now=now)
+            if violation is not None:
+                refusal = AdmissionRefused(self._conversation_id, violation)
+                yield _Decided(taken, Decision(), refusal)
+        except Exception as error:  # noqa: BLE001 - answered to its caller alone, in `_publish`
+            yield _Decided(taken, Decision(), error)
+        else:
+            self._owner.apply(decision)
+            yield _Decided(taken, decision)
+            for parked in self._parking.take_ready(self._owner.state.admission.open_calls):
+                yield from self._decide_one(parked.ticket)
 
     # --- 3. commit -------------------------------------------------------------------------------
 
@@ -275,6 +314,10 @@ class ConversationActor(Actor[Command | Query]):
         self._start_condenser()
         if any(one.decision.events for one in decided):
             self._start_verifying()
+            self._start_snapshot()
+        if (deadline := self._parking.next_deadline) is not None:
+            delay_s = deadline - self._setup.ports.monotonic()
+            self.context.timers.once(max(0.0, delay_s), DropOverdue(), key=_PARK_TIMER)
 
     def _start_turn(self, turn_id: str) -> None:
         if self._running is None or self._running.turn_id != turn_id:
@@ -301,6 +344,26 @@ class ConversationActor(Actor[Command | Query]):
         ):
             run = partial(self._run_verifying, self._view, self._owner.state.seq)
             self.context.start_effect(run, name="verify")
+
+    def _start_snapshot(self) -> None:
+        """Write the folds down now and then; so seldom that it costs each event O(1)."""
+        state = self._owner.state
+        if state.seq - self._snapshot_seq < max(_SNAPSHOT_EVENTS, len(self._view)):
+            return
+        if self._snapshot_effect is None or self._snapshot_effect.is_done:
+            self._snapshot_seq = state.seq
+            # Taken here, where the working state is the committed one; written beside the loop.
+            run = partial(self._run_snapshot, state.to_snapshot())
+            self._snapshot_effect = self.context.start_effect(run, name="snapshot")
+
+    async def _run_snapshot(self, snapshot: Snapshot) -> None:
+        try:
+            await self._setup.journal.write_snapshot(self._conversation_id, snapshot)
+        except (Unavailable, OutcomeUnknown) as error:
+            # Losing a snapshot costs time at the next activation, never data.
+            _log.warning(
+                "snapshot not written", conversation=self._conversation_id, error=str(error)
+            )
 
     async def _run_turn(self, turn_id: str) -> None:
         """The effect that answers one turn. Runs beside the loop, not in it."""
@@ -363,7 +426,7 @@ class ConversationActor(Actor[Command | Query]):
 
     async def _run_verifying(self, view: View, seq: int) -> None:
         """The effect that rebuilds the view from the log; a divergence fails the actor."""
-        rebuilt, _ = await load_state(self._setup.journal, self._conversation_id, seq)
+        rebuilt, _ = await rebuild_state(self._setup.journal, self._conversation_id, seq)
         if rebuilt.view != view:
             raise InvariantViolation(
                 f"the view of conversation {self._conversation_id} at seq {seq} is not the fold of "

@@ -21,6 +21,7 @@ from .commands import (
     Append,
     CancelTurn,
     Command,
+    DropOverdue,
     EndTurn,
     GetView,
     OnOverlap,
@@ -28,6 +29,7 @@ from .commands import (
     ProposeFailed,
     Query,
     Recover,
+    Retract,
     Send,
     Sent,
     Stream,
@@ -38,6 +40,7 @@ from .errors import (
     EventIdConflict,
     MessageIdConflict,
     NotAppendable,
+    NothingToRetract,
     QueueFull,
     StaleTurn,
     TurnInProgress,
@@ -49,10 +52,12 @@ from .events import (
     CondensationRequestEvent,
     ConversationErrorEvent,
     Event,
+    ForkedFromEvent,
     LLMConvertibleEvent,
     LoggedEvent,
     MessageQueuedEvent,
     MessageWithdrawnEvent,
+    RetractionEvent,
     SystemPromptEvent,
     TaskListUpdatedEvent,
     TurnEndedEvent,
@@ -63,7 +68,17 @@ from .events import (
 from .state import ConversationState
 from .turns import KnownMessage, RunningTurn, content_digest
 
-__all__ = ["Decision", "Effect", "Owner", "Policy", "Stamp", "StartTurn", "StopTurn", "decide"]
+__all__ = [
+    "Decision",
+    "Effect",
+    "Owner",
+    "Policy",
+    "Stamp",
+    "StartTurn",
+    "StopTurn",
+    "decide",
+    "decide_fork",
+]
 
 RECENT_EVENTS_MAX = 256
 
@@ -168,6 +183,8 @@ def decide(owner: Owner, command: Command | Query, stamp: Stamp) -> Decision:
             decision = _send(owner, command, stamp)
         case Append():
             decision = _append(owner, command, stamp)
+        case Retract():
+            decision = _retract(owner, command, stamp)
         case TurnAppend():
             decision = _turn_append(owner, command)
         case Stream():
@@ -186,6 +203,8 @@ def decide(owner: Owner, command: Command | Query, stamp: Stamp) -> Decision:
             decision = _recover(owner, command, stamp)
         case GetView():
             decision = Decision(reply=owner.state.view)
+        case DropOverdue():
+            decision = Decision()  # what is parked is the loop's to answer
         case _:
             assert_never(command)
     violation = owner.state.admission.check(decision.events)
@@ -277,6 +296,18 @@ def _append(owner: Owner, command: Append, stamp: Stamp) -> Decision:
     return Decision(events=(event,), reply=Appended(owner.state.seq + 1))
 
 
+def _retract(owner: Owner, command: Retract, stamp: Stamp) -> Decision:
+    event_ids = command.event_ids
+    if command.turn_id is not None:
+        event_ids = tuple(e.id for e in owner.state.view if e.turn_id == command.turn_id)
+    if not event_ids:
+        raise NothingToRetract(owner.conversation_id, command.turn_id)
+    retraction = RetractionEvent(
+        id=stamp.new_id(), timestamp=stamp.at, retracted_event_ids=event_ids
+    )
+    return Decision(events=(retraction,), reply=Appended(owner.state.seq + 1))
+
+
 def _turn_append(owner: Owner, command: TurnAppend) -> Decision:
     _check_running(owner, command.turn_id, command.epoch)
     first = owner.state.seq + 1
@@ -349,6 +380,24 @@ def _recover(owner: Owner, command: Recover, stamp: Stamp) -> Decision:
         why = "the process that ran this turn stopped"
         events = (*events, *_interrupt(owner, running, stamp, why))
     return _then_next_queued(owner, events, stamp, ())
+
+
+def decide_fork(owner: Owner, seq: int, stamp: Stamp) -> tuple[Event, ...]:
+    """How a fork begins, after the log of the conversation `owner` up to `seq`, which is its state.
+
+    What runs there does not run here; what waits there, waits there.
+    """
+    forked = ForkedFromEvent(
+        id=stamp.new_id(),
+        timestamp=stamp.at,
+        conversation_id=owner.conversation_id,
+        seq=seq,
+    )
+    running = owner.state.turns.running
+    if running is None:
+        return (forked,)
+    why = "the conversation was forked here, and this did not run in the fork"
+    return (forked, *_interrupt(owner, running, stamp, why))
 
 
 def _interrupt(owner: Owner, running: RunningTurn, stamp: Stamp, why: str) -> tuple[Event, ...]:

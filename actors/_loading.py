@@ -1,13 +1,20 @@
-"""Reading a log into a state: what activation does, and whoever looks back."""
+"""Reading a log into a state: what activation does, and whoever looks back.
+
+A snapshot with the tail after it gives what the whole log gives; one that does not fit is passed
+over. Enforcement runs only where the whole log is read: what follows a snapshot was admitted.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ._records import logged_event
 from .errors import CorruptLog
+from .events import Event
 from .journal import Journal
 from .state import ColdLoad, ConversationState
 
-__all__ = ["load_state"]
+__all__ = ["load_state", "rebuild_state"]
 
 READ_PAGE = 512
 
@@ -19,16 +26,34 @@ async def load_state(
 
     Raises `CorruptLog` where the log cannot be read as far as that: never a shorter history.
     """
+    snapshot = await journal.read_snapshot(conversation_id) if seq else None
+    if snapshot is not None and snapshot.seq <= seq:
+        state = ConversationState.from_snapshot(snapshot, conversation_id=conversation_id)
+        if state is not None:
+            await _read(journal, conversation_id, snapshot.seq, seq, state.fold)
+            return state, ()
+    return await rebuild_state(journal, conversation_id, seq)
+
+
+async def rebuild_state(
+    journal: Journal, conversation_id: str, seq: int
+) -> tuple[ConversationState, tuple[str, ...]]:
+    """As `load_state`, from the whole log and nothing else."""
     load = ColdLoad()
-    at = 0
-    while at < seq:
-        limit = min(READ_PAGE, seq - at)
-        records = await journal.read(conversation_id, after=at, limit=limit)
-        if not records:
-            raise CorruptLog(conversation_id, at + 1, "the record is missing")
-        for record in records:
-            if record.seq != at + 1:
-                raise CorruptLog(conversation_id, at + 1, "the record is missing")
-            load.fold(logged_event(conversation_id, record).event)
-            at = record.seq
+    await _read(journal, conversation_id, 0, seq, load.fold)
     return load.finish()
+
+
+async def _read(
+    journal: Journal, conversation_id: str, after: int, seq: int, fold: Callable[[Event], None]
+) -> None:
+    while after < seq:
+        limit = min(READ_PAGE, seq - after)
+        records = await journal.read(conversation_id, after=after, limit=limit)
+        if not records:
+            raise CorruptLog(conversation_id, after + 1, "the record is missing")
+        for record in records:
+            if record.seq != after + 1:
+                raise CorruptLog(conversation_id, after + 1, "the record is missing")
+            fold(logged_event(conversation_id, record).event)
+            after = record.seq

@@ -21,6 +21,7 @@ __all__ = [
     "Append",
     "CancelTurn",
     "Command",
+    "DropOverdue",
     "EndTurn",
     "GetView",
     "OnOverlap",
@@ -28,6 +29,7 @@ __all__ = [
     "ProposeFailed",
     "Query",
     "Recover",
+    "Retract",
     "Send",
     "Sent",
     "Stream",
@@ -66,6 +68,16 @@ class Append(Message[Appended | Duplicate]):
     """Put one event into the log, if admission lets it; no turn starts."""
 
     event: Event
+    park: bool = False
+    """Keep a result whose call has not come for a while, and answer when it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retract(Message[Appended]):
+    """Take events, or all that is left of a turn, out of the view; the log keeps them."""
+
+    event_ids: tuple[str, ...] = ()
+    turn_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +143,25 @@ class Recover(Message[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class DropOverdue(Message[None]):
+    """The oldest parked result has waited long enough; the owner's timer says so."""
+
+
+@dataclass(frozen=True, slots=True)
 class GetView(Message[View]):
     """The view as committed."""
 
 
 Command = (
-    Send | Append | CancelTurn | TurnAppend | Stream | EndTurn | Propose | ProposeFailed | Recover
+    Send
+    | Append
+    | Retract
+    | CancelTurn
+    | TurnAppend
+    | Stream
+    | EndTurn
+    | Propose
+    | ProposeFailed
+    | Recover
 )
-Query = GetView
+Query = GetView | DropOverdue

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal, Self
 
 import anyio
@@ -33,7 +34,6 @@ from turnkeeper.runtime import (
     Directive,
     OwnershipLost,
     Ports,
-    Ref,
     Refused,
     Region,
     Runtime,
@@ -42,8 +42,9 @@ from turnkeeper.runtime import (
 )
 
 from ._conversation import ConversationActor, Setup, Verify
-from ._decide import Policy
+from ._decide import Owner, Policy, Stamp, decide_fork
 from ._loading import load_state
+from ._records import record_of
 from ._subscriptions import EventReader, Subscriptions
 from .admission import Appended, Duplicate
 from .agents import Agent
@@ -54,6 +55,7 @@ from .commands import (
     GetView,
     OnOverlap,
     Query,
+    Retract,
     Send,
     Sent,
 )
@@ -62,6 +64,7 @@ from .errors import TurnNotCompleted
 from .events import (
     AgentMessageEvent,
     Event,
+    ForkedFromEvent,
     ImageContent,
     MessageWithdrawnEvent,
     TurnEndedEvent,
@@ -97,6 +100,7 @@ class Conversations:
         active_max: int | None = None,
         recover: Literal["on_enter", "on_message"] = "on_enter",
         verify: Verify = "off",
+        park_s: float = 30.0,
         ports: Ports | None = None,
     ) -> None:
         """Nothing is opened yet.
@@ -105,7 +109,8 @@ class Conversations:
         seconds after which an idle conversation is passivated (None: never). `active_max`: how
         many may be active before the least recently used idle one is passivated. `verify`: how
         often, after a commit, a view is rebuilt from its log on the side and compared; the
-        rebuilding costs a reading of the log.
+        rebuilding costs a reading of the log. `park_s`: how long a result that came before its
+        call may be parked.
         """
         if not 0 < queued_messages_max < KNOWN_MESSAGES_MAX:
             raise ValueError(
@@ -129,6 +134,7 @@ class Conversations:
                 system_prompt=system_prompt,
             ),
             verify=verify,
+            park_s=park_s,
             ports=self._ports,
         )
         self._exit_stack = AsyncExitStack()
@@ -176,14 +182,9 @@ class Conversations:
 
     def __getitem__(self, conversation_id: str) -> Conversation:
         """A handle; the conversation begins with its first chat message."""
-        if not 0 < len(conversation_id) <= CONVERSATION_ID_LENGTH_MAX:
-            raise ValueError(
-                f"conversation id of {len(conversation_id)} characters; "
-                f"it takes 1 to {CONVERSATION_ID_LENGTH_MAX}"
-            )
         if self._region is None:
             raise RuntimeError("conversations are not open; use `async with Conversations(...)`")
-        return Conversation(conversation_id, self._region[conversation_id], self._setup)
+        return Conversation(conversation_id, self._region, self._setup)
 
     async def list(self) -> Sequence[ConversationInfo]:
         """All conversations in the journal, by id, without opening them."""
@@ -193,9 +194,15 @@ class Conversations:
 class Conversation:
     """A handle to one conversation. Its actor activates with the first message to it."""
 
-    def __init__(self, conversation_id: str, ref: Ref[Command | Query], setup: Setup) -> None:
+    def __init__(self, conversation_id: str, region: Region[Command | Query], setup: Setup) -> None:
+        if not 0 < len(conversation_id) <= CONVERSATION_ID_LENGTH_MAX:
+            raise ValueError(
+                f"conversation id of {len(conversation_id)} characters; "
+                f"it takes 1 to {CONVERSATION_ID_LENGTH_MAX}"
+            )
         self.conversation_id = conversation_id
-        self._ref = ref
+        self._region = region
+        self._ref = region[conversation_id]
         self._setup = setup
 
     async def send(
@@ -218,12 +225,49 @@ class Conversation:
         send = Send(message_id, content, tuple(images), on_overlap)
         return Turn(self, await self._ref.ask(send))
 
-    async def append(self, event: Event) -> Appended | Duplicate:
+    async def append(self, event: Event, *, park: bool = False) -> Appended | Duplicate:
         """Put one event into the log, if admission lets it; no turn starts.
 
         Raises `AdmissionRefused` with the violation; the event is then kept among `rejections`.
+        With `park`, a result that comes before its call waits for it in memory, and this with it:
+        not acknowledged, for `park_s` at the most, and `ResultNotKept` when the owner stops.
         """
-        return await self._ref.ask(Append(event))
+        return await self._ref.ask(Append(event, park))
+
+    async def retract(self, event_ids: Sequence[str]) -> Appended:
+        """Take events out of the view, by an event of its own; the log keeps them.
+
+        Raises `AdmissionRefused` where they are not all in the view, a call is open, or it would
+        tear what belongs together (a call from its result, a response, a tool loop).
+        """
+        return await self._ref.ask(Retract(event_ids=tuple(event_ids)))
+
+    async def retract_turn(self, turn_id: str) -> Appended:
+        """As `retract`, all that the view still has of a turn."""
+        return await self._ref.ask(Retract(turn_id=turn_id))
+
+    async def fork(self, fork_id: str, *, at: int | None = None) -> Conversation:
+        """Begin another conversation with this one's log up to the seq `at`, or to its end.
+
+        The log is shared and not copied. A turn that ran there is interrupted in the fork, and its
+        open calls are answered as not run; queued chat messages stay here. Raises
+        `ConversationNotFound`, `ConversationExists`, and `ValueError` where the log has no such
+        seq; this conversation is only read.
+        """
+        setup = self._setup
+        fork = Conversation(fork_id, self._region, setup)
+        state = await self.at(at)
+        owner = Owner(self.conversation_id, 0, setup.policy, state)
+        now = datetime.fromtimestamp(setup.ports.now(), UTC)
+        events = decide_fork(owner, state.seq, Stamp(now, setup.ports.ids.block()))
+        await setup.journal.fork(
+            self.conversation_id,
+            fork_id,
+            at=state.seq,
+            records=[record_of(event) for event in events],
+            is_unfinished=False,
+        )
+        return fork
 
     def events(self, *, after: int = 0, live: bool = True) -> EventReader:
         """Every event above the seq `after`, in order, without a gap or a repeat.
@@ -334,13 +378,15 @@ class Turn:
         """
         reply = ""
         # The turn that answers a chat message is the one that its `UserMessageEvent` names.
-        turn_id = self.turn_id
+        turn_id, has_begun = self.turn_id, False
         async for logged in self._conversation.follow_owner(after=self.seq - 1):
             match logged.event:
                 case UserMessageEvent(message_id=self.message_id, turn_id=str(joined)):
-                    turn_id = joined
+                    turn_id, has_begun = joined, True
                 case MessageWithdrawnEvent(message_id=self.message_id):
                     return TurnEnd("withdrawn", "", "cancelled by its caller")
+                case ForkedFromEvent(conversation_id=origin) if not has_begun:
+                    return TurnEnd("withdrawn", "", f"it waits in conversation {origin}")
                 case AgentMessageEvent(turn_id=said_in, content=content) if said_in == turn_id:
                     reply = content
                 case TurnEndedEvent(turn_id=ended) if ended == turn_id:

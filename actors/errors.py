@@ -74,6 +74,31 @@ class NotAppendable(Refused):
         self.event_type = event_type
 
 
+class NothingToRetract(Refused):
+    """Nothing of what was to be retracted is in the view; nothing was written."""
+
+    def __init__(self, conversation_id: str, turn_id: str | None) -> None:
+        what = "no event was named" if turn_id is None else f"turn {turn_id} has none in the view"
+        super().__init__(
+            f"retraction refused on conversation {conversation_id}: {what}; nothing was written; "
+            "retract what the view still has"
+        )
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
+
+
+class ResultNotKept(Unavailable):
+    """The owner stopped while a result was parked; it is not in the log."""
+
+    def __init__(self, conversation_id: str, tool_call_id: str) -> None:
+        super().__init__(
+            f"result for call {tool_call_id} was parked on conversation {conversation_id} when "
+            "its owner stopped; nothing was written; append it again"
+        )
+        self.conversation_id = conversation_id
+        self.tool_call_id = tool_call_id
+
+
 class StaleTurn(Refused):
     """What an effect sent back belongs to a turn that no longer runs; nothing was written."""
 

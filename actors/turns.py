@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from .events import (
     Event,
+    ForkedFromEvent,
     ImageContent,
     MessageQueuedEvent,
     MessageWithdrawnEvent,
@@ -102,6 +103,8 @@ class TurnTable:
                 self.running = RunningTurn(turn_id)
             case TurnEndedEvent():
                 self.running = None
+            case ForkedFromEvent():
+                self._queued.clear()  # what waited stays with the conversation it was sent to
             case _:
                 pass
 

@@ -5,6 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Failures inside an inherited suite show their values, as those of a test's own module do. Here,
+# because it must be said before any test imports the suite.
+pytest.register_assert_rewrite("turnkeeper.actors.testing")
+
 # The same examples in every run: a red build is about the change, never about the draw.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 # For hunting: `--hypothesis-profile=search` draws anew and remembers what it found.
