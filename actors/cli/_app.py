@@ -32,7 +32,7 @@ from ..recorded import InputProblem, RecordedConversation, parse_recorded
 from ..samples import read_samples
 from ._display import Display, print_list, print_report, printable
 from ._protocol import Start
-from ._report import Report, make_report
+from ._report import Report, empty_report, make_report
 from ._show import conversation_json, infos_json, print_event, print_infos
 from ._stage import WORKER, Replay, WorkerLost
 from ._users import plan_kills, plan_users
@@ -126,14 +126,14 @@ def replay(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...",
+            metavar="FILE",
             help="JSON lists or JSON Lines of conversations in the OpenAI chat format; each is a "
             "list of messages, or an object that has them under `messages` or `traj`.",
         ),
     ],
     db: Annotated[
         Path | None,
-        typer.Option(help="The journal to write.", show_default="a temporary one"),
+        typer.Option(dir_okay=False, help="The journal to write.", show_default="a temporary one"),
     ] = None,
     conversations: Annotated[
         int | None,
@@ -186,7 +186,9 @@ def replay(
 
 @app.command()
 def show(
-    db: Annotated[Path, typer.Argument(metavar="DB", help="The journal, an SQLite file.")],
+    db: Annotated[
+        Path, typer.Argument(metavar="DB", dir_okay=False, help="The journal, an SQLite file.")
+    ],
     conversation: Annotated[
         str | None, typer.Argument(metavar="[CONVERSATION]", help="Print this one as a chat.")
     ] = None,
@@ -240,6 +242,8 @@ def _play(
     if problems:
         print_list(errors, "this cannot be used:", [str(problem) for problem in problems])
     if not parts:
+        if plan.as_json:
+            _print_json(empty_report(problems).as_json())
         _fail(_UNUSABLE, "there is nothing to play")
     ports = Ports()
     seed = ports.random.randrange(_SEEDS) if plan.seed is None else plan.seed
@@ -272,7 +276,9 @@ def _play(
         except WorkerLost as lost:
             stopped = str(lost)
     if stopped is not None:
-        errors.print(Text(printable(stopped)), soft_wrap=True)
+        errors.print(Text(f"turnkeeper: {printable(stopped)}"), soft_wrap=True)
+        if not replay.acknowledged and not replay.logged:
+            _fail(status or _BROKEN, "nothing had been acknowledged")
     report = _audited(replay, db, seed, stopped, problems)
     if plan.as_json:
         _print_json(report.as_json())
@@ -293,13 +299,13 @@ def _audited(
     try:
         return anyio.run(audit)
     except (JournalRefused, JournalUnavailable) as error:
-        if replay.acknowledged:
-            _fail(_BROKEN, f"what was acknowledged cannot be looked for: {error}")
-        _fail(_BROKEN if stopped is None else _UNUSABLE, f"nothing was acknowledged: {error}")
+        _fail(_BROKEN, f"what was acknowledged cannot be looked for: {error}")
 
 
 def _names_taken(db: Path | None) -> frozenset[str]:
     """The conversations that a journal holds already."""
+    if db is not None and not db.parent.is_dir():
+        _fail(_UNUSABLE, f"{db} cannot be written: there is no folder {db.parent}")
     if db is None or not db.exists():
         return frozenset()
     try:

@@ -112,6 +112,9 @@ def print_report(console: Console, report: Report) -> None:
         print_list(console, f"NOT as promised, {len(report.broken):,} times:", report.broken)
     elif report.stopped is None:
         console.print(Text("Everything acknowledged is there, once and in order.", style="green"))
+    else:
+        found = "Stopped before the end. Everything acknowledged until then is there."
+        console.print(Text(found, style="yellow"))
 
 
 def _style(breaches: int) -> str:

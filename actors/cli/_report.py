@@ -11,24 +11,24 @@ from ..recorded import InputProblem
 from ._stage import Replay
 from ._users import User
 
-__all__ = ["Report", "make_report"]
+__all__ = ["Report", "empty_report", "make_report"]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """All that is told when it is over."""
 
+    problems: Sequence[InputProblem]
     counts: Mapping[str, int]
     by_policy: Mapping[str, Mapping[str, int]]
     """The same counts for the users of each `on_overlap`."""
-    kills: int
-    seconds: float
-    seed: int
-    stopped: str | None
-    """Why it was not played to its end."""
-    problems: Sequence[InputProblem]
     broken: Sequence[str]
     """Whatever is not as promised, in words."""
+    seed: int | None = None
+    kills: int = 0
+    seconds: float = 0.0
+    stopped: str | None = None
+    """Why it was not played to its end."""
 
     @property
     def events_per_second(self) -> float:
@@ -54,6 +54,11 @@ class Report:
         }
 
 
+def empty_report(problems: Sequence[InputProblem]) -> Report:
+    """Of a replay that had nothing to play."""
+    return Report(problems=problems, counts=_counts((), Audit()), by_policy={}, broken=())
+
+
 async def make_report(
     replay: Replay,
     journal: Journal,
@@ -72,14 +77,14 @@ async def make_report(
         audits.append(audit)
     total = Audit.total(audits)
     return Report(
+        problems=problems,
         counts=_counts(replay.users, total),
         by_policy=by_policy,
+        broken=[*total.problems, *(p for user in replay.users for p in user.problems)],
+        seed=seed,
         kills=replay.kills,
         seconds=replay.seconds,
-        seed=seed,
         stopped=stopped,
-        problems=problems,
-        broken=[*total.problems, *(p for user in replay.users for p in user.problems)],
     )
 
 

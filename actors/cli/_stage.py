@@ -70,7 +70,7 @@ class Replay:
         """Play to the end, over all kills. Raises `WorkerLost`."""
         self._by_name = {user.part.conversation: user for user in self.users}
         self._busy = set(self._by_name)
-        began = self.ports.monotonic()
+        began: float | None = None
         kills = deque(self.planned_kills)
         while True:
             async with _started(self.worker) as worker:
@@ -78,7 +78,9 @@ class Replay:
                 async with aclosing(worker.reports()) as heard:
                     async for report in heard:
                         follow = self._on(report)
-                        self.seconds = self.ports.monotonic() - began
+                        now = self.ports.monotonic()
+                        began = now if began is None else began  # not before a worker is there
+                        self.seconds = now - began
                         self.changed(self)
                         if worker.is_killed:
                             continue
@@ -141,6 +143,7 @@ class _Worker:
     def __init__(self, process: Process, errors: IO[bytes]) -> None:
         self._process = process
         self._errors = errors
+        self._last_words: Sequence[str] = ()
         self.is_killed = False
 
     @property
@@ -186,12 +189,14 @@ class _Worker:
             self._process.kill()
         with anyio.CancelScope(shield=True):
             await self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").splitlines()
+        self._last_words = lines[-_ERROR_LINES_MAX:]
 
     def obituary(self) -> str:
         """How it ended, with the last that it wrote to its standard error."""
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").splitlines()[-_ERROR_LINES_MAX:]
-        return "\n  ".join([f"the worker ended by itself with status {self.status}", *lines])
+        what = f"the worker ended by itself with status {self.status}"
+        return "\n  ".join([what, *self._last_words])
 
 
 @asynccontextmanager

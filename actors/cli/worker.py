@@ -16,6 +16,7 @@ from functools import partial
 
 import anyio
 import anyio.lowlevel
+import structlog
 
 from turnkeeper.runtime import Ports, thread_caller
 
@@ -256,6 +257,14 @@ def main(journal: Callable[[str], Journal] = SQLiteJournal) -> None:
     # Nothing else may get between the reports, so what prints goes to the standard error.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    # A line for each thing that is logged; by itself structlog draws tracebacks, and slowly.
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(default=str),
+        ]
+    )
 
     def report(one: Report) -> None:
         out.write(one.model_dump_json().encode() + b"\n")

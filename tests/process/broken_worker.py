@@ -1,0 +1,133 @@
+"""A worker of the command line whose journal is not the usual one; its first argument says which.
+
+Run by the tests in this folder as a process of its own, in place of the real worker.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import anyio
+
+from turnkeeper.actors import Record, SQLiteJournal, StoredRecord
+from turnkeeper.actors.cli import worker
+
+KEPT_BACK_MAX = 30
+APPENDS_BEFORE_DEATH = 40
+
+
+class EagerJournal(SQLiteJournal):
+    """Says that records are durable while they are still in memory; so a kill loses some."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.kept_back: list[Callable[[], Awaitable[object]]] = []
+        self.writing = anyio.Lock()
+
+    async def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+    ) -> Sequence[int]:
+        self.kept_back.append(
+            partial(
+                super().append,
+                conversation_id,
+                records,
+                epoch=epoch,
+                expected_seq=expected_seq,
+                is_unfinished=is_unfinished,
+            )
+        )
+        if len(self.kept_back) > KEPT_BACK_MAX:
+            await self.write_down()
+        return range(expected_seq, expected_seq + len(records))
+
+    async def read(
+        self, conversation_id: str, *, after: int = 0, limit: int = 512
+    ) -> Sequence[StoredRecord]:
+        await self.write_down()
+        return await super().read(conversation_id, after=after, limit=limit)
+
+    async def write_down(self) -> None:
+        async with self.writing:
+            while self.kept_back:
+                await self.kept_back[0]()
+                del self.kept_back[0]
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.write_down()
+        await super().__aexit__(None, None, None)
+
+
+class RepeatingJournal(SQLiteJournal):
+    """Writes the chat messages of one conversation again as it is left."""
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        first = (await self.list())[0].conversation_id
+        records = []
+        for record in await self.read(first):
+            if record.kind == "user_message":
+                again = f"{record.event_id}-again"
+                payload = record.payload.replace(record.event_id.encode(), again.encode())
+                records.append(Record(again, record.kind, payload))
+        claim = await self.claim(first)
+        await self.append(
+            first,
+            records,
+            epoch=claim.epoch,
+            expected_seq=claim.head + 1,
+            is_unfinished=False,
+        )
+        await super().__aexit__(None, None, None)
+
+
+class MortalJournal(SQLiteJournal):
+    """Takes its process along after some appends."""
+
+    appends = 0
+
+    async def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+    ) -> Sequence[int]:
+        self.appends += 1
+        if self.appends > APPENDS_BEFORE_DEATH:
+            sys.stderr.write("the disk is on fire\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().append(
+            conversation_id,
+            records,
+            epoch=epoch,
+            expected_seq=expected_seq,
+            is_unfinished=is_unfinished,
+        )
+
+
+class ImpatientJournal(SQLiteJournal):
+    """Does not wait until the file is free."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, owner_wait_s=0.0)
+
+
+JOURNALS = {
+    "eager": EagerJournal,
+    "repeating": RepeatingJournal,
+    "mortal": MortalJournal,
+    "impatient": ImpatientJournal,
+}
+
+if __name__ == "__main__":
+    worker.main(JOURNALS[sys.argv[1]])

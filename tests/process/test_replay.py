@@ -1,0 +1,361 @@
+"""The command line with real processes: killed at moments that a seed chooses, and broken."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from typer.testing import CliRunner, Result
+
+from turnkeeper.actors import SQLiteJournal
+from turnkeeper.actors.cli import _app
+from turnkeeper.actors.cli._report import empty_report
+from turnkeeper.actors.recorded import InputProblem
+from turnkeeper.actors.samples import read_samples
+
+BROKEN_WORKER = Path(__file__).parent / "broken_worker.py"
+COMMAND = (sys.executable, "-P", "-c", "from turnkeeper.actors.cli import main; main()")
+AIRLINE = Path(__file__).parents[3] / "shared" / "data" / "airline_transcripts.json"
+BREACHES = ("lost", "duplicated", "out_of_order", "views_diverged")
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(_app.app, [str(argument) for argument in arguments])
+
+
+def report_of(result: Result) -> dict[str, Any]:
+    """The one object on the standard output."""
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """Some of the samples, in a file of a user's own."""
+    items = [item for content in read_samples().values() for item in json.loads(content)[:2]]
+    file = tmp_path / "chats.json"
+    file.write_text(json.dumps(items))
+    return file
+
+
+@pytest.fixture(autouse=True)
+def _pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo's steps take time only to be looked at."""
+    monkeypatch.setattr(_app, "_DEMO_PACE_S", 0.0)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """Workers of the kind that the test is parametrized with."""
+    kind: str = request.param
+    monkeypatch.setattr(_app, "WORKER", (sys.executable, "-P", str(BROKEN_WORKER), kind))
+    return kind
+
+
+# --- a worker that is killed ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("policy", "seed"), [("queue", 1), ("interrupt", 2), ("reject", 3)])
+def test_everything_acknowledged_is_found_once_and_in_order_after_kills(
+    chats: Path, tmp_path: Path, policy: str, seed: int
+) -> None:
+    options = ["--overlap", "0.6", "--kills", "3", "--policy", policy, "--seed", str(seed)]
+
+    result = run("replay", chats, "--db", tmp_path / "chats.db", *options, "--json")
+
+    report = report_of(result)
+    assert report["broken"] == []
+    assert result.exit_code == 0
+    assert report["kills"] == 3
+    assert report["turns"] == report["sent"] == 67
+    assert report["acknowledged"] == report["found"] > report["sent"]
+    assert [report[breach] for breach in BREACHES] == [0, 0, 0, 0]
+    assert report["calls"] == report["calls_answered_once"] > 0
+    assert report["views_checked"] > report["events"]
+    assert (report["rejected"] > 0) == (policy == "reject")
+    assert report["interrupted"] > 0
+
+
+def test_a_replay_without_kills_says_and_calls_all_that_was_recorded(chats: Path) -> None:
+    report = report_of(run("replay", chats, "--overlap", "1", "--json"))
+
+    items = json.loads(chats.read_text())
+    messages = [message for item in items for message in item["messages"]]
+    calls = sum(len(message.get("tool_calls", ())) for message in messages)
+    said = sum(m["role"] == "assistant" and "tool_calls" not in m for m in messages)
+    others = sum(message["role"] in ("user", "system") for message in messages)
+    assert report["calls"] == calls
+    assert report["acknowledged"] == others + said + 2 * calls
+    assert report["interrupted"] == 0
+    assert report["broken"] == []
+
+
+def test_a_second_replay_into_the_same_journal_is_a_run_of_its_own(
+    chats: Path, tmp_path: Path
+) -> None:
+    db = tmp_path / "chats.db"
+    first = run("replay", chats, "--db", db, "--conversations", "2", "--json")
+    second = run("replay", chats, "--db", db, "--conversations", "3", "--json")
+
+    listed = json.loads(run("show", db, "--json").stdout)["conversations"]
+
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert [info["conversation"] for info in listed] == [
+        "chats-1",
+        "chats-1-run2",
+        "chats-2",
+        "chats-2-run2",
+        "chats-3-run2",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AIRLINE.exists(), reason="the recorded data is not part of the project")
+@pytest.mark.parametrize("policy", ["queue", "interrupt", "reject"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_two_hundred_recorded_conversations_survive_five_kills(
+    tmp_path: Path, policy: str, seed: int
+) -> None:
+    options = ["--overlap", "0.5", "--kills", "5", "--policy", policy, "--seed", str(seed)]
+
+    result = run("replay", AIRLINE, "--db", tmp_path / "chats.db", *options, "--json")
+
+    report = report_of(result)
+    assert report["broken"] == []
+    assert (report["conversations"], report["turns"], report["kills"]) == (200, 1_490, 5)
+    assert [report[breach] for breach in BREACHES] == [0, 0, 0, 0]
+    assert report["calls"] == report["calls_answered_once"]
+
+
+# --- the demo, and that it can fail --------------------------------------------------------------
+
+
+def test_the_demo_accounts_for_everything_in_eighty_columns() -> None:
+    result = run("demo", "--seed", "1")
+
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("worker killed (SIGKILL") == 3
+    assert result.stderr.count("worker started again") == 3
+    assert "Everything acknowledged is there, once and in order." in result.stdout
+    assert max(map(len, result.output.splitlines())) <= 80
+    lines = result.stdout.splitlines()[1:-2]
+    rows = {line.rsplit(maxsplit=4)[0].strip(): line.split()[-1] for line in lines}
+    assert int(rows["conversations"]) >= 45
+    assert int(rows["condensations"]) > 0
+    assert rows["messages and events acknowledged"] == rows["… found"]
+    assert rows["tool calls"] == rows["… with exactly one result"]
+
+
+@pytest.mark.parametrize("broken", ["eager"], indirect=True)
+def test_the_demo_fails_when_the_journal_acknowledges_what_is_not_durable(broken: str) -> None:
+    result = run("demo", "--seed", "1", "--json")
+
+    report = report_of(result)
+    assert result.exit_code == 1
+    assert report["lost"] > 0
+    assert report["acknowledged"] == report["found"] + report["lost"]
+    assert any(line.endswith("is lost") for line in report["broken"])
+
+
+@pytest.mark.parametrize("broken", ["repeating"], indirect=True)
+def test_a_broken_promise_is_told_in_words(chats: Path, broken: str) -> None:
+    result = run("replay", chats, "--conversations", "2")
+
+    assert result.exit_code == 1
+    assert "NOT as promised" in result.stdout
+    assert "conversation chats-1: message 0 is at seq 3 and at seq" in result.stdout
+
+
+# --- input that cannot be used -------------------------------------------------------------------
+
+
+def test_what_cannot_be_used_is_told_and_the_rest_is_played(tmp_path: Path) -> None:
+    hello = {"role": "user", "content": "Hello"}
+    (tmp_path / "some.json").write_text(json.dumps([[hello], [{"content": "?"}], [hello, hello]]))
+    (tmp_path / "lines.jsonl").write_text(f'{json.dumps({"traj": [hello]})}\n{{"traj": \n')
+    (tmp_path / "not.json").write_text("hello")
+    files = [tmp_path / name for name in ("some.json", "lines.jsonl", "not.json", "none.json")]
+
+    result = run("replay", *files, "--json")
+
+    report = report_of(result)
+    assert result.exit_code == 2
+    assert (report["conversations"], report["sent"], report["broken"]) == (3, 4, [])
+    places = [(Path(p["file"]).name, p["item"], p["message"]) for p in report["problems"]]
+    assert places == [
+        ("some.json", 2, 1),
+        ("lines.jsonl", 2, None),
+        ("not.json", None, None),
+        ("none.json", None, None),
+    ]
+    assert "this cannot be used:\n" in result.stderr
+    assert f"  {files[0]}, item 2, message 1, role: a message without a role\n" in result.stderr
+    assert f"  {files[3]}: cannot be read: No such file or directory\n" in result.stderr
+
+
+def test_a_broken_promise_weighs_more_than_unusable_input() -> None:
+    problem = InputProblem(file="a.json", found="it is empty")
+    report = empty_report([problem])
+
+    assert report.exit_status == 2
+    assert replace(report, broken=["lost"]).exit_status == 1
+    assert replace(report, stopped="why").exit_status == 1
+    assert replace(report, problems=[]).exit_status == 0
+
+
+def test_nothing_to_play_is_told_also_as_json(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text("[]")
+
+    result = run("replay", file, "--json")
+
+    assert result.exit_code == 2
+    assert report_of(result)["problems"][0]["found"] == "there is no conversation in it"
+    assert result.stderr.endswith("turnkeeper: there is nothing to play\n")
+
+
+def test_only_the_first_problems_are_listed(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps([7] * 50))
+
+    lines = run("replay", file).stderr.splitlines()
+
+    assert lines[20] == f"  {file}, item 20: a conversation is needed, found a number"
+    assert lines[21] == "  … and 30 more"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--db", "no/such/x.db"], "no/such/x.db cannot be written: there is no folder no/such"),
+        (["--overlap", "1.5"], "--overlap"),
+        (["--kills", "-1"], "--kills"),
+        (["--policy", "steer"], "'steer' is not one of"),
+        (["--conversations", "0"], "--conversations"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_told_before_anything_runs(
+    chats: Path, options: Sequence[str], told: str
+) -> None:
+    result = run("replay", chats, *options)
+
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_file_that_is_no_journal_is_never_written_to(chats: Path, tmp_path: Path) -> None:
+    db = tmp_path / "notes.db"
+    db.write_text("dear diary" * 500)
+
+    result = run("replay", chats, "--db", db)
+
+    assert result.exit_code == 2
+    assert "it is no turnkeeper journal; nothing was changed" in result.stderr
+    assert db.read_text() == "dear diary" * 500
+
+
+def test_the_command_says_which_extra_it_needs() -> None:
+    program = (
+        "import sys; sys.modules['rich'] = None\nfrom turnkeeper.actors.cli import main\nmain()"
+    )
+    process = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert process.returncode == 1
+    assert process.stderr == (
+        "the turnkeeper command needs its extra: pip install 'turnkeeper[cli]'\n"
+    )
+
+
+# --- a worker that ends by itself ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["mortal"], indirect=True)
+def test_a_worker_that_dies_by_itself_is_told_with_what_survives(
+    chats: Path, tmp_path: Path, broken: str
+) -> None:
+    result = run("replay", chats, "--db", tmp_path / "chats.db", "--json")
+
+    report = report_of(result)
+    assert result.exit_code == 1
+    assert report["stopped"].startswith("the worker ended by itself with status -9")
+    assert report["stopped"].endswith("the disk is on fire")
+    assert report["acknowledged"] == report["found"] > 0
+    assert report["broken"] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["/nowhere/python"], "turnkeeper: the worker cannot be started: "),
+        (
+            [sys.executable, "-c", "raise SystemExit('no room')"],
+            "turnkeeper: the worker ended by itself with status 1\n  no room\n",
+        ),
+    ],
+)
+def test_a_worker_that_cannot_start_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, chats: Path, command: Sequence[str], told: str
+) -> None:
+    monkeypatch.setattr(_app, "WORKER", command)
+
+    result = run("replay", chats)
+
+    assert result.exit_code == 1
+    assert told in result.stderr
+    assert result.stderr.endswith("turnkeeper: nothing had been acknowledged\n")
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("broken", ["impatient"], indirect=True)
+def test_a_journal_that_is_owned_elsewhere_is_left_alone(
+    chats: Path, tmp_path: Path, broken: str
+) -> None:
+    db = tmp_path / "chats.db"
+
+    async def replay_while_it_is_owned() -> Result:
+        async with SQLiteJournal(db, address="the shop"):
+            return await anyio.to_thread.run_sync(run, "replay", chats, "--db", db)
+
+    result = anyio.run(replay_while_it_is_owned)
+
+    assert result.exit_code == 1
+    assert "the worker failed: OwnedElsewhere: " in result.stderr
+    assert "is owned by the shop" in result.stderr
+    assert result.stderr.endswith("turnkeeper: nothing had been acknowledged\n")
+
+
+def test_ctrl_c_stops_the_worker_and_accounts_for_what_was_acknowledged(
+    chats: Path, tmp_path: Path
+) -> None:
+    db = tmp_path / "chats.db"
+    command = [*COMMAND, "replay", str(chats), "--db", str(db), "--pace", "0.3", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        while "acknowledged" not in process.stderr.readline():
+            pass
+
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate()
+
+    report = json.loads(stdout)
+    assert process.returncode == 130
+    assert "turnkeeper: stopped by Ctrl-C" in stderr
+    assert "Traceback" not in stderr
+    assert report["stopped"] == "stopped by Ctrl-C"
+    assert report["acknowledged"] == report["found"] > 0
+    assert report["broken"] == []
+    # The worker has gone, too: the journal can be owned again at once.
+    again = run("replay", chats, "--db", db, "--conversations", "1")
+    assert again.exit_code == 0, again.output
