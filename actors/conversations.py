@@ -80,6 +80,16 @@ __all__ = ["Conversation", "Conversations", "Turn", "TurnEnd"]
 CONVERSATION_ID_LENGTH_MAX = 256
 RECOVERIES_AT_ONCE_MAX = 256
 
+SUPERVISION = Supervision(
+    rules=(
+        # Fenced, or not ours: never started again by itself; the next message may try.
+        (OwnershipLost, Directive.STOP),
+        # A log that cannot be opened as it is cannot be opened by trying harder.
+        (Refused, Directive.STOP),
+    )
+)
+"""What becomes of a conversation's owner that failed: another one, from the journal, but for these."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -149,7 +159,7 @@ class Conversations:
             self._region = runtime.region(
                 "conversations",
                 lambda conversation_id: ConversationActor(conversation_id, self._setup),
-                supervision=Supervision(rules=((OwnershipLost, Directive.STOP),)),
+                supervision=SUPERVISION,
                 idle_s=self._idle_s,
                 active_max=self._active_max,
             )
