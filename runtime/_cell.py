@@ -226,6 +226,7 @@ class Cell(MailQueue):
         """End the rest; the caller makes itself the owner, or submits."""
         self.at_rest = self.is_parked = False
         self.mail = deque()
+        self.capacity = self.spec.mailbox.capacity
         if self.region is not None:
             self.region.woke(self)
         if self.system.is_closing:
@@ -319,13 +320,20 @@ class Cell(MailQueue):
         if self.mail or self.control or self.waiting is not None:
             return True
         self.release_lanes()
-        self.at_rest = True
-        self.is_parked = not self.system.is_closing
+        self.at_rest = self.is_parked = True
         if self.region is not None and self.is_idle:
             self.region.rests(self)
         if self.system.is_closing:
+            self.close_intake()
             self.system.is_done(self)
         return False
+
+    def close_intake(self) -> None:
+        """From now on mail comes the long way, which asks who sends it."""
+        if self.at_rest:
+            # An idle cell has no lane to append to: no capacity keeps the short way off it.
+            self.is_parked = False
+            self.capacity = 0
 
     async def _follow_slowly(self, outcome: Outcome) -> bool:
         if outcome is Outcome.SUSPENDED:

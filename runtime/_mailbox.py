@@ -52,8 +52,13 @@ class Waiter(OneShot[None]):
         self.item = item
 
 
+class _NoMail(deque[Item]):
+    def append(self, item: Item, /) -> None:
+        raise AssertionError(f"{item} would be lost: it was sent to an idle lane")
+
+
 # An empty deque takes 600 bytes, and almost every actor is idle: idle lanes share this one.
-NO_MAIL: Final[deque[Item]] = deque(maxlen=0)
+NO_MAIL: Final[deque[Item]] = _NoMail()
 
 
 class MailQueue:

@@ -6,10 +6,12 @@ Every call ends: it is answered, or it fails when the runtime is left, whatever 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ._backend import OneShot
 from ._messages import Message
 from .errors import Unavailable
 
@@ -33,6 +35,8 @@ class Portal:
         self._lock = threading.Lock()
         self._pending: dict[Future[Any], None] = {}  # Any: each call has its own kind of answer
         self._is_closed = False
+        self._calls: deque[tuple[Future[Any], Callable[[], Awaitable[Any]]]] = deque()
+        self._gate: OneShot[None] = OneShot()
 
     def tell(self, ref: Ref[M], message: M) -> None:
         """As `Ref.tell`; returns when the mailbox has the message."""
@@ -69,11 +73,25 @@ class Portal:
                 raise self._gone()
             self._pending[future] = None
         try:
-            self._system.call_soon(lambda: self._system.start_soon(self._answer, future, run))
+            self._system.call_soon(lambda: self._take(future, run))
             return future.result()
         finally:
             with self._lock:
                 del self._pending[future]
+
+    def _take(self, future: Future[Any], run: Callable[[], Awaitable[Any]]) -> None:
+        """Runs in the loop, in no task: hence one that starts the calls."""
+        self._calls.append((future, run))
+        self._gate.set(None)
+
+    async def serve(self) -> None:
+        """The task that starts what threads call; it ends with the runtime."""
+        while True:
+            self._gate = OneShot()
+            while self._calls:
+                future, run = self._calls.popleft()
+                self._system.start_soon(self._answer, future, run)
+            await self._gate.wait()
 
     async def _answer(self, future: Future[R], run: Callable[[], Awaitable[R]]) -> None:
         try:

@@ -116,7 +116,7 @@ class Region(Supervisor, Generic[M]):
             )
             self._cells[key] = cell
             if self._system.is_closing:
-                cell.is_parked = False
+                cell.close_intake()
             self._make_room()
         return cell
 

@@ -174,6 +174,7 @@ class Runtime:
         """For threads: blocking `tell` and `ask`. Make it in the loop, use it elsewhere."""
         if self._portal is None:
             self._portal = Portal(self._system)
+            self._system.start_soon(self._portal.serve)
         return self._portal
 
     # --- opening ---------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ class Runtime:
         system = self._system
         system.is_closing = True
         for cell in cells_of(self._root):
-            cell.is_parked = False
+            cell.close_intake()
             if not cell.at_rest and (cell.phase is Phase.LIVE or cell.depth):
                 system.is_busy(cell)
 

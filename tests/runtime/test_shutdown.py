@@ -1,0 +1,246 @@
+"""Leaving a runtime: intake closed, drained within a grace, stopped in order, the rest said."""
+
+import os
+import signal
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from turnkeeper.runtime import (
+    Actor,
+    NotDelivered,
+    Runtime,
+)
+from turnkeeper.runtime.testing import Probe, VirtualClock, no_leaks, settle
+
+from .actors import Add, Counter, Get, Run, block
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_messages_between_actors_still_arrive_while_it_drains() -> None:
+    probe: Probe[object] = Probe()
+
+    class Forwarder(Actor):
+        async def receive(self, message: object) -> None:
+            await anyio.lowlevel.checkpoint()
+            await target.tell(message)
+
+    async with Runtime() as runtime:
+        target = runtime.spawn(lambda: probe, name="target")
+        ref = runtime.spawn(Forwarder, name="forwarder")
+        for number in range(50):
+            await ref.tell(number)
+    assert probe.received == list(range(50))
+    assert runtime.dead_letters.count == 0
+
+
+async def test_intake_from_outside_is_closed_while_it_drains() -> None:
+    heard: list[NotDelivered] = []
+    gate = anyio.Event()
+
+    async def knock(ref: object) -> None:
+        with pytest.raises(NotDelivered) as caught:
+            await ref.ask(Get())  # type: ignore[attr-defined]
+        heard.append(caught.value)
+        gate.set()
+
+    async with anyio.create_task_group() as tasks, Runtime() as runtime:
+        busy = runtime.spawn(Counter, name="busy")
+        idle = runtime.spawn(Counter, name="idle")
+        await idle.ask(Get())
+
+        async def wait(_: Actor) -> None:
+            await gate.wait()
+
+        async def knock_later() -> None:
+            await settle()
+            await knock(idle)
+
+        await busy.tell(Run(wait))
+        tasks.start_soon(knock_later)
+    assert "shutting down" in heard[0].reason
+
+
+async def test_what_is_not_done_within_the_grace_is_named() -> None:
+    clock = VirtualClock()
+
+    async with (
+        anyio.create_task_group() as tasks,
+        Runtime(ports=clock.ports(), drain_s=5.0, stop_s=5.0) as runtime,
+    ):
+        ref = runtime.spawn(Counter, name="busy")
+        await block(ref)  # for ever
+        for _ in range(3):
+            await ref.tell(Add())
+
+        async def effect() -> None:
+            await anyio.sleep_forever()
+
+        async def start(actor: Actor) -> None:
+            actor.context.start_effect(effect, name="unending")
+
+        other = runtime.spawn(Counter, name="other")
+        await other.ask(Run(start))
+        tasks.start_soon(pass_time, clock)
+
+    left = {each.actor: each for each in runtime.left_undone}
+    assert left["busy"].messages == 3
+    assert left["busy"].was_handling
+    assert left["other"].effects == ("unending",)
+    assert runtime.dead_letters.count == 3
+
+
+async def pass_time(clock: VirtualClock) -> None:
+    for _ in range(30):
+        await clock.advance(1.0)
+
+
+async def test_an_ask_that_is_still_on_the_way_ends_with_the_runtime() -> None:
+    clock = VirtualClock()
+    heard: list[BaseException] = []
+
+    async with (
+        anyio.create_task_group() as tasks,
+        Runtime(ports=clock.ports(), drain_s=1.0, stop_s=1.0) as runtime,
+    ):
+        ref = runtime.spawn(Counter, name="busy")
+        await block(ref)
+
+        async def ask() -> None:
+            with pytest.raises(NotDelivered) as caught:
+                await ref.ask(Get())
+            heard.append(caught.value)
+
+        tasks.start_soon(ask)
+        await settle()
+        tasks.start_soon(pass_time, clock)
+    assert len(heard) == 1
+
+
+async def test_a_cancelled_block_still_drains_and_stops_its_actors() -> None:
+    log: list[object] = []
+
+    class Last(Counter):
+        async def on_stop(self) -> None:
+            await anyio.lowlevel.checkpoint()
+            self.log.append("stopped")
+
+    with anyio.CancelScope() as scope:
+        async with Runtime() as runtime:
+            ref = runtime.spawn(lambda: Last(log), name="counter")
+            await ref.tell("told")
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert log == ["told", "stopped"]
+
+
+async def test_an_error_in_the_block_passes_through_after_the_actors_have_stopped() -> None:
+    log: list[object] = []
+
+    async def run() -> None:
+        async with Runtime() as runtime:
+            ref = runtime.spawn(lambda: Counter(log), name="counter")
+            await ref.tell("told")
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        await run()
+    assert log == ["told"]
+
+
+async def test_no_task_is_left_when_a_runtime_has_been_left(anyio_backend_name: str) -> None:
+    if anyio_backend_name == "trio":
+        from trio.lowlevel import current_root_task
+
+        def count() -> int:
+            waiting, tasks = [current_root_task()], 0
+            while waiting:
+                task = waiting.pop()
+                assert task is not None
+                tasks += 1
+                for nursery in task.child_nurseries:
+                    waiting.extend(nursery.child_tasks)
+            return tasks
+    else:
+        import asyncio
+
+        def count() -> int:
+            return len(asyncio.all_tasks())
+
+    before = count()
+    async with Runtime() as runtime:
+        gates = [await block(runtime.spawn(Counter, name=str(number))) for number in range(10)]
+        assert count() >= before + 10
+        for gate in gates:
+            gate.set()
+    await settle()
+    assert count() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_the_block_as_if_it_had_ended_there(number: signal.Signals) -> None:
+    log: list[object] = []
+    async with Runtime(handle_signals=True) as runtime:
+        ref = runtime.spawn(lambda: Counter(log), name="counter")
+        await ref.tell("told")
+        os.kill(os.getpid(), number)
+        await anyio.sleep_forever()
+    assert runtime.stopped_by == number
+    assert log == ["told"]
+
+
+async def test_a_second_signal_cuts_the_draining_short() -> None:
+    clock = VirtualClock()
+    async with (
+        anyio.create_task_group() as tasks,
+        Runtime(ports=clock.ports(), handle_signals=True, stop_s=1.0) as runtime,
+    ):
+        ref = runtime.spawn(Counter, name="counter")
+        await block(ref)
+
+        async def signal_again() -> None:
+            while runtime._draining is None:
+                await anyio.lowlevel.checkpoint()
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not runtime._draining.cancel_called:
+                await anyio.lowlevel.checkpoint()
+            await clock.advance(2.0)
+
+        tasks.start_soon(signal_again)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await anyio.sleep_forever()
+    assert clock.monotonic() < 1_005.0, "the grace of 5 s was not waited for"
+    assert runtime.left_undone[0].actor == "counter"
+
+
+async def test_a_leaked_actor_fails_its_test() -> None:
+    async with Runtime() as runtime:
+        runtime.spawn(Counter, name="from before")
+        with no_leaks(runtime):
+            await runtime.spawn(Counter, name="tidy").stop()
+
+        def leak() -> None:
+            with no_leaks(runtime):
+                runtime.spawn(Counter, name="leaked")
+
+        with pytest.raises(AssertionError, match="leaked"):
+            leak()
+
+
+async def test_a_runtime_is_entered_once() -> None:
+    runtime = Runtime()
+    async with runtime:
+        pass
+    with pytest.raises(RuntimeError, match="once"):
+        async with runtime:
+            pass
+
+
+async def test_a_runtime_that_is_never_left_says_so() -> None:
+    runtime = Runtime()
+    await runtime.__aenter__()
+    with pytest.warns(ResourceWarning, match="never left"):
+        runtime.__del__()
+    await runtime.__aexit__(None, None, None)

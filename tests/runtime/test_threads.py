@@ -1,0 +1,141 @@
+"""Threads: the portal into the loop, and the port out of it."""
+
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from turnkeeper.runtime import (
+    ActorFailed,
+    DaemonThreads,
+    OneShot,
+    Ports,
+    Runtime,
+    TooManyThreads,
+    Unavailable,
+    thread_caller,
+)
+from turnkeeper.runtime.testing import settle
+
+from .actors import Add, Counter, Fail, Get, block
+
+pytestmark = pytest.mark.anyio
+
+
+async def in_thread(function: Callable[[], object]) -> Any:  # noqa: ANN401 - whatever it returns
+    """Run a test's own thread, and wait for it in the loop."""
+    done: OneShot[object] = OneShot()
+    call_soon = thread_caller()
+
+    def run() -> None:
+        try:
+            value = function()
+        except BaseException as error:  # noqa: BLE001 - carried to the test
+            failed = error
+            call_soon(lambda: done.fail(failed))
+        else:
+            call_soon(lambda: done.set(value))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        return await done.wait()
+    finally:
+        thread.join()
+
+
+async def test_a_thread_tells_and_asks_through_the_portal() -> None:
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        portal = runtime.portal()
+
+        def work() -> int:
+            for _ in range(10):
+                portal.tell(ref, Add())
+            return portal.ask(ref, Get(), timeout=60.0)
+
+        assert await in_thread(work) == 10
+
+
+async def test_a_thread_gets_the_error_that_an_asker_would_get() -> None:
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        portal = runtime.portal()
+        with pytest.raises(ActorFailed):
+            await in_thread(lambda: portal.ask(ref, Fail(ValueError())))
+
+
+async def test_a_call_that_is_on_the_way_ends_when_the_runtime_is_left() -> None:
+    failures: list[BaseException] = []
+    entered = threading.Event()
+    async with Runtime(drain_s=0.0, stop_s=0.0) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        await block(ref)
+        portal = runtime.portal()
+
+        def work() -> None:
+            entered.set()
+            try:
+                portal.ask(ref, Get())
+            except BaseException as error:  # noqa: BLE001 - looked at below
+                failures.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        while ref._cell.depth == 0:
+            await anyio.lowlevel.checkpoint()
+    thread.join()
+    assert isinstance(failures[0], Unavailable)
+    with pytest.raises(Unavailable):
+        await in_thread(lambda: portal.tell(ref, Add()))
+
+
+async def test_the_portal_refuses_the_loops_own_thread_which_would_wait_for_itself() -> None:
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        with pytest.raises(RuntimeError, match="own thread"):
+            runtime.portal().ask(ref, Get())
+
+
+variable: ContextVar[str] = ContextVar("variable", default="unset")
+
+
+async def test_a_blocking_call_returns_raises_and_sees_its_callers_context() -> None:
+    ports = Ports()
+    variable.set("as called")
+    home = threading.get_ident()
+
+    def look() -> tuple[str, bool, bool]:
+        thread = threading.current_thread()
+        return variable.get(), thread.ident == home, thread.daemon
+
+    def fail() -> None:
+        raise KeyError("inside")
+
+    assert await ports.blocking(look) == ("as called", False, True)
+    with pytest.raises(KeyError, match="inside"):
+        await ports.blocking(fail)
+
+
+async def test_abandoned_threads_are_counted_and_past_their_bound_nothing_is_started() -> None:
+    threads = DaemonThreads(abandoned_max=2)
+    release = threading.Event()
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(threads, release.wait)
+        await settle()
+        tasks.cancel_scope.cancel()
+    assert threads.abandoned == 2
+    with pytest.raises(TooManyThreads) as refused:
+        await threads(lambda: pytest.fail("it must not be started"))
+    assert refused.value.abandoned == 2
+
+    release.set()
+    while threads.abandoned:
+        await anyio.lowlevel.checkpoint()
+    assert await threads(lambda: "started again") == "started again"
