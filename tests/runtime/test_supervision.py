@@ -570,25 +570,27 @@ async def test_a_factory_that_raises_is_a_failed_start() -> None:
     assert tries == 3
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-async def test_interrupts_of_the_program_are_never_caught(
-    error: type[BaseException], anyio_backend_name: str
-) -> None:
-    if anyio_backend_name == "asyncio":
-        pytest.skip("asyncio raises them out of the loop: see the test below")
+class TestInterruptsOnTrio:
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "trio"
 
-    async def interrupt(_: Actor) -> None:
-        raise error
+    @pytest.mark.anyio
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+    async def test_interrupts_of_the_program_are_never_caught(
+        self, error: type[BaseException]
+    ) -> None:
+        async def interrupt(_: Actor) -> None:
+            raise error
 
-    async def run() -> None:
-        async with Runtime(supervision=AT_ONCE) as runtime:
-            ref = runtime.spawn(Counter, name="counter")
-            await ref.tell(Run(interrupt))
-            await anyio.sleep_forever()
+        async def run() -> None:
+            async with Runtime(supervision=AT_ONCE) as runtime:
+                ref = runtime.spawn(Counter, name="counter")
+                await ref.tell(Run(interrupt))
+                await anyio.sleep_forever()
 
-    with pytest.raises(error):
-        await run()
+        with pytest.raises(error):
+            await run()
 
 
 def test_interrupts_of_the_program_end_the_loop_on_asyncio() -> None:
