@@ -210,10 +210,12 @@ class _Reading:
                 if after < before:
                     self._wrong("out_of_order", f"message {after} comes after message {before}")
         if self._receipts.is_finished:
-            for exchange in queued.keys() - begun.keys():
-                self._wrong(None, f"message {exchange} still waits for its turn")
-            for exchange in (begun | queued).keys() - self._receipts.messages.keys():
-                self._wrong(None, f"message {exchange} is in the log and was never acknowledged")
+            for exchange in begun | queued:
+                if exchange not in begun:
+                    self._wrong(None, f"message {exchange} still waits for its turn")
+                if exchange not in self._receipts.messages:
+                    what = f"message {exchange} is in the log and was never acknowledged"
+                    self._wrong(None, what)
 
     def _check_sent(self, first: Mapping[int, LoggedEvent]) -> None:
         for exchange, seq in self._receipts.messages.items():
@@ -311,8 +313,9 @@ class _Reading:
                 self.counts["calls_answered_once"] += 1
             elif answers[call_id] or self._receipts.is_finished:
                 self._wrong(None, f"call {call_id} has {answers[call_id]} results")
-        for call_id in answers.keys() - calls.keys():
-            self._wrong(None, f"there is a result for {call_id}, which nobody called")
+        for call_id in answers:
+            if call_id not in calls:
+                self._wrong(None, f"there is a result for {call_id}, which nobody called")
 
     def check_views(self, prefixes_max: int) -> None:
         """The view kept event by event equals the one rebuilt, at the end and on the way."""
@@ -324,7 +327,7 @@ class _Reading:
             if length % stride == 0 or length == len(events):
                 view, rebuilt = fold.snapshot(), View.from_events(events[:length])
                 self.counts["views_checked"] += 1
-                if list(view) != list(rebuilt):
+                if view != rebuilt:
                     self._wrong("views_diverged", f"the view after seq {length} is not the rebuilt")
         if self._receipts.view_ids is not None:
             self.counts["views_checked"] += 1
@@ -346,6 +349,7 @@ def _difference(
             recorded.append(("", step.text, None))
     position = 0
     positions: dict[str, int] = {}
+    found: tuple[str, str, object]
     for event in events:
         match event:
             case ActionEvent():

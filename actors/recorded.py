@@ -317,11 +317,14 @@ def _messages(value: object) -> Sequence[object]:
             _unusable(found)
         case list():
             return value
-        case {"messages": messages} | {"traj": messages}:
-            if isinstance(messages, list):
-                return messages
-            name = "messages" if "messages" in value else "traj"
-            _unusable(f"a list of messages is needed, found {_name(messages)}", field=name)
+        case {"messages": list(messages)}:
+            return messages
+        case {"messages": found}:
+            _unusable(f"a list of messages is needed, found {_name(found)}", field="messages")
+        case {"traj": list(messages)}:
+            return messages
+        case {"traj": found}:
+            _unusable(f"a list of messages is needed, found {_name(found)}", field="traj")
         case {"role": _}:
             _unusable("a message where a conversation is needed: put its messages in a list")
         case dict():

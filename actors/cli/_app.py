@@ -24,9 +24,9 @@ from rich.text import Text
 from turnkeeper.runtime import Ports
 
 from .._sqlite_journal import SQLiteJournal
-from ..commands import LoggedEvent, OnOverlap
+from ..commands import OnOverlap
 from ..errors import ConversationNotFound, CorruptLog, JournalRefused, JournalUnavailable
-from ..events import decode_event
+from ..events import LoggedEvent, decode_event
 from ..journal import ConversationInfo
 from ..recorded import InputProblem, RecordedConversation, parse_recorded
 from ..samples import read_samples

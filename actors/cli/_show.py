@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.text import Text
 
-from ..commands import LoggedEvent
 from ..events import (
     ActionEvent,
     AgentErrorEvent,
@@ -17,6 +16,7 @@ from ..events import (
     CondensationEvent,
     ConversationErrorEvent,
     Event,
+    LoggedEvent,
     MessageQueuedEvent,
     ObservationEvent,
     SystemPromptEvent,

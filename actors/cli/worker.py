@@ -10,24 +10,32 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
+from typing import TypeAlias, cast
 
 import anyio
 import anyio.lowlevel
 import structlog
+from pydantic import JsonValue
 
 from turnkeeper.runtime import Ports, thread_caller
 
 from .._sqlite_journal import SQLiteJournal
 from ..agents import ToolCall, TurnContext
 from ..audit import message_id
-from ..commands import LoggedEvent
 from ..condensers import RollingCondenser
 from ..conversations import Conversation, Conversations
 from ..errors import QueueFull, TurnInProgress
-from ..events import ActionEvent, AgentMessageEvent, Event, ImageContent, SystemPromptEvent
+from ..events import (
+    ActionEvent,
+    AgentMessageEvent,
+    Event,
+    ImageContent,
+    LoggedEvent,
+    SystemPromptEvent,
+)
 from ..journal import Journal
 from ..recorded import RecordedStep
 from ._protocol import (
@@ -50,6 +58,8 @@ from ._protocol import (
 )
 
 __all__ = ["main"]
+
+Arguments: TypeAlias = Mapping[str, JsonValue]
 
 _READ_SIZE = 1 << 16
 
@@ -112,7 +122,11 @@ class _Player:
 
         recorded = {call.provider_call_id: call for call in step.calls}
         if step.calls:
-            calls = [ToolCall(c.tool_name, c.arguments, c.provider_call_id) for c in step.calls]
+            calls = [
+                # What is frozen is JSON, too; it only has other types.
+                ToolCall(c.tool_name, cast("Arguments", c.arguments), c.provider_call_id)
+                for c in step.calls
+            ]
             for logged in await turn.call_tools(calls, run, text=step.text):
                 self._logged(turn, logged)
         else:

@@ -260,8 +260,10 @@ def test_the_other_items_are_read_all_the_same() -> None:
     parsed = parse_recorded(json.dumps([[USER], [{"content": "?"}], [USER]]).encode(), "a.json")
 
     assert [c.item for c in parsed.conversations] == [1, 3]
-    where = {"file": "a.json", "item": 2, "message": 1, "field": "role"}
-    assert parsed.problems == (InputProblem(**where, found="a message without a role"),)
+    told = InputProblem(
+        file="a.json", item=2, message=1, field="role", found="a message without a role"
+    )
+    assert parsed.problems == (told,)
 
 
 def test_a_line_that_is_not_json_does_not_spoil_the_others() -> None:
