@@ -50,6 +50,7 @@ app = typer.Typer(
 _BROKEN, _UNUSABLE, _INTERRUPTED = 1, 2, 130
 _READ_PAGE = 512
 _SEEDS = 1 << 16
+_STEM_LENGTH_MAX = 200
 
 _DEMO_OVERLAP = 0.5
 _DEMO_KILLS = 3
@@ -161,16 +162,17 @@ def replay(
 
     A conversation that cannot be used is told by file, item and message; the others are played.
     """
-    found: list[tuple[Path, RecordedConversation]] = []
+    found: list[tuple[int, RecordedConversation]] = []
     problems: list[InputProblem] = []
-    for file in files:
+    for number, file in enumerate(files):
+        name = printable(str(file))
         try:
             content = file.read_bytes()
         except OSError as error:
-            problems.append(InputProblem(file=str(file), found=f"cannot be read: {error.strerror}"))
+            problems.append(InputProblem(file=name, found=f"cannot be read: {error.strerror}"))
             continue
-        parsed = parse_recorded(content, str(file))
-        found.extend((file, one) for one in parsed.conversations)
+        parsed = parse_recorded(content, name)
+        found.extend((number, one) for one in parsed.conversations)
         problems.extend(parsed.problems)
     names = _names(found[:conversations], files, _names_taken(db))
     parts = [
@@ -190,7 +192,7 @@ def show(
         Path, typer.Argument(metavar="DB", dir_okay=False, help="The journal, an SQLite file.")
     ],
     conversation: Annotated[
-        str | None, typer.Argument(metavar="[CONVERSATION]", help="Print this one as a chat.")
+        str | None, typer.Argument(metavar="CONVERSATION", help="Print this one as a chat.")
     ] = None,
     *,
     as_json: _Json = False,
@@ -201,6 +203,8 @@ def show(
     """
     console = Console(highlight=False)
     try:
+        if conversation is not None and not _is_text(conversation):
+            raise ConversationNotFound(printable(conversation))
         if conversation is None:
             infos = anyio.run(_list, db)
             if as_json:
@@ -304,6 +308,8 @@ def _audited(
 
 def _names_taken(db: Path | None) -> frozenset[str]:
     """The conversations that a journal holds already."""
+    if db is not None and printable(str(db)) != str(db):
+        _fail(_UNUSABLE, f"{printable(str(db))} is no name that a journal can have")
     if db is not None and not db.parent.is_dir():
         _fail(_UNUSABLE, f"{db} cannot be written: there is no folder {db.parent}")
     if db is None or not db.exists():
@@ -315,20 +321,18 @@ def _names_taken(db: Path | None) -> frozenset[str]:
 
 
 def _names(
-    found: Sequence[tuple[Path, RecordedConversation]],
+    found: Sequence[tuple[int, RecordedConversation]],
     files: Sequence[Path],
     taken: frozenset[str],
 ) -> Sequence[str]:
     """A conversation id for each: file and item; and the run, if the journal has had one."""
-    stems = [file.stem for file in files]
-    places = [
-        (file.stem if stems.count(file.stem) == 1 else f"{file.stem}.{files.index(file) + 1}", one)
-        for file, one in found
-    ]
+    stems = [printable(file.stem)[:_STEM_LENGTH_MAX] for file in files]
+    if len(set(stems)) < len(stems):
+        stems = [f"{n}.{stem}" for n, stem in enumerate(stems, 1)]
     run = 1
     while True:
         suffix = "" if run == 1 else f"-run{run}"
-        names = [f"{stem}-{one.item}{suffix}" for stem, one in places]
+        names = [f"{stems[n]}-{one.item}{suffix}" for n, one in found]
         if taken.isdisjoint(names):
             return names
         run += 1
@@ -355,6 +359,11 @@ async def _read(db: Path, conversation_id: str) -> tuple[Sequence[LoggedEvent], 
         except ValueError as error:
             return log, str(CorruptLog(conversation_id, len(log) + 1, str(error)))
     return log, None
+
+
+def _is_text(value: str) -> bool:
+    """Not so where an argument had bytes that are no text; nothing in a journal is called so."""
+    return value.encode(errors="replace").decode() == value
 
 
 # --- telling -------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The command line with real processes: killed at moments that a seed chooses, and broken."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -95,6 +96,19 @@ def test_a_replay_without_kills_says_and_calls_all_that_was_recorded(chats: Path
     assert report["acknowledged"] == others + said + 2 * calls
     assert report["interrupted"] == 0
     assert report["broken"] == []
+
+
+def test_kills_come_even_when_there_is_hardly_anything_to_kill(tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff" + b"n" * 250)
+    file = tmp_path / name
+    file.write_text('[[{"role": "user", "content": "Hello"}]]')
+    db = tmp_path / "chats.db"
+
+    report = report_of(run("replay", file, file, "--db", db, "--kills", "3", "--json"))
+
+    assert (report["kills"], report["acknowledged"], report["broken"]) == (3, 2, [])
+    listed = json.loads(run("show", db, "--json").stdout)["conversations"]
+    assert len({info["conversation"] for info in listed}) == 2
 
 
 def test_a_second_replay_into_the_same_journal_is_a_run_of_its_own(

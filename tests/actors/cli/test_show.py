@@ -1,6 +1,7 @@
 """`turnkeeper show` reads a journal that it does not own, and says clearly what it cannot read."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -180,6 +181,13 @@ def test_an_unknown_conversation_is_told_and_not_made(db: Path, as_json: bool) -
         "that are\n"
     )
     assert "carol" not in show(db).stdout
+
+
+def test_a_name_that_is_no_text_names_no_conversation(db: Path) -> None:
+    result = show(db, os.fsdecode(b"\xff"))
+
+    assert result.exit_code == 2
+    assert "there is no conversation \\udcff in " in result.stderr
 
 
 @pytest.mark.parametrize(
