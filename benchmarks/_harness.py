@@ -1,0 +1,134 @@
+"""How a figure is taken: side by side with its baseline, in one run, by medians.
+
+An absolute figure holds on the machine that gave it, so every goal is a ratio. Ours and the
+baseline take turns, round by round, and the ratio is the median of the rounds' ratios: whatever
+slows the machine down for a while slows both.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import venv
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+CACHE = FOLDER.parent / ".bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One line of the table."""
+
+    name: str
+    value: float | None
+    unit: str
+    baseline: str
+    baseline_value: float | None
+    ratio: float | None
+    goal: str
+    skipped: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the goal is reached; what could not be measured is not."""
+        if not self.goal:
+            return self.ratio is not None
+        if self.ratio is None:
+            return False
+        sign, bound = self.goal.split()
+        return self.ratio >= float(bound) if sign == "≥" else self.ratio <= float(bound)
+
+    def as_json(self) -> dict[str, object]:
+        found: dict[str, object] = {
+            "value": self.value,
+            "unit": self.unit,
+            "baseline": self.baseline,
+            "baseline_value": self.baseline_value,
+            "ratio": self.ratio,
+            "goal": self.goal,
+            "met": self.met,
+        }
+        if self.skipped:
+            found["skipped"] = self.skipped
+        return found
+
+
+def say(text: str) -> None:
+    """Progress; the figures alone go to standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def faster(
+    name: str, pairs: list[tuple[float, float]], *, baseline: str, goal: str, unit: str = "µs"
+) -> Measure:
+    """How many times as fast as the baseline, from (ours, baseline) times of each round."""
+    ours, base = _medians(pairs)
+    ratio = statistics.median(theirs / mine for mine, theirs in pairs)
+    return Measure(name, ours, unit, baseline, base, ratio, goal)
+
+
+def costlier(
+    name: str, pairs: list[tuple[float, float]], *, baseline: str, goal: str, unit: str = "µs"
+) -> Measure:
+    """How many times as much as the baseline."""
+    ours, base = _medians(pairs)
+    ratio = statistics.median(mine / theirs for mine, theirs in pairs)
+    return Measure(name, ours, unit, baseline, base, ratio, goal)
+
+
+def skipped(name: str, baseline: str, goal: str, reason: str) -> Measure:
+    return Measure(name, None, "µs", baseline, None, None, goal, reason)
+
+
+def _medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+    return (
+        statistics.median(mine for mine, _ in pairs),
+        statistics.median(theirs for _, theirs in pairs),
+    )
+
+
+async def in_turn(
+    ours: Callable[[], Awaitable[float]], base: Callable[[], Awaitable[float]], rounds: int
+) -> list[tuple[float, float]]:
+    """Both, round by round, without the collector in between; one round to warm up."""
+    pairs = []
+    for _ in range(rounds + 1):
+        gc.collect()
+        gc.disable()
+        try:
+            pairs.append((await ours(), await base()))
+        finally:
+            gc.enable()
+    return pairs[1:]
+
+
+class PeerMissing(Exception):
+    """A peer that could not be installed, and why."""
+
+
+def run_peer(name: str, requirements: list[str], program: str, *arguments: str) -> dict[str, float]:
+    """What a peer's program prints, in an environment of its own with the newest releases."""
+    home = CACHE / name
+    python = home / "bin" / "python"
+    ready = home / "ready"
+    if not ready.exists():
+        say(f"installing {', '.join(requirements)} into {home.relative_to(FOLDER.parent)}")
+        venv.create(home, with_pip=True, clear=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", *requirements]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines()
+            raise PeerMissing(f"not installable: {lines[-1] if lines else 'no reason given'}")
+        ready.touch()
+    command = [str(python), str(FOLDER / program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PeerMissing(f"does not run: {done.stderr.strip().splitlines()[-1]}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found

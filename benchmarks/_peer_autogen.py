@@ -1,0 +1,47 @@
+"""AutoGen core: ask one after another. Run by `runtime.py` in an environment of its own."""
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass
+from time import perf_counter
+
+from autogen_core import (
+    AgentId,
+    MessageContext,
+    RoutedAgent,
+    SingleThreadedAgentRuntime,
+    message_handler,
+)
+
+
+@dataclass
+class Get:
+    text: str
+
+
+class Echo(RoutedAgent):
+    @message_handler
+    async def on_get(self, message: Get, ctx: MessageContext) -> Get:
+        del ctx
+        return message
+
+
+async def main() -> None:
+    asks = int(sys.argv[2])
+    runtime = SingleThreadedAgentRuntime()
+    await Echo.register(runtime, "echo", lambda: Echo("echo"))
+    runtime.start()
+    agent = AgentId("echo", "default")
+    message = Get("message")
+    for _ in range(50):
+        await runtime.send_message(message, agent)
+    began = perf_counter()
+    for _ in range(asks):
+        await runtime.send_message(message, agent)
+    ask = (perf_counter() - began) / asks
+    await runtime.stop()
+    print(json.dumps({"ask": ask * 1e6}))
+
+
+asyncio.run(main())

@@ -1,0 +1,251 @@
+"""The actor runtime: tell, ask, spawn and memory, against the loops' limits and against peers.
+
+Ours is measured as shipped: supervised, bounded, counted, timed, traced where asked for.
+`tell` and `spawn` are to a pooled actor with a `def` handler, and `ask` to one with an
+`async def` handler, so that it goes through the mailbox; `ask_inline` shows the other path.
+"""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Awaitable, Callable, Iterator
+from time import perf_counter
+from typing import Any, Final
+
+import anyio
+
+from turnkeeper.runtime import Actor, Message, Ref, Runtime
+
+from . import _raw
+from ._harness import (
+    Measure,
+    PeerMissing,
+    costlier,
+    faster,
+    in_turn,
+    run_peer,
+    say,
+    skipped,
+)
+
+PER_S: Final = 1e6
+BACKENDS: Final = ("asyncio", "trio")
+DEADLINE_S: Final = 5.0
+
+
+class Get(Message[int]):
+    __slots__ = ()
+
+
+GET: Final = Get()
+
+
+class Plain(Actor):
+    """A handler that is a `def`."""
+
+    def receive(self, message: object) -> int:
+        del message
+        return 1
+
+
+class Async(Actor):
+    """A handler that is an `async def`, and so always goes through the mailbox."""
+
+    async def receive(self, message: object) -> int:
+        del message
+        return 1
+
+
+Timed = Callable[[], Awaitable[float]]
+
+
+def run(*, quick: bool) -> Iterator[Measure]:
+    scale = 4 if quick else 1
+    rounds = 3 if quick else 7
+    for backend in BACKENDS:
+        say(f"runtime on {backend}")
+        found: list[Measure] = anyio.run(_on_backend, backend, scale, rounds, backend=backend)
+        yield from found
+        yield anyio.run(_memory, 10_000 if quick else 100_000, backend, backend=backend)
+    yield from _peers(scale, rounds)
+
+
+async def _on_backend(backend: str, scale: int, rounds: int) -> list[Measure]:
+    is_trio = backend == "trio"
+    tells, asks, spawns = 100_000 // scale, 20_000 // scale, 4_000 // scale
+    found: list[Measure] = []
+    async with Runtime() as runtime:
+        plain = runtime.spawn(Plain, name="plain")
+        handler = runtime.spawn(Async, name="async")
+
+        def add(kind: Callable[..., Measure], name: str, pairs: Any, **how: Any) -> None:  # noqa: ANN401 - passed on
+            found.append(kind(f"{name}_{backend}", pairs, **how))
+            say(f"  {name}")
+
+        async def told(ref: Ref) -> float:
+            return await _tell(ref, tells)
+
+        async def queue() -> float:
+            return await (_raw.trio_tell if is_trio else _raw.asyncio_tell)(tells)
+
+        channel = "trio memory channel" if is_trio else "asyncio.Queue(1024)"
+        goal = "≥ 8" if is_trio else "≥ 1.0"
+        pairs = await in_turn(lambda: told(plain), queue, rounds)
+        add(faster, "tell", pairs, baseline=channel, goal=goal)
+        pairs = await in_turn(lambda: told(handler), queue, rounds)
+        add(faster, "tell_async_handler", pairs, baseline=channel, goal="")
+        pairs = await in_turn(lambda: told(plain), lambda: _anyio_tell(tells // 4), rounds)
+        add(faster, "tell_vs_anyio", pairs, baseline="anyio memory stream", goal="≥ 1.0")
+
+        raw_ask = _raw.trio_ask if is_trio else _raw.asyncio_ask
+        for callers in (1, 100):
+            pairs = await in_turn(
+                lambda callers=callers: _ask(handler, callers, asks),
+                lambda callers=callers: raw_ask(callers, asks),
+                rounds,
+            )
+            name = "ask" if callers == 1 else f"ask_{callers}_callers"
+            add(faster, name, pairs, baseline="deque and one-shot, no actor", goal="≥ 0.65")
+        pairs = await in_turn(lambda: _ask(plain, 1, asks), lambda: raw_ask(1, asks), rounds)
+        add(faster, "ask_inline", pairs, baseline="deque and one-shot, no actor", goal="≥ 0.65")
+        pairs = await in_turn(
+            lambda: _ask(handler, 1, asks, DEADLINE_S), lambda: _ask(handler, 1, asks), rounds
+        )
+        add(costlier, "ask_deadline", pairs, baseline="ask without a deadline", goal="≤ 1.1")
+
+        number = 0
+
+        async def spawn() -> float:
+            nonlocal number
+            number += 1
+            return await _spawn(runtime, Plain, f"plain{number}", spawns)
+
+        async def spawn_async() -> float:
+            nonlocal number
+            number += 1
+            return await _spawn(runtime, Async, f"async{number}", spawns)
+
+        raw_task = _raw.trio_task if is_trio else _raw.asyncio_task
+        goal = "≤ 1.8" if is_trio else "≤ 2.5"
+        pairs = await in_turn(spawn, lambda: raw_task(spawns), rounds)
+        add(costlier, "spawn_and_ask", pairs, baseline="a bare task", goal=goal)
+        pairs = await in_turn(spawn_async, lambda: raw_task(spawns), rounds)
+        add(costlier, "spawn_and_ask_async_handler", pairs, baseline="a bare task", goal="")
+    return found
+
+
+async def _tell(ref: Ref, count: int) -> float:
+    began = perf_counter()
+    for _ in range(count):
+        await ref.tell(1)
+    await ref.ask(GET)
+    return (perf_counter() - began) / count * PER_S
+
+
+async def _anyio_tell(count: int) -> float:
+    send, receive = anyio.create_memory_object_stream[int](1024)
+
+    async def read() -> None:
+        async with receive:
+            async for _ in receive:
+                pass
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        began = perf_counter()
+        async with send:
+            for _ in range(count):
+                await send.send(1)
+    return (perf_counter() - began) / count * PER_S
+
+
+async def _ask(ref: Ref, callers: int, count: int, timeout: float | None = None) -> float:
+    async def ask() -> None:
+        for _ in range(count // callers):
+            await ref.ask(GET, timeout=timeout)
+
+    began = perf_counter()
+    if callers == 1:
+        await ask()
+    else:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(callers):
+                tasks.start_soon(ask)
+    return (perf_counter() - began) / count * PER_S
+
+
+async def _spawn(runtime: Runtime, kind: type[Actor], prefix: str, count: int) -> float:
+    """Spawn an actor and ask it once; they are stopped outside of the clock."""
+    names = [f"{prefix}-{number}" for number in range(count)]
+    refs = []
+    began = perf_counter()
+    for name in names:
+        ref = runtime.spawn(kind, name=name)
+        await ref.ask(GET)
+        refs.append(ref)
+    taken = perf_counter() - began
+    for ref in refs:
+        await ref.stop()
+    return taken / count * PER_S
+
+
+async def _memory(count: int, backend: str) -> Measure:
+    """Bytes of a pooled actor that is idle after its first ask: ref, name and instance included."""
+    async with Runtime() as runtime:
+        await runtime.spawn(Plain, name="warm").ask(GET)
+        gc.collect()
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        refs = [runtime.spawn(Plain, name=f"idle-{number}") for number in range(count)]
+        for ref in refs:
+            await ref.ask(GET)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        size = (after - before) / count
+    kilobytes = size / 1_200
+    return Measure(f"idle_actor_{backend}", size, "bytes", "1.2 KB", 1_200.0, kilobytes, "≤ 1.0")
+
+
+def _peers(scale: int, rounds: int) -> Iterator[Measure]:
+    lines = (
+        ("tell_vs_pykka", "Pykka, tell", "≥ 3", "pykka", "tell"),
+        ("ask_vs_pykka", "Pykka, ask", "≥ 1.8", "pykka", "ask"),
+        ("ask_vs_autogen", "AutoGen core, ask", "≥ 20", "autogen", "ask"),
+    )
+    peers = {
+        "pykka": (["pykka"], "_peer_pykka.py"),
+        "autogen": (["autogen-core"], "_peer_autogen.py"),
+    }
+    asks, tells = 4_000 // scale, 40_000 // scale
+    found: dict[str, list[dict[str, float]]] = {}
+    reasons: dict[str, str] = {}
+    ours: list[dict[str, float]] = []
+    for _ in range(min(rounds, 3)):
+        ours.append(anyio.run(_ours_for_peers, tells, asks))
+        for peer, (requirements, program) in peers.items():
+            if peer in reasons:
+                continue
+            try:
+                figures = run_peer(peer, requirements, program, str(tells), str(asks))
+            except PeerMissing as missing:
+                reasons[peer] = str(missing)
+            else:
+                found.setdefault(peer, []).append(figures)
+    for name, baseline, goal, peer, figure in lines:
+        if peer in reasons:
+            yield skipped(name, baseline, goal, reasons[peer])
+        else:
+            pairs = [
+                (mine[figure], theirs[figure])
+                for mine, theirs in zip(ours, found[peer], strict=True)
+            ]
+            yield faster(name, pairs, baseline=baseline, goal=goal)
+
+
+async def _ours_for_peers(tells: int, asks: int) -> dict[str, float]:
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Async, name="async")
+        await _tell(ref, tells // 10)
+        return {"tell": await _tell(ref, tells), "ask": await _ask(ref, 1, asks)}
