@@ -26,7 +26,7 @@ from ._sqlite_log import (
     read_tail,
     tail_of_row,
 )
-from ._sqlite_schema import is_damage, open_for_reading
+from ._sqlite_schema import is_damage, open_for_reading, refuse_lost_commits
 from .errors import ConversationNotFound, CorruptLog, JournalRefused, JournalUnavailable
 from .journal import ConversationInfo, Rejection, Snapshot, StoredRecord
 
@@ -126,6 +126,8 @@ class SQLiteReader:
 
     def _open(self) -> None:
         state = () if self._is_owner else self._look()
+        if not self._is_owner:
+            refuse_lost_commits(self._path)  # an owner has looked when it opened the file
         self.connection = open_for_reading(
             self._path, busy_wait_s=self._busy_wait_s, is_immutable=self._is_immutable(state)
         )

@@ -132,12 +132,9 @@ def open_for_writing(
     """
     if not path.exists():
         _create(path)
-    # Looked at before it is opened for writing: closing that would fold a damaged log into the
-    # file and throw it away.
-    with contextlib.closing(
-        open_for_reading(path, busy_wait_s=busy_wait_s, is_immutable=False, may_be_older=True)
-    ):
-        pass
+    # Looked at before it is opened: closing it would fold a damaged log into the file and throw
+    # it away.
+    refuse_lost_commits(path)
     connection = _connect(path, "rw", busy_wait_s)
     try:
         version = _check(connection, path)
@@ -152,9 +149,7 @@ def open_for_writing(
     return connection
 
 
-def open_for_reading(
-    path: Path, *, busy_wait_s: float, is_immutable: bool, may_be_older: bool = False
-) -> sqlite3.Connection:
+def open_for_reading(path: Path, *, busy_wait_s: float, is_immutable: bool) -> sqlite3.Connection:
     """A connection that changes and creates nothing.
 
     `is_immutable` says that nobody has the file open for writing; SQLite then takes no lock and
@@ -165,13 +160,7 @@ def open_for_reading(
     connection = _connect(path, "ro", busy_wait_s, is_immutable=is_immutable)
     try:
         version = _check(connection, path)
-        if has_lost_commits(path):
-            raise JournalRefused(
-                f"{path} is damaged: its write-ahead log cannot be read to the end, and commits "
-                "lie behind; nothing was changed; restore it from a backup, or run "
-                "`turnkeeper repair`"
-            )
-        if version < SCHEMA_VERSION and not may_be_older:
+        if version < SCHEMA_VERSION:
             raise JournalRefused(
                 f"{path} has schema version {version}, and this code reads {SCHEMA_VERSION}; "
                 "nothing was changed; open it once for writing to bring it up to date"
@@ -183,6 +172,15 @@ def open_for_reading(
         connection.close()
         raise
     return connection
+
+
+def refuse_lost_commits(path: Path) -> None:
+    """Raise `JournalRefused` where SQLite would silently drop good commits."""
+    if has_lost_commits(path):
+        raise JournalRefused(
+            f"{path} is damaged: its write-ahead log cannot be read to the end, and commits lie "
+            "behind; nothing was changed; restore it from a backup, or run `turnkeeper repair`"
+        )
 
 
 def error_code(error: BaseException) -> int:

@@ -174,6 +174,11 @@ class _Verifier:
             if count != expected:
                 self._found(f"log {log} has {count} records, where {expected} belong")
 
+        for table in ("snapshot", "rejection"):
+            for (log,) in self._connection.execute(f"SELECT DISTINCT log FROM {table}").fetchall():  # noqa: S608 - our own names
+                if log not in self._expected:
+                    self._found(f"log {log} has a {table}, and is no conversation's")
+
     def _check_rejections(self) -> None:
         for log, at, violation, reason, payload, found in self._connection.execute(
             "SELECT log, at, violation, reason, payload, seal FROM rejection"

@@ -3,18 +3,19 @@
 After a crash SQLite reads its log up to the first frame whose checksum is wrong, and takes the
 rest for a write that never finished. That is right for the last transaction, and hides damage
 anywhere before it: each transaction is synced before the next one's frames are written. So where
-frames of this log lie behind the end of a finished transaction that SQLite did not reach,
+frames of this log lie behind the end of a finished transaction that SQLite does not reach,
 acknowledged commits would be lost without a word.
 
-What a log has lost off its end cannot be told from commits that never were. Frame headers are all
-that is read; the format is at https://www.sqlite.org/walformat.html.
+What a log has lost off its end cannot be told from commits that never were. The format is at
+https://www.sqlite.org/fileformat2.html#walformat. Only this file is read: to open and close one of
+the other two here would take away the locks that SQLite holds on it in this process.
 """
 
 from __future__ import annotations
 
 import struct
-import sys
 from pathlib import Path
+from typing import BinaryIO
 
 _MAGIC = 0x377F0682
 _HEADER_BYTES = 32
@@ -23,56 +24,65 @@ _NO_SIZE = bytes(4)
 
 
 def has_lost_commits(database: Path) -> bool:
-    """Whether finished transactions lie behind the frames that SQLite has found good.
-
-    The caller has read from the database, so that SQLite has been through its log. A writer may
-    go on meanwhile.
-    """
-    wal = Path(f"{database}-wal")
-    index = Path(f"{database}-shm")
+    """Whether finished transactions lie behind a bad frame. A writer may go on meanwhile."""
     try:
-        while True:
-            frames = _frames_found(index)
-            is_lost = _has_commits_behind(wal, frames)
-            if not is_lost or frames == _frames_found(index):
-                return is_lost
+        with Path(f"{database}-wal").open("rb") as file:
+            return _Log(file).has_lost_commits()
     except FileNotFoundError:
         return False
 
 
-def _frames_found(index: Path) -> int:
-    """What SQLite shares between its connections: how many frames are good."""
-    facts = index.read_bytes()[16:20]
-    return int.from_bytes(facts, sys.byteorder)
+class _Log:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
 
-
-def _has_commits_behind(wal: Path, frames: int) -> bool:
-    with wal.open("rb") as file:
-        header = file.read(_HEADER_BYTES)
+    def has_lost_commits(self) -> bool:
+        header = self._file.read(_HEADER_BYTES)
         if len(header) < _HEADER_BYTES:
             return False
-        if not _is_header_good(header):
-            return bool(file.read(1))
-        page_bytes = int.from_bytes(header[8:12])
+        magic, _, page_bytes = struct.unpack(">III", header[:12])
+        self._order = ">" if magic & 1 else "<"
+        self._frame_bytes = _FRAME_HEADER_BYTES + page_bytes
+        self._salts = header[16:24]
+        self._sums = self._sum(header[:24], (0, 0))
+        if magic & ~1 != _MAGIC or header[24:] != struct.pack(">II", *self._sums):
+            return bool(self._file.read(1))
+        frame = 0
+        while self._is_good(frame):
+            frame += 1
+        # A frame that a writer was in the middle of is good when it is looked at again.
+        return self._is_commit_behind(frame) and not self._is_good(frame)
+
+    def _is_good(self, frame: int) -> bool:
+        """Whether SQLite would read on behind this frame; if so, it counts as read."""
+        facts = self._read(frame, self._frame_bytes)
+        if len(facts) < self._frame_bytes or facts[8:16] != self._salts:
+            return False
+        sums = self._sum(facts[:8] + facts[_FRAME_HEADER_BYTES:], self._sums)
+        if facts[16:24] != struct.pack(">II", *sums):
+            return False
+        self._sums = sums
+        return True
+
+    def _is_commit_behind(self, frame: int) -> bool:
         is_behind_commit = False
-        while True:
-            file.seek(_HEADER_BYTES + frames * (_FRAME_HEADER_BYTES + page_bytes))
-            facts = file.read(_FRAME_HEADER_BYTES)
-            if len(facts) < _FRAME_HEADER_BYTES:
-                return False
-            if facts[8:16] == header[16:24]:  # others are of an earlier round through the file
+        while len(facts := self._read(frame, _FRAME_HEADER_BYTES)) == _FRAME_HEADER_BYTES:
+            if facts[8:16] == self._salts:  # others are of an earlier round through the file
                 if is_behind_commit:
                     return True
                 # The last frame of a transaction says how large the database is after it.
                 is_behind_commit = facts[4:8] != _NO_SIZE
-            frames += 1
+            frame += 1
+        return False
 
+    def _read(self, frame: int, size: int) -> bytes:
+        self._file.seek(_HEADER_BYTES + frame * self._frame_bytes)
+        return self._file.read(size)
 
-def _is_header_good(header: bytes) -> bool:
-    magic = int.from_bytes(header[:4])
-    words = struct.unpack(">6I" if magic & 1 else "<6I", header[:24])
-    one = two = 0
-    for first, second in zip(words[::2], words[1::2], strict=True):
-        one = (one + first + two) & 0xFFFFFFFF
-        two = (two + second + one) & 0xFFFFFFFF
-    return magic & ~1 == _MAGIC and struct.unpack(">2I", header[24:]) == (one, two)
+    def _sum(self, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+        words = struct.unpack(f"{self._order}{len(data) // 4}I", data)
+        one, two = sums
+        for first, second in zip(words[::2], words[1::2], strict=True):
+            one = (one + first + two) & 0xFFFFFFFF
+            two = (two + second + one) & 0xFFFFFFFF
+        return one, two

@@ -26,6 +26,7 @@ from turnkeeper.actors.journal import Record, Rejection, Snapshot
 from turnkeeper.actors.testing import make_record, read_all
 
 IMAGE = b'{"url": "data:' + b"A" * 40_000 + b'"}'
+SNAPSHOT = Snapshot(2, "v1", b"folds")
 NAMES = ("alice", "bob", "fork", "again")
 
 
@@ -41,7 +42,7 @@ async def fill(path: Path, copy_to: Path | None = None) -> None:
         await journal.claim("alice")
         await append("alice", 1, 1, make_record("a1", message_id="m1"), make_record("a2"))
         await append("alice", 1, 3, make_record("a3", b'{"text": "three"}', message_id="m3"))
-        await journal.write_snapshot("alice", Snapshot(2, "v1", b"folds"))
+        await journal.write_snapshot("alice", SNAPSHOT)
         await journal.reject("alice", Rejection(4e9, "unmatched_tool_result", "9", b'{"x": 1}'))
         await journal.claim("bob")
         await append("bob", 1, 1, make_record("b1"), make_record("b2", IMAGE))
@@ -78,13 +79,17 @@ def look(reader: SQLiteReader) -> list[object]:
     ]
 
 
+def find_snapshot(reader: SQLiteReader) -> Snapshot | None:
+    """A cache: it may be lost, but not be another one."""
+    return reader.read_snapshot("alice")
+
+
 def look_up(reader: SQLiteReader) -> list[object]:
     """What only the indexes over ids know."""
     return [
         (
             reader.find_events(name, ["a1", "a2", "a3", "b1", "f3", "old", "new"]),
             reader.find_messages(name, ["m1", "m3"]),
-            reader.read_snapshot(name),
         )
         for name in NAMES
     ]
@@ -95,9 +100,11 @@ def outcome_of(path: Path, expected: tuple[list[object], list[object]]) -> str:
         with reading(path, busy_wait_s=0) as reader:
             seen = reader.do(look)
             found = reader.do(look_up)
+            snapshot = reader.do(find_snapshot)
     except (JournalRefused, CorruptLog, JournalUnavailable):
         return "told when it was read"
     assert seen == expected[0], "a read was silently wrong"
+    assert snapshot in {None, SNAPSHOT}, "a snapshot was silently wrong"
     if verify(path).problems:
         return "told by verify"
     assert found == expected[1], "a look-up was silently wrong"
