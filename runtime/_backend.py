@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import math
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import anyio
 
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OneShot",
-    "checkpoint",
+    "Park",
+    "checkpointing",
     "clear_stray_cancellation",
+    "parking",
     "spawn_host",
     "thread_caller",
     "uncancel",
@@ -49,28 +51,30 @@ class OneShot(Generic[T]):
     cancelled, they change nothing that anybody sees. Call them in the loop that waits.
     """
 
-    __slots__ = ("_error", "_value", "_wake", "is_done")
+    __slots__ = ("error", "is_done", "value", "wake")
 
     def __init__(self) -> None:
         self.is_done = False
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self._wake: Callable[[], object] | None = None
+        self.value: T | None = None
+        self.error: BaseException | None = None
+        # Set by whoever parks, cleared by whoever wakes it, so a waiter is woken at most once.
+        self.wake: Callable[[None], object] | None = None
 
     def set(self, value: T) -> None:
         if self.is_done:
             return
         self.is_done = True
-        self._value = value
-        # The waiter is woken at most once: whoever wakes it, or it itself on its way out, clears
-        # `_wake` first, so a cancelled waiter is never rescheduled.
-        if (wake := self._wake) is not None:
-            self._wake = None
-            wake()
+        self.value = value
+        if (wake := self.wake) is not None:
+            self.wake = None
+            try:
+                wake(None)
+            except asyncio.InvalidStateError:
+                return  # it was cancelled natively, and is on its way out
 
     def fail(self, error: BaseException) -> None:
         if not self.is_done:
-            self._error = error
+            self.error = error
             self.set(cast("T", None))
 
     async def wait(self) -> T:
@@ -79,39 +83,50 @@ class OneShot(Generic[T]):
         Not a checkpoint when the cell is done already.
         """
         if not self.is_done:
-            if self._wake is not None:
+            if self.wake is not None:
                 raise RuntimeError("a one-shot cell has one waiter, and it is waiting already")
-            trio_module = _trio()
-            if trio_module is None:
-                await self._park_asyncio()
-            else:
-                await self._park_trio(trio_module.lowlevel)
-        if self._error is not None:
-            raise self._error
-        return cast("T", self._value)
-
-    async def _park_asyncio(self) -> None:
-        future = asyncio.get_running_loop().create_future()
-        # Cleared by `set` before it is called; the future may still be cancelled natively.
-        self._wake = functools.partial(_resolve, future)
-        try:
-            await future
-        finally:
-            self._wake = None
-
-    async def _park_trio(self, lowlevel: Any) -> None:  # noqa: ANN401 - trio.lowlevel, see _trio
-        self._wake = functools.partial(lowlevel.reschedule, lowlevel.current_task())
-
-        def abort(_: object) -> trio.lowlevel.Abort:
-            self._wake = None
-            return cast("trio.lowlevel.Abort", lowlevel.Abort.SUCCEEDED)
-
-        await lowlevel.wait_task_rescheduled(abort)
+            try:
+                await parking()(self)
+            finally:
+                self.wake = None
+        if self.error is not None:
+            raise self.error
+        return cast("T", self.value)
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+Park: TypeAlias = Callable[[OneShot[Any]], Awaitable[None]]  # Any: whatever it will hold
+
+
+def parking() -> Park:
+    """How a task of the running loop waits until a cell is set: await what this returns.
+
+    For those who wait often and have looked up the loop before. The cell must not be done.
+    """
+    trio_module = _trio()
+    if trio_module is not None:
+        return partial(_park_trio, trio_module.lowlevel)
+    return partial(_park_asyncio, asyncio.get_running_loop())
+
+
+def _park_asyncio(loop: asyncio.AbstractEventLoop, cell: OneShot[Any]) -> Awaitable[None]:
+    future: asyncio.Future[None] = loop.create_future()
+    cell.wake = future.set_result
+    return future
+
+
+# Any: trio.lowlevel, see _trio; what it returns is awaited and nothing else.
+def _park_trio(lowlevel: Any, cell: OneShot[Any]) -> Awaitable[None]:  # noqa: ANN401
+    task = lowlevel.current_task()
+
+    def wake(_: None) -> None:
+        lowlevel.reschedule(task)
+
+    def abort(_: object) -> trio.lowlevel.Abort:
+        cell.wake = None
+        return cast("trio.lowlevel.Abort", lowlevel.Abort.SUCCEEDED)
+
+    cell.wake = wake
+    return cast("Awaitable[None]", lowlevel.wait_task_rescheduled(abort))
 
 
 def thread_caller() -> Callable[[Callable[[], None]], None]:
@@ -137,13 +152,12 @@ def thread_caller() -> Callable[[Callable[[], None]], None]:
     return call_soon
 
 
-async def checkpoint() -> None:
-    """Let every other task that is ready run once; cancellation is delivered here."""
+def checkpointing() -> Callable[[], Awaitable[object]]:
+    """How a task of the running loop lets all others that are ready run once."""
     trio_module = _trio()
-    if trio_module is None:
-        await asyncio.sleep(0)
-    else:
-        await trio_module.lowlevel.checkpoint()
+    if trio_module is not None:
+        return cast("Callable[[], Awaitable[object]]", trio_module.lowlevel.checkpoint)
+    return partial(asyncio.sleep, 0)
 
 
 # asyncio keeps only weak references to its tasks.

@@ -196,7 +196,7 @@ class Cell(MailQueue):
         self.effects: dict[Effect, None] | None = None
         self.timers: dict[object, Timer] | None = None
         self.deferred: dict[Ask, None] | None = None
-        self.asking: dict[object, Cell] | None = None
+        self.asking: dict[Ask, Cell] | None = None
         # The turn that is going on, and how it ended
         self.outcome: Outcome | None = None
         self.current: Ask | None = None

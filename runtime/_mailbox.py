@@ -4,7 +4,8 @@ Owns two lanes and the senders that wait for room. Invariants, all kept without 
 
 1. Control goes first; within a lane, first in, first out, waiting senders included.
 2. Whoever waits is admitted in order, and nobody overtakes: while one waits, all wait.
-3. While a sender waits, the mail lane is full: whatever makes room admits the next.
+3. While a sender waits, the mail lane is at least half full: whatever makes that untrue admits
+   those who wait.
 4. The owner pops an item itself, after it runs. Nothing is ever handed to a task that might be
    cancelled before it wakes, so nothing can be lost on the way.
 
@@ -103,7 +104,13 @@ class MailQueue:
                     break
 
     def admit(self) -> None:
-        """Let in, in order, as many waiting senders as there is room for."""
+        """Let in, in order, as many waiting senders as there is room for.
+
+        Only once half of the mail has gone: a sender that is woken for each message that goes
+        costs a switch of tasks per message.
+        """
+        if len(self.mail) > self.capacity // 2:
+            return
         waiting = self.waiting
         while waiting and len(self.mail) < self.capacity:
             sender = waiting.popleft()

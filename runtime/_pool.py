@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from ._backend import OneShot, checkpoint, clear_stray_cancellation, uncancel
+from ._backend import OneShot, checkpointing, clear_stray_cancellation, parking, uncancel
 
 __all__ = ["Host", "Job", "Pool", "Resident", "Step", "Worker"]
 
@@ -118,6 +118,8 @@ class Worker:
         """Run jobs until there is one worker too many."""
         pool = self._pool
         ready = pool.ready
+        gate = self._gate
+        park, checkpoint = parking(), checkpointing()
         steps = 0
         while True:
             while pool.runner is self and ready:
@@ -142,13 +144,14 @@ class Worker:
                 pool.runner = None
             if len(pool.parked) >= _PARKED_MAX:
                 return
-            self._gate = OneShot()
+            gate.is_done = False
             pool.parked.append(self)
             try:
-                await self._gate.wait()
-            finally:
-                if self in pool.parked:  # cancelled, not elected
+                await park(gate)
+            except BaseException:
+                if self in pool.parked:  # it was not elected meanwhile
                     pool.parked.remove(self)
+                raise
 
     def _let_go(self, job: Job, *, again: bool) -> None:
         if self.job is not job:
@@ -226,6 +229,7 @@ class Resident:
             uncancel()
 
     async def _serve(self) -> None:
+        checkpoint = checkpointing()
         while not self._is_over:
             self._gate = OneShot()
             again: Step = True

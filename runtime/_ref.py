@@ -8,11 +8,10 @@ the message inside the error.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from typing_extensions import TypeVar
 
-from ._backend import checkpoint
 from ._cell import Cell, Phase, current_cell, in_effect
 from ._mailbox import Waiter
 from ._messages import Ask, Message, Tell
@@ -110,55 +109,68 @@ class Ref(Generic[M_contra]):
         `NotStartedInTime` or `NotAnsweredInTime` past the deadline; `MailboxFull`; and `AskCycle`
         when the actor waits, through whomever, for the very asker.
         """
+        cell = self._cell
+        system = cell.system
+        tracing = system.tracing
+        trace = None if tracing is None else tracing.sent()
+        ask = Ask(message, cell.name, system.now(), trace)
         asker = current_cell.get(None)
-        if asker is None or in_effect.get():
-            return await self._ask(message, timeout, control=control)
+        if asker is not None:
+            asker = self._note_wait(asker, ask)
+            cell = self._cell  # it may have been activated for that
+        try:
+            # The short way. Cells that are closed or full for any reason fail both tests.
+            if control:
+                self._send(ask, control=True, may_wait=True)
+            elif cell.is_parked:
+                cell.unpark()
+                cell.mail.append(ask)
+                if cell.is_inline:
+                    self._handle_here(cell)
+                    if ask.is_done and system.is_inline_due():
+                        await system.checkpoint()
+                else:
+                    cell.submit()
+            elif cell.waiting is None and len(cell.mail) < cell.capacity:
+                cell.mail.append(ask)
+            else:
+                self._send(ask, control=False, may_wait=True)
+            if not ask.is_done:
+                if timeout is not None:
+                    system.clock.arm(ask, timeout)
+                await system.park(ask)
+        except BaseException:
+            ask.abandon()
+            self._leave(ask)
+            raise
+        finally:
+            if asker is not None:
+                self._forget_wait(asker, ask)
+        if ask.error is not None:
+            self._leave(ask)
+            raise ask.error
+        return cast("R", ask.value)
+
+    def _leave(self, ask: Ask) -> None:
+        """It may have expired while it still waited for room."""
+        if self._cell.waiting is not None:
+            self._cell.leave(ask)
+
+    def _note_wait(self, asker: Cell, ask: Ask) -> Cell | None:
+        """Write down who waits for whom; an effect's actor does not wait for what it asks."""
+        if in_effect.get():
+            return None
         target = self._resolve()
         self._refuse_cycle(asker, target)
         if asker.asking is None:
             asker.asking = {}
-        token = object()
-        asker.asking[token] = target
-        try:
-            return await self._ask(message, timeout, control=control)
-        finally:
-            del asker.asking[token]
+        asker.asking[ask] = target
+        return asker
 
-    async def _ask(self, message: Message[R], timeout_s: float | None, *, control: bool) -> R:
-        cell = self._cell
-        system = cell.system
-        tracing = system.tracing
-        ask = Ask(
-            message,
-            cell.name,
-            system.now(),
-            None if tracing is None else tracing.sent(),
-        )
-        if control:
-            self._send(ask, control=True, may_wait=True)
-        elif cell.is_parked:
-            cell.unpark()
-            cell.mail.append(ask)
-            if cell.is_inline:
-                self._handle_here(cell)
-                if ask.is_done and system.is_inline_due():
-                    await checkpoint()
-            else:
-                cell.submit()
-        elif cell.waiting is None and len(cell.mail) < cell.capacity:
-            cell.mail.append(ask)
-        else:
-            self._send(ask, control=False, may_wait=True)
-        if timeout_s is not None and not ask.is_done:
-            system.clock.arm(ask, timeout_s)
-        try:
-            result: R = await ask.wait()
-        except BaseException:
-            ask.abandon()
-            if self._cell.waiting is not None:
-                self._cell.leave(ask)
-            raise
-        return result
+    @staticmethod
+    def _forget_wait(asker: Cell, ask: Ask) -> None:
+        if asker.asking is not None:
+            asker.asking.pop(ask, None)
 
     def _handle_here(self, cell: Cell) -> None:
         """The actor rests, and its handler is a `def`: it runs in the asker's own stack."""

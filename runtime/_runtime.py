@@ -25,7 +25,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from typing_extensions import TypeVar
 
 from ._actor import Actor
-from ._backend import OneShot, checkpoint, spawn_host, thread_caller
+from ._backend import OneShot, spawn_host, thread_caller
 from ._cell import Cell, Phase, Spec
 from ._dead_letters import DeadLetters
 from ._event_stream import EventStream
@@ -277,7 +277,7 @@ class Runtime:
             # Some task will not end; everything else gets the chance to.
             for _ in range(_LAST_STEPS):
                 if not self._host_ended.is_set():
-                    await checkpoint()
+                    await system.checkpoint()
         else:
             await self._host_ended.wait()
         for cell in cells_of(self._root):

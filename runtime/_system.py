@@ -7,15 +7,16 @@ the runtime's loop.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
 from dataclasses import dataclass
+from functools import partial
 from traceback import format_exception
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVarTuple
 
 from anyio.abc import TaskGroup
 
-from ._backend import OneShot
+from ._backend import OneShot, Park, checkpointing, parking
 from ._clock import Clock
 from ._dead_letters import DeadLetters
 from ._event_stream import EventStream
@@ -90,6 +91,8 @@ class System:
         self.fail = fail
         """A failure that nobody below the runtime could answer for."""
         self.context: Context = copy_context()
+        self.park: Park = _not_open
+        self.checkpoint: Callable[[], Awaitable[object]] = partial(_not_open, None)
         self.call_soon: Callable[[Callable[[], None]], None] = _drop
         self.is_closing = False
         self.stuck: list[str] = []
@@ -109,6 +112,8 @@ class System:
 
     def open(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
+        self.park = parking()
+        self.checkpoint = checkpointing()
         self.pool.open(tasks)
 
     def start_soon(self, run: Callable[[*Args], Coroutine[Any, Any, None]], *args: *Args) -> None:
@@ -204,6 +209,10 @@ class System:
         if self._busy:
             self._drained = OneShot()
             await self._drained.wait()
+
+
+async def _not_open(_: object) -> None:
+    raise RuntimeError("a runtime is entered before it is used")
 
 
 def _drop(_: Callable[[], None]) -> None:
