@@ -163,11 +163,8 @@ class _Responses:
     def _takes(self, event: LLMConvertibleEvent) -> bool:
         if not self._missing:
             return True
-        return (
-            isinstance(event, ActionEvent)
-            and not self._results
-            and event.llm_response_id == self._actions[-1].llm_response_id
-        )
+        response_id = self._actions[-1].llm_response_id
+        return isinstance(event, ActionEvent) and event.llm_response_id == response_id
 
     def _take(self, event: LLMConvertibleEvent) -> Iterator[LLMConvertibleEvent | _Calls]:
         if not isinstance(event, ActionEvent):

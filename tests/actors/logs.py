@@ -67,14 +67,19 @@ class Maker:
     def system(self, text: str = "be kind") -> SystemPromptEvent:
         return SystemPromptEvent(**self.stamp(), content=text)
 
-    def user(self, text: str = "hello", **fields: Any) -> UserMessageEvent:
+    def user(self, text: str = "hello", **fields: Any) -> UserMessageEvent:  # noqa: ANN401 - each event has its own
         return UserMessageEvent(**self.stamp(), content=text, **fields)
 
-    def agent(self, text: str = "hi", **fields: Any) -> AgentMessageEvent:
+    def agent(self, text: str = "hi", **fields: Any) -> AgentMessageEvent:  # noqa: ANN401 - each event has its own
         return AgentMessageEvent(**self.stamp(), content=text, **fields)
 
     def action(
-        self, call_id: str, response_id: str = "r1", *, thinking: bool = False, **fields: Any
+        self,
+        call_id: str,
+        response_id: str = "r1",
+        *,
+        thinking: bool = False,
+        **fields: Any,  # noqa: ANN401 - each event has its own
     ) -> ActionEvent:
         return ActionEvent(
             **self.stamp(),
@@ -85,7 +90,7 @@ class Maker:
             **fields,
         )
 
-    def result(self, call_id: str, text: str = "seen", **fields: Any) -> ObservationEvent:
+    def result(self, call_id: str, text: str = "seen", **fields: Any) -> ObservationEvent:  # noqa: ANN401 - each event has its own
         return ObservationEvent(**self.stamp(), tool_call_id=call_id, content=text, **fields)
 
     def error(self, call_id: str, text: str = "no result") -> AgentErrorEvent:
@@ -109,7 +114,7 @@ class Maker:
         ids = tuple(each if isinstance(each, str) else each.id for each in retracted)
         return RetractionEvent(**self.stamp(), retracted_event_ids=ids)
 
-    def unknown(self, **fields: Any) -> UnknownEvent:
+    def unknown(self) -> UnknownEvent:
         stamp = self.stamp()
         event = decode_event(
             f'{{"kind":"from_the_future","id":"{stamp["id"]}",'
@@ -214,6 +219,9 @@ class Admissible:
         view, _ = oracles.fold(self.log)
         cuts = oracles.indices(view)
         at = a % len(cuts)
+        if b == 11:
+            only_a_summary = self._make.condense(summary="s", offset=cuts[at])
+            return () if oracles.admit(self.log, only_a_summary) else (only_a_summary,)
         later = cuts[at + 1 :]
         if not later:
             return ()
@@ -336,6 +344,7 @@ def candidates(draw: st.DrawFn, log: Sequence[Event]) -> list[Event]:
         make.action(draw(call_ids), draw(response_ids)),
         make.action("fresh", draw(response_ids), thinking=True),
         make.result(draw(call_ids)),
+        make.action("later", oracles.running_response(log) or "later"),
         make.error(draw(call_ids)),
         make.condense(*draw(ids)),
         make.condense(*draw(ids), summary="s", offset=draw(places)),

@@ -1,0 +1,121 @@
+"""Faults planted in the conversation core, one at a time: the laws have to see each.
+
+A fault is a line of the real source, replaced. When the line is no longer there the test fails, so
+that the faults stay as real as the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.actors import laws, logs
+from turnkeeper.actors import _properties, admission
+from turnkeeper.actors._properties import LogFacts
+from turnkeeper.actors._ties import Ties
+from turnkeeper.actors.admission import Admission, _Trial
+from turnkeeper.actors.llm import _AnthropicMessages, _OpenAIMessages, _Responses
+from turnkeeper.actors.state import ConversationState
+from turnkeeper.actors.view import View, ViewFold
+
+# Nothing is shrunk and nothing kept: all that is asked is whether the laws see the fault at all.
+_look = settings(max_examples=120, phases=[Phase.generate], database=None, derandomize=True)
+
+
+@_look
+@given(
+    log=logs.admissible_logs,
+    wild=logs.wild_logs(),
+    proposed=logs.wild_logs(max_size=40, ids_max=8),
+    moves=logs.moves(12),
+    data=st.data(),
+)
+def _check_all_laws(
+    log: list[Any],
+    wild: list[Any],
+    proposed: list[Any],
+    moves: list[logs.Move],
+    data: st.DataObject,
+) -> None:
+    laws.check_admissible(log, reopened_at=len(log) // 2)
+    laws.check_wild(wild, moves)
+    laws.check_filtered(proposed)
+    laws.check_crafted()
+    laws.check_admission(log, data.draw(logs.candidates(log)))
+
+
+_MUTANTS: list[tuple[object, str, str, str]] = [
+    # (where, which function, the line, what it becomes)
+    (ViewFold, "fold", "self._request = False", "pass"),
+    (ViewFold, "_condense", "events = self._line.events.copy()", "events = self._line.events"),
+    (ViewFold, "_condense", 'id=f"{event.id}-summary"', "id=event.id"),
+    (ViewFold, "_remove", "if event.id not in ids", "if event.id != event_ids[0]"),
+    (ViewFold, "_begin_line", "self.ties.fold(event)", "pass"),
+    (View, "derive", "kept.length <= self._length", "True"),
+    (Ties, "fold", "self._settled.append(here)", "self._settled.append(here + 1)"),
+    (Ties, "fold", "was_index = not self.open_calls", "was_index = True"),
+    (Ties, "fold", "self.is_loop_open = False", "pass"),
+    (Ties, "_fold_action", "if action.thinking:", "if not action.thinking:"),
+    (Ties, "_fold_action", "self.responses[action.llm_response_id] = here", "pass"),
+    (Ties, "_fold_result", "self.open_calls.pop(call_id, None)", "self.open_calls.clear()"),
+    (LogFacts, "_fold_action", "batch.append(action.id)", "batch[:] = [action.id]"),
+    (LogFacts, "_fold_action", "if action.thinking:", "if action.thinking and not self._loop:"),
+    (LogFacts, "fold", "self._end_loop()", "pass"),
+    (LogFacts, "fold", "self._calls[event.tool_call_id] = None", "pass"),
+    (LogFacts, "_settle", "self._end_loop()", "pass"),
+    (LogFacts, "_settle", "self._response_of.pop(member, None)", "pass"),
+    (_properties, "_find_pairs", "elif action_id in pending:", "elif not pending:"),
+    (_properties, "_close", "broken.append(n)", "pass"),
+    (_Trial, "_judge_action", "if others:", "if False:"),
+    (_Trial, "_judge_action", "or call_id in self._calls_left", ""),
+    (_Trial, "_judge_result", "self._response = None", "pass"),
+    (_Trial, "judge", "if self._open:", "if len(self._open) > 1:"),
+    (admission, "_find_torn", "parts.append(loop)", "pass"),
+    (admission, "_find_torn", 'if place_of["call", call_id] != "after":', "if False:"),
+    (admission, "_judge_retraction", "if view.ties.open_calls:", "if False:"),
+    (Admission, "fold", "self._calls_left.add(event.tool_call_id)", "pass"),
+    (_Responses, "fold", "self._early[event.tool_call_id] = event", "pass"),
+    (_Responses, "_takes", "return True", "return False"),
+    (_OpenAIMessages, "result", "LLMMessages(self._messages)", "LLMMessages(self._messages[1:])"),
+    (_AnthropicMessages, "_say", "self._blocks[:0] = thinking", "self._blocks.extend(thinking)"),
+    (ConversationState, "_restore", "self.seq = folds.seq", "pass"),
+    (ConversationState, "_restore", "unhandled_request=folds.unhandled_request", ""),
+]
+
+
+def _mutated(function: Callable[..., object], line: str, fault: str) -> Callable[..., object]:
+    """The function with a fault in it, in the module that it is from."""
+    source = textwrap.dedent(inspect.getsource(function))
+    assert line in source, f"{function.__qualname__} no longer has the line {line!r}"
+    namespace = dict(vars(sys.modules[function.__module__]))
+    code = "from __future__ import annotations\n" + source.replace(line, fault)
+    exec(compile(code, f"<{function.__qualname__} with a fault>", "exec"), namespace)
+    mutant: Callable[..., object] = namespace[function.__name__]
+    return mutant
+
+
+def test_without_a_fault_the_laws_hold() -> None:
+    _check_all_laws()
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "line", "fault"),
+    _MUTANTS,
+    ids=[f"{name}: {line} -> {fault}" for _, name, line, fault in _MUTANTS],
+)
+def test_the_laws_see_a_planted_fault(
+    where: object, name: str, line: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, _mutated(getattr(where, name), line, fault))
+
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - a law may fail in any way
+        _check_all_laws()
+
+    assert not isinstance(caught.value, SyntaxError | NameError), caught.value
