@@ -258,6 +258,7 @@ def _play(
     replay = Replay(
         start=Start(
             db=str(db),
+            is_own_journal=not db.exists(),
             started_at=datetime.fromtimestamp(ports.now(), UTC),
             pace_s=plan.pace_s,
             view_events_max=plan.view_events_max,

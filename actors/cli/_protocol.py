@@ -56,6 +56,8 @@ class Part(Line):
 class Start(Line):
     kind: Literal["start"] = "start"
     db: str
+    is_own_journal: bool
+    """Nothing but this replay is in the journal, so all that is unfinished there is its own."""
     started_at: datetime
     pace_s: float
     view_events_max: int

@@ -60,44 +60,45 @@ class Replay:
     _by_name: dict[str, User] = field(default_factory=dict)
     _busy: set[str] = field(default_factory=set)
     _lines: int = 0
-
-    @property
-    def over(self) -> int:
-        """How many users have heard the end of every turn."""
-        return len(self.users) - len(self._busy)
+    _began: float | None = None
+    """When the first worker was heard of, so that its start does not count as playing."""
 
     async def play(self) -> None:
         """Play to the end, over all kills. Raises `WorkerLost`."""
         self._by_name = {user.part.conversation: user for user in self.users}
         self._busy = set(self._by_name)
-        began: float | None = None
         kills = deque(self.planned_kills)
         while True:
             async with _started(self.worker) as worker:
                 await worker.order(self.start, *self._begin())
-                async with aclosing(worker.reports()) as heard:
-                    async for report in heard:
-                        follow = self._on(report)
-                        now = self.ports.monotonic()
-                        began = now if began is None else began  # not before a worker is there
-                        self.seconds = now - began
-                        self.changed(self)
-                        if worker.is_killed:
-                            continue
-                        if self._is_due(kills):
-                            worker.kill()
-                        elif isinstance(report, Views):
-                            break
-                        else:
-                            await worker.order(*follow)
+                has_told_all = await self._follow(worker, kills)
             if not worker.is_killed:
-                if worker.status != 0:
+                if not has_told_all or worker.status != 0:
                     raise WorkerLost(worker.obituary())
                 return
             kills.popleft()
             self.kills += 1
             self._lines = 0
             self.changed(self)
+
+    async def _follow(self, worker: _Worker, kills: deque[Kill]) -> bool:
+        """Serve one worker until it has told its views (True), or its reports end."""
+        async with aclosing(worker.reports()) as heard:
+            async for report in heard:
+                orders = self._on(report)
+                now = self.ports.monotonic()
+                self._began = now if self._began is None else self._began
+                self.seconds = now - self._began
+                self.changed(self)
+                if worker.is_killed:
+                    continue
+                if self._is_due(kills):
+                    worker.kill()
+                elif isinstance(report, Views):
+                    return True
+                else:
+                    await worker.order(*orders)
+        return False
 
     def _begin(self) -> Sequence[Order]:
         """What a new worker is ordered to do."""
@@ -144,6 +145,7 @@ class _Worker:
         self._process = process
         self._errors = errors
         self._last_words: Sequence[str] = ()
+        self._is_overdue = False
         self.is_killed = False
 
     @property
@@ -186,6 +188,7 @@ class _Worker:
                 pass  # what it still says is to nobody; but it must be able to say it
             await self._process.wait()
         if self._process.returncode is None:
+            self._is_overdue = True
             self._process.kill()
         with anyio.CancelScope(shield=True):
             await self._process.wait()
@@ -196,6 +199,8 @@ class _Worker:
     def obituary(self) -> str:
         """How it ended, with the last that it wrote to its standard error."""
         what = f"the worker ended by itself with status {self.status}"
+        if self._is_overdue:
+            what = f"the worker did not stop within {STOP_GRACE_S:g} s, and was killed"
         return "\n  ".join([what, *self._last_words])
 
 

@@ -262,6 +262,8 @@ async def _main(report: Callable[[Report], None], journal: Callable[[str], Journ
             player,
             journal=journal(start.db),
             condenser=RollingCondenser(max_size=start.view_events_max),
+            # What others left unfinished is not ours to end, and not ours to answer.
+            recover="on_enter" if start.is_own_journal else "on_message",
         ) as conversations:
             await _Desk(start, player, report).work(conversations, lines)
 

@@ -15,8 +15,8 @@ import anyio.to_thread
 import pytest
 from typer.testing import CliRunner, Result
 
-from turnkeeper.actors import SQLiteJournal
-from turnkeeper.actors.cli import _app
+from turnkeeper.actors import MessageQueuedEvent, Record, SQLiteJournal, encode_event
+from turnkeeper.actors.cli import _app, _stage
 from turnkeeper.actors.cli._report import empty_report
 from turnkeeper.actors.recorded import InputProblem
 from turnkeeper.actors.samples import read_samples
@@ -128,6 +128,28 @@ def test_a_second_replay_into_the_same_journal_is_a_run_of_its_own(
         "chats-2-run2",
         "chats-3-run2",
     ]
+
+
+def test_what_others_left_unfinished_in_the_journal_is_left_to_them(
+    chats: Path, tmp_path: Path
+) -> None:
+    db = tmp_path / "chats.db"
+    waiting = MessageQueuedEvent(turn_id="t", message_id="m", content="Anybody there?")
+
+    async def leave_unfinished() -> None:
+        async with SQLiteJournal(db) as journal:
+            claim = await journal.claim("alice")
+            record = Record(waiting.id, waiting.kind, encode_event(waiting), "m")
+            await journal.append(
+                "alice", [record], epoch=claim.epoch, expected_seq=1, is_unfinished=True
+            )
+
+    anyio.run(leave_unfinished)
+    result = run("replay", chats, "--db", db, "--conversations", "2", "--kills", "1")
+
+    assert result.exit_code == 0, result.output
+    (alice, *_) = json.loads(run("show", db, "--json").stdout)["conversations"]
+    assert (alice["conversation"], alice["events"], alice["epoch"]) == ("alice", 1, 1)
 
 
 @pytest.mark.slow
@@ -315,6 +337,10 @@ def test_a_worker_that_dies_by_itself_is_told_with_what_survives(
             [sys.executable, "-c", "raise SystemExit('no room')"],
             "turnkeeper: the worker ended by itself with status 1\n  no room\n",
         ),
+        (
+            [sys.executable, "-c", """print('{"kind": "ready"}\\n{"kind": "vie', end="")"""],
+            "turnkeeper: the worker ended by itself with status 0\n",
+        ),
     ],
 )
 def test_a_worker_that_cannot_start_is_told_in_a_line(
@@ -328,6 +354,23 @@ def test_a_worker_that_cannot_start_is_told_in_a_line(
     assert told in result.stderr
     assert result.stderr.endswith("turnkeeper: nothing had been acknowledged\n")
     assert "Traceback" not in result.output
+
+
+def test_a_worker_that_will_not_stop_is_killed(
+    monkeypatch: pytest.MonkeyPatch, chats: Path
+) -> None:
+    program = """
+import signal
+print('{"kind": "views", "event_ids": {}}', flush=True)
+signal.pause()
+"""
+    monkeypatch.setattr(_app, "WORKER", (sys.executable, "-c", program))
+    monkeypatch.setattr(_stage, "STOP_GRACE_S", 0.2)
+
+    result = run("replay", chats)
+
+    assert result.exit_code == 1
+    assert "turnkeeper: the worker did not stop within 0.2 s, and was killed" in result.stderr
 
 
 @pytest.mark.parametrize("broken", ["impatient"], indirect=True)
