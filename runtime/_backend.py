@@ -105,13 +105,14 @@ def parking() -> Park:
     trio_module = _trio()
     if trio_module is not None:
         return partial(_park_trio, trio_module.lowlevel)
-    return partial(_park_asyncio, asyncio.get_running_loop())
+    create_future = asyncio.get_running_loop().create_future
 
+    def park(cell: OneShot[Any]) -> Awaitable[None]:
+        future = create_future()
+        cell.wake = future.set_result
+        return future
 
-def _park_asyncio(loop: asyncio.AbstractEventLoop, cell: OneShot[Any]) -> Awaitable[None]:
-    future: asyncio.Future[None] = loop.create_future()
-    cell.wake = future.set_result
-    return future
+    return park
 
 
 # Any: trio.lowlevel, see _trio; what it returns is awaited and nothing else.

@@ -222,10 +222,10 @@ class Cell(MailQueue):
         else:
             self.mail.append(item)
 
-    def unpark(self) -> None:
+    def unpark(self, *items: Item) -> None:
         """End the rest; the caller makes itself the owner, or submits."""
         self.at_rest = self.is_parked = False
-        self.mail = deque()
+        self.mail = deque(items)
         self.capacity = self.spec.mailbox.capacity
         if self.region is not None:
             self.region.woke(self)
@@ -305,10 +305,6 @@ class Cell(MailQueue):
         else:
             assert self.context is not None, f"{self.name} was started without a context"
             outcome = self.context.run(run_batch if self.traits.is_batching else run_turn, self)
-        return self.follow(outcome)
-
-    def follow(self, outcome: Outcome) -> Step:
-        """What comes after a turn that ended so."""
         if outcome is Outcome.SPENT:
             return True
         if outcome is Outcome.EMPTY:
@@ -319,7 +315,7 @@ class Cell(MailQueue):
         """Nothing to do. No await has happened since the mailbox was seen empty."""
         if self.mail or self.control or self.waiting is not None:
             return True
-        self.release_lanes()
+        self.mail = self.control = NO_MAIL
         self.at_rest = self.is_parked = True
         if self.region is not None and self.is_idle:
             self.region.rests(self)

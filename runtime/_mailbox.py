@@ -133,13 +133,6 @@ class MailQueue:
             return item
         return None
 
-    def release_lanes(self) -> None:
-        """Give back the memory of empty lanes."""
-        assert not self.mail, f"{len(self.mail)} messages would be lost"
-        assert not self.control, f"{len(self.control)} control messages would be lost"
-        assert not self.waiting, f"{self.waiting} waiting senders would hang"
-        self.mail = self.control = NO_MAIL
-
     def drain(self) -> Iterator[Item]:
         """Everything that waits, in order; senders that waited for room are let go."""
         while self.control or self.mail or self.waiting:

@@ -63,16 +63,13 @@ class Job(Protocol):
 class Worker:
     """One task of the pool."""
 
-    __slots__ = ("_gate", "_pool", "_scope", "job")
+    __slots__ = ("_pool", "_scope", "gate", "job")
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._gate: OneShot[None] = OneShot()
+        self.gate: OneShot[None] = OneShot()
         self._scope = anyio.CancelScope(shield=True)
         self.job: Job | None = None
-
-    def wake(self) -> None:
-        self._gate.set(None)
 
     def kill(self) -> None:
         """Cancel whatever this worker waits for."""
@@ -118,7 +115,7 @@ class Worker:
         """Run jobs until there is one worker too many."""
         pool = self._pool
         ready = pool.ready
-        gate = self._gate
+        gate = self.gate
         park, checkpoint = parking(), checkpointing()
         steps = 0
         while True:
@@ -300,8 +297,8 @@ class Pool:
         if self.is_closed:
             return
         if self.parked:
-            self.runner = self.parked.pop()
-            self.runner.wake()
+            self.runner = worker = self.parked.pop()
+            worker.gate.set(None)
         elif self._tasks is not None:
             self.runner = worker = Worker(self)
             self.workers[worker] = None

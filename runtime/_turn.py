@@ -39,17 +39,17 @@ def run_turn(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, wi
     actor = cell.actor
     assert actor is not None, f"{cell.name} has a turn before it was started"
     receive = actor.receive
+    mail = cell.mail  # the same lane for as long as the actor is not at rest
     now = cell.system.now
-    began = now()
+    began = ended = now()
     until = began + _TURN_S
     handled = 0
-    ask: Ask | None = None
     try:
         while True:
             if cell.control:
                 item = cell.control.popleft()
-            elif cell.mail:
-                item = cell.mail.popleft()
+            elif mail:
+                item = mail.popleft()
                 if cell.waiting is not None:
                     cell.admit()
             else:
@@ -64,7 +64,7 @@ def run_turn(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, wi
                 item.is_started = True
                 message = item.message
                 trace = item.trace
-                ask = item
+                cell.current = ask = item
             elif type(item) is Firing:
                 if not item.take():
                     continue
@@ -75,34 +75,34 @@ def run_turn(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, wi
                 cell.order = item
                 return Outcome.ORDERED
 
-            handled += 1
-            cell.current = ask
             if trace is not None:
                 enter_trace(cell, message, trace, is_ask=ask is not None)
             try:
                 result = receive(message)
                 if type(result) is CoroutineType:
                     if cell.spec.is_resident:  # it runs in a scope of its own, from its start
-                        handled -= 1
                         return cell.suspend(result)
                     try:
                         yielded = result.send(None)
                     except StopIteration as stop:
                         result = stop.value
                     else:
-                        handled -= 1
                         return cell.suspend(result, yielded)
             except Refused as refusal:  # an answer, not a failure
                 if ask is not None:
                     ask.fail(refusal)
+                    cell.current = None
             else:
                 # `defer` has cleared `current`: the answer comes later.
                 if ask is not None and cell.current is ask:
                     ask.set(result)
+                    cell.current = None
             if trace is not None:
                 leave_trace(cell, None)
 
-            if handled >= _TURN_MESSAGES or now() >= until:
+            handled += 1
+            ended = now()
+            if handled >= _TURN_MESSAGES or ended >= until:
                 return Outcome.SPENT
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -110,9 +110,9 @@ def run_turn(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, wi
         cell.error = error
         return Outcome.FAILED
     finally:
-        if handled > 0:
+        if handled:
             cell.handled += handled
-            cell.traits.stats.record((now() - began) / handled, handled)
+            cell.traits.stats.record((ended - began) / handled, handled)
 
 
 def run_batch(cell: Cell) -> Outcome:

@@ -209,7 +209,7 @@ async def test_the_tree_is_printed_by_rich() -> None:
     assert "p99 ms" in text
 
 
-def test_quantiles_are_right_to_within_an_eighth() -> None:
+def test_quantiles_are_those_of_the_recent_messages() -> None:
     stats = Stats()
     for number in range(1, 1_001):
         stats.record(number / 1_000)
