@@ -5,12 +5,20 @@ if __name__ != "turnkeeper.actors":
         f"import turnkeeper.actors, not {__name__}: a second copy would share nothing"
     )
 
+from ._frozen import FrozenObject
 from ._memory_journal import MemoryJournal
 from ._sqlite_journal import SQLiteJournal
 from .admission import AdmissionRefused, Appended, Duplicate, Outcome, Rejected, Violation
 from .agents import Agent, ToolCall, Tools, TurnContext, agent
 from .commands import OnOverlap, Sent
-from .condensers import Condenser, NoCondenser, Proposal, RollingCondenser, SummarizingCondenser
+from .condensers import (
+    Condenser,
+    NoCondenser,
+    PipelineCondenser,
+    Proposal,
+    RollingCondenser,
+    SummarizingCondenser,
+)
 from .conversations import Conversation, Conversations, Turn, TurnEnd
 from .errors import (
     ConversationExists,
@@ -70,7 +78,11 @@ from .events import (
     encode_event,
 )
 from .journal import Claim, ConversationInfo, Journal, Record, Rejection, Snapshot, StoredRecord
+from .llm import LLMMessages, OpenCalls, to_llm_messages
+from .metrics import Metrics
 from .state import ConversationState
+from .status import AgentExecutionStatus
+from .stuck import Circle, StuckDetector
 from .view import View
 
 __all__ = [
@@ -78,8 +90,10 @@ __all__ = [
     "AdmissionRefused",
     "Agent",
     "AgentErrorEvent",
+    "AgentExecutionStatus",
     "AgentMessageEvent",
     "Appended",
+    "Circle",
     "Claim",
     "CondensationEvent",
     "CondensationRequestEvent",
@@ -100,26 +114,31 @@ __all__ = [
     "EventIdConflict",
     "Fenced",
     "ForkedFromEvent",
+    "FrozenObject",
     "ImageContent",
     "Journal",
     "JournalOutcomeUnknown",
     "JournalRefused",
     "JournalUnavailable",
     "LLMConvertibleEvent",
+    "LLMMessages",
     "LeaseExpired",
     "LoggedEvent",
     "MemoryJournal",
     "MessageIdConflict",
     "MessageQueuedEvent",
     "MessageWithdrawnEvent",
+    "Metrics",
     "NoCondenser",
     "NotAppendable",
     "NothingToRetract",
     "ObservationEvent",
     "OnOverlap",
+    "OpenCalls",
     "Outcome",
     "OwnedElsewhere",
     "PausedEvent",
+    "PipelineCondenser",
     "Proposal",
     "QueueFull",
     "Record",
@@ -137,6 +156,7 @@ __all__ = [
     "StatusChangedEvent",
     "StepFinishedEvent",
     "StoredRecord",
+    "StuckDetector",
     "SummarizingCondenser",
     "SystemPromptEvent",
     "Task",
@@ -160,4 +180,5 @@ __all__ = [
     "agent",
     "decode_event",
     "encode_event",
+    "to_llm_messages",
 ]

@@ -164,7 +164,7 @@ def check_crafted() -> None:
         check_wild(log, [])
 
 
-def check_admission(log: Sequence[Event], candidates: Sequence[Event]) -> None:
+def check_admission(log: Sequence[Event], candidates: list[Event]) -> None:
     """After this log, each candidate is admitted or refused as the oracle says, and for why."""
     state, removed = ConversationState.from_events(log)
     assert removed == ()

@@ -247,7 +247,7 @@ class Admissible:
 
     def _other(self, a: int, b: int) -> Sequence[Event]:
         stamp = self._make.stamp
-        turn = {"turn_id": f"t{b % 2}"}
+        turn: dict[str, Any] = {"turn_id": f"t{b % 2}"}
         message = f"m{b}"
         match a:
             case 0:

@@ -53,6 +53,8 @@ def fold(log: Iterable[Event]) -> tuple[View, bool]:
                 request = True
             case LLMConvertibleEvent():
                 view.append(event)
+            case _:
+                pass
     return view, request
 
 

@@ -81,7 +81,7 @@ def test_a_frozen_object_does_not_follow_what_it_was_made_of() -> None:
     source["list"].append(3)
     source["list"][1]["deep"].append(4)  # type: ignore[index]
 
-    assert frozen == {"list": (1, {"deep": (2,)})}
+    assert json.dumps(frozen) == '{"list": [1, {"deep": [2]}]}'
 
 
 def test_copies_of_a_frozen_object_are_itself() -> None:

@@ -70,7 +70,7 @@ def test_parking_is_bounded_in_number() -> None:
 def test_parking_is_bounded_in_time() -> None:
     make = Maker()
     parking = Parking[str](wait_s=10.0)
-    assert parking.next_deadline is None
+    assert Parking[str]().next_deadline is None
     early, late = _refused(make.result("1")), _refused(make.result("2"))
     parking.park(early, "one", now=100.0)
     parking.park(late, "two", now=105.0)
