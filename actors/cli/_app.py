@@ -161,6 +161,9 @@ def replay(
     """Play recorded conversations, each as one user of an agent that answers as recorded.
 
     A conversation that cannot be used is told by file, item and message; the others are played.
+
+    Exit status: 0, all is as promised; 1, it is not, or the worker failed; 2, some of the input
+    could not be used; 130, stopped by Ctrl-C.
     """
     found: list[tuple[int, RecordedConversation]] = []
     problems: list[InputProblem] = []
