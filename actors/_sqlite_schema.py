@@ -287,22 +287,37 @@ def _create(path: Path) -> None:
             f"no file at {path}, but the log of one at {wal}; nothing was created; restore the "
             "file to its place, or move its log away"
         )
+    if repaired_draft(path).exists():
+        raise JournalRefused(
+            f"no file at {path}, but one that is ready to take its place: a repair was "
+            "interrupted; nothing was created; run `turnkeeper repair` again"
+        )
     draft = Path(f"{path}-new")
     try:
-        for leftover in (draft, Path(f"{draft}-wal"), Path(f"{draft}-shm")):
-            leftover.unlink(missing_ok=True)
-        with contextlib.closing(sqlite3.connect(draft, isolation_level=None)) as connection:
-            connection.execute("PRAGMA page_size = 8192")  # records of a kilobyte fill it better
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute("PRAGMA journal_mode = WAL")
-            _migrate(connection, 0)
+        make_file(draft)
         draft.rename(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except (OSError, sqlite3.Error) as error:
         raise JournalRefused(f"no journal can be made at {path}: {error}") from error
 
 
-def _sync_folder(folder: Path) -> None:
+def make_file(path: Path) -> None:
+    """An empty journal at `path`, in place of whatever is there."""
+    for leftover in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        leftover.unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA page_size = 8192")  # records of a kilobyte fill it better
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        _migrate(connection, 0)
+
+
+def repaired_draft(path: Path) -> Path:
+    """Where a repair keeps what takes the place of `path`; there only while it is swapped in."""
+    return Path(f"{path}-repaired")
+
+
+def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` durable, where the system can."""
     if os.name != "posix":
         return
