@@ -13,7 +13,8 @@ import asyncio
 import contextvars
 import math
 import sys
-from collections.abc import Awaitable, Callable
+import types
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
@@ -154,11 +155,20 @@ def thread_caller() -> Callable[[Callable[[], None]], None]:
 
 
 def checkpointing() -> Callable[[], Awaitable[object]]:
-    """How a task of the running loop lets all others that are ready run once."""
+    """How a task of the running loop lets all others that are ready run once.
+
+    On trio it does not look whether the task was cancelled; the next wait does.
+    """
     trio_module = _trio()
     if trio_module is not None:
-        return cast("Callable[[], Awaitable[object]]", trio_module.lowlevel.checkpoint)
-    return partial(asyncio.sleep, 0)
+        shielded = trio_module.lowlevel.cancel_shielded_checkpoint
+        return cast("Callable[[], Awaitable[object]]", shielded)
+    return _asyncio_checkpoint
+
+
+@types.coroutine
+def _asyncio_checkpoint() -> Generator[None, None, None]:
+    yield
 
 
 # asyncio keeps only weak references to its tasks.

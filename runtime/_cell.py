@@ -22,7 +22,7 @@ swallows that, the cell is given up as stuck and its worker left to it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from enum import Enum
@@ -37,7 +37,7 @@ from ._messages import Ask, Firing, Item, Order
 from ._pool import Resident
 from ._reports import Failure, Restart
 from ._supervision import RestartLog, Supervision, leaves
-from ._turn import Outcome, leave_trace, run_batch, run_turn
+from ._turn import Outcome, leave_trace
 from .errors import ActorFailed, TurnkeeperError
 
 if TYPE_CHECKING:
@@ -222,14 +222,14 @@ class Cell(MailQueue):
         else:
             self.mail.append(item)
 
-    def unpark(self, *items: Item) -> None:
+    def unpark(self, items: Iterable[Item] = ()) -> None:
         """End the rest; the caller makes itself the owner, or submits."""
         self.at_rest = self.is_parked = False
         self.mail = deque(items)
-        self.capacity = self.spec.mailbox.capacity
         if self.region is not None:
             self.region.woke(self)
         if self.system.is_closing:
+            self.capacity = self.spec.mailbox.capacity
             self.system.is_busy(self)
 
     def submit(self) -> None:
@@ -291,9 +291,11 @@ class Cell(MailQueue):
     # --- the owner: one step after the other -----------------------------------------------------
 
     def step(self) -> Step:
-        outcome = self.outcome
-        if outcome is not None:  # a turn that was taken in an asker's stack
-            self.outcome = None
+        if self.is_started and not self.control and self.outcome is None:
+            assert self.context is not None, f"{self.name} was started without a context"
+            outcome = self.context.run(self.traits.turn, self)
+        elif self.outcome is not None:  # a turn that was taken in an asker's stack
+            outcome, self.outcome = self.outcome, None
         elif self.control and isinstance(order := self.control[0], Order):
             self.control.popleft()
             self.order = order
@@ -304,11 +306,11 @@ class Cell(MailQueue):
             return self.start()
         else:
             assert self.context is not None, f"{self.name} was started without a context"
-            outcome = self.context.run(run_batch if self.traits.is_batching else run_turn, self)
-        if outcome is Outcome.SPENT:
-            return True
+            outcome = self.context.run(self.traits.turn, self)
         if outcome is Outcome.EMPTY:
             return self.rest()
+        if outcome is Outcome.SPENT:
+            return True
         return self._follow_slowly(outcome)
 
     def rest(self) -> bool:

@@ -89,7 +89,15 @@ class Worker:
             while not pool.is_closed:
                 # A scope is used once: each turn of this loop but the first comes after a kill.
                 with anyio.CancelScope(shield=True) as self._scope:
-                    await self._serve_uncancelled()
+                    try:
+                        if (job := self.job) is not None:
+                            # It was cancelled under us: by `kill`, or natively by some library.
+                            again = await job.after_kill()
+                            self._let_go(job, again=again)
+                        await self._serve()
+                    except BaseException as error:
+                        if not clear_stray_cancellation(error):
+                            raise
                     if self.job is None:
                         return
         except BaseException:
@@ -100,22 +108,10 @@ class Worker:
         finally:
             pool.forget(self)
 
-    async def _serve_uncancelled(self) -> None:
-        try:
-            if (job := self.job) is not None:
-                # It was cancelled under us: by `kill`, or natively by some library.
-                again = await job.after_kill()
-                self._let_go(job, again=again)
-            await self._serve()
-        except BaseException as error:
-            if not clear_stray_cancellation(error):
-                raise
-
     async def _serve(self) -> None:
         """Run jobs until there is one worker too many."""
         pool = self._pool
-        ready = pool.ready
-        gate = self.gate
+        ready, parked, gate = pool.ready, pool.parked, self.gate
         park, checkpoint = parking(), checkpointing()
         steps = 0
         while True:
@@ -137,17 +133,19 @@ class Worker:
                 if steps >= _STEPS_MAX and ready:
                     steps = 0
                     await checkpoint()
+                    if pool.is_closed:
+                        return
             if pool.runner is self:
                 pool.runner = None
-            if len(pool.parked) >= _PARKED_MAX:
+            if len(parked) >= _PARKED_MAX:
                 return
             gate.is_done = False
-            pool.parked.append(self)
+            parked.append(self)
             try:
                 await park(gate)
             except BaseException:
-                if self in pool.parked:  # it was not elected meanwhile
-                    pool.parked.remove(self)
+                if self in parked:  # it was not elected meanwhile
+                    parked.remove(self)
                 raise
 
     def _let_go(self, job: Job, *, again: bool) -> None:

@@ -74,7 +74,7 @@ class Ref(Generic[M_contra]):
         # The short way. Cells that are closed or full for any reason fail both tests.
         if not control:
             if cell.is_parked:
-                cell.unpark(item)
+                cell.unpark((item,))
                 cell.submit()
                 return
             if cell.waiting is None and len(cell.mail) < cell.capacity:
@@ -122,7 +122,7 @@ class Ref(Generic[M_contra]):
             if control:
                 self._send(ask, control=True, may_wait=True)
             elif cell.is_parked:
-                cell.unpark(ask)
+                cell.unpark((ask,))
                 if cell.is_inline:
                     self._handle_here(cell)
                     if ask.is_done and system.is_inline_due():

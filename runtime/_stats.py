@@ -17,22 +17,22 @@ _TURNS_MAX: Final = 1024
 class Stats:
     """Keeps durations; tells quantiles."""
 
-    __slots__ = ("_recent", "count")
+    __slots__ = ("count", "recent")
 
     def __init__(self) -> None:
         self.count = 0
         """How many messages were handled, since the beginning."""
-        self._recent: deque[tuple[float, int]] = deque(maxlen=_TURNS_MAX)
+        self.recent: deque[tuple[float, int]] = deque(maxlen=_TURNS_MAX)
 
     def record(self, seconds: float, count: int = 1) -> None:
         self.count += count
-        self._recent.append((seconds, count))
+        self.recent.append((seconds, count))
 
     def quantile(self, share: float) -> float:
         """The duration that this share of the recent messages did not exceed, in seconds."""
-        wanted = share * sum(count for _, count in self._recent)
+        wanted = share * sum(count for _, count in self.recent)
         seen = 0
-        for seconds, count in sorted(self._recent):
+        for seconds, count in sorted(self.recent):
             seen += count
             if seen >= wanted:
                 return seconds

@@ -24,6 +24,7 @@ from ._log import logger
 from ._pool import Pool
 from ._reports import Failure, RegionOverflow, Stopped, Stuck, Terminated
 from ._stats import Stats
+from ._turn import Outcome, run_batch, run_turn
 from .ports import Ports
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Limits:
 class Traits:
     """What is known of an actor class without asking each actor."""
 
-    is_batching: bool
+    turn: Callable[[Cell], Outcome]
     is_inline: bool
     """Its handler is a `def`: an ask can be answered in the asker's own stack."""
     has_on_start: bool
@@ -98,7 +99,7 @@ class System:
         self.stuck: list[str] = []
         self.traits: dict[type, Traits] = {}
         self.no_traits = Traits(
-            is_batching=False,
+            turn=run_turn,
             is_inline=False,
             has_on_start=False,
             has_on_stop=False,
@@ -224,7 +225,7 @@ def _traits_of(kind: type[Actor[Any]]) -> Traits:
 
     is_batching = kind.receive_batch is not Actor.receive_batch
     return Traits(
-        is_batching=is_batching,
+        turn=run_batch if is_batching else run_turn,
         is_inline=not is_batching and not inspect.iscoroutinefunction(kind.receive),
         has_on_start=kind.on_start is not Actor.on_start,
         has_on_stop=kind.on_stop is not Actor.on_stop or kind.on_restart is not Actor.on_restart,
