@@ -43,6 +43,7 @@ from ._loading import load_state, rebuild_state
 from ._parking import Parking
 from ._records import logged_event, record_of
 from ._subscriptions import Subscriptions
+from ._waits import Waits, turn_of
 from .admission import AdmissionRefused
 from .agents import Agent, TurnContext
 from .commands import (
@@ -83,6 +84,7 @@ class Setup:
     agent: Agent
     journal: Journal
     subscriptions: Subscriptions
+    waits: Waits
     condenser: Condenser
     policy: Policy
     verify: Verify
@@ -134,7 +136,8 @@ class ConversationActor(Actor[Command | Query]):
         self._running = state.turns.running
         self._snapshot_seq = state.seq
         if enforced_away or state.turns.is_unfinished:
-            await self._run([_Taken(Recover(enforced_away), self._stamp(), None)])
+            stamp = Stamp(self._now(), self._setup.ports.ids.block())
+            await self._run([_Taken(Recover(enforced_away), stamp, None)])
 
     async def on_stop(self) -> None:
         for parked in self._parking.take_all():
@@ -168,9 +171,10 @@ class ConversationActor(Actor[Command | Query]):
     async def _take(self, deliveries: Sequence[Delivery[Command | Query]]) -> Sequence[_Taken]:
         """Give each command its time and ids, and what the log knows beyond our memory."""
         batch = []
+        at = self._now()
         for delivery in deliveries:
             command = delivery.message
-            stamp = self._stamp()
+            stamp = Stamp(at, self._setup.ports.ids.block())
             match command:
                 case Send(message_id=message_id):
                     stamp.known_message = await self._look_up_message(message_id)
@@ -183,9 +187,8 @@ class ConversationActor(Actor[Command | Query]):
             batch.append(_Taken(command, stamp, delivery))
         return batch
 
-    def _stamp(self) -> Stamp:
-        ports = self._setup.ports
-        return Stamp(datetime.fromtimestamp(ports.now(), UTC), ports.ids.block())
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._setup.ports.now(), UTC)
 
     async def _look_up_message(self, message_id: str) -> KnownMessage | None:
         # Nobody but this actor writes the log, so what is read here still holds when it decides.
@@ -379,6 +382,7 @@ class ConversationActor(Actor[Command | Query]):
             owner=self.context.ref,
             ports=self._setup.ports,
         )
+        turn_of.set(self._conversation_id)
         try:
             await self._setup.agent.run(turn)
         except StaleTurn:

@@ -22,7 +22,7 @@ is either in the log or not, and sending it again under its id finds out which.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Self
@@ -46,6 +46,7 @@ from ._decide import Owner, Policy, Stamp, decide_fork
 from ._loading import load_state
 from ._records import record_of
 from ._subscriptions import EventReader, Subscriptions
+from ._waits import Waits, turn_of
 from .admission import Appended, Duplicate
 from .agents import Agent
 from .commands import (
@@ -88,7 +89,7 @@ SUPERVISION = Supervision(
         (Refused, Directive.STOP),
     )
 )
-"""What becomes of a conversation's owner that failed: another one, from the journal, but for these."""
+"""What becomes of an owner that failed: another is made, from the journal, but for these."""
 
 _log = structlog.get_logger(__name__)
 
@@ -137,6 +138,7 @@ class Conversations:
             agent=agent,
             journal=journal,
             subscriptions=Subscriptions(journal),
+            waits=Waits(),
             condenser=condenser if condenser is not None else NoCondenser(),
             policy=Policy(
                 on_overlap=on_overlap,
@@ -300,6 +302,10 @@ class Conversation:
             on_owner_ended=lambda: self._ref.ask(GetView()),
         )
 
+    def waited_for_by(self, waiter: str) -> AbstractContextManager[None]:
+        """While inside, a turn of conversation `waiter` waits for this one, or `AskCycle`."""
+        return self._setup.waits.wait(waiter, self.conversation_id)
+
     async def view(self) -> View:
         """The view as committed. Raises `ConversationNotFound`, and then creates nothing."""
         await self._setup.journal.info(self.conversation_id)
@@ -384,13 +390,28 @@ class Turn:
 
         When its owner fails and another can be started here, that one ends the turn. When none
         can, raises why (`Unavailable`, `OwnedElsewhere`, `CorruptLog`): the chat message is in
-        the log, and its turn ends when the conversation is next opened.
+        the log, and its turn ends when the conversation is next opened. Awaited inside a turn that
+        this one would have to wait for, it raises `AskCycle`.
         """
+        conversation = self._conversation
+        waiter = turn_of.get(None)
+        if waiter is None:
+            ended = await self._find_end(conversation.follow_owner(after=self.seq - 1))
+        else:
+            # In a turn itself: what has ended is told, and what would wait for us is refused.
+            ended = await self._find_end(conversation.events(after=self.seq - 1, live=False))
+            if ended is None:
+                with conversation.waited_for_by(waiter):
+                    ended = await self._find_end(conversation.follow_owner(after=self.seq - 1))
+        assert ended is not None, f"the live events of {conversation.conversation_id} ended"
+        return ended
+
+    async def _find_end(self, events: EventReader) -> TurnEnd | None:
         reply = ""
         # The turn that answers a chat message is the one that its `UserMessageEvent` names.
         turn_id, has_begun = self.turn_id, False
-        async for logged in self._conversation.follow_owner(after=self.seq - 1):
-            match logged.event:
+        async for _, event in events:
+            match event:
                 case UserMessageEvent(message_id=self.message_id, turn_id=str(joined)):
                     turn_id, has_begun = joined, True
                 case MessageWithdrawnEvent(message_id=self.message_id):
@@ -400,10 +421,10 @@ class Turn:
                 case AgentMessageEvent(turn_id=said_in, content=content) if said_in == turn_id:
                     reply = content
                 case TurnEndedEvent(turn_id=ended) if ended == turn_id:
-                    return TurnEnd(logged.event.outcome, reply, logged.event.detail or "")
+                    return TurnEnd(event.outcome, reply, event.detail or "")
                 case _:
                     pass
-        raise AssertionError("a live subscription ended")
+        return None
 
     async def cancel(self) -> bool:
         """Interrupt the turn, or withdraw its chat message while it waits.

@@ -27,7 +27,7 @@ from turnkeeper.actors import (
     agent,
 )
 from turnkeeper.actors._subscriptions import BUFFERED_EVENTS_MAX
-from turnkeeper.runtime import Unavailable
+from turnkeeper.runtime import AskCycle, Unavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -429,6 +429,56 @@ async def test_a_subscriber_that_is_dropped_is_forgotten() -> None:
         gc.collect()
 
         assert not conversations._setup.subscriptions._readers
+
+
+async def test_a_turn_that_awaits_a_later_one_of_its_own_conversation_is_refused() -> None:
+    async with verified(Delegating({"A": ("c", "B")}), journal=MemoryJournal()) as conversations:
+        Delegating.conversations = conversations
+        end = await (await conversations["c"].send("A")).end()
+
+        assert end.reply == "AskCycle: c -> c"
+        # What it sent has its turn all the same.
+        assert await (await conversations["c"].send("B", message_id="B")).reply() == "a(B)"
+
+
+async def test_turns_that_await_each_other_are_refused_and_not_waited_in() -> None:
+    agents = Delegating({"A": ("d", "B"), "B": ("c", "C")})
+    async with verified(agents, journal=MemoryJournal()) as conversations:
+        Delegating.conversations = conversations
+
+        reply = await (await conversations["c"].send("A")).reply()
+
+        assert reply == "AskCycle: d -> c -> d"
+
+
+async def test_a_turn_may_await_another_conversations_turn_and_one_that_has_ended() -> None:
+    agents = Delegating({"A": ("d", "B"), "again": ("c", "A")})
+    async with verified(agents, journal=MemoryJournal()) as conversations:
+        Delegating.conversations = conversations
+
+        assert await (await conversations["c"].send("A", message_id="A")).reply() == "a(B)"
+        assert await (await conversations["c"].send("again")).reply() == "a(B)"
+
+
+class Delegating:
+    """Passes some messages on to another conversation, and says what that replied."""
+
+    conversations: Conversations
+
+    def __init__(self, passed_on: dict[str, tuple[str, str]]) -> None:
+        self._passed_on = passed_on
+
+    async def run(self, turn: TurnContext) -> None:
+        text = turn.message.content
+        if text not in self._passed_on:
+            await turn.say(f"a({text})")
+            return
+        name, passed = self._passed_on[text]
+        sent = await self.conversations[name].send(passed, message_id=passed)
+        try:
+            await turn.say(await sent.reply())
+        except AskCycle as refused:
+            await turn.say(f"AskCycle: {' -> '.join(refused.cycle)}")
 
 
 class FailsOnce(WatchedJournal):
