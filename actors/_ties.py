@@ -11,12 +11,12 @@ malformed ones too: of two actions or results with one call id the first counts.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import overload
 
 from .events import RESULT_CLASSES, RESULT_KINDS, ActionEvent, LLMConvertibleEvent
 
-__all__ = ["ManipulationIndices", "Ties"]
+__all__ = ["ManipulationIndices", "Ties", "find_torn"]
 
 
 class ManipulationIndices(Sequence[int]):
@@ -73,9 +73,11 @@ class Ties:
     """The fold over the events of a view, in their order in it."""
 
     __slots__ = (
+        "_running",
         "_settled",
         "calls",
         "is_loop_open",
+        "is_suspect",
         "length",
         "open_calls",
         "responses",
@@ -94,6 +96,9 @@ class Ties:
         """Where the last action of each model response is."""
         self.is_loop_open = False
         """A tool loop has begun, and an action or a result that came now would continue it."""
+        self.is_suspect = False
+        """An event came that admission would not have let follow those before it."""
+        self._running: str | None = None
         # The manipulation indices below `length`. Invariant: a list that a snapshot has seen only
         # grows; where an index has to go again, the list is replaced.
         self._settled: list[int] = []
@@ -110,10 +115,14 @@ class Ties:
         if event.kind in RESULT_KINDS:
             assert isinstance(event, RESULT_CLASSES), event.kind
             tied_to = self._fold_result(event.tool_call_id, here)
+            self._running = None
         elif isinstance(event, ActionEvent):
             tied_to = self._fold_action(event, here)
         else:
+            if not was_index:
+                self.is_suspect = True
             self.is_loop_open = False
+            self._running = None
         # Every index in (tied_to, here] would tear this event from that one.
         if tied_to == here:
             if was_index:
@@ -124,12 +133,19 @@ class Ties:
         self.length = here + 1
 
     def _fold_action(self, action: ActionEvent, here: int) -> int:
-        call_id = action.tool_call_id
-        tied_to = min(here, self.responses.get(action.llm_response_id, here))
-        self.responses[action.llm_response_id] = here
-        if call_id not in self.calls:
+        call_id, response_id = action.tool_call_id, action.llm_response_id
+        tied_to = self.responses.get(response_id, here)
+        self.responses[response_id] = here
+        if response_id != self._running:
+            if self.open_calls or tied_to != here:
+                self.is_suspect = True
+            self._running = response_id
+        if call_id in self.calls:
+            self.is_suspect = True
+        else:
             self.calls[call_id] = here
             if call_id in self.results:
+                self.is_suspect = True
                 tied_to = min(tied_to, self.results[call_id])
             else:
                 self.open_calls[call_id] = action
@@ -141,10 +157,58 @@ class Ties:
 
     def _fold_result(self, call_id: str, here: int) -> int:
         tied_to = here
-        if call_id not in self.results:
+        if call_id in self.results:
+            self.is_suspect = True
+        else:
             self.results[call_id] = here
             tied_to = self.calls.get(call_id, here)
-            self.open_calls.pop(call_id, None)
+            if self.open_calls.pop(call_id, None) is None:
+                self.is_suspect = True
         if self.is_loop_open:
             tied_to = min(tied_to, here - 1)
         return tied_to
+
+
+def find_torn(
+    events: Iterable[LLMConvertibleEvent],
+    open_calls: Iterable[str],
+    ids: frozenset[str],
+    summary_offset: int | None,
+) -> str | None:
+    """What would be torn if these events left the view and a summary came in; None if nothing.
+
+    What belongs together has to be in one place: taken, before the summary, or after it. What is
+    still growing cannot be put before it; an open call cannot be taken either, while an open tool
+    loop that is taken as a whole ends with that.
+    """
+    place_of: dict[tuple[str, str], str] = {}
+    loops = 0
+    loop: tuple[str, str] | None = None
+    kept = 0
+    for event in events:
+        if event.id in ids:
+            place = "taken"
+        else:
+            place = "after" if summary_offset is None or kept >= summary_offset else "before"
+            kept += 1
+        if isinstance(event, ActionEvent):
+            parts = [("call", event.tool_call_id), ("response", event.llm_response_id)]
+            if event.thinking:
+                loops += 1
+                loop = ("tool loop", str(loops))
+        elif isinstance(event, RESULT_CLASSES):
+            parts = [("call", event.tool_call_id)]
+        else:
+            loop = None
+            continue
+        if loop is not None:
+            parts.append(loop)
+        for part in parts:
+            if place_of.setdefault(part, place) != place:
+                return f"{part[0]} {part[1]} would be torn"
+    for call_id in open_calls:
+        if place_of["call", call_id] != "after":
+            return f"call {call_id} is open"
+    if loop is not None and place_of[loop] == "before":
+        return "a tool loop is open, and would go on after the summary"
+    return None

@@ -25,6 +25,7 @@ from typing import Literal, TypeAlias
 
 from turnkeeper.runtime import Refused
 
+from ._ties import find_torn
 from .events import (
     RESULT_CLASSES,
     ActionEvent,
@@ -261,9 +262,8 @@ class _Trial:
 
 
 def _judge_condensation(event: CondensationEvent, view: ViewFold) -> _Found | None:
-    ids = frozenset(event.forgotten_event_ids)
-    has_summary = event.summary is not None and event.summary_offset is not None
-    torn = _find_torn(view, ids, event.summary_offset if has_summary else None)
+    offset = None if event.summary is None else event.summary_offset
+    torn = _find_torn(view, event.forgotten_event_ids, offset)
     return None if torn is None else ("illegal_condensation", torn)
 
 
@@ -276,45 +276,9 @@ def _judge_retraction(event: RetractionEvent, view: ViewFold) -> _Found | None:
         return "illegal_retraction", "a call is open"
     if any(isinstance(kept, CondensationSummaryEvent) and kept.id in ids for kept in view.events):
         return "illegal_retraction", "a summary is not an event of the log"
-    torn = _find_torn(view, ids, None)
+    torn = _find_torn(view, event.retracted_event_ids, None)
     return None if torn is None else ("illegal_retraction", torn)
 
 
-def _find_torn(view: ViewFold, ids: frozenset[str], summary_offset: int | None) -> str | None:
-    """What would be torn if these events left the view and a summary came in; None if nothing.
-
-    What belongs together has to be in one place: taken, before the summary, or after it. What is
-    still growing cannot be put before it; an open call cannot be taken either, while an open tool
-    loop that is taken as a whole ends with that.
-    """
-    place_of: dict[tuple[str, str], str] = {}
-    loops = 0
-    loop: tuple[str, str] | None = None
-    kept = 0
-    for event in view.events:
-        if event.id in ids:
-            place = "taken"
-        else:
-            place = "after" if summary_offset is None or kept >= summary_offset else "before"
-            kept += 1
-        if isinstance(event, ActionEvent):
-            parts = [("call", event.tool_call_id), ("response", event.llm_response_id)]
-            if event.thinking:
-                loops += 1
-                loop = ("tool loop", str(loops))
-        elif isinstance(event, RESULT_CLASSES):
-            parts = [("call", event.tool_call_id)]
-        else:
-            loop = None
-            continue
-        if loop is not None:
-            parts.append(loop)
-        for part in parts:
-            if place_of.setdefault(part, place) != place:
-                return f"{part[0]} {part[1]} would be torn"
-    for call_id in view.ties.open_calls:
-        if place_of["call", call_id] != "after":
-            return f"call {call_id} is open"
-    if loop is not None and place_of[loop] == "before":
-        return "a tool loop is open, and would go on after the summary"
-    return None
+def _find_torn(view: ViewFold, ids: Sequence[str], summary_offset: int | None) -> str | None:
+    return find_torn(view.events, view.ties.open_calls, frozenset(ids), summary_offset)

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar, overload
 
 from ._properties import LogFacts, runs
-from ._ties import ManipulationIndices, Ties
+from ._ties import ManipulationIndices, Ties, find_torn
 from .events import (
     CondensationEvent,
     CondensationRequestEvent,
@@ -173,14 +173,20 @@ class ViewFold:
 
         An event whose id came before is that event once more, and is passed over.
         """
-        fold, facts = cls(), LogFacts()
-        seen = set[str]()
-        for event in events:
-            if event.id not in seen:
-                seen.add(event.id)
-                fold.fold(event)
-                facts.fold(event)
-        return fold, fold.enforce(facts)
+        log = _once_each(events)
+        fold = cls()
+        is_suspect = False
+        for event in log:
+            if event.kind in _REMOVING_KINDS:
+                is_suspect = is_suspect or fold.ties.is_suspect or fold._would_tear(event)
+            fold.fold(event)
+        runs.total += 1
+        if not (is_suspect or fold.ties.is_suspect):
+            return fold, ()  # admission would have let it through, so no property is broken
+        facts = LogFacts()
+        for event in log:
+            facts.fold(event)
+        return fold, fold._remove(facts.find_violations(fold.events))
 
     def snapshot(self) -> View:
         """The view as it stands."""
@@ -218,6 +224,19 @@ class ViewFold:
         runs.total += 1
         return self._remove(facts.find_violations(self._line.events))
 
+    def _would_tear(self, event: Event) -> bool:
+        offset: int | None = None
+        if isinstance(event, CondensationEvent):
+            ids = frozenset(event.forgotten_event_ids)
+            offset = None if event.summary is None else event.summary_offset
+        elif isinstance(event, RetractionEvent):
+            ids = frozenset(event.retracted_event_ids)
+        else:
+            return False
+        if not ids and offset is None:
+            return False
+        return find_torn(self.events, self.ties.open_calls, ids, offset) is not None
+
     def _condense(self, event: CondensationEvent) -> tuple[LLMConvertibleEvent, ...]:
         left = self._remove(event.forgotten_event_ids)
         if event.summary is not None and event.summary_offset is not None:
@@ -244,6 +263,19 @@ class ViewFold:
         self.ties = Ties()
         for event in events:
             self.ties.fold(event)
+
+
+_REMOVING_KINDS = ("condensation", "retraction")
+
+
+def _once_each(events: Iterable[Event]) -> Sequence[Event]:
+    log = list(events)
+    if len({event.id for event in log}) == len(log):
+        return log
+    by_id: dict[str, Event] = {}
+    for event in log:
+        by_id.setdefault(event.id, event)
+    return list(by_id.values())
 
 
 def verify_view(events: Iterable[Event], view: View) -> str | None:

@@ -158,6 +158,22 @@ def check_crafted() -> None:
         # A response that goes on while it has results, and one that is interrupted.
         [first, second, results[0], late, results[1], results[2]],
         [first, second, make.user(), results[0], late, results[1], results[2]],
+        # One thing wrong and nothing else: a result without a call, a result or an action too
+        # many, a call that is left open by a message, by a response, by a response that is over.
+        [results[0]],
+        [first, results[0], make.error("c1")],
+        [first, results[0], make.user(), make.action("c1", "r2")],
+        [first, make.user()],
+        [first, make.action("c4", "r2"), make.result("c4")],
+        [first, results[0], make.user(), second],
+        # Part of a response, of a pair, of a loop was forgotten, or cut off by a summary.
+        [first, second, *results[:2], make.condense(first, results[0])],
+        [first, results[0], make.condense(results[0]), make.user()],
+        [thinking, make.result("c4"), first, results[0], make.retract(first, results[0])],
+        [
+            *(thinking, make.result("c4"), make.condense(summary="s", offset=2)),
+            *(first, results[0], make.condense(first, results[0])),
+        ],
         # A loop of which a part was forgotten while it was open.
         [thinking, make.condense(thinking), make.result("c4"), first, results[0]],
     ):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.actors import laws, logs
+from turnkeeper.actors import admission
 from turnkeeper.actors.events import Event
 
 
@@ -30,6 +33,15 @@ def test_whatever_is_sent_what_admission_lets_through_is_a_log_whose_fold_is_its
     proposed: list[Event],
 ) -> None:
     laws.check_filtered(proposed)
+
+
+@settings(max_examples=300)
+@given(proposed=logs.wild_logs(max_size=60, ids_max=3))
+def test_an_id_that_admission_has_forgotten_may_be_used_again_and_does_no_harm(
+    proposed: list[Event],
+) -> None:
+    with patch.object(admission, "FINISHED_MAX", 0):
+        laws.check_filtered(proposed)
 
 
 @settings(max_examples=150)

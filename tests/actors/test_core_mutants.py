@@ -17,7 +17,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.actors import laws, logs
-from turnkeeper.actors import _properties, admission
+from turnkeeper.actors import _properties, admission, view
 from turnkeeper.actors._properties import LogFacts
 from turnkeeper.actors._ties import Ties
 from turnkeeper.actors.admission import Admission, _Trial
@@ -63,8 +63,8 @@ _MUTANTS: list[tuple[object, str, str, str]] = [
     (Ties, "fold", "was_index = not self.open_calls", "was_index = True"),
     (Ties, "fold", "self.is_loop_open = False", "pass"),
     (Ties, "_fold_action", "if action.thinking:", "if not action.thinking:"),
-    (Ties, "_fold_action", "self.responses[action.llm_response_id] = here", "pass"),
-    (Ties, "_fold_result", "self.open_calls.pop(call_id, None)", "self.open_calls.clear()"),
+    (Ties, "_fold_action", "self.responses[response_id] = here", "pass"),
+    (Ties, "_fold_result", "self.open_calls.pop(call_id, None)", "self.open_calls.popitem()"),
     (LogFacts, "_fold_action", "batch.append(action.id)", "batch[:] = [action.id]"),
     (LogFacts, "_fold_action", "if action.thinking:", "if action.thinking and not self._loop:"),
     (LogFacts, "fold", "self._end_loop()", "pass"),
@@ -77,8 +77,12 @@ _MUTANTS: list[tuple[object, str, str, str]] = [
     (_Trial, "_judge_action", "or call_id in self._calls_left", ""),
     (_Trial, "_judge_result", "self._response = None", "pass"),
     (_Trial, "judge", "if self._open:", "if len(self._open) > 1:"),
-    (admission, "_find_torn", "parts.append(loop)", "pass"),
-    (admission, "_find_torn", 'if place_of["call", call_id] != "after":', "if False:"),
+    (admission, "find_torn", "parts.append(loop)", "pass"),
+    (admission, "find_torn", 'if place_of["call", call_id] != "after":', "if False:"),
+    (view, "find_torn", "parts.append(loop)", "pass"),
+    (Ties, "fold", "if not was_index:", "if False:"),
+    (Ties, "_fold_action", "if self.open_calls or tied_to != here:", "if False:"),
+    (Ties, "_fold_result", "if self.open_calls.pop(call_id, None) is None:", "if False:"),
     (admission, "_judge_retraction", "if view.ties.open_calls:", "if False:"),
     (Admission, "fold", "self._calls_left.add(event.tool_call_id)", "pass"),
     (_Responses, "fold", "self._early[event.tool_call_id] = event", "pass"),
