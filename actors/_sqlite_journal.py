@@ -54,6 +54,14 @@ def _empty_write_ahead_log(connection: sqlite3.Connection) -> bool:
     return not is_busy
 
 
+def _vacuum(path: Path, connection: sqlite3.Connection) -> int:
+    _empty_write_ahead_log(connection)
+    before = path.stat().st_size
+    connection.execute("VACUUM")
+    _empty_write_ahead_log(connection)
+    return before - path.stat().st_size
+
+
 class SQLiteJournal:
     """`async with SQLiteJournal("chats.db") as journal`, in any loop of asyncio or trio."""
 
@@ -269,6 +277,15 @@ class SQLiteJournal:
         # Another process may be the one that writes, so there is nobody here to set an event.
         while await self._read(lambda reader: reader.head(conversation_id)) <= after:  # noqa: ASYNC110
             await anyio.sleep(self._poll_s)
+
+    async def vacuum(self) -> int:
+        """Give the room of what was deleted back to the disk; returns how many bytes that was.
+
+        Writes the file anew, so it takes as much room again while it runs, and nothing is
+        written meanwhile.
+        """
+        self._refuse_if_read_only()
+        return await self._writer.do(Upkeep(partial(_vacuum, self._path)))
 
     # --- the threads ------------------------------------------------------------------------------
 

@@ -167,6 +167,18 @@ class RecordNotFound(Refused):
         self.head = head
 
 
+class ImportRefused(Refused):
+    """A line of an export cannot be used; the conversations before it are in."""
+
+    def __init__(self, line: int, found: str) -> None:
+        super().__init__(
+            f"import stopped at line {line}: {found}; what came before is in; mend the file and "
+            "import it again"
+        )
+        self.line = line
+        self.found = found
+
+
 class CorruptLog(Refused):
     """A stored log cannot be read; nothing was changed, and it is never opened as if empty."""
 
