@@ -22,7 +22,7 @@ swallows that, the cell is given up as stuck and its worker left to it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from enum import Enum
@@ -222,10 +222,26 @@ class Cell(MailQueue):
         else:
             self.mail.append(item)
 
-    def unpark(self, items: Iterable[Item] = ()) -> None:
+    def wake_for(self, item: Item) -> None:
+        """The short way from rest, for a cell that `is_parked`: take an item, find an owner."""
+        self.at_rest = self.is_parked = False
+        mail: deque[Item] = deque()
+        mail.append(item)
+        self.mail = mail
+        if self.region is not None:
+            self.region.woke(self)
+        pool = self.system.pool
+        if self.spec.is_resident:
+            self.submit()
+        else:
+            pool.ready.append(self)
+            if pool.runner is None:
+                pool.elect()
+
+    def unpark(self) -> None:
         """End the rest; the caller makes itself the owner, or submits."""
         self.at_rest = self.is_parked = False
-        self.mail = deque(items)
+        self.mail = deque()
         if self.region is not None:
             self.region.woke(self)
         if self.system.is_closing:

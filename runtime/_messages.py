@@ -43,6 +43,10 @@ Tell: TypeAlias = tuple[object, float, object]
 class Ask(OneShot[Any]):
     """A message, and the asker that waits for its answer."""
 
+    # Set when the clock is armed, and read when it expires.
+    timeout_s: float
+    deadline: float
+
     __slots__ = ("actor", "deadline", "is_started", "message", "sent_at", "timeout_s", "trace")
 
     def __init__(self, message: object, actor: str, sent_at: float, trace: object) -> None:
@@ -54,8 +58,6 @@ class Ask(OneShot[Any]):
         self.sent_at = sent_at
         self.trace = trace
         self.is_started = False
-        self.timeout_s = 0.0
-        self.deadline = 0.0
 
     def abandon(self) -> None:
         """The asker has gone. Not started yet, it is skipped; started, its reply is dropped."""

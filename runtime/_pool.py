@@ -252,20 +252,20 @@ class Pool:
     def open(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
         if self.ready:
-            self._elect()
+            self.elect()
 
     def submit(self, job: Job) -> None:
         """Step the job soon. Never waits."""
         self.ready.append(job)
         if self.runner is None:
-            self._elect()
+            self.elect()
 
     def resign(self, worker: Worker) -> None:
         """The runner has to wait for its job; another one looks after the queue."""
         assert self.runner is worker, f"{worker} resigned an office it does not hold"
         self.runner = None
         if self.ready:
-            self._elect()
+            self.elect()
 
     def forget(self, worker: Worker) -> None:
         """A worker's task ends."""
@@ -275,7 +275,7 @@ class Pool:
         if self.runner is worker:
             self.runner = None
             if self.ready:
-                self._elect()
+                self.elect()
 
     def close(self) -> None:
         """Cancel all workers, with whatever they have in hand."""
@@ -291,7 +291,8 @@ class Pool:
         self._tasks.start_soon(resident.main)
         return resident
 
-    def _elect(self) -> None:
+    def elect(self) -> None:
+        """There is no runner, and something is ready: make one."""
         if self.is_closed:
             return
         if self.parked:

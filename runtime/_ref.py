@@ -74,8 +74,7 @@ class Ref(Generic[M_contra]):
         # The short way. Cells that are closed or full for any reason fail both tests.
         if not control:
             if cell.is_parked:
-                cell.unpark((item,))
-                cell.submit()
+                cell.wake_for(item)
                 return
             if cell.waiting is None and len(cell.mail) < cell.capacity:
                 cell.mail.append(item)
@@ -122,13 +121,14 @@ class Ref(Generic[M_contra]):
             if control:
                 self._send(ask, control=True, may_wait=True)
             elif cell.is_parked:
-                cell.unpark((ask,))
-                if cell.is_inline:
+                if not cell.is_inline:
+                    cell.wake_for(ask)
+                else:
+                    cell.unpark()
+                    cell.mail.append(ask)
                     self._handle_here(cell)
                     if ask.is_done and system.is_inline_due():
                         await system.checkpoint()
-                else:
-                    cell.submit()
             elif cell.waiting is None and len(cell.mail) < cell.capacity:
                 cell.mail.append(ask)
             else:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "leave_trace", "run_batch", "run_turn"]
 
 # Fairness. 512 messages a turn: a neighbour's ask takes 7.7 ms under a flood; 8: 0.16 ms.
-_TURN_MESSAGES: Final = 16
+_TURN: Final = range(16)
 _TURN_S: Final = 0.001
 
 
@@ -40,17 +40,18 @@ def run_turn(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, wi
     assert actor is not None, f"{cell.name} has a turn before it was started"
     receive = actor.receive
     mail = cell.mail  # the same lane for as long as the actor is not at rest
+    low = cell.capacity // 2  # where waiting senders are let in: `MailQueue.admit`
     now = cell.system.now
     began = ended = now()
     until = began + _TURN_S
     handled = 0
     try:
-        while True:
+        for _ in _TURN:
             if cell.control:
                 item = cell.control.popleft()
             elif mail:
                 item = mail.popleft()
-                if cell.waiting is not None:
+                if cell.waiting is not None and len(mail) <= low:
                     cell.admit()
             else:
                 return Outcome.EMPTY
@@ -102,8 +103,9 @@ def run_turn(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, wi
 
             handled += 1
             ended = now()
-            if handled >= _TURN_MESSAGES or ended >= until:
-                return Outcome.SPENT
+            if ended >= until:
+                break
+        return Outcome.SPENT
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: Cell.as_failure

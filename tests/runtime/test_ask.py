@@ -303,6 +303,7 @@ async def test_a_cold_query_is_answered_in_the_askers_own_stack() -> None:
 async def test_an_ask_holds_on_to_nothing_once_it_is_over() -> None:
     ask = Ask("message", "actor", 0.0, None)
     ask.set(1)
+    ask.timeout_s = 1.0
     ask.expire()
     ask.return_to_sender("late")
     assert await ask.wait() == 1

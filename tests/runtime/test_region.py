@@ -232,7 +232,9 @@ async def test_a_rule_may_stop_a_key_whose_mail_is_handed_back() -> None:
             tasks.start_soon(ask, Get(), NotDelivered)
             await settle()
             gate.set()
-        assert heard[0] is lost
+        # Which asker is woken first is not promised.
+        assert lost in heard
+        assert len(heard) == 2
         assert region.active == ()
 
 
