@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 import anyio
-from pydantic import JsonValue
 
 from turnkeeper.runtime import Ports, Ref
 
@@ -61,10 +60,10 @@ def agent(function: Callable[[TurnContext], Awaitable[None]]) -> FunctionAgent:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that a model asked for, before it is in the log."""
+    """A call that a model asked for, before it is in the log. Its arguments are a JSON object."""
 
     name: str
-    arguments: Mapping[str, JsonValue] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
     provider_call_id: str | None = None
 
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import TypeAlias, cast
 
 import anyio
 import anyio.lowlevel
 import structlog
-from pydantic import JsonValue
 
 from turnkeeper.runtime import Ports, thread_caller
 
@@ -58,8 +56,6 @@ from ._protocol import (
 )
 
 __all__ = ["main"]
-
-Arguments: TypeAlias = Mapping[str, JsonValue]
 
 _READ_SIZE = 1 << 16
 
@@ -124,7 +120,7 @@ class _Player:
         if step.calls:
             calls = [
                 # What is frozen is JSON, too; it only has other types.
-                ToolCall(c.tool_name, cast("Arguments", c.arguments), c.provider_call_id)
+                ToolCall(c.tool_name, c.arguments, c.provider_call_id)
                 for c in step.calls
             ]
             for logged in await turn.call_tools(calls, run, text=step.text):

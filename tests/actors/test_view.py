@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import pytest
@@ -161,6 +162,7 @@ def test_folding_costs_the_same_at_any_length() -> None:
             make.result(f"c{len(fold.events)}"),
             make.agent(),
         ]
+        gc.disable()  # a finalizer of anything else would be counted
         sys.setprofile(trace)
         try:
             for event in exchange:
@@ -171,6 +173,7 @@ def test_folding_costs_the_same_at_any_length() -> None:
             to_llm_messages(view, "anthropic")
         finally:
             sys.setprofile(None)
+            gc.enable()
         return count
 
     calls_of_one_exchange()
