@@ -118,11 +118,7 @@ class _Player:
 
         recorded = {call.provider_call_id: call for call in step.calls}
         if step.calls:
-            calls = [
-                # What is frozen is JSON, too; it only has other types.
-                ToolCall(c.tool_name, c.arguments, c.provider_call_id)
-                for c in step.calls
-            ]
+            calls = [ToolCall(c.tool_name, c.arguments, c.provider_call_id) for c in step.calls]
             for logged in await turn.call_tools(calls, run, text=step.text):
                 self._logged(turn, logged)
         else:
