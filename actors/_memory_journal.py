@@ -14,13 +14,13 @@ import anyio.lowlevel
 
 from turnkeeper.runtime import InvariantViolation, OneShot, Ports
 
+from ._append_rules import check_append, check_ids
 from .errors import (
     ConversationExists,
     ConversationNotFound,
     EventIdConflict,
     Fenced,
     JournalRefused,
-    MessageIdConflict,
     OwnedElsewhere,
     RecordNotFound,
 )
@@ -40,6 +40,20 @@ class _Log:
     snapshot: Snapshot | None = None
     prefix: tuple[tuple[_Log, int], ...] = ()
     """The logs that a fork's first records come from, nearest first, each with its last seq."""
+
+    def known(self, records: Sequence[Record]) -> tuple[dict[str, int], dict[str, int]]:
+        """The event ids and the message ids of these records that the log has."""
+        events = {
+            record.event_id: self.seq_by_event_id[record.event_id]
+            for record in records
+            if record.event_id in self.seq_by_event_id
+        }
+        messages = {
+            record.message_id: self.seq_by_message_id[record.message_id]
+            for record in records
+            if record.message_id is not None and record.message_id in self.seq_by_message_id
+        }
+        return events, messages
 
     def add(self, records: Sequence[Record], *, is_unfinished: bool, now: float) -> Sequence[int]:
         first = len(self.records) + 1
@@ -147,22 +161,20 @@ class MemoryJournal:
             raise ValueError("an append of zero records")
         self._refuse_if_left()
         log = self._store.log(conversation_id)
-        known = {
-            record.event_id: log.seq_by_event_id[record.event_id]
-            for record in records
-            if record.event_id in log.seq_by_event_id
-        }
+        events, messages = log.known(records)
         seqs: Sequence[int]
-        if len(known) == len(records):
-            seqs = [known[record.event_id] for record in records]
+        if all(record.event_id in events for record in records):
+            seqs = [events[record.event_id] for record in records]
         else:
-            _check(
+            check_append(
                 conversation_id,
-                log,
                 records,
                 epoch=epoch,
                 expected_seq=expected_seq,
-                known=known,
+                found_epoch=log.epoch,
+                head=len(log.records),
+                known_events=events,
+                known_messages=messages,
             )
             seqs = log.add(records, is_unfinished=is_unfinished, now=self._ports.now())
             self._store.grown()
@@ -274,12 +286,10 @@ class MemoryJournal:
             begun.seq_by_message_id = {
                 record.message_id: record.seq for record in shared if record.message_id is not None
             }
-            known = {
-                record.event_id: begun.seq_by_event_id[record.event_id]
-                for record in records
-                if record.event_id in begun.seq_by_event_id
-            }
-            _check(fork_id, begun, records, epoch=begun.epoch, expected_seq=at + 1, known=known)
+            events, messages = begun.known(records)
+            if events:
+                raise EventIdConflict(fork_id, events)
+            check_ids(fork_id, records, at + 1, messages)
             begun.add(records, is_unfinished=is_unfinished, now=self._ports.now())
             self._store.replace(fork_id, begun)
             child = begun
@@ -316,44 +326,6 @@ class MemoryJournal:
     def _refuse_if_left(self) -> None:
         if not self._is_entered:
             raise JournalRefused("this memory journal is not open; nothing was done")
-
-
-def _check(
-    conversation_id: str,
-    log: _Log,
-    records: Sequence[Record],
-    *,
-    epoch: int,
-    expected_seq: int,
-    known: Mapping[str, int],
-) -> None:
-    """Raise what stands against this append, in the order in which all journals look."""
-    head = len(log.records)
-    fenced = Fenced(
-        conversation_id,
-        epoch=epoch,
-        expected_seq=expected_seq,
-        found_epoch=log.epoch,
-        head=head,
-    )
-    if epoch != log.epoch:
-        raise fenced
-    if known:
-        raise EventIdConflict(conversation_id, known)
-    if expected_seq != head + 1:
-        raise fenced
-    event_ids: dict[str, int] = {}
-    message_ids: dict[str, int] = {}
-    for seq, record in enumerate(records, expected_seq):
-        if record.event_id in event_ids:
-            raise EventIdConflict(conversation_id, {record.event_id: event_ids[record.event_id]})
-        event_ids[record.event_id] = seq
-        if record.message_id is not None:
-            message_id = record.message_id
-            found = log.seq_by_message_id.get(message_id, message_ids.get(message_id))
-            if found is not None:
-                raise MessageIdConflict(conversation_id, message_id, found)
-            message_ids[message_id] = seq
 
 
 def _info(conversation_id: str, log: _Log) -> ConversationInfo:

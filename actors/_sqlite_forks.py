@@ -74,7 +74,7 @@ def fork(
         "INSERT INTO fork VALUES (?, ?, ?, ?)",
         (child.log, shared, at, fork_seal(child.log, shared, at)),
     )
-    writer.add_alone(child, records, is_unfinished=is_unfinished)
+    writer.begin_fork(child, records, is_unfinished=is_unfinished)
     return Claim(child.epoch, child.head)
 
 

@@ -25,6 +25,7 @@ from typing import TypeVar, cast
 
 from turnkeeper.runtime import InvariantViolation, Ports, TurnkeeperError
 
+from ._append_rules import check_append, check_ids
 from ._job_thread import Job
 from ._payload_parts import PART_BYTES_MIN, split
 from ._record_chain import log_number, next_mark, seal
@@ -33,10 +34,8 @@ from ._sqlite_schema import error_code, is_damage
 from .errors import (
     CorruptLog,
     EventIdConflict,
-    Fenced,
     JournalOutcomeUnknown,
     JournalUnavailable,
-    MessageIdConflict,
     OwnedElsewhere,
 )
 from .journal import Claim, Record, Rejection, Snapshot
@@ -247,7 +246,7 @@ class SQLiteWriter:
                     tail = self.load(job.conversation_id)
                     if tail is None or not _fits(job, tail):
                         return False
-                    if tail.prefix and self._known(tail, job.records):
+                    if tail.prefix and any(self._known(tail, job.records)):
                         return False  # the file's own indexes do not reach into the prefix
                     job.settle(self._add(tail, job.records, is_unfinished=job.is_unfinished))
                 else:
@@ -311,40 +310,35 @@ class SQLiteWriter:
     def _append_alone(self, job: Append, *, is_ours: bool) -> Sequence[int]:
         """One append, with the exact reason where it is refused."""
         tail = self.load(job.conversation_id)
-        ids = [record.event_id for record in job.records]
-        known = {} if tail is None else find_events(self.connection, tail, ids)
-        if all(event_id in known for event_id in ids):
-            return [known[event_id] for event_id in ids]
+        events, messages = self._known(tail, job.records) if tail else ({}, {})
+        if all(record.event_id in events for record in job.records):
+            return [events[record.event_id] for record in job.records]
         if not is_ours:
             raise self._lost()
-        if tail is None or job.epoch != tail.epoch:
-            raise _fenced(job, tail)
-        if known:
-            raise EventIdConflict(job.conversation_id, known)
-        if not _fits(job, tail):
-            raise _fenced(job, tail)
-        return self.add_alone(tail, job.records, is_unfinished=job.is_unfinished)
+        check_append(
+            job.conversation_id,
+            job.records,
+            epoch=job.epoch,
+            expected_seq=job.expected_seq,
+            found_epoch=tail.epoch if tail else 0,
+            head=tail.head if tail else 0,
+            known_events=events,
+            known_messages=messages,
+        )
+        assert tail is not None, "an epoch that nobody has claimed was not fenced"
+        return self._add_alone(tail, job.records, is_unfinished=job.is_unfinished)
 
-    def add_alone(
+    def begin_fork(self, tail: Tail, records: Sequence[Record], *, is_unfinished: bool) -> None:
+        """Write the first records of a fork that was just stored."""
+        events, messages = self._known(tail, records)
+        if events:
+            raise EventIdConflict(tail.name, events)
+        check_ids(tail.name, records, tail.head + 1, messages)
+        self._add_alone(tail, records, is_unfinished=is_unfinished)
+
+    def _add_alone(
         self, tail: Tail, records: Sequence[Record], *, is_unfinished: bool
     ) -> Sequence[int]:
-        """Write records behind a tail; raises where an id is known or comes twice."""
-        event_ids: dict[str, int] = {}
-        message_ids: dict[str, int] = {}
-        for seq, record in enumerate(records, tail.head + 1):
-            if record.event_id in event_ids:
-                raise EventIdConflict(tail.name, {record.event_id: event_ids[record.event_id]})
-            event_ids[record.event_id] = seq
-            if record.message_id is not None:
-                if record.message_id in message_ids:
-                    raise MessageIdConflict(
-                        tail.name, record.message_id, message_ids[record.message_id]
-                    )
-                message_ids[record.message_id] = seq
-        if known := find_events(self.connection, tail, event_ids):
-            raise EventIdConflict(tail.name, known)
-        for message_id, seq in find_messages(self.connection, tail, message_ids).items():
-            raise MessageIdConflict(tail.name, message_id, seq)
         seqs = self._add(tail, records, is_unfinished=is_unfinished)
         try:
             self._write()
@@ -352,12 +346,15 @@ class SQLiteWriter:
             raise CorruptLog(tail.name, seqs[0], f"an index is damaged ({error})") from error
         return seqs
 
-    def _known(self, tail: Tail, records: Sequence[Record]) -> bool:
+    def _known(
+        self, tail: Tail, records: Sequence[Record]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """The event ids and the message ids of these records that the log has."""
         events = [record.event_id for record in records]
         messages = [record.message_id for record in records if record.message_id is not None]
-        return bool(
-            find_events(self.connection, tail, events)
-            or find_messages(self.connection, tail, messages)
+        return (
+            find_events(self.connection, tail, events),
+            find_messages(self.connection, tail, messages),
         )
 
     def _add(self, tail: Tail, records: Sequence[Record], *, is_unfinished: bool) -> Sequence[int]:
@@ -540,13 +537,3 @@ def _is_about_all(error: Exception) -> bool:
 
 def _fits(job: Append, tail: Tail) -> bool:
     return job.epoch == tail.epoch and job.expected_seq == tail.head + 1
-
-
-def _fenced(job: Append, tail: Tail | None) -> Fenced:
-    return Fenced(
-        job.conversation_id,
-        epoch=job.epoch,
-        expected_seq=job.expected_seq,
-        found_epoch=tail.epoch if tail else 0,
-        head=tail.head if tail else 0,
-    )

@@ -199,8 +199,9 @@ class JournalContract:
         self, tmp_path: Path
     ) -> None:
         async with self.make_journal(tmp_path) as journal:
-            with pytest.raises(Fenced):
-                await _append(journal, "c", Claim(epoch=1, head=0), ["e1"])
+            for epoch in (0, 1):
+                with pytest.raises(Fenced):
+                    await _append(journal, "c", Claim(epoch, head=0), ["e1"])
 
             assert list(await journal.list()) == []
 
