@@ -331,8 +331,9 @@ class Cell(MailQueue):
 
     def rest(self) -> bool:
         """Nothing to do. No await has happened since the mailbox was seen empty."""
-        if self.mail or self.control or self.waiting is not None:
-            return True
+        assert not self.mail, f"{self.name} rests with {len(self.mail)} messages"
+        assert not self.control, f"{self.name} rests with {len(self.control)} control messages"
+        assert self.waiting is None, f"{self.name} rests while senders wait for room"
         self.mail = self.control = NO_MAIL
         self.at_rest = self.is_parked = True
         if self.region is not None and self.is_idle:

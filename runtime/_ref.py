@@ -178,9 +178,10 @@ class Ref(Generic[M_contra]):
         except BaseException:
             cell.submit()
             raise
-        if outcome is Outcome.EMPTY and not cell.rest():
+        if outcome is Outcome.EMPTY:
+            cell.rest()
             return
-        if outcome is not Outcome.SPENT and outcome is not Outcome.EMPTY:
+        if outcome is not Outcome.SPENT:
             cell.outcome = outcome
         cell.submit()
 

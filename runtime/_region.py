@@ -67,6 +67,7 @@ class Region(Supervisor, Generic[M]):
         self._cells = cast("dict[str, Cell]", self.children)  # a region has actors only
         self._idle: dict[str, float] = {}
         self._sweep_alarm: Alarm | None = None
+        self._next_report = 1
         self._watchers: dict[str, dict[Ref[Any], None]] = {}
         # Where refs to keys that are not active point: a cell that has ended.
         self._nowhere = Cell(system, name, self._no_actor, spec, self, base_context=context)
@@ -146,10 +147,13 @@ class Region(Supervisor, Generic[M]):
     def _make_room(self) -> None:
         """One more is active: the one that is idle longest goes. Nobody waits for room here."""
         if self._active_max is None or len(self._cells) <= self._active_max:
+            self._next_report = 1
             return
         if self._idle:
             self._passivate(self._cells[next(iter(self._idle))])
-        else:
+        elif (excess := len(self._cells) - self._active_max) >= self._next_report:
+            # When it begins, and each time it doubles: not once for each of a thousand keys.
+            self._next_report = 2 * excess
             self._system.report(RegionOverflow(self.name, len(self._cells), self._active_max))
 
     def _sweep(self) -> None:

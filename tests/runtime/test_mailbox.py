@@ -242,6 +242,25 @@ async def test_a_flood_does_not_starve_the_neighbours() -> None:
     assert handled_before[0] <= 64, "the neighbour had its turn after a few of the flood's"
 
 
+async def test_an_actor_whose_messages_take_long_yields_after_each() -> None:
+    clock = VirtualClock()
+    order: list[str] = []
+
+    class Slow(Actor):
+        def receive(self, message: object) -> None:
+            order.append(f"{self.context.name} {message}")
+            clock.jump(0.002)
+
+    async with Runtime(ports=clock.ports()) as runtime:
+        first = runtime.spawn(Slow, name="first")
+        second = runtime.spawn(Slow, name="second")
+        for number in range(3):
+            await first.tell(number)
+        for number in range(3):
+            await second.tell(number)
+    assert order == [f"{name} {number}" for number in range(3) for name in ("first", "second")]
+
+
 async def test_an_actor_that_tells_itself_never_waits_for_room() -> None:
     log: list[object] = []
     async with Runtime() as runtime:

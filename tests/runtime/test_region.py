@@ -238,6 +238,28 @@ async def test_a_rule_may_stop_a_key_whose_mail_is_handed_back() -> None:
         assert region.active == ()
 
 
+async def test_mail_that_comes_right_after_the_claim_keeps_the_actor_as_it_is() -> None:
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters)
+        await region["a"].tell(Add(3))
+        await settle()
+
+        region._passivate(region._cells["a"])
+        await region["a"].tell(Add(1))
+
+        assert await region["a"].ask(Get()) == 4, "it was not stopped and started in between"
+
+
+async def test_an_overflow_is_reported_when_it_begins_and_each_time_it_doubles() -> None:
+    async with Runtime() as runtime:
+        region = runtime.region("counters", counters, active_max=1)
+        with runtime.events.subscribe(RegionOverflow) as overflows:
+            gates = [await block(region[str(number)]) for number in range(17)]
+            assert [(await anext(overflows)).active for _ in range(5)] == [2, 3, 5, 9, 17]
+        for gate in gates:
+            gate.set()
+
+
 async def test_a_watch_on_a_key_outlives_passivation() -> None:
     notices: Probe[Terminated] = Probe()
     async with Runtime() as runtime:

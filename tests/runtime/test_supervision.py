@@ -139,6 +139,62 @@ async def test_a_restart_waits_for_its_backoff_and_mail_is_kept() -> None:
 
 
 @pytest.mark.anyio
+async def test_an_actor_can_be_stopped_while_it_backs_off() -> None:
+    clock = VirtualClock()
+    slow = Supervision(backoff=Backoff(first_s=1_000.0, max_s=1_000.0))
+    async with Runtime(ports=clock.ports(), supervision=slow) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        await ref.tell(Fail(ValueError()))
+        await settle()
+        await ref.tell(Add())
+        await ref.stop()
+        assert runtime.dead_letters.count == 1
+        with pytest.raises(NotDelivered):
+            await ref.ask(Get())
+
+
+@pytest.mark.anyio
+async def test_an_actor_that_fails_while_it_is_told_to_stop_just_stops() -> None:
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        gate, begun = anyio.Event(), anyio.Event()
+
+        async def fail_later(_: Actor) -> None:
+            begun.set()
+            await gate.wait()
+            raise ValueError("too late to matter")
+
+        await ref.tell(Run(fail_later))
+        await begun.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.stop)
+            await settle()
+            gate.set()
+        with pytest.raises(NotDelivered):
+            await ref.ask(Get())
+        assert list(runtime.tree().walk()) == []
+
+
+@pytest.mark.anyio
+async def test_a_nested_supervisor_is_held_and_released_with_its_siblings() -> None:
+    log: list[str] = []
+    async with Runtime() as runtime:
+        together = Supervision(strategy="one_for_all", backoff=NOW)
+        outer = runtime.spawn_supervisor("outer", together)
+        inner = outer.spawn_supervisor("inner", AT_ONCE)
+        nested = inner.spawn(named("nested", log), name="nested")
+        beside = outer.spawn(named("beside", log), name="beside")
+        for ref in (nested, beside):
+            await ref.ask(Get())
+        log.clear()
+        await beside.tell(Fail(ValueError()))
+        for _ in range(5):
+            await settle()
+        assert await nested.ask(Get()) == 0
+        assert log == ["-beside", "-nested", "+nested", "+beside"]
+
+
+@pytest.mark.anyio
 async def test_restart_runs_its_hook_on_the_failed_actor_with_the_error() -> None:
     seen: list[object] = []
     error = ValueError()
