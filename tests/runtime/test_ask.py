@@ -217,10 +217,10 @@ async def test_a_child_that_asks_a_stopping_parent_hears_so_at_once() -> None:
 
 
 class Deferring(Actor):
-    """Keeps every answer; `release` gives them."""
+    """Keeps every answer, where it outlives the actor; `release` gives them."""
 
-    def __init__(self) -> None:
-        self.kept: list[object] = []
+    def __init__(self, kept: list[object] | None = None) -> None:
+        self.kept = kept if kept is not None else []
 
     def receive(self, message: object) -> object:
         match message:
@@ -256,11 +256,12 @@ async def test_receive_may_defer_its_answer() -> None:
 
 @pytest.mark.parametrize("ending", ["restart", "stop"])
 async def test_deferred_answers_fail_with_the_actor_that_owes_them(ending: str) -> None:
+    kept: list[object] = []
     async with Runtime() as runtime:
-        ref = runtime.spawn(Deferring, name="deferring")
+        ref = runtime.spawn(lambda: Deferring(kept), name="deferring")
 
         async def ask() -> None:
-            with pytest.raises(ActorFailed):
+            with pytest.raises(ActorFailed, match="before it answered"):
                 await ref.ask(Question())
 
         async with anyio.create_task_group() as tasks:

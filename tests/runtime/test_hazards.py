@@ -62,6 +62,15 @@ class TestStrayNativeCancellation:
             assert await sibling.ask(Get()) == 0
             assert await victim.ask(Get()) == 0, "it was restarted"
 
+            async def look(_: Actor) -> int:
+                await anyio.lowlevel.checkpoint()
+                task = asyncio.current_task()
+                assert task is not None
+                return task.cancelling()
+
+            for ref in (victim, sibling):
+                assert await ref.ask(Run(look)) == 0, "and its worker has forgotten it"
+
     @pytest.mark.parametrize("resident", [False, True])
     async def test_an_escaped_cancelled_error_is_a_failure_like_any_other(
         self, resident: bool

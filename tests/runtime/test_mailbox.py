@@ -1,5 +1,6 @@
 """The mailbox: bounds, order, lanes, and senders that wait for room."""
 
+import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
@@ -157,33 +158,32 @@ async def test_a_cancelled_waiting_sender_leaves_no_trace() -> None:
     assert log == ["kept"]
 
 
-async def test_a_sender_cancelled_while_it_is_admitted_takes_its_message_back() -> None:
-    log: list[object] = []
-    async with Runtime() as runtime:
-        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=Mailbox(capacity=1))
-        gate = await block(ref)
-        await ref.tell("kept")
-        outcome: list[str] = []
+class TestNativeCancellation:
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
 
-        async def tell() -> None:
-            try:
-                await ref.tell("admitted")
-                outcome.append("told")
-            except anyio.get_cancelled_exc_class():
-                outcome.append("cancelled")
-                raise
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(tell)
+    async def test_a_sender_cancelled_while_it_is_admitted_takes_its_message_back(self) -> None:
+        log: list[object] = []
+        async with Runtime() as runtime:
+            ref = runtime.spawn(logging_actor(log), name="counter", mailbox=Mailbox(capacity=1))
+            gate = await block(ref)
+            await ref.tell("first")
+            cancelled = asyncio.create_task(ref.tell("cancelled"))
+            await settle()
+            third = asyncio.create_task(ref.tell("third"))
             await settle()
             cell = ref._cell
             cell.mail.popleft()
-            cell.admit()  # its wake-up is on the way ...
-            tasks.cancel_scope.cancel()  # ... when it is cancelled
-        gate.set()
-        await ref.ask(Get())
-    # Either way, its sender knows.
-    assert (outcome, log) in ((["told"], ["admitted"]), (["cancelled"], []))
+            cell.admit()  # the wake-up of the first sender is on the way ...
+            cancelled.cancel()  # ... when it is cancelled
+
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            await third
+            gate.set()
+            await ref.ask(Get())
+        assert log == ["third"]
 
 
 async def test_mail_keeps_its_order_through_a_restart() -> None:

@@ -3,6 +3,7 @@
 from contextlib import AsyncExitStack
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from turnkeeper.runtime import (
@@ -78,6 +79,32 @@ async def test_a_task_that_it_holds_may_fail_it() -> None:
         await ref.tell(Add(2))
         assert await ref.ask(Get()) == 2
     assert log.count("opened") == 2
+
+
+async def test_one_that_a_task_of_its_own_fails_still_waits_for_its_effects() -> None:
+    log: list[object] = []
+
+    async def effect() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()
+                log.append("effect ended")
+
+    async def start(actor: Actor) -> None:
+        assert isinstance(actor, Holder)
+        actor.context.start_effect(effect, name="forever")
+        await anyio.lowlevel.checkpoint()
+        actor.tasks.start_soon(fail)
+
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        ref = runtime.spawn(lambda: Holder(log), name="holder", resident=True)
+        with runtime.events.subscribe(Failure) as failures:
+            await ref.tell(Run(start))
+            await anext(failures)
+        assert await ref.ask(Get()) == 0
+        assert log == ["opened", "effect ended", "opened"]
 
 
 async def fail() -> None:

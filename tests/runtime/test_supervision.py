@@ -176,6 +176,26 @@ async def test_an_actor_that_fails_while_it_is_told_to_stop_just_stops() -> None
 
 
 @pytest.mark.anyio
+async def test_an_actor_that_cannot_start_can_be_stopped_while_it_tries() -> None:
+    gate, begun = anyio.Event(), anyio.Event()
+
+    class Slow(Counter):
+        async def on_start(self) -> None:
+            begun.set()
+            await gate.wait()
+            raise OSError("no such file")
+
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        ref = runtime.spawn(Slow, name="slow")
+        await begun.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.stop)
+            await settle()
+            gate.set()
+        assert list(runtime.tree().walk()) == []
+
+
+@pytest.mark.anyio
 async def test_a_nested_supervisor_is_held_and_released_with_its_siblings() -> None:
     log: list[str] = []
     async with Runtime() as runtime:
