@@ -28,7 +28,7 @@ from turnkeeper.runtime import (
 from turnkeeper.runtime._runtime import cells_of
 from turnkeeper.runtime.testing import Probe, VirtualClock, settle
 
-from .actors import Add, Counter, Get, Run, block
+from .actors import Add, Counter, Fail, Get, Run, block
 
 pytestmark = pytest.mark.anyio
 
@@ -265,6 +265,30 @@ async def test_an_actor_that_asks_itself_gets_the_cycle() -> None:
             await ref.ask(Run(ask_itself))
 
         assert caught.value.cycle == ("selfish", "selfish")
+
+
+@pytest.mark.parametrize("first", ["answered", "failed", "cancelled"])
+async def test_an_ask_that_is_over_is_no_part_of_a_cycle(first: str) -> None:
+    """Hazard 5: who waited once does not wait for ever."""
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        left = runtime.spawn(Counter, name="left")
+        right = runtime.spawn(Counter, name="right")
+
+        async def ask_right(_: Actor) -> None:
+            with anyio.CancelScope() as scope:
+                if first == "cancelled":
+                    scope.cancel()
+                if first == "failed":
+                    with pytest.raises(ActorFailed):
+                        await right.ask(Fail(ValueError()))
+                else:
+                    await right.ask(Get())
+
+        async def ask_left(_: Actor) -> int:
+            return await left.ask(Get())
+
+        await left.ask(Run(ask_right))
+        assert await right.ask(Run(ask_left)) == 0
 
 
 async def test_an_effect_may_ask_its_own_actor() -> None:
