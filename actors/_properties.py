@@ -26,7 +26,8 @@ raises. `runs` counts how often a view was enforced, which tests hold against th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from .events import (
     RESULT_CLASSES,
@@ -51,12 +52,62 @@ class Runs:
 runs = Runs()
 
 
+# What is remembered of an event: of a result its id and its call's; of an action these, its
+# response's id and whether it has thinking; of what a condensation or a retraction takes, the ids;
+# and of a message that it came. Plain tuples, since every event of every log makes one.
+_Fact: TypeAlias = "tuple[str, str] | tuple[str, str, str, bool] | frozenset[str] | None"
+
+
 class LogFacts:
     """The fold over a whole log. Its memory is O(log); it is dropped after the check."""
 
     def __init__(self) -> None:
-        # Batches and tool loops are groups: their members are all in the view, or none.
-        self._groups: list[list[str]] = []
+        self._facts: list[_Fact] = []
+
+    def fold(self, event: Event) -> None:
+        """Advance by one event of the log."""
+        if is_seen_by_model(event):
+            if event.kind in RESULT_KINDS:
+                assert isinstance(event, RESULT_CLASSES), event.kind
+                self._facts.append((event.id, event.tool_call_id))
+            elif isinstance(event, ActionEvent):
+                has_thinking = bool(event.thinking)
+                self._facts.append(
+                    (event.id, event.tool_call_id, event.llm_response_id, has_thinking)
+                )
+            else:
+                self._facts.append(None)
+        elif event.kind == "condensation":
+            assert isinstance(event, CondensationEvent), event.kind
+            self._facts.append(frozenset(event.forgotten_event_ids))
+        elif event.kind == "retraction":
+            assert isinstance(event, RetractionEvent), event.kind
+            self._facts.append(frozenset(event.retracted_event_ids))
+
+    def find_violations(self, view: Sequence[LLMConvertibleEvent]) -> tuple[str, ...]:
+        """The ids of the events that have to leave this view of the log, in its order."""
+        groups = _Groups()
+        for fact in self._facts:
+            match fact:
+                case None:
+                    groups.end_response()
+                    groups.end_loop()
+                case (event_id, call_id):
+                    groups.add_result(event_id, call_id)
+                case (event_id, call_id, response_id, bool(has_thinking)):
+                    groups.add_action(event_id, call_id, response_id, has_thinking=has_thinking)
+                case frozenset():
+                    groups.settle(fact)
+        pairs, gone = _find_pairs(view, groups.pending())
+        gone = _close(frozenset(event.id for event in view), [*groups.all, *pairs], gone)
+        return tuple(event.id for event in view if event.id in gone)
+
+
+class _Groups:
+    """The batches and the tool loops of a log: the members of each are all in the view, or none."""
+
+    def __init__(self) -> None:
+        self.all: list[list[str]] = []
         self._batches: dict[str, list[str]] = {}
         """The group of each model response that an action may still join."""
         self._response_of: dict[str, str] = {}
@@ -69,74 +120,60 @@ class LogFacts:
         self._calls: dict[str, str | None] = {}
         """Its calls: the event id of the action by call id; None once there is a result."""
 
-    def fold(self, event: Event) -> None:
-        """Advance by one event of the log."""
-        if not is_seen_by_model(event):
-            if isinstance(event, CondensationEvent):
-                self._settle(event.forgotten_event_ids)
-            elif isinstance(event, RetractionEvent):
-                self._settle(event.retracted_event_ids)
-        elif event.kind in RESULT_KINDS:
-            assert isinstance(event, RESULT_CLASSES), event.kind
-            if event.tool_call_id in self._calls:
-                self._calls[event.tool_call_id] = None
-            else:
-                self._end_response()
-            self._join_loop(event)
-        elif isinstance(event, ActionEvent):
-            self._fold_action(event)
-        else:
-            self._end_response()
-            self._end_loop()
+    def pending(self) -> frozenset[str]:
+        """The actions whose results may still come."""
+        return frozenset(event_id for event_id in self._calls.values() if event_id is not None)
 
-    def find_violations(self, view: Sequence[LLMConvertibleEvent]) -> tuple[str, ...]:
-        """The ids of the events that have to leave this view of the log, in its order."""
-        pending = frozenset(event_id for event_id in self._calls.values() if event_id is not None)
-        pairs, gone = _find_pairs(view, pending)
-        gone = _close(frozenset(event.id for event in view), [*self._groups, *pairs], gone)
-        return tuple(event.id for event in view if event.id in gone)
-
-    def _fold_action(self, action: ActionEvent) -> None:
-        response_id = action.llm_response_id
+    def add_action(
+        self, event_id: str, call_id: str, response_id: str, *, has_thinking: bool
+    ) -> None:
         batch = self._batches.get(response_id)
         if batch is None:
-            self._end_response()
+            self.end_response()
             self._response = response_id
             batch = self._batches[response_id] = []
-            self._groups.append(batch)
+            self.all.append(batch)
         elif response_id != self._response:
-            self._end_response()
-        batch.append(action.id)
-        self._response_of[action.id] = response_id
+            self.end_response()
+        batch.append(event_id)
+        self._response_of[event_id] = response_id
         if self._response is not None:
-            self._calls.setdefault(action.tool_call_id, action.id)
-        if action.thinking:
+            self._calls.setdefault(call_id, event_id)
+        if has_thinking:
             self._loop = []
             self._in_loop = set()
-            self._groups.append(self._loop)
-        self._join_loop(action)
+            self.all.append(self._loop)
+        self._join_loop(event_id)
 
-    def _join_loop(self, event: LLMConvertibleEvent) -> None:
-        if self._loop is not None:
-            self._loop.append(event.id)
-            self._in_loop.add(event.id)
+    def add_result(self, event_id: str, call_id: str) -> None:
+        if call_id in self._calls:
+            self._calls[call_id] = None
+        else:
+            self.end_response()
+        self._join_loop(event_id)
 
-    def _end_loop(self) -> None:
-        self._loop = None
-        self._in_loop = set()
-
-    def _end_response(self) -> None:
-        self._response = None
-        self._calls = {}
-
-    def _settle(self, event_ids: Sequence[str]) -> None:
+    def settle(self, event_ids: Iterable[str]) -> None:
+        """What has left the view is tied to nothing that comes later."""
         for event_id in event_ids:
             response_id = self._response_of.get(event_id)
             if response_id is not None:
                 for member in self._batches.pop(response_id):
                     self._response_of.pop(member, None)
             if event_id in self._in_loop:
-                self._end_loop()
+                self.end_loop()
+
+    def end_loop(self) -> None:
+        self._loop = None
+        self._in_loop = set()
+
+    def end_response(self) -> None:
+        self._response = None
+        self._calls = {}
+
+    def _join_loop(self, event_id: str) -> None:
+        if self._loop is not None:
+            self._loop.append(event_id)
+            self._in_loop.add(event_id)
 
 
 def _find_pairs(

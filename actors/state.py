@@ -266,6 +266,10 @@ class ConversationState:
         elif isinstance(event, UnknownEvent):
             self.unknown_kinds |= {event.kind}
 
+    def watch(self) -> None:
+        """Notice while folding what admission would not have let through; until `enforce`."""
+        self._view.watches = True
+
     def enforce(self, facts: LogFacts) -> tuple[str, ...]:
         """Take out of the view what breaks a property, given the facts of the whole log."""
         left = self._view.enforce(facts)
@@ -350,6 +354,7 @@ class ConversationState:
                 self.fold(event)
             return
         facts = LogFacts()
+        self.watch()
         for event in self._log.read(0):
             self.fold(event)
             facts.fold(event)
@@ -496,6 +501,7 @@ class ColdLoad:
 
     def __init__(self) -> None:
         self._state = ConversationState()
+        self._state.watch()
         self._facts = LogFacts()
 
     def fold(self, event: Event) -> None:

@@ -34,6 +34,20 @@ def content_digest(content: str, images: Sequence[ImageContent]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+# The kinds that `fold` has a case for. Most events of a log are of another, and a class that does
+# not match costs ten times what a look at the kind does.
+_KINDS = frozenset(
+    (
+        "user_message",
+        "message_queued",
+        "message_withdrawn",
+        "turn_started",
+        "turn_ended",
+        "forked_from",
+    )
+)
+
+
 @dataclass(frozen=True, slots=True)
 class KnownMessage:
     """A chat message that is in the log, or waits there: where, and of which turn."""
@@ -86,6 +100,8 @@ class TurnTable:
 
     def fold(self, event: Event, seq: int) -> None:
         """Advance by one event of the log."""
+        if event.kind not in _KINDS:
+            return
         match event:
             case UserMessageEvent():
                 if event.message_id is not None:

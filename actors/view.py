@@ -21,7 +21,6 @@ from ._properties import LogFacts, runs
 from ._ties import ManipulationIndices, Ties, find_torn
 from .events import (
     CondensationEvent,
-    CondensationRequestEvent,
     CondensationSummaryEvent,
     Event,
     LLMConvertibleEvent,
@@ -154,15 +153,22 @@ class View(Sequence[LLMConvertibleEvent]):
         return f"View([{ids}])"
 
 
+_CHANGING_KINDS = ("condensation", "condensation_request", "retraction")
+
+
 class ViewFold:
     """The fold itself. One owner, one task."""
 
-    __slots__ = ("_line", "_request", "ties")
+    __slots__ = ("_is_suspect", "_line", "_request", "ties", "watches")
 
     def __init__(
         self, events: Iterable[LLMConvertibleEvent] = (), *, unhandled_request: bool = False
     ) -> None:
         self._request = unhandled_request
+        self.watches = False
+        """Look also at what leaves the view, which an owner's admission has done already."""
+        self._is_suspect = False
+        self.ties = Ties()
         self._begin_line(list(events))
 
     @classmethod
@@ -174,19 +180,14 @@ class ViewFold:
         An event whose id came before is that event once more, and is passed over.
         """
         log = _once_each(events)
-        fold = cls()
-        is_suspect = False
+        fold, facts = cls(), LogFacts()
+        fold.watches = True
         for event in log:
-            if event.kind in _REMOVING_KINDS:
-                is_suspect = is_suspect or fold.ties.is_suspect or fold._would_tear(event)
             fold.fold(event)
-        runs.total += 1
-        if not (is_suspect or fold.ties.is_suspect):
-            return fold, ()  # admission would have let it through, so no property is broken
-        facts = LogFacts()
-        for event in log:
-            facts.fold(event)
-        return fold, fold._remove(facts.find_violations(fold.events))
+        if fold.is_suspect:
+            for event in log:
+                facts.fold(event)
+        return fold, fold.enforce(facts)
 
     def snapshot(self) -> View:
         """The view as it stands."""
@@ -205,39 +206,50 @@ class ViewFold:
         """Another fold that goes on from here; O(view)."""
         return ViewFold(self._line.events, unhandled_request=self._request)
 
+    @property
+    def is_suspect(self) -> bool:
+        """While it watched, something came that admission would not have let through.
+
+        If nothing did, no property is broken, and the log need not be looked at again.
+        """
+        return self._is_suspect or self.ties.is_suspect
+
     def fold(self, event: Event) -> tuple[LLMConvertibleEvent, ...]:
         """Advance by one event of the log; gives the events that it takes out of the view."""
         if is_seen_by_model(event):
             self._line.events.append(event)
             self.ties.fold(event)
-        elif isinstance(event, CondensationEvent):
-            self._request = False
-            return self._condense(event)
-        elif isinstance(event, RetractionEvent):
-            return self._remove(event.retracted_event_ids)
-        elif isinstance(event, CondensationRequestEvent):
+        elif event.kind in _CHANGING_KINDS:
+            if isinstance(event, CondensationEvent):
+                return self._condense(event)
+            if isinstance(event, RetractionEvent):
+                return self._retract(event)
             self._request = True
         return ()
 
     def enforce(self, facts: LogFacts) -> tuple[LLMConvertibleEvent, ...]:
         """Remove what breaks a property, given the facts of the whole log; gives what went."""
         runs.total += 1
+        if self.watches and not self.is_suspect:
+            self.watches = False
+            return ()
+        self.watches = False
         return self._remove(facts.find_violations(self._line.events))
 
-    def _would_tear(self, event: Event) -> bool:
-        offset: int | None = None
-        if isinstance(event, CondensationEvent):
-            ids = frozenset(event.forgotten_event_ids)
-            offset = None if event.summary is None else event.summary_offset
-        elif isinstance(event, RetractionEvent):
-            ids = frozenset(event.retracted_event_ids)
-        else:
-            return False
-        if not ids and offset is None:
-            return False
-        return find_torn(self.events, self.ties.open_calls, ids, offset) is not None
+    def _watch(self, event_ids: Sequence[str], summary_offset: int | None) -> None:
+        if self.watches and not self.is_suspect and (event_ids or summary_offset is not None):
+            ids = frozenset(event_ids)
+            torn = find_torn(self._line.events, self.ties.open_calls, ids, summary_offset)
+            self._is_suspect = torn is not None
+
+    def _retract(self, event: RetractionEvent) -> tuple[LLMConvertibleEvent, ...]:
+        self._watch(event.retracted_event_ids, None)
+        return self._remove(event.retracted_event_ids)
 
     def _condense(self, event: CondensationEvent) -> tuple[LLMConvertibleEvent, ...]:
+        self._request = False
+        offset = None if event.summary is None else event.summary_offset
+        self._watch(event.forgotten_event_ids, offset)
         left = self._remove(event.forgotten_event_ids)
         if event.summary is not None and event.summary_offset is not None:
             summary = CondensationSummaryEvent(
@@ -259,13 +271,12 @@ class ViewFold:
         return left
 
     def _begin_line(self, events: list[LLMConvertibleEvent]) -> None:
+        # What was suspect stays so, though it may have left the view.
+        self._is_suspect = self.is_suspect
         self._line = _Line(events)
         self.ties = Ties()
         for event in events:
             self.ties.fold(event)
-
-
-_REMOVING_KINDS = ("condensation", "retraction")
 
 
 def _once_each(events: Iterable[Event]) -> Sequence[Event]:

@@ -17,8 +17,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.actors import laws, logs
-from turnkeeper.actors import _properties, admission, view
-from turnkeeper.actors._properties import LogFacts
+from turnkeeper.actors import _properties, admission
+from turnkeeper.actors._properties import LogFacts, _Groups
 from turnkeeper.actors._ties import Ties
 from turnkeeper.actors.admission import Admission, _Trial
 from turnkeeper.actors.llm import _AnthropicMessages, _OpenAIMessages, _Responses
@@ -53,7 +53,7 @@ def _check_all_laws(
 
 _MUTANTS: list[tuple[object, str, str, str]] = [
     # (where, which function, the line, what it becomes)
-    (ViewFold, "fold", "self._request = False", "pass"),
+    (ViewFold, "_condense", "self._request = False", "pass"),
     (ViewFold, "_condense", "events = self._line.events.copy()", "events = self._line.events"),
     (ViewFold, "_condense", 'id=f"{event.id}-summary"', "id=event.id"),
     (ViewFold, "_remove", "if event.id not in ids", "if event.id != event_ids[0]"),
@@ -65,12 +65,12 @@ _MUTANTS: list[tuple[object, str, str, str]] = [
     (Ties, "_fold_action", "if action.thinking:", "if not action.thinking:"),
     (Ties, "_fold_action", "self.responses[response_id] = here", "pass"),
     (Ties, "_fold_result", "self.open_calls.pop(call_id, None)", "self.open_calls.popitem()"),
-    (LogFacts, "_fold_action", "batch.append(action.id)", "batch[:] = [action.id]"),
-    (LogFacts, "_fold_action", "if action.thinking:", "if action.thinking and not self._loop:"),
-    (LogFacts, "fold", "self._end_loop()", "pass"),
-    (LogFacts, "fold", "self._calls[event.tool_call_id] = None", "pass"),
-    (LogFacts, "_settle", "self._end_loop()", "pass"),
-    (LogFacts, "_settle", "self._response_of.pop(member, None)", "pass"),
+    (_Groups, "add_action", "batch.append(event_id)", "batch[:] = [event_id]"),
+    (_Groups, "add_action", "if has_thinking:", "if has_thinking and not self._loop:"),
+    (LogFacts, "find_violations", "groups.end_loop()", "pass"),
+    (_Groups, "add_result", "self._calls[call_id] = None", "pass"),
+    (_Groups, "settle", "self.end_loop()", "pass"),
+    (_Groups, "settle", "self._response_of.pop(member, None)", "pass"),
     (_properties, "_find_pairs", "elif action_id in pending:", "elif not pending:"),
     (_properties, "_close", "broken.append(n)", "pass"),
     (_Trial, "_judge_action", "if others:", "if False:"),
@@ -79,7 +79,8 @@ _MUTANTS: list[tuple[object, str, str, str]] = [
     (_Trial, "judge", "if self._open:", "if len(self._open) > 1:"),
     (admission, "find_torn", "parts.append(loop)", "pass"),
     (admission, "find_torn", 'if place_of["call", call_id] != "after":', "if False:"),
-    (view, "find_torn", "parts.append(loop)", "pass"),
+    (ViewFold, "_watch", "torn is not None", "False"),
+    (ViewFold, "_begin_line", "self._is_suspect = self.is_suspect", "pass"),
     (Ties, "fold", "if not was_index:", "if False:"),
     (Ties, "_fold_action", "if self.open_calls or tied_to != here:", "if False:"),
     (Ties, "_fold_result", "if self.open_calls.pop(call_id, None) is None:", "if False:"),
