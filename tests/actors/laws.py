@@ -164,6 +164,7 @@ def check_crafted() -> None:
         [first, results[0], make.error("c1")],
         [first, results[0], make.user(), make.action("c1", "r2")],
         [first, make.user()],
+        [first, user := make.user(), make.condense(user)],
         [first, make.action("c4", "r2"), make.result("c4")],
         [first, results[0], make.user(), second],
         # Part of a response, of a pair, of a loop was forgotten, or cut off by a summary.
