@@ -1,4 +1,4 @@
-"""What can stand against an append, in the order in which every journal looks.
+"""An append as a job, and what can stand against it, in the order in which every journal looks.
 
 Ids that are all in the log already are answered before this, whatever the epoch. Then ownership
 comes first, since a rival's ids are nobody's business; then ids that are known; then the place.
@@ -8,8 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ._job_thread import Job
 from .errors import EventIdConflict, Fenced, MessageIdConflict
 from .journal import Record
+
+
+class Append(Job[Sequence[int]]):
+    """Records on their way into one log."""
+
+    __slots__ = ("conversation_id", "epoch", "expected_seq", "is_unfinished", "records")
+
+    def __init__(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+    ) -> None:
+        super().__init__(len(records), sum(len(record.payload) for record in records))
+        self.conversation_id = conversation_id
+        self.records = records
+        self.epoch = epoch
+        self.expected_seq = expected_seq
+        self.is_unfinished = is_unfinished
 
 
 def check_append(

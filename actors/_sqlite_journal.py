@@ -29,12 +29,13 @@ import anyio
 
 from turnkeeper.runtime import Ports
 
+from ._append_rules import Append
 from ._job_thread import JobThread, Worker
 from ._owner_lock import OwnerLock
 from ._sqlite_forks import delete, fork
 from ._sqlite_reader import Read, SQLiteReader
 from ._sqlite_schema import Synchronous, open_for_writing, refusal
-from ._sqlite_writer import Append, Change, SQLiteWriter, Upkeep
+from ._sqlite_writer import Change, SQLiteWriter, Upkeep
 from .errors import JournalRefused, JournalUnavailable, OwnedElsewhere
 from .journal import Claim, ConversationInfo, Deletion, Record, Rejection, Snapshot, StoredRecord
 

@@ -25,7 +25,7 @@ from typing import TypeVar, cast
 
 from turnkeeper.runtime import InvariantViolation, Ports, TurnkeeperError
 
-from ._append_rules import check_append, check_ids
+from ._append_rules import Append, check_append, check_ids
 from ._job_thread import Job
 from ._payload_parts import PART_BYTES_MIN, split
 from ._record_chain import log_number, next_mark, seal
@@ -60,28 +60,6 @@ _MOVE_TAILS = _many(
     _MOVE_COLUMNS,
     ") WHERE id = column1 AND epoch = column2 AND head = column3",
 )
-
-
-class Append(Job[Sequence[int]]):
-    """Records on their way into one log."""
-
-    __slots__ = ("conversation_id", "epoch", "expected_seq", "is_unfinished", "records")
-
-    def __init__(
-        self,
-        conversation_id: str,
-        records: Sequence[Record],
-        *,
-        epoch: int,
-        expected_seq: int,
-        is_unfinished: bool,
-    ) -> None:
-        super().__init__(len(records), sum(len(record.payload) for record in records))
-        self.conversation_id = conversation_id
-        self.records = records
-        self.epoch = epoch
-        self.expected_seq = expected_seq
-        self.is_unfinished = is_unfinished
 
 
 class Change(Job[T]):
