@@ -16,7 +16,7 @@ Invariants:
 4. An ended cell is never touched again, not even by a handler that would not stop.
 
 User code is bounded from outside, by alarms: past its patience it is cancelled, and when it
-swallows that, the cell is given up as stuck and its worker left to it.
+swallows that, the cell is given up as stuck, and its worker left to it until it returns.
 """
 
 from __future__ import annotations
@@ -382,9 +382,9 @@ class Cell(MailQueue):
                 # Its own scope, so that it can be cancelled alone: what the actor has opened
                 # around its whole life must be closed in this very task, by `on_stop`.
                 result = await self._in_scope(drive(context, coroutine))
-        except BaseException as error:
-            if self.phase is Phase.ENDED:
-                raise
+        except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
+            if self._is_too_late(error):
+                return Outcome.EMPTY
             self.error = self.as_failure(error, self.worker)
             return Outcome.FAILED
         finally:
@@ -445,9 +445,9 @@ class Cell(MailQueue):
         call = self._enter_user_code("starting")
         try:
             await drive(self.context, self.actor.on_start())
-        except BaseException as error:
-            if self.phase is Phase.ENDED:
-                raise
+        except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
+            if self._is_too_late(error):
+                return False
             return await self._start_failed(error)
         finally:
             self._leave_user_code(call)
@@ -496,6 +496,14 @@ class Cell(MailQueue):
         failure = ActorFailed(self.name, "its task was cancelled by neither it nor the runtime")
         failure.__cause__ = error
         return failure
+
+    def _is_too_late(self, error: BaseException) -> bool:
+        """Whether this is the end of a call that was given up as stuck; it is said, no more."""
+        if self.phase is not Phase.ENDED:
+            return False
+        failure = self.as_failure(error, self.worker)
+        self.system.report(Failure(self.name, failure, "it had been given up as stuck"))
+        return True
 
     def shown(self, error: BaseException) -> BaseException:
         """What askers get: the five kinds as they are, everything else inside `ActorFailed`."""
@@ -599,13 +607,11 @@ class Cell(MailQueue):
         call = self._enter_user_code("cleaning up")
         try:
             await drive(self.context, hook)
-        except BaseException as error:
-            if self.phase is Phase.ENDED:
-                raise
-            self.failed += 1
-            self.system.report(
-                Failure(self.name, self.as_failure(error, self.worker), "it ends regardless")
-            )
+        except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
+            if not self._is_too_late(error):
+                self.failed += 1
+                failure = self.as_failure(error, self.worker)
+                self.system.report(Failure(self.name, failure, "it ends regardless"))
         finally:
             self._leave_user_code(call)
 
@@ -705,8 +711,6 @@ class Cell(MailQueue):
         """It swallows its cancellation: it is detached, and its worker left to it."""
         doing = self._user_code
         error = ActorFailed(self.name, f"it is stuck {doing}: it swallows its cancellation")
-        if self.worker is not None:
-            self.worker.desert()
         self._fail_current(error)
         for ask in tuple(self.deferred or ()):
             ask.fail(error)

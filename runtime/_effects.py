@@ -16,6 +16,7 @@ import anyio
 from ._cell import Phase, in_effect
 from ._drive import drive
 from ._messages import Order
+from ._reports import Failure
 
 if TYPE_CHECKING:
     from ._cell import Cell
@@ -76,12 +77,14 @@ class Effect:
     async def _live(self) -> bool:
         try:
             await drive(self._context, self._awaited())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
+            cell = self._cell
+            failure = cell.as_failure(error, self.worker)
             if self.is_done:
-                raise
-            failure = self._cell.as_failure(error, self.worker)
-            self._end()
-            self._cell.give_order(Order("fail", failure))
+                cell.system.report(Failure(cell.name, failure, "its effect had been given up"))
+            else:
+                self._end()
+                cell.give_order(Order("fail", failure))
         else:
             self._end()
         return False
@@ -113,7 +116,5 @@ class Effect:
         """It has swallowed its cancellation."""
         if self.is_done:
             return
-        if self.worker is not None:
-            self.worker.desert()
         self._cell.system.say_stuck(self._cell.name, f"in its effect {self.name}")
         self._end()

@@ -45,8 +45,6 @@ class Host(Protocol):
 
     def kill(self) -> None: ...
 
-    def desert(self) -> None: ...
-
 
 class Job(Protocol):
     """Something that workers run a step at a time."""
@@ -78,10 +76,6 @@ class Worker:
     @property
     def is_killed(self) -> bool:
         return self._scope.cancel_called
-
-    def desert(self) -> None:
-        """Leave it alone with a job that will not end."""
-        self.job = None
 
     async def main(self) -> None:
         pool = self._pool
@@ -149,8 +143,6 @@ class Worker:
                 raise
 
     def _let_go(self, job: Job, *, again: bool) -> None:
-        if self.job is not job:
-            return  # it was taken from us while it would not stop
         self.job = job.worker = None
         pool = self._pool
         if again:
@@ -188,9 +180,6 @@ class Resident:
     @property
     def is_killed(self) -> bool:
         return self._scope.cancel_called
-
-    def desert(self) -> None:
-        self._is_over = True
 
     async def main(self) -> None:
         pool = self._pool

@@ -130,7 +130,6 @@ class Region(Supervisor, Generic[M]):
         self._idle.pop(cell.key, None)
 
     def rests(self, cell: Cell) -> None:
-        self._idle.pop(cell.key, None)
         self._idle[cell.key] = self._system.now()
         if self._idle_s is not None and self._sweep_alarm is None:
             self._sweep_alarm = self._system.clock.call_later(self._idle_s, self._sweep)
@@ -141,7 +140,6 @@ class Region(Supervisor, Generic[M]):
 
     def _passivate(self, cell: Cell) -> None:
         """Claim an idle actor. Mail that comes from now on lands in the cell, and is found."""
-        del self._idle[cell.key]
         cell.give_order(Order("passivate"))
 
     def _make_room(self) -> None:

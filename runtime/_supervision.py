@@ -7,12 +7,14 @@ that grows, jitters, and starts over after a quiet period. `_supervisor.py` carr
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from random import Random
 
 __all__ = ["Backoff", "Directive", "RestartLog", "Strategy", "Supervision", "leaves"]
 
@@ -43,7 +45,7 @@ class Backoff:
     reset_s: float = 60.0
     """After so long without a failure the next restart is a first one again."""
 
-    def delay_s(self, attempt: int, random: random.Random) -> float:
+    def delay_s(self, attempt: int, random: Random) -> float:
         """Before restart number `attempt`, counted from 0."""
         # The exponent is bounded, for a float overflows at 1024 doublings.
         plain = min(self.first_s * self.factor ** min(attempt, 64), self.max_s)
@@ -100,7 +102,7 @@ class RestartLog:
             times.popleft()
         return len(times) > self.supervision.restarts_max
 
-    def delay_s(self, now: float, random: random.Random) -> float:
+    def delay_s(self, now: float, random: Random) -> float:
         """How long to wait before the restart that is due now."""
         backoff = self.supervision.backoff
         if now - self._last > backoff.reset_s:

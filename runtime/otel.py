@@ -15,9 +15,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import Token
-from time import time_ns
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -44,6 +43,7 @@ def instrument(
     tracing = _OtelTracing(
         trace.get_tracer(_NAME, tracer_provider=tracer_provider),
         metrics.get_meter(_NAME, meter_provider=meter_provider),
+        runtime.ports.monotonic,
     )
     system = runtime._system  # noqa: SLF001 - same package
     root = runtime._root  # noqa: SLF001 - same package
@@ -67,13 +67,16 @@ def instrument(
 class _OtelTracing:
     """The handlers that are going on, with their spans."""
 
-    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
+    def __init__(
+        self, tracer: trace.Tracer, meter: metrics.Meter, now: Callable[[], float]
+    ) -> None:
         self._tracer = tracer
+        self._now = now
         self._duration = meter.create_histogram("turnkeeper.handler.duration", unit="s")
         self._failures = meter.create_counter("turnkeeper.handler.failures")
         # An actor handles one message at a time, so it has one span at most. Any: of any type.
         self._open: WeakKeyDictionary[
-            Actor[Any], tuple[Span, Token[otel_context.Context], int, str]
+            Actor[Any], tuple[Span, Token[otel_context.Context], float, str]
         ] = WeakKeyDictionary()
 
     def sent(self) -> object:
@@ -96,7 +99,7 @@ class _OtelTracing:
             attributes={"turnkeeper.actor": actor.context.name},
         )
         token = otel_context.attach(trace.set_span_in_context(span))
-        self._open[actor] = (span, token, time_ns(), kind)
+        self._open[actor] = (span, token, self._now(), kind)
 
     def leave(self, actor: Actor[Any], error: BaseException | None) -> None:
         found = self._open.pop(actor, None)
@@ -108,6 +111,6 @@ class _OtelTracing:
             span.record_exception(error)
             span.set_status(Status(StatusCode.ERROR, type(error).__name__))
             self._failures.add(1, attributes)
-        self._duration.record((time_ns() - began) / 1e9, attributes)
+        self._duration.record(self._now() - began, attributes)
         span.end()
         otel_context.detach(token)

@@ -108,6 +108,14 @@ async def test_a_timeout_value_that_nobody_uses_any_more_is_forgotten() -> None:
         assert runtime._system.clock._deadlines == {}
 
 
+async def test_answered_asks_do_not_pile_up_until_their_deadline() -> None:
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        for _ in range(100):
+            await ref.ask(Get(), timeout=60.0)
+        assert len(runtime._system.clock._deadlines[60.0].asks) <= 1
+
+
 async def test_answered_asks_do_not_pile_up_behind_a_slow_one() -> None:
     clock = VirtualClock()
     async with Runtime(ports=clock.ports()) as runtime:

@@ -184,6 +184,8 @@ class Spinner(Actor):
     async def receive(self, message: object) -> object:
         if message == "quiet":
             return None
+        if message == "raise":
+            return await self.spin_and_raise()
         while not self.is_free:
             try:
                 await anyio.sleep_forever()
@@ -193,6 +195,13 @@ class Spinner(Actor):
                     raise
                 await self.rest()
         return "free at last"
+
+    async def spin_and_raise(self) -> None:
+        with anyio.CancelScope(shield=True):
+            while not self.is_free:
+                self.swallowed += 1
+                await anyio.lowlevel.checkpoint()
+        raise ValueError("nobody is waiting for this any more")
 
     async def rest(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -224,6 +233,24 @@ async def test_a_handler_that_swallows_its_cancellation_is_detached_and_said_so(
             await ref.ask(Get())
         assert actor.swallowed > 0
         actor.is_free = True
+
+
+async def test_what_a_detached_handler_raises_in_the_end_is_reported_and_harms_nobody() -> None:
+    """Hazard 4, the aftermath."""
+    clock = VirtualClock()
+    actor = Spinner()
+    async with Runtime(ports=clock.ports(), stop_s=1.0, kill_s=1.0) as runtime:
+        ref = runtime.spawn(lambda: actor, name="spinner")
+        other = runtime.spawn(Counter, name="other")
+        await ref.tell("raise")
+        await anyio.lowlevel.checkpoint()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ref.stop)
+            await clock_advance_past(clock, actor)
+        with runtime.events.subscribe(Failure) as failures:
+            actor.is_free = True
+            assert "given up" in (await anext(failures)).decision
+        assert await other.ask(Get()) == 0
 
 
 async def clock_advance_past(clock: VirtualClock, actor: Spinner) -> None:

@@ -294,7 +294,10 @@ async def test_an_actors_own_supervision_is_counted_apart_and_its_end_is_one_fai
                 decisions.append(type((await anext(failures)).error).__name__)
             await settle()
         assert await ref.ask(Get()) == 0, "the third was one failure for the runtime to judge"
-        assert len(runtime._root._log._times) == 1
+        for _ in range(2):
+            await ref.tell(Fail(ValueError()))
+            assert await ref.ask(Get()) == 0
+        assert len(runtime._root._log._times) == 1, "and its own count started over"
 
 
 class Named(Counter):
@@ -368,6 +371,21 @@ async def test_mail_of_the_siblings_is_kept_through_one_for_all() -> None:
         await settle()
         gate.set()
         assert await refs[0].ask(Get()) == 7
+
+
+@pytest.mark.anyio
+async def test_a_group_waits_for_its_backoff_before_anyone_comes_back() -> None:
+    clock = VirtualClock()
+    log: list[str] = []
+    async with Runtime(ports=clock.ports()) as runtime:
+        slow = Backoff(first_s=10.0, jitter=0.0)
+        refs = await three(runtime, Supervision(strategy="one_for_all", backoff=slow), log)
+        await refs[1].tell(Fail(ValueError()))
+        await clock.advance(9.0)
+        assert log == ["-b", "-c", "-a"]
+        assert {each.state for each in runtime.tree().walk()} == {"open", "held"}
+        await clock.advance(2.0)
+        assert log[3:] == ["+a", "+b", "+c"]
 
 
 @pytest.mark.anyio
