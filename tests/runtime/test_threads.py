@@ -94,6 +94,28 @@ async def test_a_call_that_is_on_the_way_ends_when_the_runtime_is_left() -> None
         await in_thread(lambda: portal.tell(ref, Add()))
 
 
+async def test_a_call_that_never_reached_the_loop_ends_when_the_portal_is_closed() -> None:
+    failures: list[BaseException] = []
+    on_the_way = threading.Event()
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Counter, name="counter")
+        portal = runtime.portal()
+        runtime._system.call_soon = lambda _: on_the_way.set()  # and it is lost
+
+        def work() -> None:
+            try:
+                portal.ask(ref, Get())
+            except BaseException as error:  # noqa: BLE001 - looked at below
+                failures.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        while not on_the_way.is_set():
+            await anyio.lowlevel.checkpoint()
+    thread.join()
+    assert isinstance(failures[0], Unavailable)
+
+
 async def test_the_portal_refuses_the_loops_own_thread_which_would_wait_for_itself() -> None:
     async with Runtime() as runtime:
         ref = runtime.spawn(Counter, name="counter")
