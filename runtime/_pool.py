@@ -109,10 +109,13 @@ class Worker:
         park, checkpoint = parking(), checkpointing()
         steps = 0
         while True:
-            while pool.runner is self and ready:
+            # Of the two, only a step that waits can cost us the office.
+            while ready and pool.runner is self:
                 job = ready.popleft()
                 step = job.step()
                 if step is False:
+                    if not ready:
+                        break
                     steps += 1
                 elif step is True:
                     ready.append(job)

@@ -40,7 +40,6 @@ def run_turn(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, wi
     assert actor is not None, f"{cell.name} has a turn before it was started"
     receive = actor.receive
     mail = cell.mail  # the same lane for as long as the actor is not at rest
-    low = cell.capacity // 2  # where waiting senders are let in: `MailQueue.admit`
     now = cell.system.now
     began = ended = now()
     until = began + _TURN_S
@@ -51,7 +50,8 @@ def run_turn(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, wi
                 item = cell.control.popleft()
             elif mail:
                 item = mail.popleft()
-                if cell.waiting is not None and len(mail) <= low:
+                # As in `admit`, which is a call too many for each message of a flood.
+                if cell.waiting is not None and len(mail) <= cell.capacity // 2:
                     cell.admit()
             else:
                 return Outcome.EMPTY
