@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import statistics
 import subprocess
 import sys
-import venv
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,14 +112,33 @@ class PeerMissing(Exception):
     """A peer that could not be installed, and why."""
 
 
-def run_peer(name: str, requirements: list[str], program: str, *arguments: str) -> dict[str, float]:
+def find_python(version: str) -> str:
+    """An interpreter of this version that runs, or `PeerMissing`."""
+    pyenv = Path.home() / ".pyenv" / "versions"
+    found = (shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python")))
+    for python in (sys.executable, *found):
+        if python is not None:
+            command = [str(python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.stdout.strip() == version:
+                return str(python)
+    raise PeerMissing(f"needs Python {version}, which is not found")
+
+
+def run_peer(
+    name: str,
+    requirements: list[str],
+    program: str,
+    *arguments: str,
+    interpreter: str = sys.executable,
+) -> dict[str, float]:
     """What a peer's program prints, in an environment of its own with the newest releases."""
     home = CACHE / name
     python = home / "bin" / "python"
     ready = home / "ready"
     if not ready.exists():
         say(f"installing {', '.join(requirements)} into {home.relative_to(FOLDER.parent)}")
-        venv.create(home, with_pip=True, clear=True)
+        subprocess.run([interpreter, "-m", "venv", "--clear", str(home)], check=True)
         command = [str(python), "-m", "pip", "install", "--quiet", *requirements]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -101,9 +102,7 @@ async def _on_backend(backend: str, scale: int, rounds: int) -> list[Measure]:
         raw_ask = _raw.trio_ask if is_trio else _raw.asyncio_ask
         for callers in (1, 100):
             pairs = await in_turn(
-                lambda callers=callers: _ask(handler, callers, asks),
-                lambda callers=callers: raw_ask(callers, asks),
-                rounds,
+                partial(_ask, handler, callers, asks), partial(raw_ask, callers, asks), rounds
             )
             # The goal is for asks one after another; a hundred at once are shown beside it.
             name, goal = ("ask", "≥ 0.65") if callers == 1 else (f"ask_{callers}_callers", "")

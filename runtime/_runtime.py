@@ -247,7 +247,7 @@ class Runtime:
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> bool:
+    ) -> bool | None:
         # Shielded and bounded: by the grace, and by the watchdog of each cell.
         with anyio.CancelScope(shield=True):
             await self._close(is_drained=self._failure is None)

@@ -79,6 +79,8 @@ class SyncCounter(Actor):
                 self.count += amount
             case Fail(error):
                 raise error
+            case _:
+                pass
         return None
 
 

@@ -185,7 +185,7 @@ class Spinner(Actor):
         if message == "quiet":
             return None
         if message == "raise":
-            return await self.spin_and_raise()
+            await self.spin_and_raise()
         while not self.is_free:
             try:
                 await anyio.sleep_forever()
