@@ -50,7 +50,7 @@ class FrozenObject(_Base):
         def __init__(self, items: Mapping[str, object] = {}, /, *, _depth: int = 1) -> None:
             if items:
                 super().__init__(
-                    (_freeze_key(key), _freeze(value, _depth)) for key, value in items.items()
+                    [(_freeze_text(key), _freeze(value, _depth)) for key, value in items.items()]
                 )
 
         def __hash__(self) -> int:
@@ -100,30 +100,29 @@ def frozen(**parts: FrozenJson) -> FrozenObject:
 
 
 def _freeze(value: object, depth: int) -> FrozenJson:
-    match value:
-        case None | bool():
-            return value
-        case str():
-            return _freeze_key(value)
-        case int():
-            if value.bit_length() > _INTEGER_BITS_MAX:
-                raise ValueError(f"an integer of more than {_INTEGER_BITS_MAX} bits")
-            return int(value)
-        case float():
-            if not math.isfinite(value):
-                raise ValueError("a number that is not finite")
-            return float(value)
-        case list() | tuple() | Mapping():
-            if depth >= _DEPTH_MAX:
-                raise ValueError(f"nested more than {_DEPTH_MAX} deep")
-            if isinstance(value, Mapping):
-                return FrozenObject(value, _depth=depth + 1)  # type: ignore[call-arg]  # run time only
-            return tuple(_freeze(item, depth + 1) for item in value)
-        case _:
-            raise ValueError(f"a {type(value).__name__} is not a JSON value")
+    # In the order of how often each comes; arguments are frozen at each reading of a log.
+    if isinstance(value, str):
+        return _freeze_text(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        if value.bit_length() > _INTEGER_BITS_MAX:
+            raise ValueError(f"an integer of more than {_INTEGER_BITS_MAX} bits")
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError("a number that is not finite")
+        return float(value)
+    if isinstance(value, list | tuple | Mapping):
+        if depth >= _DEPTH_MAX:
+            raise ValueError(f"nested more than {_DEPTH_MAX} deep")
+        if isinstance(value, Mapping):
+            return FrozenObject(value, _depth=depth + 1)  # type: ignore[call-arg]  # run time only
+        return tuple([_freeze(item, depth + 1) for item in value])
+    raise ValueError(f"a {type(value).__name__} is not a JSON value")
 
 
-def _freeze_key(text: object) -> str:
+def _freeze_text(text: object) -> str:
     if not isinstance(text, str):
         raise ValueError(f"a key that is a {type(text).__name__}")  # noqa: TRY004 - as for values
     if not text.isascii():

@@ -48,7 +48,7 @@ __all__ = [
     "ViolationName",
 ]
 
-FINISHED_MAX = 1024
+FINISHED_MAX = 256
 
 ViolationName: TypeAlias = Literal[
     "interleaved_message",

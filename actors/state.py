@@ -37,18 +37,17 @@ from .admission import (
 )
 from .errors import ConversationNotFound, EventIdConflict, JournalRefused, MessageIdConflict
 from .events import (
+    EVENT_CLASSES,
     ActionEvent,
     CondensationEvent,
     Event,
     LLMConvertibleEvent,
     MessageQueuedEvent,
     MessageWithdrawnEvent,
-    StepFinishedEvent,
     Task,
     TaskListUpdatedEvent,
     TurnEndedEvent,
     TurnStartedEvent,
-    UnknownEvent,
     UserMessageEvent,
     is_seen_by_model,
 )
@@ -253,18 +252,20 @@ class ConversationState:
             self._note_forgotten(event, left)
         self.turns.fold(event, self.seq)
         self._status = self._status.fold(event)
-        if is_seen_by_model(event):
-            return
-        if isinstance(event, StepFinishedEvent):
-            self.metrics = self.metrics.fold(event)
-            self.iteration += 1
-        elif isinstance(event, TurnStartedEvent):
-            self.iteration = 0
-            self.is_turn_condensed = False
-        elif isinstance(event, TaskListUpdatedEvent):
-            self.task_list = event.tasks
-        elif isinstance(event, UnknownEvent):
-            self.unknown_kinds |= {event.kind}
+        match event.kind:
+            case "step_finished":
+                self.metrics = self.metrics.fold(event)
+                self.iteration += 1
+            case "turn_started":
+                self.iteration = 0
+                self.is_turn_condensed = False
+            case "task_list_updated":
+                assert isinstance(event, TaskListUpdatedEvent), event.kind
+                self.task_list = event.tasks
+            case kind if kind not in EVENT_CLASSES:
+                self.unknown_kinds |= {kind}
+            case _:
+                pass
 
     def watch(self) -> None:
         """Notice while folding what admission would not have let through; until `enforce`."""

@@ -8,7 +8,7 @@ not lead to changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from .events import (
@@ -124,7 +124,7 @@ class StatusFold:
                 return _beneath_pause(self, _RUNNING)
             case PausedEvent() if self.status is not _PAUSED:
                 rested = _moved(self, _IDLE) if self.status in _AT_REST else self
-                return replace(_moved(rested, _PAUSED), resumes_as=rested.status)
+                return StatusFold(_moved(rested, _PAUSED).status, rested.status)
             case ResumedEvent():
                 return _moved(self, self.resumes_as) if self.status is _PAUSED else self
             case StatusChangedEvent(status=wanted):
@@ -135,9 +135,9 @@ class StatusFold:
 
 
 def _moved(fold: StatusFold, status: AgentExecutionStatus) -> StatusFold:
-    return replace(fold, status=status) if status in TRANSITIONS[fold.status] else fold
+    return StatusFold(status, fold.resumes_as) if status in TRANSITIONS[fold.status] else fold
 
 
 def _beneath_pause(fold: StatusFold, status: AgentExecutionStatus) -> StatusFold:
     """A pause holds until it is resumed; what happens meanwhile is what it resumes as."""
-    return replace(fold, resumes_as=status) if fold.status is _PAUSED else _moved(fold, status)
+    return StatusFold(fold.status, status) if fold.status is _PAUSED else _moved(fold, status)

@@ -1,0 +1,466 @@
+"""The conversation core: view, messages, a whole step, opening, memory and disk.
+
+What has a limit of the machine is held against it, and each cost of a long conversation against
+that of a short one. The peer is OpenHands SDK's newest release on the same kinds of events, in an
+environment of its own (Python 3.12).
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sqlite3
+import tempfile
+import tracemalloc
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+import anyio
+from pydantic import TypeAdapter
+
+from turnkeeper.actors import (
+    ActionEvent,
+    AgentMessageEvent,
+    CondensationEvent,
+    Conversation,
+    Conversations,
+    Event,
+    FrozenObject,
+    ObservationEvent,
+    SQLiteJournal,
+    StepFinishedEvent,
+    SystemPromptEvent,
+    ThinkingBlock,
+    TokenUsage,
+    TurnContext,
+    TurnEndedEvent,
+    TurnStartedEvent,
+    UserMessageEvent,
+    View,
+    agent,
+    encode_event,
+    to_llm_messages,
+)
+from turnkeeper.actors._loading import load_state
+from turnkeeper.actors._records import record_of
+from turnkeeper.actors.events import AnyEvent
+from turnkeeper.actors.llm import LLMShape
+from turnkeeper.actors.state import ConversationState
+from turnkeeper.actors.view import ViewFold
+
+from ._harness import (
+    Measure,
+    PeerMissing,
+    costlier,
+    faster,
+    find_python,
+    in_turn,
+    run_peer,
+    say,
+    skipped,
+)
+
+US: Final = 1e6
+LENGTHS: Final = (100, 1_000, 10_000)
+_ANY: TypeAdapter[Event] = TypeAdapter(AnyEvent)
+
+Timed = Callable[[], Awaitable[float]]
+Pairs = list[tuple[float, float]]
+
+
+def talk(length: int, *, thinking: bool = False) -> list[Event]:
+    """A conversation of about so many events, whole turns only."""
+    log: list[Event] = [SystemPromptEvent(content="be kind")]
+    for turn in turns(thinking=thinking):
+        if len(log) + len(turn) > length:
+            return log
+        log += turn
+    return log
+
+
+def turns(*, thinking: bool = False) -> Iterator[list[Event]]:
+    """Turns without end: a question, two calls one after the other, an answer.
+
+    An event has about 740 bytes of JSON, as the chat events have that the journal is measured with.
+    """
+    blocks = (ThinkingBlock(thinking="hm " * 20, signature="s"),) if thinking else ()
+    arguments = FrozenObject({"at": "place", "deep": {"a": [1, 2, 3]}})
+    said = "please " + "x" * 900
+    for n in count():
+        turn = f"t{n}"
+        events: list[Event] = [
+            TurnStartedEvent(turn_id=turn),
+            UserMessageEvent(turn_id=turn, content=said, message_id=f"m{n}"),
+        ]
+        for call in (f"c{n}.1", f"c{n}.2"):
+            events += [
+                ActionEvent(
+                    turn_id=turn,
+                    tool_call_id=call,
+                    tool_name="look",
+                    arguments=arguments,
+                    llm_response_id=f"r{call}",
+                    thinking=blocks,
+                ),
+                ObservationEvent(turn_id=turn, tool_call_id=call, content="seen " * 340),
+                StepFinishedEvent(turn_id=turn, usage=TokenUsage(input_tokens=10)),
+            ]
+        events.append(AgentMessageEvent(turn_id=turn, content="answer " * 130))
+        events.append(TurnEndedEvent(turn_id=turn, outcome="completed"))
+        yield events
+
+
+def run(*, quick: bool) -> Iterator[Measure]:
+    rounds = 3 if quick else 7
+    lengths = LENGTHS[:2] if quick else LENGTHS
+    yield from _views(lengths, rounds)
+    yield from _memory(20_000 if quick else 100_000)
+    yield from anyio.run(_stored, lengths, rounds)
+    yield from _peer(lengths, rounds)
+
+
+# --- the view -------------------------------------------------------------------------------------
+
+
+def _views(lengths: Sequence[int], rounds: int) -> Iterator[Measure]:
+    say("core: the view")
+    for length in lengths:
+        state = _folded(talk(length))
+        value = _each(lambda state=state: state.view, 10_000)
+        yield _bounded(f"view_{length}", value, 3.0)
+    value = _each(lambda: state.view.manipulation_indices.find_next(length // 2), 10_000)
+    yield _bounded(f"indices_{length}", value, 10.0)
+    shapes: tuple[LLMShape, ...] = ("openai", "anthropic")
+    for shape in shapes:
+        yield _bounded(f"messages_{shape}_{length}", _two_new(state, shape, rounds * 3), 50.0)
+    for thinking in (False, True):
+        log = talk(length, thinking=thinking)
+        pairs = _in_turn(lambda log=log: View.from_events(log), lambda log=log: _fold(log), rounds)
+        name = f"rebuild{'_thinking' if thinking else ''}_{length}"
+        yield costlier(name, pairs, baseline="a bare fold of the view", goal="≤ 1.5")
+
+
+def _folded(log: Sequence[Event]) -> ConversationState:
+    state = ConversationState()
+    for event in log:
+        state.fold(event)
+    return state
+
+
+def _fold(log: Sequence[Event]) -> None:
+    fold = ViewFold()
+    for event in log:
+        fold.fold(event)
+
+
+def _two_new(state: ConversationState, shape: LLMShape, rounds: int) -> float:
+    """The messages of a view that has grown by two events, where those before it were made."""
+    times = []
+    kept = to_llm_messages(state.view, shape)
+    for _ in range(rounds):
+        state.fold(UserMessageEvent(content="and now?"))
+        state.fold(AgentMessageEvent(content="now"))
+        view = state.view
+        began = perf_counter()
+        made = to_llm_messages(view, shape)
+        times.append((perf_counter() - began) * US)
+        kept = made  # dropped outside the time that is taken
+    assert len(kept) > rounds
+    return sorted(times)[len(times) // 2]
+
+
+def _each(act: Callable[[], object], times: int) -> float:
+    act()
+    began = perf_counter()
+    for _ in range(times):
+        act()
+    return (perf_counter() - began) / times * US
+
+
+def _in_turn(ours: Callable[[], object], base: Callable[[], object], rounds: int) -> Pairs:
+    async def timed(act: Callable[[], object]) -> float:
+        began = perf_counter()
+        act()
+        return (perf_counter() - began) * US
+
+    return anyio.run(in_turn, lambda: timed(ours), lambda: timed(base), rounds)
+
+
+def _bounded(name: str, value: float, bound: float) -> Measure:
+    return costlier(name, [(value, bound)], baseline="the bound", goal="≤ 1.0")
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def _memory(length: int) -> Iterator[Measure]:
+    say("core: memory")
+    long, view = _bytes_held(length)
+    short, _ = _bytes_held(length // 10)
+    fresh, _ = _bytes_held(None)
+    name = f"memory_condensed_{length}"
+    baseline = f"one of {length // 10}, view {view} as well"
+    yield costlier(name, [(long, short)], baseline=baseline, goal="≤ 1.05", unit="bytes")
+    # What is above it is the bounded tail: the newest message ids, and calls that left the view.
+    baseline = f"one that shows all its {view} events"
+    yield costlier(f"{name}_tail", [(long, fresh)], baseline=baseline, goal="", unit="bytes")
+
+
+def _bytes_held(length: int | None) -> tuple[float, int]:
+    """What a state holds that has folded so many events and was condensed to 240 all along.
+
+    Without a length: one that has folded no more than it shows.
+    """
+    gc.collect()
+    tracemalloc.start()
+    try:
+        state = ConversationState()
+        for turn in turns():
+            for event in turn:
+                state.fold(event)
+            is_full = len(state.view) >= 240
+            if is_full and (length is None or state.seq >= length):
+                break
+            if is_full:
+                forgotten = tuple(kept.id for kept in state.view[: state.view.find_next(6)])
+                state.fold(CondensationEvent(forgotten_event_ids=forgotten))
+        del turn, event
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+        return float(held), len(state.view)
+    finally:
+        tracemalloc.stop()
+
+
+# --- over a journal -------------------------------------------------------------------------------
+
+
+@agent
+async def answering(turn: TurnContext) -> None:
+    """A model that answers at once: it is given the messages, and says one thing."""
+    messages = to_llm_messages(turn.view)
+    await turn.say(f"done, after {len(messages)}")
+
+
+async def _stored(lengths: Sequence[int], rounds: int) -> list[Measure]:
+    found = []
+    say("core: a whole step, over SQLite at FULL")
+    with tempfile.TemporaryDirectory() as folder:
+        raw = await _median(lambda: _raw_commit(Path(folder) / "raw.db"), rounds)
+        steps: dict[int, float] = {}
+        commits = 0
+        for length in lengths:
+            steps[length], commits = await _step(Path(folder), length, rounds * 3)
+        short, long = lengths[0], lengths[-1]
+        flat = [(steps[length], steps[short]) for length in lengths[1:]]
+        worst = max(flat, key=lambda pair: pair[0] / pair[1])
+        baseline = f"a step at {short} events"
+        found.append(costlier(f"step_{long}", [worst], baseline=baseline, goal="≤ 1.2"))
+        beside = steps[long] - commits * raw
+        name = f"step_beside_{commits}_commits_{long}"
+        found.append(costlier(name, [(beside, raw)], baseline="one raw commit", goal="≤ 5.0"))
+
+        say("core: opening a conversation")
+        found += await _open(Path(folder), long, raw, rounds)
+    return found
+
+
+async def _median(act: Timed, rounds: int) -> float:
+    times = sorted([await act() for _ in range(rounds + 1)][1:])
+    return times[len(times) // 2]
+
+
+async def _raw_commit(path: Path) -> float:
+    """One row in one commit, by nothing but SQLite."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("CREATE TABLE IF NOT EXISTS event (seq INTEGER PRIMARY KEY, data BLOB)")
+        payload = encode_event(UserMessageEvent(content="x" * 600))
+        began = perf_counter()
+        for _ in range(100):
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("INSERT INTO event (data) VALUES (?)", (payload,))
+            connection.execute("COMMIT")
+        return (perf_counter() - began) / 100 * US
+    finally:
+        connection.close()
+
+
+async def _step(folder: Path, length: int, rounds: int) -> tuple[float, int]:
+    """A chat message sent, answered and its turn ended; and how many commits that took."""
+    passed: list[str] = []
+    path = folder / f"step{length}.db"
+    await _fill(path, talk(length))
+    journal = SQLiteJournal(path, failpoint=passed.append)
+    async with Conversations(answering, journal=journal) as conversations:
+        conversation = conversations["c"]
+        await _converse(conversation)
+        passed.clear()
+        times = []
+        for _ in range(rounds):
+            began = perf_counter()
+            await _converse(conversation)
+            times.append((perf_counter() - began) * US)
+        commits = round(passed.count("committed") / rounds)
+    return sorted(times)[len(times) // 2], commits
+
+
+async def _converse(conversation: Conversation) -> None:
+    turn = await conversation.send("and now?")
+    await turn.reply()
+
+
+async def _fill(path: Path, log: Sequence[Event]) -> int:
+    """Write a log into a fresh journal; gives the bytes of its payloads."""
+    records = [record_of(event) for event in log]
+    async with SQLiteJournal(path) as journal:
+        claim = await journal.claim("c")
+        for at in range(0, len(records), 500):
+            await journal.append(
+                "c",
+                records[at : at + 500],
+                epoch=claim.epoch,
+                expected_seq=at + 1,
+                is_unfinished=False,
+            )
+    return sum(len(record.payload) for record in records)
+
+
+def _size(path: Path) -> int:
+    return sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*"))
+
+
+async def _open(folder: Path, length: int, raw: float, rounds: int) -> list[Measure]:
+    log = talk(length)
+    path = folder / "open.db"
+    payload_bytes = await _fill(path, log)
+    disk = _size(path)
+    payloads = [encode_event(event) for event in log]
+
+    async def cold() -> float:
+        began = perf_counter()
+        state, removed = await load_state(journal, "c", len(log))
+        taken = (perf_counter() - began) * US
+        assert not removed
+        assert state.seq == len(log)
+        return taken
+
+    async def validating() -> float:
+        began = perf_counter()
+        for payload in payloads:
+            _ANY.validate_json(payload)
+        return (perf_counter() - began) * US
+
+    async with SQLiteJournal(path) as journal:
+        pairs = await in_turn(cold, validating, rounds)
+        state, _ = await load_state(journal, "c", len(log))
+        forgotten = tuple(
+            event.id for event in state.view[: state.view.find_next(len(state.view) - 240)]
+        )
+        condensed = [*log, CondensationEvent(forgotten_event_ids=forgotten)]
+        state.fold(condensed[-1])
+        claim = await journal.claim("c")
+        await journal.append(
+            "c",
+            [record_of(condensed[-1])],
+            epoch=claim.epoch,
+            expected_seq=len(condensed),
+            is_unfinished=False,
+        )
+        await journal.write_snapshot("c", state.to_snapshot())
+
+        async def from_snapshot() -> float:
+            began = perf_counter()
+            state, _ = await load_state(journal, "c", len(condensed))
+            taken = (perf_counter() - began) * US
+            assert len(state.view) <= 240
+            return taken
+
+        warm = await _median(from_snapshot, rounds)
+    return [
+        faster(f"open_{length}", pairs, baseline="pydantic validating the rows", goal="≥ 0.6"),
+        costlier(f"open_snapshot_{length}", [(warm, raw)], baseline="one raw commit", goal="≤ 25"),
+        costlier(
+            f"disk_{length}",
+            [(disk / len(log), payload_bytes / len(log))],
+            baseline="the payload",
+            goal="≤ 1.6",
+            unit="bytes",
+        ),
+    ]
+
+
+# --- the peer -------------------------------------------------------------------------------------
+
+
+def _peer(lengths: Sequence[int], rounds: int) -> Iterator[Measure]:
+    say("core: OpenHands SDK")
+    long = lengths[-1]
+    names = ("rebuild", "rebuild_thinking", "indices", "messages", "step", "open")
+    try:
+        python = find_python("3.12")
+        found = run_peer(
+            "openhands",
+            ["openhands-sdk"],
+            "_peer_openhands.py",
+            str(min(rounds, 3)),
+            *map(str, lengths),
+            interpreter=python,
+        )
+    except PeerMissing as missing:
+        for name in (*names, "reopened_differently"):
+            yield skipped(f"{name}_vs_openhands_{long}", "OpenHands SDK", "≥ 1.0", str(missing))
+        return
+    ours = anyio.run(_as_the_peer, long, rounds)
+    for name in names:
+        pair = (ours[name], found[f"{name}_{long}"])
+        yield faster(f"{name}_vs_openhands_{long}", [pair], baseline="OpenHands SDK", goal="≥ 1.0")
+    share = found["reopened_differently"]
+    baseline = "OpenHands SDK, share of logs"
+    pair = (_reopened_differently(200), share)
+    yield costlier("reopened_differently", [pair], baseline=baseline, goal="≤ 0.0", unit="share")
+
+
+async def _as_the_peer(length: int, rounds: int) -> dict[str, float]:
+    """Ours, measured as the peer's program measures."""
+    plain, thinking = talk(length), talk(length, thinking=True)
+    state = _folded(plain)
+
+    def rebuilt(log: Sequence[Event]) -> float:
+        return sorted(_each(lambda: View.from_events(log), 1) for _ in range(rounds))[rounds // 2]
+
+    with tempfile.TemporaryDirectory() as folder:
+        step, _ = await _step(Path(folder), length, rounds)
+        path = Path(folder) / "open.db"
+        await _fill(path, plain)
+        began = perf_counter()
+        async with SQLiteJournal(path) as journal:
+            await load_state(journal, "c", len(plain))
+        opened = (perf_counter() - began) * US
+    return {
+        "rebuild": rebuilt(plain),
+        "rebuild_thinking": rebuilt(thinking),
+        "indices": _each(lambda: state.view.manipulation_indices.find_next(0), 1_000),
+        "messages": _two_new(state, "openai", 9),
+        "step": step,
+        "open": opened,
+    }
+
+
+def _reopened_differently(tries: int) -> float:
+    """The share of logs whose view, reopened at a random event, is not the whole log's."""
+    draw = random.Random(1)
+    differing = 0
+    for _ in range(tries):
+        log = talk(60)
+        at = draw.randrange(1, len(log))
+        state, _ = ConversationState.from_events(log[:at])
+        for event in log[at:]:
+            state.fold(event)
+        differing += state.view != View.from_events(log)
+    return differing / tries
