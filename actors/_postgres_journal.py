@@ -22,6 +22,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -308,10 +309,11 @@ class PostgresJournal:
         from ._postgres_writer import PostgresWriter  # noqa: PLC0415 - needs psycopg
 
         presence = self._make_presence()
-        with refusal(self._schema):
-            connection = self._connect()
+        with refusal(self._schema), ExitStack() as opened:
+            connection = opened.enter_context(closing(self._connect()))
             bring_up_to_date(connection, self._schema)
             presence.register(connection)
+            opened.pop_all()
         presence.start()
         self._presence = presence
         return PostgresWriter(

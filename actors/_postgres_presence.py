@@ -60,7 +60,6 @@ class Presence:
         self._valid_until = 0.0
         self._is_listening = False
         self._is_stopping = False
-        self._wake, self._woken = socket.socketpair()
 
     def is_lease_valid(self) -> bool:
         return self._ports.monotonic() < self._valid_until
@@ -74,6 +73,7 @@ class Presence:
         self._renew(connection)
 
     def start(self) -> None:
+        self._wake, self._woken = socket.socketpair()
         self._ports.start_thread(f"presence of {self._address}", self._run)
 
     def listen(self) -> None:

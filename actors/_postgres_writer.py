@@ -365,6 +365,9 @@ class PostgresWriter:
         with self.connection.transaction():
             value = change.apply(self)
             self._failpoint("commit")
+        if self.connection.closed:
+            # psycopg leaves a transaction whose connection is gone without a word.
+            raise psycopg.OperationalError("the connection was closed before the commit")
         self._failpoint("committed")
         job.settle(value)
 

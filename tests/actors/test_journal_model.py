@@ -1,9 +1,9 @@
-"""Whatever is done to them, in whatever order, the SQLite journal answers as the one in memory."""
+"""Whatever is done to them, in whatever order, all journals answer as the one in memory."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnkeeper.actors import Journal, MemoryJournal, SQLiteJournal
+from turnkeeper.actors._postgres_journal import PostgresJournal
 from turnkeeper.actors._sqlite_verify import verify
 from turnkeeper.actors.journal import Record
 from turnkeeper.runtime import OwnershipLost, Refused
+
+from .. import postgres
 
 NAMES = ("a", "b", "c")
 
@@ -110,17 +113,14 @@ async def everything(journal: Journal) -> list[object]:
     return found
 
 
-async def compare(steps: Sequence[Step], path: Path) -> None:
+async def compare(steps: Sequence[Step], make_journal: Callable[[], Journal]) -> None:
     memory_epochs: dict[str, int] = {}
     memory_heads: dict[str, int] = {}
     epochs: dict[str, int] = {}
     heads: dict[str, int] = {}
     async with MemoryJournal() as memory:
         for part in (steps[: len(steps) // 2], steps[len(steps) // 2 :]):
-            # Two tails fit into memory, so that they come and go.
-            async with SQLiteJournal(
-                path, active_conversations_max=2, synchronous="NORMAL"
-            ) as journal:
+            async with make_journal() as journal:
                 for step in part:
                     assert await do(journal, step, epochs, heads) == await do(
                         memory, step, memory_epochs, memory_heads
@@ -132,5 +132,22 @@ async def compare(steps: Sequence[Step], path: Path) -> None:
 @given(steps)
 def test_sqlite_answers_as_memory_does(steps: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        anyio.run(compare, steps, Path(folder) / "chats.db")
-        assert verify(Path(folder) / "chats.db").problems == ()
+        path = Path(folder) / "chats.db"
+
+        def make_journal() -> Journal:
+            # Two tails fit into memory, so that they come and go.
+            return SQLiteJournal(path, active_conversations_max=2, synchronous="NORMAL")
+
+        anyio.run(compare, steps, make_journal)
+        assert verify(path).problems == ()
+
+
+@settings(max_examples=25)
+@given(steps)
+def test_postgres_answers_as_memory_does(steps: list[Step]) -> None:
+    with postgres.schema() as schema:
+
+        def make_journal() -> Journal:
+            return PostgresJournal(postgres.conninfo(), schema=schema, active_conversations_max=2)
+
+        anyio.run(compare, steps, make_journal)

@@ -1,20 +1,26 @@
-"""An owner of a journal file, as a process of its own: `... PATH BACKEND WHERE NTH HOW`.
+"""An owner of a journal, as a process of its own: `journal_owner.py PLACE BACKEND WHERE NTH HOW`.
+
+PLACE is the path of a file, or `postgres SCHEMA LEASE_S` for the database that the environment
+variable `TURNKEEPER_TEST_POSTGRES` names.
 
 It appends to a few conversations at once and says so line by line: `sent NAME SEQ ID` before, and
 `kept NAME SEQ ID` after an append is acknowledged. As it passes boundary WHERE of a commit for the
-NTH time it does HOW to itself: `kill` (SIGKILL) or `stop` (SIGSTOP). It ends by itself when the
-file is not its own any more, with `lost NAME`.
+NTH time it does HOW to itself: `kill` (SIGKILL) or `stop` (SIGSTOP). It leaves a conversation that
+is not its own any more, with `lost NAME`, and ends when it has none.
 """
 
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 
 import anyio
 
-from turnkeeper.actors import OwnedElsewhere, SQLiteJournal
+from turnkeeper.actors import Journal, SQLiteJournal
+from turnkeeper.actors._postgres_journal import PostgresJournal
 from turnkeeper.actors.testing import make_record
+from turnkeeper.runtime import OwnershipLost
 
 CONVERSATIONS = ("a", "b", "c")
 APPENDS_MAX = 10_000
@@ -25,7 +31,19 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-async def main(path: str, where: str, nth: int, how: str) -> None:
+def open_journal(place: str, failpoint: Callable[[str], None]) -> Journal:
+    if not place.startswith("postgres "):
+        return SQLiteJournal(place, failpoint=failpoint)
+    _, schema, lease_s = place.split()
+    return PostgresJournal(
+        os.environ["TURNKEEPER_TEST_POSTGRES"],
+        schema=schema,
+        lease_s=float(lease_s),
+        failpoint=failpoint,
+    )
+
+
+async def main(place: str, where: str, nth: int, how: str) -> None:
     left = nth
 
     def failpoint(boundary: str) -> None:
@@ -38,7 +56,7 @@ async def main(path: str, where: str, nth: int, how: str) -> None:
                     threading.get_ident(), signal.SIGKILL if how == "kill" else signal.SIGSTOP
                 )
 
-    async def converse(journal: SQLiteJournal, name: str) -> None:
+    async def converse(journal: Journal, name: str) -> None:
         claim = await journal.claim(name)
         say("head", name, claim.head)
         for seq in range(claim.head + 1, claim.head + APPENDS_MAX):
@@ -52,13 +70,13 @@ async def main(path: str, where: str, nth: int, how: str) -> None:
                     expected_seq=seq,
                     is_unfinished=False,
                 )
-            except OwnedElsewhere:
+            except OwnershipLost:
                 say("lost", name)
                 return
             say("kept", name, seq, event_id)
 
     async with (
-        SQLiteJournal(path, failpoint=failpoint) as journal,
+        open_journal(place, failpoint) as journal,
         anyio.create_task_group() as group,
     ):
         for name in CONVERSATIONS:
@@ -66,5 +84,5 @@ async def main(path: str, where: str, nth: int, how: str) -> None:
 
 
 if __name__ == "__main__":
-    path, backend, where, nth, how = sys.argv[1:]
-    anyio.run(main, path, where, int(nth), how, backend=backend)
+    place, backend, where, nth, how = sys.argv[1:]
+    anyio.run(main, place, where, int(nth), how, backend=backend)

@@ -1,0 +1,110 @@
+"""An owner that is stopped past its lease, taken over, and woken up; one that is killed."""
+
+
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anyio
+import pytest
+
+from turnkeeper.actors import Claim, Journal, OwnedElsewhere
+from turnkeeper.actors._postgres_journal import PostgresJournal
+from turnkeeper.actors.testing import make_record, read_all
+
+from .. import postgres
+from .test_sqlite_journal import OWNER, wait_until_stopped
+
+LEASE_S = 1.0
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    with postgres.schema() as name:
+        yield name
+
+
+@contextmanager
+def owner(schema: str, where: str, nth: int, how: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, str(OWNER), f"postgres {schema} {LEASE_S}", "trio", where, str(nth), how],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TURNKEEPER_TEST_POSTGRES": postgres.conninfo()},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def claim_when_free(journal: Journal, name: str) -> tuple[Claim, int]:
+    """The claim, and how often it was refused before the lease had run out."""
+    refused = 0
+    while True:
+        try:
+            return await journal.claim(name), refused
+        except OwnedElsewhere:
+            refused += 1
+            await anyio.sleep(0.05)
+
+
+async def test_a_stopped_owner_is_taken_over_when_its_lease_is_out_and_writes_nothing_after(
+    schema: str,
+) -> None:
+    """Stopped before a statement, so that the very next thing it does is to send an old epoch."""
+    with owner(schema, "begin", 8, "stop") as process:
+        await wait_until_stopped(process)
+
+        async with PostgresJournal(postgres.conninfo(), schema=schema) as journal:
+            claims: dict[str, Claim] = {}
+            for name in ("a", "b", "c"):
+                claims[name], refused = await claim_when_free(journal, name)
+                assert refused or name != "a"
+            before = {name: await read_all(journal, name) for name in claims}
+            process.send_signal(signal.SIGCONT)
+            assert process.stdout is not None
+            lines = (await anyio.to_thread.run_sync(process.stdout.read)).splitlines()
+            for name, claim in claims.items():
+                await journal.append(
+                    name,
+                    [make_record("new")],
+                    epoch=claim.epoch,
+                    expected_seq=claim.head + 1,
+                    is_unfinished=False,
+                )
+
+            assert sorted(line for line in lines if line.startswith("lost")) == [
+                "lost a",
+                "lost b",
+                "lost c",
+            ]
+            for name, ids in before.items():
+                assert await read_all(journal, name) == [*ids, "new"]
+                epochs = [record.epoch for record in await journal.read(name)]
+                assert epochs == sorted(epochs)
+
+
+async def test_what_a_killed_owner_was_told_is_there_and_the_rest_is_whole(schema: str) -> None:
+    kept: dict[str, list[str]] = {}
+    for where, nth in (("begin", 7), ("committed", 9)):
+        with owner(schema, where, nth, "kill") as process:
+            assert process.stdout is not None
+            for line in (await anyio.to_thread.run_sync(process.stdout.read)).splitlines():
+                word, name, *rest = line.split()
+                if word == "kept":
+                    kept.setdefault(name, []).append(rest[1])
+        async with PostgresJournal(postgres.conninfo(), schema=schema) as journal:
+            for name in ("a", "b", "c"):
+                await claim_when_free(journal, name)  # the next one does not have to wait
+            for name, ids in kept.items():
+                found = await read_all(journal, name)
+                assert [event_id for event_id in found if event_id in ids] == ids
+                assert len(found) == len(set(found)) <= len(ids) + 2
+    assert kept
