@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import structlog
 
@@ -32,10 +32,14 @@ from turnkeeper.runtime import (
     Delivery,
     Effect,
     InvariantViolation,
+    Message,
     OutcomeUnknown,
+    OwnershipLost,
     Ports,
     Refused,
+    TurnkeeperError,
     Unavailable,
+    clear_stray_cancellation,
 )
 
 from ._decide import Decision, Owner, Policy, Stamp, StartTurn, StopTurn, decide
@@ -43,7 +47,8 @@ from ._loading import load_state, rebuild_state
 from ._parking import Parking
 from ._records import logged_event, record_of
 from ._subscriptions import Subscriptions
-from ._waits import Waits, turn_of
+from ._text import error_text
+from ._waits import Inside, Waits, turn_of
 from .admission import AdmissionRefused
 from .agents import Agent, TurnContext
 from .commands import (
@@ -68,7 +73,8 @@ __all__ = ["ConversationActor", "Setup", "Verify"]
 
 _log = structlog.get_logger(__name__)
 
-_DETAIL_MAX = 2_000
+T = TypeVar("T")
+
 _SAMPLED = 1 / 64
 _SNAPSHOT_EVENTS = 200
 _PARK_TIMER = "park"
@@ -124,6 +130,8 @@ class ConversationActor(Actor[Command | Query]):
         self._parking: Parking[_Taken] = Parking(wait_s=setup.park_s)
         self._snapshot_effect: Effect | None = None
         self._snapshot_seq = 0
+        self._is_unfinished = True
+        """As far as is known: until the log has been read, somebody may be waiting for us."""
 
     async def on_start(self) -> None:
         journal = self._setup.journal
@@ -135,6 +143,9 @@ class ConversationActor(Actor[Command | Query]):
         self._view = state.view
         self._running = state.turns.running
         self._snapshot_seq = state.seq
+        self._is_unfinished = state.turns.is_unfinished
+        # What the owner before this one committed and could not publish is in the log.
+        self._setup.subscriptions.owner_began(self._conversation_id, claim.head)
         if enforced_away or state.turns.is_unfinished:
             stamp = Stamp(self._now(), self._setup.ports.ids.block())
             await self._run([_Taken(Recover(enforced_away), stamp, None)])
@@ -144,7 +155,8 @@ class ConversationActor(Actor[Command | Query]):
             if parked.ticket.delivery is not None:
                 error = ResultNotKept(self._conversation_id, parked.event.tool_call_id)
                 parked.ticket.delivery.fail(error)
-        self._setup.subscriptions.owner_ended(self._conversation_id)
+        if self._is_unfinished:
+            self._setup.subscriptions.owner_ended(self._conversation_id)
 
     async def receive_batch(self, deliveries: Sequence[Delivery[Command | Query]]) -> None:
         try:
@@ -162,7 +174,14 @@ class ConversationActor(Actor[Command | Query]):
 
     async def _run(self, batch: Sequence[_Taken]) -> None:
         decided = self._decide(batch)
-        await self._commit(decided)
+        try:
+            await self._commit(decided)
+        except Exception as error:
+            # Parked results that this batch let out are among the decided, and in no mailbox.
+            for one in decided:
+                if one.taken.delivery is not None:
+                    one.taken.delivery.fail(error)
+            raise
         self._publish(decided)
         self._start_effects(decided)
 
@@ -284,6 +303,7 @@ class ConversationActor(Actor[Command | Query]):
         """Show what is committed: the view, the subscribers, the replies, in this order."""
         self._view = self._owner.state.view
         self._running = self._owner.state.turns.running
+        self._is_unfinished = self._owner.state.turns.is_unfinished
         events = [event for one in decided for event in one.decision.events]
         if events:
             first = self._owner.state.seq - len(events) + 1
@@ -335,10 +355,15 @@ class ConversationActor(Actor[Command | Query]):
             return
         if len(self._view) == self._condenser_rests_at:
             return  # it could do nothing with this view
-        if self._setup.condenser.need(self._view) is not None:
-            self._condenser_effect = self.context.start_effect(
-                self._run_condenser, name="condenser"
-            )
+        try:
+            is_needed = self._setup.condenser.need(self._view) is not None
+        except Exception as error:  # noqa: BLE001 - it becomes a recorded event
+            run = partial(self._rest_condenser, self._view, error)
+            self._condenser_effect = self.context.start_effect(run, name="condenser")
+        else:
+            if is_needed:
+                effect = self.context.start_effect(self._run_condenser, name="condenser")
+                self._condenser_effect = effect
 
     def _start_verifying(self) -> None:
         verify = self._setup.verify
@@ -362,7 +387,7 @@ class ConversationActor(Actor[Command | Query]):
     async def _run_snapshot(self, snapshot: Snapshot) -> None:
         try:
             await self._setup.journal.write_snapshot(self._conversation_id, snapshot)
-        except (Unavailable, OutcomeUnknown) as error:
+        except TurnkeeperError as error:
             # Losing a snapshot costs time at the next activation, never data.
             _log.warning(
                 "snapshot not written", conversation=self._conversation_id, error=str(error)
@@ -382,14 +407,17 @@ class ConversationActor(Actor[Command | Query]):
             owner=self.context.ref,
             ports=self._setup.ports,
         )
-        turn_of.set(self._conversation_id)
+        inside = Inside(self._setup.waits, self._conversation_id)
+        turn_of.set(inside)
         try:
             await self._setup.agent.run(turn)
         except StaleTurn:
             return  # ended from outside; whoever ended it has written that down
-        except Exception as error:  # noqa: BLE001 - it becomes the turn's recorded outcome
-            detail = str(error)[:_DETAIL_MAX]
-            end = EndTurn(turn_id, owner.epoch, type(error).__name__, detail)
+        except BaseException as error:
+            # A cancellation that nobody asked for is a failure like any other.
+            if not isinstance(error, Exception) and not clear_stray_cancellation(error):
+                raise
+            end = EndTurn(turn_id, owner.epoch, type(error).__name__, error_text(error))
             _log.warning(
                 "turn failed",
                 conversation=self._conversation_id,
@@ -399,11 +427,20 @@ class ConversationActor(Actor[Command | Query]):
             )
         else:
             end = EndTurn(turn_id, owner.epoch)
-        try:
-            await self.context.ref.ask(end)
-        except StaleTurn:
-            return
+        finally:
+            inside.is_over = True
+        await self._tell_owner(end)
         self._agents.pop(turn_id, None)
+
+    async def _tell_owner(self, command: Message[T]) -> T | None:
+        """What an effect says in the end. None where this owner or this turn is no more.
+
+        The journal's errors are the owner's own failure, which is dealt with where it happened.
+        """
+        try:
+            return await self.context.ref.ask(command)
+        except (StaleTurn, OwnershipLost, Unavailable, OutcomeUnknown):
+            return None
 
     def _running_turn(self, turn_id: str) -> RunningTurn:
         if self._running is None or self._running.turn_id != turn_id:
@@ -411,26 +448,38 @@ class ConversationActor(Actor[Command | Query]):
         return self._running
 
     async def _run_condenser(self) -> None:
-        """The effect that condenses until there is no need, or nothing to be done about it."""
+        """The effect that condenses while there is a need, and it makes the view shorter."""
         condenser, epoch = self._setup.condenser, self._owner.epoch
-        while (need := condenser.need(shown := self._view)) is not None:
+        while True:
+            shown = self._view
             try:
-                proposal = await condenser.propose(shown, need)
+                need = condenser.need(shown)
+                proposal = None if need is None else await condenser.propose(shown, need)
             except Exception as error:  # noqa: BLE001 - it becomes a recorded event
-                detail = str(error)[:_DETAIL_MAX]
-                failed = ProposeFailed(epoch, type(error).__name__, detail)
-                self._condenser_rests_at = len(shown)
-                await self.context.ref.ask(failed)
+                await self._rest_condenser(shown, error)
                 return
-            applied = await self.context.ref.ask(Propose(epoch, proposal, shown))
-            if not applied and len(self._view) == len(shown):
+            if need is None:
+                return
+            await self._tell_owner(Propose(epoch, proposal, shown))
+            if len(self._view) == len(shown):
+                # Nothing to propose, refused as it is, or no shorter for it: not again until the
+                # view has grown. A view that has changed meanwhile is shown to it anew.
                 self._condenser_rests_at = len(shown)
                 return
-            # Refused because the view has changed meanwhile: it is shown the new one.
+
+    async def _rest_condenser(self, shown: View, error: Exception) -> None:
+        """Write down that the condenser failed, and let it rest until the view has grown."""
+        self._condenser_rests_at = len(shown)
+        failed = ProposeFailed(self._owner.epoch, type(error).__name__, error_text(error))
+        await self._tell_owner(failed)
 
     async def _run_verifying(self, view: View, seq: int) -> None:
         """The effect that rebuilds the view from the log; a divergence fails the actor."""
-        rebuilt, _ = await rebuild_state(self._setup.journal, self._conversation_id, seq)
+        try:
+            rebuilt, _ = await rebuild_state(self._setup.journal, self._conversation_id, seq)
+        except (Unavailable, OutcomeUnknown) as error:
+            _log.warning("view not verified", conversation=self._conversation_id, error=str(error))
+            return
         if rebuilt.view != view:
             raise InvariantViolation(
                 f"the view of conversation {self._conversation_id} at seq {seq} is not the fold of "

@@ -16,6 +16,7 @@ from typing import assert_never
 
 from turnkeeper.runtime import InvariantViolation, format_id
 
+from ._text import storable
 from .admission import AdmissionRefused, Appended, Duplicate
 from .commands import (
     Append,
@@ -70,12 +71,12 @@ from .turns import KnownMessage, RunningTurn, content_digest
 
 __all__ = [
     "Decision",
-    "Effect",
     "Owner",
     "Policy",
     "Stamp",
     "StartTurn",
     "StopTurn",
+    "TurnEffect",
     "decide",
     "decide_fork",
 ]
@@ -130,7 +131,7 @@ class StopTurn:
     turn_id: str
 
 
-Effect = StartTurn | StopTurn
+TurnEffect = StartTurn | StopTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +140,11 @@ class Decision:
 
     events: tuple[Event, ...] = ()
     reply: object = None
-    effects: tuple[Effect, ...] = ()
-    partial: str | None = None
-    """The running answer's text from now on; None: as it was."""
+    effects: tuple[TurnEffect, ...] = ()
+    is_answer_over: bool = False
+    """The running turn's answer is in the log, or begins anew: what was streamed of it goes."""
+    streamed: str = ""
+    """The next piece of the running turn's answer."""
 
 
 @dataclass(slots=True)
@@ -156,7 +159,7 @@ class Owner:
     epoch: int
     policy: Policy
     state: ConversationState = field(default_factory=ConversationState)
-    partial: str = ""
+    streamed: list[str] = field(default_factory=list)
     """What the running turn's model has said and not finished; in memory only."""
     recent: dict[str, LoggedEvent] = field(default_factory=dict)
     """The newest `RECENT_EVENTS_MAX` events by id; older ones are looked up in the journal."""
@@ -166,8 +169,10 @@ class Owner:
         for event in decision.events:
             self.state.fold(event)
             self.remember(event, self.state.seq)
-        if decision.partial is not None:
-            self.partial = decision.partial
+        if decision.is_answer_over:
+            self.streamed.clear()
+        if decision.streamed:
+            self.streamed.append(decision.streamed)
 
     def remember(self, event: Event, seq: int) -> None:
         """Keep an event among the recent ones."""
@@ -189,7 +194,7 @@ def decide(owner: Owner, command: Command | Query, stamp: Stamp) -> Decision:
             decision = _turn_append(owner, command)
         case Stream():
             _check_running(owner, command.turn_id, command.epoch)
-            decision = Decision(partial=owner.partial + command.text)
+            decision = Decision(is_answer_over=command.is_first, streamed=command.text)
         case EndTurn():
             decision = _end_turn(owner, command, stamp)
         case CancelTurn():
@@ -240,11 +245,7 @@ def _send(owner: Owner, command: Send, stamp: Stamp) -> Decision:
 def _begin_with(owner: Owner, command: Send, stamp: Stamp, before: tuple[Event, ...]) -> Decision:
     """Start a new message's own turn, after the events `before` that make room for it."""
     running = owner.state.turns.running
-    if owner.state.seq == 0 and owner.policy.system_prompt is not None:
-        prompt = SystemPromptEvent(
-            id=stamp.new_id(), timestamp=stamp.at, content=owner.policy.system_prompt
-        )
-        before = (prompt, *before)
+    before = (*_prompt(owner, stamp), *before)
     turn_id = stamp.new_id()
     started = TurnStartedEvent(id=stamp.new_id(), timestamp=stamp.at, turn_id=turn_id)
     message = UserMessageEvent(
@@ -261,8 +262,16 @@ def _begin_with(owner: Owner, command: Send, stamp: Stamp, before: tuple[Event, 
         events=(*before, started, message),
         reply=Sent(command.message_id, seq, turn_id),
         effects=(*stop, StartTurn(turn_id)),
-        partial="",
+        is_answer_over=True,
     )
+
+
+def _prompt(owner: Owner, stamp: Stamp) -> tuple[SystemPromptEvent, ...]:
+    """A conversation begins with its system prompt, if the application has one."""
+    prompt = owner.policy.system_prompt
+    if owner.state.seq or prompt is None:
+        return ()
+    return (SystemPromptEvent(id=stamp.new_id(), timestamp=stamp.at, content=prompt),)
 
 
 def _queue(owner: Owner, command: Send, stamp: Stamp) -> Decision:
@@ -289,11 +298,15 @@ def _append(owner: Owner, command: Append, stamp: Stamp) -> Decision:
         return Decision(reply=Duplicate(known.seq))
     if not isinstance(event, _APPENDABLE):
         raise NotAppendable(owner.conversation_id, type(event).__name__)
+    if isinstance(event, UserMessageEvent) and event.queued_event_id is not None:
+        raise NotAppendable(owner.conversation_id, "queued UserMessageEvent")
     if isinstance(event, UserMessageEvent) and event.message_id is not None:
         message = owner.state.turns.find(event.message_id) or stamp.known_message
         if message is not None:
             raise MessageIdConflict(owner.conversation_id, event.message_id, message.seq)
-    return Decision(events=(event,), reply=Appended(owner.state.seq + 1))
+    before = () if isinstance(event, SystemPromptEvent) else _prompt(owner, stamp)
+    reply = Appended(owner.state.seq + len(before) + 1)
+    return Decision(events=(*before, event), reply=reply)
 
 
 def _retract(owner: Owner, command: Retract, stamp: Stamp) -> Decision:
@@ -315,7 +328,7 @@ def _turn_append(owner: Owner, command: TurnAppend) -> Decision:
     return Decision(
         events=command.events,
         reply=tuple(LoggedEvent(first + n, event) for n, event in enumerate(command.events)),
-        partial="" if says else None,
+        is_answer_over=says,
     )
 
 
@@ -330,7 +343,7 @@ def _end_turn(owner: Owner, command: EndTurn, stamp: Stamp) -> Decision:
         timestamp=stamp.at,
         turn_id=running.turn_id,
         outcome="completed" if command.error is None else "failed",
-        detail=command.error,
+        detail=None if command.error is None else f"{command.error}: {command.detail}",
     )
     return _then_next_queued(owner, (*events, ended), stamp, ())
 
@@ -377,7 +390,7 @@ def _recover(owner: Owner, command: Recover, stamp: Stamp) -> Decision:
         events = (forgotten,)
     running = owner.state.turns.running
     if running is not None:
-        why = "the process that ran this turn stopped"
+        why = "its owner stopped"
         events = (*events, *_interrupt(owner, running, stamp, why))
     return _then_next_queued(owner, events, stamp, ())
 
@@ -425,12 +438,13 @@ def _close(owner: Owner, running: RunningTurn, stamp: Stamp, why: str) -> tuple[
         )
         for tool_call_id, action in owner.state.admission.open_calls.items()
     ]
-    if owner.partial:
+    said = storable("".join(owner.streamed))
+    if said:
         partial = AgentMessageEvent(
             id=stamp.new_id(),
             timestamp=stamp.at,
             turn_id=running.turn_id,
-            content=owner.partial,
+            content=said,
             interrupted=True,
         )
         answers.append(partial)
@@ -441,14 +455,14 @@ def _then_next_queued(
     owner: Owner,
     events: tuple[Event, ...],
     stamp: Stamp,
-    effects: Iterable[Effect],
+    effects: Iterable[TurnEffect],
     *,
     reply: object = None,
 ) -> Decision:
     """After these events no turn runs: the chat message that waits longest gets its turn."""
     waiting = next(iter(owner.state.turns.queued.values()), None)
     if waiting is None:
-        return Decision(events=events, reply=reply, effects=tuple(effects), partial="")
+        return Decision(events=events, reply=reply, effects=tuple(effects), is_answer_over=True)
     if waiting.turn_id is None:
         raise InvariantViolation(f"queued chat message {waiting.message_id} has no turn id")
     started = TurnStartedEvent(id=stamp.new_id(), timestamp=stamp.at, turn_id=waiting.turn_id)
@@ -465,7 +479,7 @@ def _then_next_queued(
         events=(*events, started, message),
         reply=reply,
         effects=(*effects, StartTurn(waiting.turn_id)),
-        partial="",
+        is_answer_over=True,
     )
 
 

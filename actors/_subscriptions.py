@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from turnkeeper.runtime import OneShot
 
 from ._records import logged_event
-from .errors import ConversationNotFound
+from .errors import ConversationNotFound, ConversationsClosed
 from .events import LoggedEvent
 from .journal import Journal, StoredRecord
 
@@ -36,16 +36,35 @@ class Subscriptions:
         self._journal = journal
         # Weak, so that a reader ends by being dropped; dicts, so that they are served in order.
         self._readers: dict[str, dict[int, weakref.ref[EventReader]]] = {}
+        self._is_closing = False
+        self._is_closed = False
 
     def publish(self, conversation_id: str, events: Sequence[LoggedEvent]) -> None:
         """Offer committed events, in order, to whoever follows this conversation."""
         for reader in self._live(conversation_id):
             reader.offer(events)
 
+    def owner_began(self, conversation_id: str, head: int) -> None:
+        """Send readers to the journal for what an owner before could not publish."""
+        for reader in self._live(conversation_id):
+            reader.look_for(head)
+
     def owner_ended(self, conversation_id: str) -> None:
         """Tell those who wait for this conversation's owner that it has stopped or failed."""
-        for reader in self._live(conversation_id):
-            reader.owner_ended()
+        if not self._is_closing:
+            for reader in self._live(conversation_id):
+                reader.owner_ended()
+
+    def begin_closing(self) -> None:
+        """Owners end from now on because they are told to: nobody shall call them back."""
+        self._is_closing = True
+
+    def close(self) -> None:
+        """End every reader, and all that begin from now on."""
+        self._is_closed = True
+        for conversation_id in list(self._readers):
+            for reader in self._live(conversation_id):
+                reader.close()
 
     def read(
         self,
@@ -57,7 +76,9 @@ class Subscriptions:
     ) -> EventReader:
         """A reader from `after` on; see there."""
         reader = EventReader(self._journal, conversation_id, after, live, on_owner_ended)
-        if live:
+        if self._is_closed:
+            reader.close()
+        elif live:
             # Registered before it reads the journal: whatever is committed meanwhile is in one of
             # the two, and the cursor keeps it from being given out twice.
             readers = self._readers.setdefault(conversation_id, {})
@@ -81,8 +102,11 @@ class Subscriptions:
 class EventReader(AsyncIterator[LoggedEvent]):
     """The events of one conversation above a seq, in order, without a gap or a repeat.
 
-    Live, it never ends, and waits for a conversation that does not exist yet; otherwise it ends
-    where the log ends, and raises `ConversationNotFound`. Iterated by one task. Cancelling its
+    Live, it ends only when its `Conversations` are left (by `ConversationsClosed` where it has not
+    caught up), and waits for a conversation that does not exist yet; otherwise it ends where the
+    log ends, and raises `ConversationNotFound`. With
+    `on_owner_ended`, that is awaited before it first waits, and again after an owner has ended in
+    this process; what it raises ends the reading. Iterated by one task. Cancelling its
     wait loses nothing: it goes on where it was.
     """
 
@@ -102,7 +126,9 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._page: deque[StoredRecord] = deque()
         self._offered: deque[LoggedEvent] = deque()
         self._is_behind = True
-        self._has_owner_ended = False
+        # Whether there is an owner now is not known here.
+        self._has_owner_ended = True
+        self._is_closed = False
         self._waiting: OneShot[None] | None = None
 
     def offer(self, events: Sequence[LoggedEvent]) -> None:
@@ -113,18 +139,33 @@ class EventReader(AsyncIterator[LoggedEvent]):
             self._is_behind = True
         self._wake()
 
+    def look_for(self, head: int) -> None:
+        """The log goes as far as `head`."""
+        if self._cursor < head:
+            self._is_behind = True
+            self._wake()
+
     def owner_ended(self) -> None:
         """An owner of the conversation has stopped or failed in this process."""
         self._has_owner_ended = True
         self._wake()
 
+    def close(self) -> None:
+        """Nothing will be offered, or can be read, any more."""
+        self._is_closed = True
+        self._wake()
+
     async def __anext__(self) -> LoggedEvent:
         while True:
             if self._page:
-                record = self._page.popleft()
-                self._cursor = record.seq
-                return logged_event(self._conversation_id, record)
+                # Decoded first: a record that cannot be read is not passed over.
+                logged = logged_event(self._conversation_id, self._page[0])
+                self._page.popleft()
+                self._cursor = logged.seq
+                return logged
             if self._is_behind:
+                if self._is_closed:
+                    raise ConversationsClosed(self._conversation_id)
                 await self._read_page()
             elif self._offered:
                 logged = self._offered.popleft()
@@ -133,11 +174,13 @@ class EventReader(AsyncIterator[LoggedEvent]):
                     return logged
                 # A repeat is passed over; behind a gap, the journal has what is missing.
                 self._is_behind = logged.seq > self._cursor
-            elif not self._is_live:
+            elif self._is_closed or not self._is_live:
                 raise StopAsyncIteration
             elif self._has_owner_ended and self._on_owner_ended is not None:
-                self._has_owner_ended = False
                 await self._on_owner_ended()
+                self._has_owner_ended = False
+                # It may have written what it did not publish here.
+                self._is_behind = True
             else:
                 # No await since nothing was found, so no offer is missed.
                 self._waiting = OneShot()

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from turnkeeper.runtime import AskCycle
 
-__all__ = ["Waits", "turn_of"]
-
-turn_of: ContextVar[str] = ContextVar("turnkeeper_turn_of")
-"""The conversation whose turn this code runs in, if it runs in one."""
+__all__ = ["Inside", "Waits", "turn_of"]
 
 
 class Waits:
@@ -28,7 +26,7 @@ class Waits:
     @contextmanager
     def wait(self, waiter: str, awaited: str) -> Iterator[None]:
         """While inside, `waiter` waits for `awaited`. Raises `AskCycle` where that never ends."""
-        path = self._find(awaited, waiter, ())
+        path = self._find(awaited, waiter)
         if path is not None:
             raise AskCycle((waiter, *path))
         self._waiting.setdefault(waiter, []).append(awaited)
@@ -39,10 +37,29 @@ class Waits:
             if not self._waiting[waiter]:
                 del self._waiting[waiter]
 
-    def _find(self, start: str, goal: str, behind: tuple[str, ...]) -> tuple[str, ...] | None:
-        """The way along which `start` waits for `goal`; none waits in a circle, so it ends."""
-        behind = (*behind, start)
-        if start == goal:
-            return behind
-        ways = (self._find(next_one, goal, behind) for next_one in self._waiting.get(start, ()))
-        return next((way for way in ways if way is not None), None)
+    def _find(self, start: str, goal: str) -> tuple[str, ...] | None:
+        """The way along which `start` waits for `goal`, if there is one."""
+        ways = [(start,)]
+        seen = {start}
+        for way in ways:
+            if way[-1] == goal:
+                return way
+            for awaited in self._waiting.get(way[-1], ()):
+                if awaited not in seen:
+                    seen.add(awaited)
+                    ways.append((*way, awaited))
+        return None
+
+
+@dataclass(slots=True)
+class Inside:
+    """The turn that some code runs in: of which conversation, and among which waits."""
+
+    waits: Waits
+    conversation_id: str
+    is_over: bool = False
+    """The turn has ended, and what it has started and left running waits for itself alone."""
+
+
+turn_of: ContextVar[Inside] = ContextVar("turnkeeper_turn_of")
+"""The turn that this code runs in, if it runs in one."""

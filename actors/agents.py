@@ -9,6 +9,7 @@ next turn.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,10 +17,12 @@ from typing import Protocol
 
 import anyio
 
-from turnkeeper.runtime import Ports, Ref
+from turnkeeper.runtime import Ports, Ref, clear_stray_cancellation
 
 from ._frozen import FrozenObject
+from ._text import error_text, storable
 from .commands import Command, Query, Stream, TurnAppend
+from .errors import InvalidInput
 from .events import (
     ActionEvent,
     AgentMessageEvent,
@@ -55,6 +58,8 @@ class FunctionAgent:
 
 def agent(function: Callable[[TurnContext], Awaitable[None]]) -> FunctionAgent:
     """Make an agent of an `async def` that takes the turn."""
+    if not inspect.iscoroutinefunction(function):
+        raise InvalidInput(f"an agent is an `async def`, and {function!r} is not")
     return FunctionAgent(function)
 
 
@@ -119,12 +124,16 @@ class TurnContext:
     @property
     def view(self) -> View:
         """The committed view of this moment. It never changes in the agent's hands."""
+        self._running()  # raises where the turn has ended: what is there now is not its view
         return self._view()
 
     async def say(self, text: str) -> LoggedEvent:
         """Say something to the user; durable when this returns."""
         message = AgentMessageEvent(
-            id=self._ports.ids.new(), timestamp=self._now(), turn_id=self.turn_id, content=text
+            id=self._ports.ids.new(),
+            timestamp=self._now(),
+            turn_id=self.turn_id,
+            content=storable(text),
         )
         return (await self._append(message))[0]
 
@@ -134,10 +143,10 @@ class TurnContext:
         If the turn is interrupted half-way, the pieces that had come are kept as a chat message
         that is marked as interrupted.
         """
-        pieces = []
+        pieces: list[str] = []
         async for piece in chunks:
+            await self._owner.tell(Stream(self.turn_id, self._epoch, piece, is_first=not pieces))
             pieces.append(piece)
-            await self._owner.tell(Stream(self.turn_id, self._epoch, piece))
         return await self.say("".join(pieces))
 
     async def call_tools(
@@ -162,7 +171,7 @@ class TurnContext:
                 tool_name=call.name,
                 arguments=FrozenObject(call.arguments),
                 llm_response_id=response_id,
-                text=text if n == 0 else "",
+                text=storable(text) if n == 0 else "",
             )
             for n, call in enumerate(calls)
         ]
@@ -189,9 +198,13 @@ class TurnContext:
         self, action: ActionEvent, run: ToolRunner, results: dict[str, LoggedEvent]
     ) -> None:
         try:
-            content, is_error = await run(action), False
-        except Exception as error:  # noqa: BLE001 - whatever a tool raises is its result
-            content, is_error = f"{type(error).__name__}: {error}", True
+            content, is_error = storable(await run(action)), False
+        except BaseException as error:
+            # Whatever a tool raises is its result, a cancellation that nobody asked for too: in
+            # the group it would end the other calls without a word.
+            if not isinstance(error, Exception) and not clear_stray_cancellation(error):
+                raise
+            content, is_error = f"{type(error).__name__}: {error_text(error)}", True
         observation = ObservationEvent(
             id=self._ports.ids.new(),
             timestamp=self._now(),

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from turnkeeper.runtime import Message
 
+from ._text import check_id, check_text
 from .admission import Appended, Duplicate
 from .condensers import Proposal
+from .errors import InvalidInput
 from .events import Event, ImageContent, LoggedEvent
 from .view import View
 
@@ -34,10 +36,18 @@ __all__ = [
     "Sent",
     "Stream",
     "TurnAppend",
+    "check_overlap",
 ]
 
 OnOverlap = Literal["queue", "interrupt", "reject"]
 """What happens to a chat message that comes while a turn runs."""
+
+
+def check_overlap(on_overlap: str) -> None:
+    """Raise `InvalidInput` where this is none of the ways to overlap."""
+    if on_overlap not in get_args(OnOverlap):
+        known = ", ".join(get_args(OnOverlap))
+        raise InvalidInput(f"on_overlap is {on_overlap!r}; it takes one of {known}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,12 @@ class Send(Message[Sent]):
     images: tuple[ImageContent, ...] = ()
     on_overlap: OnOverlap | None = None
     """None: as the conversation's own setting says."""
+
+    def __post_init__(self) -> None:
+        check_id("message_id", self.message_id)
+        check_text("content", self.content)
+        if self.on_overlap is not None:
+            check_overlap(self.on_overlap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +120,8 @@ class Stream(Message[None]):
     turn_id: str
     epoch: int
     text: str
+    is_first: bool = False
+    """It begins the answer anew; what an earlier stream had brought does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,5 +181,6 @@ Command = (
     | Propose
     | ProposeFailed
     | Recover
+    | DropOverdue
 )
-Query = GetView | DropOverdue
+Query = GetView

@@ -22,7 +22,7 @@ is either in the log or not, and sending it again under its id finds out which.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, Self
@@ -32,12 +32,15 @@ import structlog
 
 from turnkeeper.runtime import (
     Directive,
+    NotDelivered,
+    OutcomeUnknown,
     OwnershipLost,
     Ports,
     Refused,
     Region,
     Runtime,
     Supervision,
+    TurnkeeperError,
     Unavailable,
 )
 
@@ -46,6 +49,7 @@ from ._decide import Owner, Policy, Stamp, decide_fork
 from ._loading import load_state
 from ._records import record_of
 from ._subscriptions import EventReader, Subscriptions
+from ._text import check_id
 from ._waits import Waits, turn_of
 from .admission import Appended, Duplicate
 from .agents import Agent
@@ -59,9 +63,10 @@ from .commands import (
     Retract,
     Send,
     Sent,
+    check_overlap,
 )
 from .condensers import Condenser, NoCondenser
-from .errors import TurnNotCompleted
+from .errors import ConversationsClosed, InvalidInput, TurnNotCompleted
 from .events import (
     AgentMessageEvent,
     Event,
@@ -78,8 +83,9 @@ from .view import View
 
 __all__ = ["Conversation", "Conversations", "Turn", "TurnEnd"]
 
-CONVERSATION_ID_LENGTH_MAX = 256
 RECOVERIES_AT_ONCE_MAX = 256
+OWNERS_ENDING_MAX = 2
+"""How many owners may fail or stop under one that waits, before it is told why."""
 
 SUPERVISION = Supervision(
     rules=(
@@ -112,26 +118,31 @@ class Conversations:
         recover: Literal["on_enter", "on_message"] = "on_enter",
         verify: Verify = "off",
         park_s: float = 30.0,
+        name: str = "conversations",
         ports: Ports | None = None,
     ) -> None:
-        """Nothing is opened yet.
+        """Nothing is opened yet. Raises `InvalidInput`.
 
         `runtime`: run in this one; otherwise in one of its own, which ends with it. `idle_s`:
         seconds after which an idle conversation is passivated (None: never). `active_max`: how
         many may be active before the least recently used idle one is passivated. `verify`: how
         often, after a commit, a view is rebuilt from its log on the side and compared; the
         rebuilding costs a reading of the log. `park_s`: how long a result that came before its
-        call may be parked.
+        call may be parked. `name`: of the region, where several share a runtime.
         """
         if not 0 < queued_messages_max < KNOWN_MESSAGES_MAX:
-            raise ValueError(
+            raise InvalidInput(
                 f"queued_messages_max is {queued_messages_max}; it takes 1 to "
                 f"{KNOWN_MESSAGES_MAX - 1}"
             )
+        check_overlap(on_overlap)
+        if not callable(getattr(agent, "run", None)):
+            raise InvalidInput(f"an agent has `async run(turn)`, and {agent!r} has not; use @agent")
         self._journal = journal
         self._given_runtime = runtime
         self._ports = ports if ports is not None else runtime.ports if runtime else Ports()
         self._recover = recover
+        self._name = name
         self._idle_s = idle_s
         self._active_max = active_max
         self._setup = Setup(
@@ -150,22 +161,30 @@ class Conversations:
             ports=self._ports,
         )
         self._exit_stack = AsyncExitStack()
+        self._is_entered = False
+        self._is_closing = False
         self._region: Region[Command | Query] | None = None
 
     async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise RuntimeError("conversations are entered once; make new ones for the same journal")
+        self._is_entered = True
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._journal)
             runtime = self._given_runtime
             if runtime is None:
                 runtime = await stack.enter_async_context(Runtime(ports=self._ports))
             self._region = runtime.region(
-                "conversations",
-                lambda conversation_id: ConversationActor(conversation_id, self._setup),
+                self._name,
+                self._make_owner,
                 supervision=SUPERVISION,
                 idle_s=self._idle_s,
                 active_max=self._active_max,
             )
+            # From the last to the first: nobody is called back to life, all stop, readers end.
+            stack.callback(self._setup.subscriptions.close)
             stack.push_async_callback(self._region.stop, "its conversations are closing")
+            stack.callback(self._begin_closing)
             if self._recover == "on_enter":
                 await self._recover_unfinished(self._region)
             self._exit_stack = stack.pop_all()
@@ -175,6 +194,16 @@ class Conversations:
         self._region = None
         await self._exit_stack.aclose()
 
+    def _begin_closing(self) -> None:
+        self._is_closing = True
+        self._setup.subscriptions.begin_closing()
+
+    def _make_owner(self, conversation_id: str) -> ConversationActor:
+        # In a runtime that goes on, a handle that was kept still reaches the region.
+        if self._is_closing:
+            raise ConversationsClosed(conversation_id)
+        return ConversationActor(conversation_id, self._setup)
+
     async def _recover_unfinished(self, region: Region[Command | Query]) -> None:
         """Open what the last process left unfinished; opening a conversation recovers it."""
         limit = anyio.Semaphore(RECOVERIES_AT_ONCE_MAX)
@@ -183,10 +212,15 @@ class Conversations:
             async with limit:
                 try:
                     await region[conversation_id].ask(GetView())
-                except (Refused, OwnershipLost, Unavailable) as error:
+                except TurnkeeperError as error:
                     # It stays as it is in the journal, and whoever sends to it gets this error;
                     # the others are not held up.
-                    _log.warning("recovery failed", conversation=conversation_id, error=str(error))
+                    _log.warning(
+                        "recovery failed",
+                        conversation=conversation_id,
+                        kind=type(error).__name__,
+                        error=str(error),
+                    )
 
         async with anyio.create_task_group() as group:
             for info in await self._journal.list(only_unfinished=True):
@@ -207,11 +241,7 @@ class Conversation:
     """A handle to one conversation. Its actor activates with the first message to it."""
 
     def __init__(self, conversation_id: str, region: Region[Command | Query], setup: Setup) -> None:
-        if not 0 < len(conversation_id) <= CONVERSATION_ID_LENGTH_MAX:
-            raise ValueError(
-                f"conversation id of {len(conversation_id)} characters; "
-                f"it takes 1 to {CONVERSATION_ID_LENGTH_MAX}"
-            )
+        check_id("conversation id", conversation_id)
         self.conversation_id = conversation_id
         self._region = region
         self._ref = region[conversation_id]
@@ -228,9 +258,9 @@ class Conversation:
         """Put a chat message into the conversation; it is durable when this returns.
 
         Sent again under its `message_id`, it gives the same turn and writes nothing. Raises
-        `TurnInProgress` (with `on_overlap="reject"`), `QueueFull`, `MessageIdConflict` (the id is
-        known with other content), and the journal's own errors; after `OutcomeUnknown` or a
-        cancellation, send it again under the same id.
+        `InvalidInput`, `TurnInProgress` (with `on_overlap="reject"`), `QueueFull`,
+        `MessageIdConflict` (the id is known with other content), and the journal's own errors;
+        after `OutcomeUnknown` or a cancellation, send it again under the same id.
         """
         if message_id is None:
             message_id = self._setup.ports.ids.new()
@@ -241,9 +271,12 @@ class Conversation:
         """Put one event into the log, if admission lets it; no turn starts.
 
         Raises `AdmissionRefused` with the violation; the event is then kept among `rejections`.
-        With `park`, a result that comes before its call waits for it in memory, and this with it:
-        not acknowledged, for `park_s` at the most, and `ResultNotKept` when the owner stops.
+        Only what the model sees can be appended, and little else: `NotAppendable`. With `park`, a
+        result that comes before its call waits for it in memory, and this with it: not
+        acknowledged, for `park_s` at the most, and `ResultNotKept` when the owner stops.
         """
+        if not isinstance(event, Event):
+            raise InvalidInput(f"an event is an Event, and {type(event).__name__} is not")
         return await self._ref.ask(Append(event, park))
 
     async def retract(self, event_ids: Sequence[str]) -> Appended:
@@ -263,12 +296,14 @@ class Conversation:
 
         The log is shared and not copied. A turn that ran there is interrupted in the fork, and its
         open calls are answered as not run; queued chat messages stay here. Raises
-        `ConversationNotFound`, `ConversationExists`, and `ValueError` where the log has no such
+        `ConversationNotFound`, `ConversationExists`, and `InvalidInput` where the log has no such
         seq; this conversation is only read.
         """
         setup = self._setup
         fork = Conversation(fork_id, self._region, setup)
         state = await self.at(at)
+        # Somebody may have asked for it by this name; an owner without a log makes room.
+        await self._region.stop_actor(fork_id)
         owner = Owner(self.conversation_id, 0, setup.policy, state)
         now = datetime.fromtimestamp(setup.ports.now(), UTC)
         events = decide_fork(owner, state.seq, Stamp(now, setup.ports.ids.block()))
@@ -284,10 +319,13 @@ class Conversation:
     def events(self, *, after: int = 0, live: bool = True) -> EventReader:
         """Every event above the seq `after`, in order, without a gap or a repeat.
 
-        With `live` it goes on for ever and waits for a conversation that does not exist yet;
-        without, it ends where the log ends and raises `ConversationNotFound`. A slow reader
-        reads from the journal and slows nobody. Keeps nothing active; drop it to end it.
+        With `live` it goes on until the `Conversations` are left, and waits for a conversation that
+        does not exist yet; without, it ends where the log ends and raises `ConversationNotFound`.
+        A slow reader reads from the journal and slows nobody. Keeps nothing active; drop it to end
+        it.
         """
+        if after < 0:
+            raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
         return self._setup.subscriptions.read(self.conversation_id, after=after, live=live)
 
     def follow_owner(self, *, after: int) -> EventReader:
@@ -299,12 +337,34 @@ class Conversation:
             self.conversation_id,
             after=after,
             live=True,
-            on_owner_ended=lambda: self._ref.ask(GetView()),
+            on_owner_ended=self._ensure_owner,
         )
 
-    def waited_for_by(self, waiter: str) -> AbstractContextManager[None]:
-        """While inside, a turn of conversation `waiter` waits for this one, or `AskCycle`."""
-        return self._setup.waits.wait(waiter, self.conversation_id)
+    async def _ensure_owner(self) -> None:
+        """See to it that there is an owner here; raises why there cannot be one."""
+        for _ in range(OWNERS_ENDING_MAX):
+            try:
+                await self._ref.ask(GetView())
+            except NotDelivered:
+                # The last one is stopping. No await since that was found, so this only waits.
+                await self._region.stop_actor(self.conversation_id)
+            except (Unavailable, OutcomeUnknown, OwnershipLost):
+                pass  # it waited beside what the last owner failed at; the next one is asked
+            else:
+                return
+        await self._ref.ask(GetView())
+
+    @property
+    def is_inside_a_turn(self) -> bool:
+        """Whether this runs in a turn that still runs, of one of the same `Conversations`."""
+        inside = turn_of.get(None)
+        return inside is not None and inside.waits is self._setup.waits and not inside.is_over
+
+    def waited_for(self) -> AbstractContextManager[None]:
+        """While inside, the turn that this runs in, if any, waits for this; else `AskCycle`."""
+        if not self.is_inside_a_turn:
+            return nullcontext()
+        return self._setup.waits.wait(turn_of.get().conversation_id, self.conversation_id)
 
     async def view(self) -> View:
         """The view as committed. Raises `ConversationNotFound`, and then creates nothing."""
@@ -314,13 +374,14 @@ class Conversation:
     async def at(self, seq: int | None = None) -> ConversationState:
         """The state as it was at `seq`, or is at the end of the log. Opens nothing.
 
-        Raises `ConversationNotFound`, `CorruptLog`, and `ValueError` where the log has no such seq.
+        Raises `ConversationNotFound`, `CorruptLog`, and `InvalidInput` where the log has no such
+        seq.
         """
         head = (await self._setup.journal.info(self.conversation_id)).head
         if seq is None:
             seq = head
         if not 0 <= seq <= head:
-            raise ValueError(
+            raise InvalidInput(
                 f"seq {seq} of conversation {self.conversation_id} is not in 0..{head}"
             )
         state, _ = await load_state(self._setup.journal, self.conversation_id, seq)
@@ -389,21 +450,21 @@ class Turn:
         """Wait until the turn has ended, however it did.
 
         When its owner fails and another can be started here, that one ends the turn. When none
-        can, raises why (`Unavailable`, `OwnedElsewhere`, `CorruptLog`): the chat message is in
-        the log, and its turn ends when the conversation is next opened. Awaited inside a turn that
-        this one would have to wait for, it raises `AskCycle`.
+        can, raises why (`Unavailable`, `OwnedElsewhere`, `CorruptLog`), and `ConversationsClosed`
+        when they are left: the chat message is in the log, and its turn ends when the conversation
+        is next opened. Awaited inside a turn that this one would have to wait for, it raises
+        `AskCycle`.
         """
         conversation = self._conversation
-        waiter = turn_of.get(None)
-        if waiter is None:
-            ended = await self._find_end(conversation.follow_owner(after=self.seq - 1))
-        else:
-            # In a turn itself: what has ended is told, and what would wait for us is refused.
+        ended = None
+        if conversation.is_inside_a_turn:
+            # What has ended is told, and what would wait for this turn is refused.
             ended = await self._find_end(conversation.events(after=self.seq - 1, live=False))
-            if ended is None:
-                with conversation.waited_for_by(waiter):
-                    ended = await self._find_end(conversation.follow_owner(after=self.seq - 1))
-        assert ended is not None, f"the live events of {conversation.conversation_id} ended"
+        if ended is None:
+            with conversation.waited_for():
+                ended = await self._find_end(conversation.follow_owner(after=self.seq - 1))
+        if ended is None:
+            raise ConversationsClosed(conversation.conversation_id)
         return ended
 
     async def _find_end(self, events: EventReader) -> TurnEnd | None:

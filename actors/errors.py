@@ -12,6 +12,21 @@ from collections.abc import Mapping
 from turnkeeper.runtime import OutcomeUnknown, OwnershipLost, Refused, Unavailable
 
 
+class InvalidInput(Refused, ValueError):
+    """What was given cannot be meant, or cannot be written down; nothing was written."""
+
+
+class ConversationsClosed(Refused):
+    """The `Conversations` are being left, or were; what is in the log stays there."""
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"conversation {conversation_id} is not served here any more: its Conversations were "
+            "left; what is in the log stays, and unfinished turns end when it is next opened"
+        )
+        self.conversation_id = conversation_id
+
+
 class TurnInProgress(Refused):
     """A turn is running and `on_overlap` says `reject`; nothing was written."""
 

@@ -96,7 +96,7 @@ class TurnTable:
         Forgotten ids are not above the largest of them; those made here are time-ordered, so a
         new one is.
         """
-        return message_id <= self._forgotten_max
+        return bool(self._forgotten_max) and message_id <= self._forgotten_max
 
     def fold(self, event: Event, seq: int) -> None:
         """Advance by one event of the log."""

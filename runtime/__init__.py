@@ -6,7 +6,7 @@ if __name__ != "turnkeeper.runtime":
     )
 
 from ._actor import Actor, ActorContext
-from ._backend import OneShot, thread_caller
+from ._backend import OneShot, clear_stray_cancellation, thread_caller
 from ._dead_letters import DeadLetters
 from ._effects import Effect
 from ._event_stream import EventStream, Subscription
@@ -102,6 +102,7 @@ __all__ = [
     "Unavailable",
     "add_actor",
     "bind_log",
+    "clear_stray_cancellation",
     "format_id",
     "thread_caller",
 ]

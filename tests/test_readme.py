@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    page
+    for page in (found.relative_to(ROOT) for found in ROOT.glob("**/*.md"))
+    if not any(part.startswith(".") for part in page.parts)
+)
 README = (ROOT / "README.md").read_text()
 
 
@@ -25,9 +30,7 @@ def test_the_first_program_prints_what_the_readme_says(tmp_path: Path) -> None:
     assert len([line for line in program.splitlines() if line.strip()]) < 15
 
 
-@pytest.mark.parametrize(
-    "page", sorted(p.relative_to(ROOT) for p in ROOT.glob("**/*.md") if ".venv" not in p.parts)
-)
+@pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_link_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text())
     local = [link for link in links if "://" not in link]

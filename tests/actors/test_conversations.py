@@ -325,7 +325,7 @@ async def test_an_agent_that_raises_fails_its_turn_and_the_next_one_runs() -> No
 
         end = await failed.end()
 
-        assert (end.outcome, end.detail) == ("failed", "RuntimeError")
+        assert (end.outcome, end.detail) == ("failed", "RuntimeError: no answer to fail")
         assert await (await chat.send("B")).reply() == "a(B)"
         assert "conversation_error" in await log_of(chat, all_kinds=True)
 
