@@ -281,8 +281,13 @@ class ViewFold:
 
 def _once_each(events: Iterable[Event]) -> Sequence[Event]:
     log = list(events)
-    if len({event.id for event in log}) == len(log):
-        return log
+    last_id = ""
+    for event in log:
+        if event.id <= last_id:
+            break
+        last_id = event.id
+    else:
+        return log  # ids are time-ordered, so this is how nearly every log is
     by_id: dict[str, Event] = {}
     for event in log:
         by_id.setdefault(event.id, event)

@@ -199,10 +199,10 @@ def _bounded(name: str, value: float, bound: float) -> Measure:
 def _memory(length: int) -> Iterator[Measure]:
     say("core: memory")
     long, view = _bytes_held(length)
-    short, _ = _bytes_held(length // 10)
+    short, _ = _bytes_held(length // 4)
     fresh, _ = _bytes_held(None)
     name = f"memory_condensed_{length}"
-    baseline = f"one of {length // 10}, view {view} as well"
+    baseline = f"one of {length // 4}, view {view} as well"
     yield costlier(name, [(long, short)], baseline=baseline, goal="≤ 1.05", unit="bytes")
     # What is above it is the bounded tail: the newest message ids, and calls that left the view.
     baseline = f"one that shows all its {view} events"

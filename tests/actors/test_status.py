@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +121,18 @@ def test_every_status_is_in_the_table_and_can_be_left_and_reached() -> None:
     assert set(TRANSITIONS) == set(AgentExecutionStatus)
     assert all(TRANSITIONS.values())
     assert {to for row in TRANSITIONS.values() for to in row} == set(AgentExecutionStatus)
+
+
+def _diagram() -> str:
+    """The table as the docs draw it."""
+    lines = ["stateDiagram-v2", "    [*] --> IDLE"]
+    for status, row in TRANSITIONS.items():
+        lines += [f"    {status} --> {to}: {why}" for to, why in row.items()]
+    return "\n".join(lines)
+
+
+def test_the_diagram_in_the_docs_is_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "conversation-core.md"
+    text = page.read_text(encoding="utf-8")
+    drawn = text.split("```mermaid\n")[1].split("\n```")[0]
+    assert drawn == _diagram(), f"write this into {page.name}:\n{_diagram()}"
