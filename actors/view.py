@@ -28,7 +28,7 @@ from .events import (
     is_seen_by_model,
 )
 
-__all__ = ["Derivation", "ManipulationIndices", "View", "ViewFold", "verify_view"]
+__all__ = ["Derivation", "ManipulationIndices", "View", "ViewCheck", "ViewFold", "verify_view"]
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -294,27 +294,43 @@ def _once_each(events: Iterable[Event]) -> Sequence[Event]:
     return list(by_id.values())
 
 
-def verify_view(events: Iterable[Event], view: View) -> str | None:
-    """What tells a view from the rebuild of its log; None if nothing does.
+class ViewCheck:
+    """Holds a view against the rebuild of its log, on the side; it changes nothing.
 
-    Runs on the side, and is not one of the places where enforcement changes a view.
+    Unlike a load it takes nobody's word that the log is sound: all four properties are checked.
     """
-    rebuilt, facts = ViewFold(), LogFacts()
+
+    def __init__(self) -> None:
+        self._rebuilt = ViewFold()
+        self._facts = LogFacts()
+
+    def fold(self, event: Event) -> None:
+        """Take in the next event of the log."""
+        self._rebuilt.fold(event)
+        self._facts.fold(event)
+
+    def find_divergence(self, view: View) -> str | None:
+        """What tells this view from the rebuild; None if nothing does."""
+        broken = self._facts.find_violations(self._rebuilt.events)
+        if broken:
+            return f"enforcement would remove {', '.join(broken)}"
+        rebuilt = self._rebuilt.snapshot()
+        if rebuilt == view:
+            return None
+        for at, (mine, theirs) in enumerate(zip(view, rebuilt, strict=False)):
+            if mine != theirs:
+                return f"at {at} the view has event {mine.id}, the rebuild {theirs.id}"
+        return (
+            f"the view has {len(view)} events and {len(view.manipulation_indices)} manipulation "
+            f"indices, the rebuild {len(rebuilt)} and {len(rebuilt.manipulation_indices)}; its "
+            f"condensation request is {view.unhandled_condensation_request}, the rebuild's "
+            f"{rebuilt.unhandled_condensation_request}"
+        )
+
+
+def verify_view(events: Iterable[Event], view: View) -> str | None:
+    """What tells a view from the rebuild of its log; None if nothing does."""
+    check = ViewCheck()
     for event in events:
-        rebuilt.fold(event)
-        facts.fold(event)
-    broken = facts.find_violations(rebuilt.events)
-    if broken:
-        return f"enforcement would remove {', '.join(broken)}"
-    expected = rebuilt.snapshot()
-    if expected == view:
-        return None
-    for at, (mine, theirs) in enumerate(zip(view, expected, strict=False)):
-        if mine != theirs:
-            return f"at {at} the view has event {mine.id}, the rebuild {theirs.id}"
-    return (
-        f"the view has {len(view)} events and {len(view.manipulation_indices)} manipulation "
-        f"indices, the rebuild {len(expected)} and {len(expected.manipulation_indices)}; its "
-        f"condensation request is {view.unhandled_condensation_request}, the rebuild's "
-        f"{expected.unhandled_condensation_request}"
-    )
+        check.fold(event)
+    return check.find_divergence(view)

@@ -127,7 +127,7 @@ class Maker:
 Move = tuple[str, int, int]
 
 # What changes the view is drawn more often than what does not.
-_MOVES = (
+MOVES = (
     *("user", "agent", "response") * 4,
     *("answer",) * 9,
     *("condense", "other") * 4,
@@ -137,7 +137,7 @@ _MOVES = (
 
 def moves(max_size: int = 40) -> st.SearchStrategy[list[Move]]:
     """What to do next, again and again; a log is made of it by `Admissible`."""
-    one = st.tuples(st.sampled_from(_MOVES), st.integers(0, 11), st.integers(0, 11))
+    one = st.tuples(st.sampled_from(MOVES), st.integers(0, 11), st.integers(0, 11))
     return st.lists(one, min_size=max_size // 4, max_size=max_size)
 
 

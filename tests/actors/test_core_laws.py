@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from unittest.mock import patch
 
 from hypothesis import given, settings
@@ -9,7 +10,19 @@ from hypothesis import strategies as st
 
 from tests.actors import laws, logs
 from turnkeeper.actors import admission
-from turnkeeper.actors.events import Event
+from turnkeeper.actors.events import EVENT_CLASSES, Event
+
+
+def test_the_drawn_logs_hold_every_kind_of_event() -> None:
+    """Else the laws below would say less than they seem to."""
+    draw = random.Random(1)
+    kinds: set[str] = set()
+    for _ in range(60):
+        moves = [
+            (draw.choice(logs.MOVES), draw.randrange(12), draw.randrange(12)) for _ in range(40)
+        ]
+        kinds |= {event.kind for event in logs.Admissible().play(moves)}
+    assert kinds == EVENT_CLASSES.keys() - {"condensation_summary"} | {"from_the_future"}
 
 
 @given(log=logs.admissible_logs, reopened_at=st.integers(1, 40))
