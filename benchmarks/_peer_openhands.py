@@ -12,14 +12,21 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 os.environ["OPENHANDS_SUPPRESS_BANNER"] = "1"
 logging.disable(logging.CRITICAL)
 
-from openhands.sdk import Agent, Conversation, LocalConversation  # noqa: E402 - the log is silenced first
-from openhands.sdk.context.view import View  # noqa: E402
-from openhands.sdk.event import (  # noqa: E402
+# Ignored here and below: the SDK is installed in an environment of its own, not in the checker's.
+# ruff: noqa: E402 - its log is silenced before it is imported
+from openhands.sdk import (  # type: ignore[import-not-found]
+    Agent,
+    Conversation,
+    LocalConversation,
+)
+from openhands.sdk.context.view import View  # type: ignore[import-not-found]
+from openhands.sdk.event import (  # type: ignore[import-not-found]
     ActionEvent,
     AgentErrorEvent,
     Event,
@@ -27,8 +34,13 @@ from openhands.sdk.event import (  # noqa: E402
     MessageEvent,
     SystemPromptEvent,
 )
-from openhands.sdk.llm import Message, MessageToolCall, TextContent, ThinkingBlock  # noqa: E402
-from openhands.sdk.testing import TestLLM  # noqa: E402
+from openhands.sdk.llm import (  # type: ignore[import-not-found]
+    Message,
+    MessageToolCall,
+    TextContent,
+    ThinkingBlock,
+)
+from openhands.sdk.testing import TestLLM  # type: ignore[import-not-found]
 
 
 def message(role: str, text: str) -> MessageEvent:
@@ -148,11 +160,11 @@ def main() -> None:
         for thinking in (False, True):
             events = talk(length, thinking=thinking)
             name = f"rebuild{'_thinking' if thinking else ''}_{length}"
-            found[name] = timed(lambda events=events: View.from_events(events), rounds)
+            found[name] = timed(partial(View.from_events, events), rounds)
         view = View.from_events(talk(length))
-        found[f"indices_{length}"] = timed(lambda view=view: view.manipulation_indices, rounds)
+        found[f"indices_{length}"] = timed(partial(getattr, view, "manipulation_indices"), rounds)
         found[f"messages_{length}"] = timed(
-            lambda view=view: LLMConvertibleEvent.events_to_messages(view.events), rounds
+            partial(LLMConvertibleEvent.events_to_messages, view.events), rounds
         )
         found[f"step_{length}"] = step(length, rounds)
     found[f"open_{length}"] = reopen(length, rounds)

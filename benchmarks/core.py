@@ -13,6 +13,7 @@ import sqlite3
 import tempfile
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -117,7 +118,7 @@ def run(*, quick: bool) -> Iterator[Measure]:
     rounds = 3 if quick else 7
     lengths = LENGTHS[:2] if quick else LENGTHS
     yield from _views(lengths, rounds)
-    yield from _memory(20_000 if quick else 100_000)
+    yield from _memory(40_000 if quick else 100_000)
     yield from anyio.run(_stored, lengths, rounds)
     yield from _peer(lengths, rounds)
 
@@ -127,10 +128,10 @@ def run(*, quick: bool) -> Iterator[Measure]:
 
 def _views(lengths: Sequence[int], rounds: int) -> Iterator[Measure]:
     say("core: the view")
-    for length in lengths:
-        state = _folded(talk(length))
-        value = _each(lambda state=state: state.view, 10_000)
-        yield _bounded(f"view_{length}", value, 3.0)
+    states = {length: _folded(talk(length)) for length in lengths}
+    for length, state in states.items():
+        yield _bounded(f"view_{length}", _each(partial(getattr, state, "view"), 10_000), 3.0)
+    length, state = lengths[-1], states[lengths[-1]]
     value = _each(lambda: state.view.manipulation_indices.find_next(length // 2), 10_000)
     yield _bounded(f"indices_{length}", value, 10.0)
     shapes: tuple[LLMShape, ...] = ("openai", "anthropic")
@@ -138,7 +139,7 @@ def _views(lengths: Sequence[int], rounds: int) -> Iterator[Measure]:
         yield _bounded(f"messages_{shape}_{length}", _two_new(state, shape, rounds * 3), 50.0)
     for thinking in (False, True):
         log = talk(length, thinking=thinking)
-        pairs = _in_turn(lambda log=log: View.from_events(log), lambda log=log: _fold(log), rounds)
+        pairs = _in_turn(partial(View.from_events, log), partial(_fold, log), rounds)
         name = f"rebuild{'_thinking' if thinking else ''}_{length}"
         yield costlier(name, pairs, baseline="a bare fold of the view", goal="≤ 1.5")
 
@@ -199,10 +200,10 @@ def _bounded(name: str, value: float, bound: float) -> Measure:
 def _memory(length: int) -> Iterator[Measure]:
     say("core: memory")
     long, view = _bytes_held(length)
-    short, _ = _bytes_held(length // 4)
+    short, _ = _bytes_held(length // 3)
     fresh, _ = _bytes_held(None)
     name = f"memory_condensed_{length}"
-    baseline = f"one of {length // 4}, view {view} as well"
+    baseline = f"one of {length // 3}, view {view} as well"
     yield costlier(name, [(long, short)], baseline=baseline, goal="≤ 1.05", unit="bytes")
     # What is above it is the bounded tail: the newest message ids, and calls that left the view.
     baseline = f"one that shows all its {view} events"
@@ -227,7 +228,6 @@ def _bytes_held(length: int | None) -> tuple[float, int]:
             if is_full:
                 forgotten = tuple(kept.id for kept in state.view[: state.view.find_next(6)])
                 state.fold(CondensationEvent(forgotten_event_ids=forgotten))
-        del turn, event
         gc.collect()
         held, _ = tracemalloc.get_traced_memory()
         return float(held), len(state.view)
