@@ -83,8 +83,10 @@ class FrozenObject(_Base):
         source: Any,  # noqa: ANN401 - pydantic's own signature
         handler: GetCoreSchemaHandler,
     ) -> CoreSchema:
-        return core_schema.no_info_wrap_validator_function(
-            cls._validate, core_schema.dict_schema(core_schema.str_schema())
+        json_object = core_schema.dict_schema(core_schema.str_schema())
+        return core_schema.json_or_python_schema(
+            json_schema=core_schema.no_info_after_validator_function(cls, json_object),
+            python_schema=core_schema.no_info_wrap_validator_function(cls._validate, json_object),
         )
 
     @classmethod
