@@ -213,6 +213,7 @@ def _peers(scale: int, rounds: int) -> Iterator[Measure]:
         ("tell_vs_pykka", "Pykka, tell", "≥ 3", "pykka", "tell"),
         ("ask_vs_pykka", "Pykka, ask", "≥ 1.8", "pykka", "ask"),
         ("ask_vs_autogen", "AutoGen core, ask", "≥ 20", "autogen", "ask"),
+        ("ask_inline_vs_autogen", "AutoGen core, ask", "≥ 20", "autogen", "ask_inline"),
     )
     peers = {
         "pykka": (["pykka"], "_peer_pykka.py"),
@@ -238,7 +239,7 @@ def _peers(scale: int, rounds: int) -> Iterator[Measure]:
             yield skipped(name, baseline, goal, reasons[peer])
         else:
             pairs = [
-                (mine[figure], theirs[figure])
+                (mine[figure], theirs[figure.removesuffix("_inline")])
                 for mine, theirs in zip(ours, found[peer], strict=True)
             ]
             yield faster(name, pairs, baseline=baseline, goal=goal)
@@ -246,9 +247,13 @@ def _peers(scale: int, rounds: int) -> Iterator[Measure]:
 
 async def _ours_for_peers(tells: int, asks: int) -> dict[str, float]:
     async with Runtime() as runtime:
-        # Pykka's handler is a `def`, AutoGen's an `async def`; our asks use the slower of ours.
+        # Pykka's handler is a `def`, AutoGen's an `async def`. `ask` is through our mailbox.
         plain = runtime.spawn(Plain, name="plain")
         handler = runtime.spawn(Async, name="async")
         await _tell(plain, tells // 10)
         await _ask(handler, 1, asks // 10)
-        return {"tell": await _tell(plain, tells), "ask": await _ask(handler, 1, asks)}
+        return {
+            "tell": await _tell(plain, tells),
+            "ask": await _ask(handler, 1, asks),
+            "ask_inline": await _ask(plain, 1, asks),
+        }
