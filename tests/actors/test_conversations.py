@@ -406,6 +406,7 @@ async def test_a_subscriber_whose_buffer_overflowed_catches_up_though_nothing_mo
     async with Conversations(held, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         await (await chat.send("0")).end()
+        await chat.view()  # by now all of it has been published
         slow = chat.events()
         seqs = [(await anext(slow)).seq]
 
