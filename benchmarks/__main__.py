@@ -43,7 +43,7 @@ def main() -> int:
     else:
         for name, measure in measures.items():
             print(line(name, measure))
-    return 0 if all(each.met or each.skipped for each in measures.values()) else 1
+    return 1 if any(each.met is False and not each.skipped for each in measures.values()) else 0
 
 
 def line(name: str, measure: object) -> str:

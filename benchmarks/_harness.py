@@ -35,10 +35,10 @@ class Measure:
     skipped: str = ""
 
     @property
-    def met(self) -> bool:
-        """Whether the goal is reached; what could not be measured is not."""
+    def met(self) -> bool | None:
+        """Whether the goal is reached, if there is one; what could not be measured is not."""
         if not self.goal:
-            return self.ratio is not None
+            return None
         if self.ratio is None:
             return False
         sign, bound = self.goal.split()
