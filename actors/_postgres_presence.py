@@ -127,12 +127,16 @@ class Presence:
     def _serve(self, connection: psycopg.Connection[Any]) -> None:
         is_listening = False
         while not self._is_stopping:
-            if self._is_listening and not is_listening:
+            begins = self._is_listening and not is_listening
+            if begins:
                 connection.execute(f"LISTEN {CHANNEL}")
                 is_listening = True
-                self._on_notify()  # what was written before is no news to anybody but us
             self._renew(connection)
+            if begins:
+                self._on_notify()  # what was written before others knew that we listen
             self._wait(connection)
+            if begins:
+                self._on_notify()  # and what was being written just then
         connection.execute("DELETE FROM node WHERE id = %s", (self.node,))
 
     def _wait(self, connection: psycopg.Connection[Any]) -> None:
