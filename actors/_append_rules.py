@@ -27,7 +27,10 @@ class Append(Job[Sequence[int]]):
         expected_seq: int,
         is_unfinished: bool,
     ) -> None:
-        super().__init__(len(records), sum(len(record.payload) for record in records))
+        size = 0
+        for record in records:
+            size += len(record.payload)
+        super().__init__(len(records), size)
         self.conversation_id = conversation_id
         self.records = records
         self.epoch = epoch

@@ -76,7 +76,7 @@ class PostgresJournal:
         poll_s: float = 5.0,
         queued_events_max: int = 8_192,
         queued_bytes_max: int = 64 << 20,
-        group_events_max: int = 1_024,
+        group_events_max: int = 512,  # more would leave the loop idle while it is written
         group_bytes_max: int = 8 << 20,
         active_conversations_max: int = 16_384,
         rejection_age_s_max: float = 30 * _DAY_S,

@@ -80,7 +80,7 @@ class SQLiteJournal:
         poll_s: float = 0.2,
         queued_events_max: int = 8_192,
         queued_bytes_max: int = 64 << 20,
-        group_events_max: int = 1_024,
+        group_events_max: int = 512,  # more would leave the loop idle while it is written
         group_bytes_max: int = 8 << 20,
         active_conversations_max: int = 16_384,
         rejection_age_s_max: float = 30 * _DAY_S,
@@ -90,8 +90,9 @@ class SQLiteJournal:
         """Nothing is opened before it is entered.
 
         `address` says who owns the file, to those that it is refused to. `failpoint` is called in
-        the writing thread with the name of each boundary of a commit as it is passed ("begin",
-        "written", "commit", "committed"); tests stop, delay or fail there.
+        the writing thread with the name of each boundary of a commit as it is passed: "begin" and
+        "committed", and "written" and "commit" in between where a group is more than appends.
+        Tests stop, delay or fail there.
         """
         self._path = Path(path)
         self._is_read_only = read_only

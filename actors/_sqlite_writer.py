@@ -18,8 +18,10 @@ left on the disk cannot be known, so it is not tried again.
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import groupby
 from typing import TypeVar, cast
 
@@ -42,24 +44,42 @@ from .journal import Claim, Record, Rejection, Snapshot
 
 T = TypeVar("T")
 
-# A statement's rows; what is left over takes the smaller ones. Few distinct texts stay prepared.
-_ROWS = (64, 32, 16, 8, 4, 2, 1)
+# Rows of appends go in by a view with a trigger of this connection's own, so that one statement
+# does it all: it moves each tail on from where it was, checks epoch, head and generation as it
+# does, and writes the event. Outside a transaction that statement is one, and the interpreter
+# lock is let go of once for all of it; each statement more would wait for a busy event loop.
+_WIDTH = 12
+_INCOMING = """
+    CREATE TEMP VIEW incoming AS SELECT
+        0 AS id, 0 AS seq, 0 AS epoch, 0 AS event_id, 0 AS kind, 0 AS message_id, 0 AS mark,
+        0 AS payload, 0 AS parts, 0 AS conversation, 0 AS is_unfinished, 0 AS seal,
+        0 AS updated_us;
+    CREATE TEMP TRIGGER write_incoming INSTEAD OF INSERT ON incoming WHEN NEW.id IS NOT NULL
+    BEGIN
+        INSERT INTO event
+            SELECT NEW.id, c.last, c.log, NEW.seq, NEW.epoch, NEW.event_id, NEW.kind,
+                NEW.message_id, NEW.mark, NEW.payload, NEW.parts
+            FROM conversation c
+            WHERE c.id = NEW.conversation AND c.epoch = NEW.epoch AND c.head = NEW.seq - 1
+                AND (SELECT generation FROM journal) = {generation};
+        SELECT RAISE(ABORT, 'its tail is not where it was') WHERE changes() = 0;
+        UPDATE conversation SET
+            head = NEW.seq, last = NEW.id, tip = NEW.mark, is_unfinished = NEW.is_unfinished,
+            updated_us = NEW.updated_us, seal = NEW.seal
+        WHERE id = NEW.conversation;
+    END;
+"""
+# A statement's rows; those that are left over are empty, and passed over. So few texts stay
+# prepared, and few rows are empty.
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
-def _many(before: str, columns: int, after: str = "") -> dict[int, str]:
-    row = f"({', '.join('?' * columns)})"
-    return {rows: f"{before}{', '.join([row] * rows)}{after}" for rows in _ROWS}
-
-
-_EVENT_COLUMNS = 11
-_INSERT_EVENTS = _many("INSERT INTO event VALUES ", _EVENT_COLUMNS)
-_MOVE_COLUMNS = 9
-_MOVE_TAILS = _many(
-    "UPDATE conversation SET head = column4, last = column5, tip = column6, "
-    "is_unfinished = column7, updated_us = column8, seal = column9 FROM (VALUES ",
-    _MOVE_COLUMNS,
-    ") WHERE id = column1 AND epoch = column2 AND head = column3",
-)
+@cache
+def _insert(size: int) -> str:
+    # Parameter 1 is the time, which all rows share; the others follow in their order.
+    row = f"({'?, ' * _WIDTH}?1)"
+    rows = ", ".join([row] * size).replace("?", "?2", 1)
+    return f"INSERT INTO incoming VALUES {rows}"  # noqa: S608 - our own text
 
 
 class Change(Job[T]):
@@ -110,11 +130,11 @@ class SQLiteWriter:
         self._tails: OrderedDict[str, Tail] = OrderedDict()
         self._touched: set[str] = set()
         # Rows of appends that are decided and not yet given to SQLite.
-        self._events: list[object] = []
-        self._moving: dict[str, tuple[Tail, int]] = {}
+        self._rows: list[object] = []
         self._parts: list[tuple[int, int, bytes, bytes]] = []
         self.now_us = 0
         self._generation = self._take_generation(owner)
+        connection.executescript(_INCOMING.format(generation=self._generation))
         # No other process adds rows as long as the generation is ours.
         (self._last_id,) = self._execute("SELECT ifnull(max(id), 0) FROM event").fetchone()
 
@@ -130,7 +150,7 @@ class SQLiteWriter:
             elif is_upkeep:
                 for job in group:
                     self._keep_up(cast("Upkeep[object]", job))
-            elif not self._transact(group, self._together):
+            elif not self._in_one_statement(group) and not self._transact(group, self._together):
                 self._transact(group, self._one_by_one)
 
     def _keep_up(self, job: Upkeep[object]) -> None:
@@ -144,13 +164,44 @@ class SQLiteWriter:
 
     # --- the transaction --------------------------------------------------------------------------
 
+    def _begin_group(self) -> None:
+        self._touched.clear()
+        self._drop_gathered()
+        self.now_us = int(self._ports.now() * 1_000_000)
+
+    def _in_one_statement(self, jobs: Sequence[Job[object]]) -> bool:
+        """Whether the group has its outcomes; the way of most groups, being appends alone."""
+        self._begin_group()
+        try:
+            for job in jobs:
+                if not isinstance(job, Append) or not self._gather(job):
+                    return self._forget()
+            if self._parts or len(self._rows) > _WIDTH * _SIZES[-1]:
+                return self._forget()
+            self._failpoint("begin")
+        except Exception as error:  # noqa: BLE001 - of any kind; looked at again one by one
+            if not _is_about_all(error):
+                return self._forget()  # found again, and answered, one by one
+            self._abandon(jobs, error, is_known=True)
+            return True
+        try:
+            self._write()
+            self._failpoint("committed")
+        except sqlite3.IntegrityError:
+            return self._forget()
+        except (sqlite3.Error, OSError) as error:
+            if not _is_about_all(error):
+                return self._forget()
+            # The statement is its own commit, so how far it came cannot be told.
+            self._abandon(jobs, error, is_known=False)
+        self._trim_tails()
+        return True
+
     def _transact(
         self, jobs: Sequence[Job[object]], apply: Callable[[Sequence[Job[object]]], bool]
     ) -> bool:
         """Whether the group has its outcomes; if not, it was rolled back, to be done one by one."""
-        self._touched.clear()
-        self._drop_gathered()
-        self.now_us = int(self._ports.now() * 1_000_000)
+        self._begin_group()
         try:
             self._failpoint("begin")
             self._execute("BEGIN IMMEDIATE")
@@ -167,13 +218,22 @@ class SQLiteWriter:
             self._failpoint("committed")
         except (sqlite3.Error, OSError) as error:
             self._abandon(jobs, error, is_known=False)
-        while len(self._tails) > self._tails_max:
-            self._tails.popitem(last=False)
+        self._trim_tails()
         return True
 
-    def _roll_back(self) -> None:
+    def _trim_tails(self) -> None:
+        while len(self._tails) > self._tails_max:
+            self._tails.popitem(last=False)
+
+    def _forget(self) -> bool:
+        """What was gathered and not written; always False."""
+        self._drop_gathered()
         for name in self._touched:
             self._tails.pop(name, None)
+        return False
+
+    def _roll_back(self) -> None:
+        self._forget()
         if self.connection.in_transaction:
             self._execute("ROLLBACK")
 
@@ -186,7 +246,9 @@ class SQLiteWriter:
             error = worse
         code = error_code(error)
         is_full = code == sqlite3.SQLITE_FULL
-        if not is_full and code not in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+        if is_full or code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            is_known = True  # found before the frame that would have made it a commit
+        else:
             self._closed_by = error
             self._on_closed(error)
         advice = "make room on the disk" if is_full else "try again"
@@ -221,12 +283,8 @@ class SQLiteWriter:
         try:
             for job in jobs:
                 if isinstance(job, Append):
-                    tail = self.load(job.conversation_id)
-                    if tail is None or not _fits(job, tail):
+                    if not self._gather(job):
                         return False
-                    if tail.prefix and any(self._known(tail, job.records)):
-                        return False  # the file's own indexes do not reach into the prefix
-                    job.settle(self._add(tail, job.records, is_unfinished=job.is_unfinished))
                 else:
                     self._write()
                     job.settle(cast("Change[object]", job).apply(self))
@@ -273,17 +331,24 @@ class SQLiteWriter:
 
     def _undo(self) -> None:
         """Back to the savepoint. What earlier jobs changed is read again, from their own rows."""
-        self._drop_gathered()
-        for name in self._touched:
-            self._tails.pop(name, None)
+        self._forget()
         self._execute("ROLLBACK TO job")
 
     def _drop_gathered(self) -> None:
-        self._events.clear()
-        self._moving.clear()
+        self._rows.clear()
         self._parts.clear()
 
     # --- appends ----------------------------------------------------------------------------------
+
+    def _gather(self, job: Append) -> bool:
+        """Decide one append of many; False where anything is not as it is on a good day."""
+        tail = self.load(job.conversation_id)
+        if tail is None or job.epoch != tail.epoch or job.expected_seq != tail.head + 1:
+            return False
+        if tail.prefix and any(self._known(tail, job.records)):
+            return False  # the file's own indexes do not reach into the prefix
+        job.settle(self._add(tail, job.records, is_unfinished=job.is_unfinished))
+        return True
 
     def _append_alone(self, job: Append, *, is_ours: bool) -> Sequence[int]:
         """One append, with the exact reason where it is refused."""
@@ -337,81 +402,50 @@ class SQLiteWriter:
 
     def _add(self, tail: Tail, records: Sequence[Record], *, is_unfinished: bool) -> Sequence[int]:
         """Decide one append: its rows are gathered, its tail moved on."""
-        if tail.name not in self._moving:
-            self._moving[tail.name] = (tail, tail.head)
-            self._touched.add(tail.name)
-        head = seq = tail.head
-        last, tip, number = tail.last, tail.tip, self._last_id
-        log, epoch, events = tail.log, tail.epoch, self._events
-        for record in records:
-            seq += 1
-            number += 1
+        self._touched.add(tail.name)
+        first = seq = tail.head + 1
+        number, epoch, mark = tail.number, tail.epoch, tail.tip
+        tail.is_unfinished = is_unfinished
+        tail.updated_us = self.now_us
+        for seq, record in enumerate(records, first):
             event_id, kind, message_id = record.event_id, record.kind, record.message_id
             payload = record.payload
-            tip = next_mark(tip, seq, epoch, event_id, kind, message_id, payload)
+            mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
             places = None
             if len(payload) > PART_BYTES_MIN:
                 payload, places, parts = split(payload)
-                self._parts += ((log, seq, digest, part) for digest, part in parts)
-            events += (
-                number,
+                self._parts += ((tail.log, seq, digest, part) for digest, part in parts)
+            self._last_id = tail.last = last = self._last_id + 1
+            tail.head, tail.tip = seq, mark
+            self._rows += (
                 last,
-                log,
                 seq,
                 epoch,
                 event_id,
                 kind,
                 message_id,
-                tip,
+                mark,
                 payload,
                 places,
+                number,
+                is_unfinished,
+                tail.seal(),
             )
-            last = number
-        self._last_id = number
-        tail.head, tail.last, tail.tip = seq, last, tip
-        tail.is_unfinished = is_unfinished
-        tail.updated_us = self.now_us
-        return range(head + 1, seq + 1)
+        return range(first, seq + 1)
 
     def _write(self) -> None:
         """Give SQLite what was gathered."""
-        if not self._moving:
-            return
-        moves: list[object] = []
-        for tail, head_before in self._moving.values():
-            moves += (
-                tail.number,
-                tail.epoch,
-                head_before,
-                tail.head,
-                tail.last,
-                tail.tip,
-                tail.is_unfinished,
-                tail.updated_us,
-                tail.seal(),
-            )
-        moved = self._execute_many(_MOVE_TAILS, _MOVE_COLUMNS, moves)
-        if moved != len(self._moving):
-            raise InvariantViolation(
-                f"{moved} of {len(self._moving)} conversations in {self._path} stood where this "
-                "process left them: another one writes this file"
-            )
-        self._execute_many(_INSERT_EVENTS, _EVENT_COLUMNS, self._events)
+        rows = self._rows
+        step = _WIDTH * _SIZES[-1]
+        for at in range(0, len(rows), step):
+            some = rows[at : at + step]
+            size = _SIZES[bisect_left(_SIZES, len(some) // _WIDTH)]
+            empty = [None] * (size * _WIDTH - len(some))
+            self._execute(_insert(size), (self.now_us, *some, *empty))
         for log, seq, digest, part in self._parts:
             self._execute("INSERT OR IGNORE INTO part VALUES (?, ?)", (digest, part))
             self._execute("INSERT OR IGNORE INTO part_use VALUES (?, ?, ?)", (log, seq, digest))
         self._drop_gathered()
-
-    def _execute_many(self, texts: dict[int, str], columns: int, values: list[object]) -> int:
-        """The number of rows that were changed."""
-        changed = 0
-        at, end = 0, len(values)
-        for rows in _ROWS:
-            step = rows * columns
-            while end - at >= step:
-                changed += self._execute(texts[rows], values[at : at + step]).rowcount
-                at += step
-        return changed
 
     # --- what changes use -------------------------------------------------------------------------
 
@@ -511,7 +545,3 @@ def _is_about_all(error: Exception) -> bool:
     """Whether an error is about the file and the disk, and not about one job alone."""
     of_all = (sqlite3.OperationalError, sqlite3.InternalError, OSError)
     return isinstance(error, of_all) and not is_damage(error)
-
-
-def _fits(job: Append, tail: Tail) -> bool:
-    return job.epoch == tail.epoch and job.expected_seq == tail.head + 1

@@ -24,6 +24,8 @@ from turnkeeper.runtime import OwnershipLost
 
 CONVERSATIONS = ("a", "b", "c")
 APPENDS_MAX = 10_000
+# Other changes go through more boundaries than appends alone.
+CLAIM_EVERY = 2
 
 
 def say(*words: object) -> None:
@@ -61,8 +63,10 @@ async def main(place: str, where: str, nth: int, how: str) -> None:
         say("head", name, claim.head)
         for seq in range(claim.head + 1, claim.head + APPENDS_MAX):
             event_id = f"{name}-{seq}-{os.getpid()}"
-            say("sent", name, seq, event_id)
             try:
+                if not seq % CLAIM_EVERY:
+                    claim = await journal.claim(name)
+                say("sent", name, seq, event_id)
                 await journal.append(
                     name,
                     [make_record(event_id)],
