@@ -43,7 +43,7 @@ from turnkeeper.runtime import (
 )
 
 from ._decide import Decision, Owner, Policy, Stamp, StartTurn, StopTurn, decide
-from ._loading import load_state, rebuild_state
+from ._loading import fold_log, load_state
 from ._parking import Parking
 from ._records import logged_event, record_of
 from ._subscriptions import Subscriptions
@@ -67,7 +67,7 @@ from .errors import LeaseExpired, ResultNotKept, StaleTurn
 from .events import Event, LoggedEvent, MessageQueuedEvent, UserMessageEvent, encode_event
 from .journal import Journal, Rejection, Snapshot
 from .turns import KnownMessage, RunningTurn, content_digest
-from .view import View
+from .view import View, ViewCheck
 
 __all__ = ["ConversationActor", "Setup", "Verify"]
 
@@ -475,15 +475,17 @@ class ConversationActor(Actor[Command | Query]):
 
     async def _run_verifying(self, view: View, seq: int) -> None:
         """The effect that rebuilds the view from the log; a divergence fails the actor."""
+        check = ViewCheck()
         try:
-            rebuilt, _ = await rebuild_state(self._setup.journal, self._conversation_id, seq)
+            await fold_log(self._setup.journal, self._conversation_id, 0, seq, check.fold)
         except (Unavailable, OutcomeUnknown) as error:
             _log.warning("view not verified", conversation=self._conversation_id, error=str(error))
             return
-        if rebuilt.view != view:
+        found = check.find_divergence(view)
+        if found is not None:
             raise InvariantViolation(
                 f"the view of conversation {self._conversation_id} at seq {seq} is not the fold of "
-                "its log; the log is right; the owner is started again from it"
+                f"its log: {found}; the log is right; the owner is started again from it"
             )
 
 

@@ -14,7 +14,7 @@ from .events import Event
 from .journal import Journal
 from .state import ColdLoad, ConversationState
 
-__all__ = ["load_state", "rebuild_state"]
+__all__ = ["fold_log", "load_state"]
 
 READ_PAGE = 512
 
@@ -30,23 +30,17 @@ async def load_state(
     if snapshot is not None and snapshot.seq <= seq:
         state = ConversationState.from_snapshot(snapshot, conversation_id=conversation_id)
         if state is not None:
-            await _read(journal, conversation_id, snapshot.seq, seq, state.fold)
+            await fold_log(journal, conversation_id, snapshot.seq, seq, state.fold)
             return state, ()
-    return await rebuild_state(journal, conversation_id, seq)
-
-
-async def rebuild_state(
-    journal: Journal, conversation_id: str, seq: int
-) -> tuple[ConversationState, tuple[str, ...]]:
-    """As `load_state`, from the whole log and nothing else."""
     load = ColdLoad()
-    await _read(journal, conversation_id, 0, seq, load.fold)
+    await fold_log(journal, conversation_id, 0, seq, load.fold)
     return load.finish()
 
 
-async def _read(
+async def fold_log(
     journal: Journal, conversation_id: str, after: int, seq: int, fold: Callable[[Event], None]
 ) -> None:
+    """Fold the events above `after` up to `seq`, page by page; `CorruptLog` where one is missing."""
     while after < seq:
         limit = min(READ_PAGE, seq - after)
         records = await journal.read(conversation_id, after=after, limit=limit)

@@ -39,7 +39,7 @@ class Waits:
 
     def _find(self, start: str, goal: str) -> tuple[str, ...] | None:
         """The way along which `start` waits for `goal`, if there is one."""
-        ways = [(start,)]
+        ways: list[tuple[str, ...]] = [(start,)]
         seen = {start}
         for way in ways:
             if way[-1] == goal:

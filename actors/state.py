@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from os import PathLike
-from typing import Literal, Protocol, Self, overload
+from typing import TYPE_CHECKING, Literal, Protocol, Self, overload
 
 from turnkeeper.runtime import InvariantViolation, Ports
 
@@ -56,6 +55,9 @@ from .metrics import Metrics
 from .status import AgentExecutionStatus, StatusFold
 from .turns import TurnTable
 from .view import View, ViewFold
+
+if TYPE_CHECKING:
+    from os import PathLike
 
 __all__ = ["ColdLoad", "ConversationState"]
 

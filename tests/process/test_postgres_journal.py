@@ -1,7 +1,5 @@
 """An owner that is stopped past its lease, taken over, and woken up; one that is killed."""
 
-
-
 from __future__ import annotations
 
 import os
