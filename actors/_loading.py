@@ -40,7 +40,7 @@ async def load_state(
 async def fold_log(
     journal: Journal, conversation_id: str, after: int, seq: int, fold: Callable[[Event], None]
 ) -> None:
-    """Fold the events above `after` up to `seq`, page by page; `CorruptLog` where one is missing."""
+    """Fold the events above `after` up to `seq`; `CorruptLog` where one is missing."""
     while after < seq:
         limit = min(READ_PAGE, seq - after)
         records = await journal.read(conversation_id, after=after, limit=limit)
