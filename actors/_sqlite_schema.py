@@ -258,7 +258,6 @@ def _set_up(connection: sqlite3.Connection, path: Path, synchronous: Synchronous
     connection.execute("PRAGMA fullfsync = ON")  # macOS: or fsync does not reach the disk
     connection.execute("PRAGMA checkpoint_fullfsync = ON")
     connection.execute("PRAGMA secure_delete = ON")  # what is deleted is gone from the file
-    connection.execute("PRAGMA wal_autocheckpoint = 2000")
     connection.execute("PRAGMA cache_size = -16000")
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     (level,) = connection.execute("PRAGMA synchronous").fetchone()
