@@ -176,7 +176,8 @@ async def test_a_commit_is_one_statement_however_many_append(path: Path) -> None
             gate.open()
 
     # One for the first append, one for all the others.
-    assert [text.split(" VALUES")[0] for text in statements] == ["INSERT INTO incoming"] * 2
+    written = [text for text in statements if not text.startswith("PRAGMA")]
+    assert [text.split(" VALUES")[0] for text in written] == ["INSERT INTO incoming"] * 2
 
 
 async def test_leaving_waits_for_what_was_appended(path: Path) -> None:
