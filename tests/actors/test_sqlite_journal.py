@@ -16,11 +16,14 @@ import anyio.lowlevel
 import pytest
 
 from turnkeeper.actors._job_thread import Job, JobThread
+from turnkeeper.actors._record_chain import first_mark
 from turnkeeper.actors._sqlite_journal import SQLiteJournal
+from turnkeeper.actors._sqlite_log import read_tail
 from turnkeeper.actors._sqlite_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from turnkeeper.actors._sqlite_writer import SQLiteWriter
 from turnkeeper.actors.errors import (
     ConversationNotFound,
+    Fenced,
     JournalOutcomeUnknown,
     JournalRefused,
     JournalUnavailable,
@@ -673,3 +676,34 @@ def _no_thread_is_left_behind() -> Iterator[None]:
         if thread.name.startswith(("writer of", "reader of")):
             thread.join(10)
             assert not thread.is_alive()
+
+
+# --- the checks inside the statement --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["epoch", "head"])
+async def test_a_tail_that_another_program_moved_is_found_by_the_statement_itself(
+    path: Path, field: str
+) -> None:
+    """Behind this journal's back and under its generation: its memory is not what decides."""
+    async with SQLiteJournal(path) as journal:
+        claim = await journal.claim("c")
+        await append(journal, "c", claim, 1, "e1")
+        with closing(sqlite3.connect(path)) as other, other:
+            tail = read_tail(other, "c")
+            assert tail is not None
+            if field == "epoch":
+                tail.epoch += 1
+            else:
+                tail.head, tail.last, tail.tip = 0, 0, first_mark(tail.log)
+            other.execute(
+                "UPDATE conversation SET epoch = ?, head = ?, last = ?, tip = ?, seal = ?",
+                (tail.epoch, tail.head, tail.last, tail.tip, tail.seal()),
+            )
+
+        with pytest.raises(Fenced):
+            await append(journal, "c", claim, 2, "e2")
+
+        assert await journal._change(
+            lambda writer: writer.connection.execute("SELECT count(*) FROM event").fetchone()
+        ) == (1,)
