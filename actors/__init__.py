@@ -7,6 +7,7 @@ if __name__ != "turnkeeper.actors":
 
 from ._frozen import FrozenObject
 from ._memory_journal import MemoryJournal
+from ._postgres_journal import PostgresJournal
 from ._sqlite_journal import SQLiteJournal
 from .admission import AdmissionRefused, Appended, Duplicate, Outcome, Rejected, Violation
 from .agents import Agent, ToolCall, Tools, TurnContext, agent
@@ -27,6 +28,7 @@ from .errors import (
     CorruptLog,
     EventIdConflict,
     Fenced,
+    ImportRefused,
     InvalidInput,
     JournalOutcomeUnknown,
     JournalRefused,
@@ -79,7 +81,16 @@ from .events import (
     decode_event,
     encode_event,
 )
-from .journal import Claim, ConversationInfo, Journal, Record, Rejection, Snapshot, StoredRecord
+from .journal import (
+    Claim,
+    ConversationInfo,
+    Deletion,
+    Journal,
+    Record,
+    Rejection,
+    Snapshot,
+    StoredRecord,
+)
 from .llm import LLMMessages, OpenCalls, to_llm_messages
 from .metrics import Metrics
 from .state import ConversationState
@@ -112,6 +123,7 @@ __all__ = [
     "Conversations",
     "ConversationsClosed",
     "CorruptLog",
+    "Deletion",
     "Duplicate",
     "Event",
     "EventIdConflict",
@@ -119,6 +131,7 @@ __all__ = [
     "ForkedFromEvent",
     "FrozenObject",
     "ImageContent",
+    "ImportRefused",
     "InvalidInput",
     "Journal",
     "JournalOutcomeUnknown",
@@ -143,6 +156,7 @@ __all__ = [
     "OwnedElsewhere",
     "PausedEvent",
     "PipelineCondenser",
+    "PostgresJournal",
     "Proposal",
     "QueueFull",
     "Record",

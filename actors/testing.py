@@ -675,6 +675,7 @@ class JournalContract:
                     await _append(first, "c", old, ["zombie"], at=2)
                 assert list(await _append(second, "c", new, ["e2"], at=2)) == [2]
 
-                # What it had written before is still answered.
+                # What is in the log by now is still answered, whoever wrote it.
                 assert list(await _append(first, "c", old, ["e1"], at=1)) == [1]
+                assert list(await _append(first, "c", old, ["e2"], at=2)) == [2]
                 assert await read_all(second, "c") == ["e1", "e2"]

@@ -32,6 +32,7 @@ from turnkeeper.actors import (
     Conversation,
     Conversations,
     Journal,
+    PostgresJournal,
     Record,
     SQLiteJournal,
     TurnContext,
@@ -39,7 +40,6 @@ from turnkeeper.actors import (
     agent,
     encode_event,
 )
-from turnkeeper.actors._postgres_journal import PostgresJournal
 from turnkeeper.runtime import Ports
 
 from ._harness import Measure, PeerMissing, costlier, faster, in_turn, run_peer, say, skipped

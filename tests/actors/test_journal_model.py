@@ -11,8 +11,7 @@ import anyio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnkeeper.actors import Journal, MemoryJournal, SQLiteJournal
-from turnkeeper.actors._postgres_journal import PostgresJournal
+from turnkeeper.actors import Journal, MemoryJournal, PostgresJournal, SQLiteJournal
 from turnkeeper.actors._sqlite_verify import verify
 from turnkeeper.actors.journal import Record
 from turnkeeper.runtime import OwnershipLost, Refused

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import psycopg
 import pytest
 
-from turnkeeper.actors._postgres_journal import PostgresJournal
+from turnkeeper.actors import PostgresJournal
 from turnkeeper.actors._postgres_schema import SCHEMA_VERSION
 from turnkeeper.actors._postgres_writer import PostgresWriter
 from turnkeeper.actors.errors import (

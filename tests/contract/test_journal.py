@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from turnkeeper.actors import PostgresJournal
 from turnkeeper.actors._memory_journal import MemoryJournal, MemoryStore
-from turnkeeper.actors._postgres_journal import PostgresJournal
 from turnkeeper.actors._sqlite_journal import SQLiteJournal
 from turnkeeper.actors.testing import JournalContract
 

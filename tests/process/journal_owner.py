@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 import anyio
 
-from turnkeeper.actors import Journal, SQLiteJournal
-from turnkeeper.actors._postgres_journal import PostgresJournal
+from turnkeeper.actors import Journal, PostgresJournal, SQLiteJournal
 from turnkeeper.actors.testing import make_record
 from turnkeeper.runtime import OwnershipLost
 

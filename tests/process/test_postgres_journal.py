@@ -12,8 +12,7 @@ from contextlib import contextmanager
 import anyio
 import pytest
 
-from turnkeeper.actors import Claim, Journal, OwnedElsewhere
-from turnkeeper.actors._postgres_journal import PostgresJournal
+from turnkeeper.actors import Claim, Journal, OwnedElsewhere, PostgresJournal
 from turnkeeper.actors.testing import make_record, read_all
 
 from .. import postgres
