@@ -7,7 +7,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import anyio.lowlevel
 import pytest
 
 from turnkeeper.actors._job_thread import Job, JobThread
+from turnkeeper.actors._owner_lock import OwnerLock
 from turnkeeper.actors._record_chain import first_mark
 from turnkeeper.actors._sqlite_journal import SQLiteJournal
 from turnkeeper.actors._sqlite_log import read_tail
@@ -458,12 +459,39 @@ async def test_an_owner_taken_over_writes_nothing_more_anywhere(path: Path) -> N
 
 
 async def test_the_lock_is_the_new_owners_after_a_takeover(path: Path) -> None:
-    async with SQLiteJournal(path), SQLiteJournal(path, takeover=True, address="new"):
-        with pytest.raises(OwnedElsewhere, match="new"):
+    async with AsyncExitStack() as old, AsyncExitStack() as new:
+        await old.enter_async_context(SQLiteJournal(path, address="host-1"))
+        await new.enter_async_context(SQLiteJournal(path, takeover=True, address="host-2"))
+        await old.aclose()
+
+        with pytest.raises(OwnedElsewhere, match="host-2"):
             async with SQLiteJournal(path, owner_wait_s=0):
                 raise AssertionError("entered")
-    async with SQLiteJournal(path, owner_wait_s=0):
-        pass
+
+        await new.aclose()
+        async with SQLiteJournal(path, owner_wait_s=0):
+            pass
+
+
+def test_a_lock_on_a_sidecar_that_was_replaced_meanwhile_is_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody takes over between our opening the sidecar and our locking it."""
+    rival = OwnerLock(path, "rival")
+    opened: list[int] = []
+    open_sidecar = OwnerLock._open
+
+    def open_then_lose(self: OwnerLock, sidecar: Path) -> int:
+        descriptor = open_sidecar(self, sidecar)
+        opened.append(descriptor)
+        if len(opened) == 1:
+            rival.take_over()
+        return descriptor
+
+    monkeypatch.setattr(OwnerLock, "_open", open_then_lose)
+    with pytest.raises(OwnedElsewhere, match="rival"):
+        OwnerLock(path, "late").try_acquire()
+    rival.release()
 
 
 async def test_a_writer_that_another_program_holds_up_is_told_so(path: Path) -> None:
