@@ -13,8 +13,9 @@ A caller that is cancelled leaves its job to be done, unless it was still waitin
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar, cast
@@ -23,7 +24,7 @@ import anyio
 
 from turnkeeper.runtime import OneShot, Ports, thread_caller
 
-from .errors import JournalOutcomeUnknown, JournalRefused
+from .errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
 
 T = TypeVar("T")
 
@@ -88,6 +89,8 @@ class JobThread:
         self._queued_items = 0
         self._queued_bytes = 0
         self._waiting: deque[Job[object]] = deque()
+        # What the thread is at; replaced as a whole, by the thread alone.
+        self._in_hand: Sequence[Job[object]] = ()
         self._is_open = False
         self._is_ending = False
         self._opened: OneShot[None] = OneShot()
@@ -125,9 +128,30 @@ class JobThread:
         if not self._is_open:
             return
         self._is_open = False
-        with anyio.move_on_after(self._stop_wait_s, shield=True):
+        with anyio.move_on_after(self._stop_wait_s, shield=True) as scope:
             self._end_when_idle()
             await self._ended.wait()
+        if scope.cancelled_caught:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Answer everybody who waits for a thread that hangs."""
+        waiting = [*self._drain(), *self._waiting]
+        self._waiting.clear()
+        self._queue.put(None)  # it ends when it comes back after all
+        for job in waiting:
+            job.cell.fail(JournalUnavailable(f"{self._name} hangs; nothing was done"))
+        for job in self._in_hand:
+            job.cell.fail(
+                JournalOutcomeUnknown(f"{self._name} hangs; it may have happened; send again")
+            )
+
+    def _drain(self) -> Iterator[Job[object]]:
+        with contextlib.suppress(Empty):
+            while True:
+                job = self._queue.get_nowait()
+                if job is not None:
+                    yield job
 
     def _has_room(self, job: Job[object]) -> bool:
         # A job larger than the whole queue is let in alone; it would wait for ever otherwise.
@@ -171,6 +195,7 @@ class JobThread:
         call_in_loop(partial(self._opened.set, None))
         try:
             while group := self._take():
+                self._in_hand = group
                 try:
                     worker.work(group)
                 except Exception as error:  # noqa: BLE001 - handed to the callers
@@ -180,8 +205,10 @@ class JobThread:
                         job.refuse(outcome)
                 call_in_loop(partial(self._finish, group))
         finally:
-            worker.close()
-            call_in_loop(partial(self._ended.set, None))
+            try:
+                worker.close()
+            finally:
+                call_in_loop(partial(self._ended.set, None))
 
     def _take(self) -> list[Job[object]]:
         """Everything that waits, up to the limits of a group; empty when it is time to end."""

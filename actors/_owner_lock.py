@@ -60,9 +60,15 @@ class OwnerLock:
             descriptor = self._open(self._sidecar)
             try:
                 _lock(descriptor)
-            except OSError as error:
+            except (BlockingIOError, PermissionError) as error:
                 os.close(descriptor)
                 raise OwnedElsewhere(f"journal {self._owned}", self._read_owner()) from error
+            except OSError as error:
+                os.close(descriptor)
+                raise JournalRefused(
+                    f"{self._owned} cannot be locked: {error}; nothing was changed; put the "
+                    "journal on a local disk"
+                ) from error
             if self._is_in_place(descriptor):
                 self._keep(descriptor)
             else:

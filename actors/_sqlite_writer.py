@@ -1,15 +1,17 @@
-"""One transaction for everything that all conversations have waiting.
+"""One commit for everything that all conversations have waiting.
 
-Owns the writing connection; runs in one thread. A group of jobs is first done *together*: the
-appends as a few many-row statements, which is what makes it fast. (Each statement lets go of the
-interpreter lock; a statement per row would wait for a busy event loop once a row.) When anything
-in the group is not as expected, the transaction is rolled back and the group is done *one by
-one*, each job under a savepoint, so that a bad one is refused alone.
+Owns the writing connection; runs in one thread. There are three ways to do a group of jobs, and
+each is left for the next when anything is not as it should be:
 
-Invariants. Epoch and head of a conversation are checked in the statement that moves them, and the
-file's generation in the transaction, so no other process can have come between. The tails kept in
-memory are what the file says as of the last commit, or are dropped. A job has an outcome only
-once its transaction has: nothing is settled for good before COMMIT has returned.
+1. *In one statement*, which is its own commit: appends alone, the way of nearly all groups.
+2. *Together*, in one transaction: where there is more than appends, in the order of the jobs.
+3. *One by one*, each under a savepoint of one transaction, so that a bad one is refused alone and
+   with the exact reason.
+
+Invariants. Epoch and head of a conversation, and the file's generation, are checked in the
+statement that moves them, so no other process can have come between. The tails kept in memory are
+what the file says as of the last commit, or are dropped. A job has an outcome only once its
+transaction has: nothing is settled for good before the commit has returned.
 
 After an I/O error, or any error in COMMIT, nothing is written any more: what a failed fsync has
 left on the disk cannot be known, so it is not tried again.
@@ -147,9 +149,10 @@ class SQLiteWriter:
         self.connection.close()
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
-        self._set_checkpoint(len(jobs))
-        if self._closed_by is None and self._in_one_statement(jobs):
-            return
+        if self._closed_by is None:
+            self._set_checkpoint(len(jobs))
+            if self._in_one_statement(jobs):
+                return
         for is_upkeep, some in groupby(jobs, lambda job: isinstance(job, Upkeep)):
             group = list(some)
             if self._closed_by is not None:

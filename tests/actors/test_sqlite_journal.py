@@ -15,12 +15,18 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from turnkeeper.actors import _sqlite_schema
 from turnkeeper.actors._job_thread import Job, JobThread
 from turnkeeper.actors._owner_lock import OwnerLock
 from turnkeeper.actors._record_chain import first_mark
 from turnkeeper.actors._sqlite_journal import SQLiteJournal
 from turnkeeper.actors._sqlite_log import read_tail
-from turnkeeper.actors._sqlite_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+from turnkeeper.actors._sqlite_schema import (
+    APPLICATION_ID,
+    MIGRATIONS,
+    SCHEMA_VERSION,
+    refusal,
+)
 from turnkeeper.actors._sqlite_writer import SQLiteWriter
 from turnkeeper.actors.errors import (
     ConversationNotFound,
@@ -663,21 +669,103 @@ async def test_a_journal_half_made_by_a_killed_process_is_made_anew(path: Path) 
     assert not Path(f"{path}-new").exists()
 
 
-async def test_a_schema_is_brought_up_to_date_in_one_step(path: Path) -> None:
-    """Each version this code ever wrote, empty."""
-    for version in range(1, SCHEMA_VERSION):
-        with closing(sqlite3.connect(path, isolation_level=None)) as old:
-            old.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            old.executescript("".join(MIGRATIONS[:version]))
-            old.execute(f"PRAGMA user_version = {version}")
-        with pytest.raises(JournalRefused, match="open it once for writing"):
-            async with reading(path):
-                raise AssertionError("entered")
-        async with SQLiteJournal(path) as journal:
-            await append(journal, "c", await journal.claim("c"), 1, "e1")
-        async with reading(path) as journal:
-            assert await read_all(journal, "c") == ["e1"]
-        path.unlink()
+@pytest.fixture
+def next_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Make this code one version newer, by these statements."""
+
+    def make(script: str) -> None:
+        monkeypatch.setattr(_sqlite_schema, "MIGRATIONS", (*MIGRATIONS, script))
+        monkeypatch.setattr(_sqlite_schema, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+        _sqlite_schema._schema_of.cache_clear()
+
+    yield make
+    _sqlite_schema._schema_of.cache_clear()
+
+
+async def test_an_older_file_is_brought_up_to_date_by_its_next_owner(
+    path: Path, next_version: Callable[[str], None]
+) -> None:
+    async with SQLiteJournal(path) as journal:
+        await append(journal, "c", await journal.claim("c"), 1, "e1")
+    next_version("CREATE TABLE later (number INTEGER); INSERT INTO later VALUES (7);")
+
+    with pytest.raises(JournalRefused, match="open it once for writing"):
+        async with reading(path):
+            raise AssertionError("entered")
+    async with SQLiteJournal(path) as journal:
+        await append(journal, "c", await journal.claim("c"), 2, "e2")
+    async with reading(path) as journal:
+        assert await read_all(journal, "c") == ["e1", "e2"]
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT number FROM later").fetchall() == [(7,)]
+
+
+async def test_a_migration_that_fails_half_way_leaves_the_file_as_it_was(
+    path: Path, next_version: Callable[[str], None]
+) -> None:
+    async with SQLiteJournal(path) as journal:
+        await append(journal, "c", await journal.claim("c"), 1, "e1")
+    before = path.read_bytes()
+    next_version("DROP TABLE snapshot; DELETE FROM event; INSERT INTO nowhere VALUES (1);")
+
+    with pytest.raises(JournalRefused):
+        async with SQLiteJournal(path):
+            raise AssertionError("entered")
+
+    assert path.read_bytes() == before
+
+
+REFUSALS = {
+    sqlite3.SQLITE_READONLY: "check the permissions",
+    sqlite3.SQLITE_CANTOPEN: "check the permissions",
+    sqlite3.SQLITE_BUSY: "end that program",
+    sqlite3.SQLITE_CORRUPT: "turnkeeper repair",
+    sqlite3.SQLITE_NOTADB: "give another path",
+    sqlite3.SQLITE_IOERR: "see to it",
+}
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_each_reason_not_to_open_a_file_comes_with_what_to_do(path: Path, code: int) -> None:
+    error = sqlite3.OperationalError("as SQLite says it")
+    error.sqlite_errorcode = code
+    assert REFUSALS[code] in str(refusal(path, error))
+
+
+async def test_a_folder_whose_locks_do_not_work_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(_: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("turnkeeper.actors._owner_lock._lock", no_locks)
+    with pytest.raises(JournalRefused, match="cannot be locked"):
+        async with SQLiteJournal(path):
+            raise AssertionError("entered")
+
+
+async def test_leaving_gives_up_on_a_disk_that_hangs_and_answers_everybody(path: Path) -> None:
+    gate = Gate("begin")
+    answers: dict[str, type[Exception]] = {}
+    journal = SQLiteJournal(path, failpoint=gate, stop_wait_s=0.01, group_events_max=1)
+
+    async def send(name: str, claim: Claim) -> None:
+        try:
+            await append(journal, name, claim, 1, "e1")
+        except (JournalOutcomeUnknown, JournalUnavailable) as error:
+            answers[name] = type(error)
+
+    async with anyio.create_task_group() as group, journal:
+        claims = {name: await journal.claim(name) for name in ("in hand", "queued")}
+        gate.close()
+        for name, claim in claims.items():
+            group.start_soon(send, name, claim)
+            await gate.reached()
+        while journal._writer._queued_items < len(claims):
+            await anyio.lowlevel.checkpoint()
+    gate.open()
+
+    assert answers == {"in hand": JournalOutcomeUnknown, "queued": JournalUnavailable}
 
 
 # --- rejections -----------------------------------------------------------------------------------
