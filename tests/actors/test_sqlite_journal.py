@@ -289,6 +289,36 @@ async def test_a_sender_cancelled_while_it_waits_for_room_has_sent_nothing(path:
         assert await read_all(journal, "c") == ["e1", "e3"]
 
 
+async def test_a_small_append_does_not_overtake_a_large_one_that_waits(path: Path) -> None:
+    gate = Gate("begin")
+    landed: list[int] = []
+    async with SQLiteJournal(path, failpoint=gate, queued_bytes_max=100) as journal:
+        claim = await journal.claim("c")
+        gate.close()
+
+        async def send(seq: int, size: int, sending: anyio.Event) -> None:
+            sending.set()
+            landed.extend(
+                await journal.append(
+                    "c",
+                    [Record(f"e{seq}", "note", b"x" * size)],
+                    epoch=claim.epoch,
+                    expected_seq=seq,
+                    is_unfinished=False,
+                )
+            )
+
+        async with anyio.create_task_group() as group:
+            for seq, size in enumerate((60, 80, 10), 1):
+                sending = anyio.Event()
+                group.start_soon(send, seq, size, sending)
+                await sending.wait()
+            await gate.reached()
+            gate.open()
+
+        assert sorted(landed) == [1, 2, 3]
+
+
 async def test_an_append_larger_than_the_whole_queue_is_let_in_alone(path: Path) -> None:
     async with SQLiteJournal(path, queued_events_max=2, queued_bytes_max=10) as journal:
         claim = await journal.claim("c")
