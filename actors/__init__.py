@@ -93,6 +93,18 @@ from .journal import (
 )
 from .llm import LLMMessages, OpenCalls, to_llm_messages
 from .metrics import Metrics
+from .models import (
+    ContextOverflow,
+    MalformedHistory,
+    Model,
+    ModelError,
+    ModelRefusal,
+    ModelRequest,
+    ModelResponse,
+    ModelUnavailable,
+    ToolSpec,
+)
+from .scripted_model import ScriptedModel
 from .state import ConversationState
 from .status import AgentExecutionStatus
 from .stuck import Circle, StuckDetector
@@ -114,6 +126,7 @@ __all__ = [
     "Condenser",
     "ConfirmationGivenEvent",
     "ConfirmationRequestedEvent",
+    "ContextOverflow",
     "Conversation",
     "ConversationErrorEvent",
     "ConversationExists",
@@ -141,11 +154,18 @@ __all__ = [
     "LLMMessages",
     "LeaseExpired",
     "LoggedEvent",
+    "MalformedHistory",
     "MemoryJournal",
     "MessageIdConflict",
     "MessageQueuedEvent",
     "MessageWithdrawnEvent",
     "Metrics",
+    "Model",
+    "ModelError",
+    "ModelRefusal",
+    "ModelRequest",
+    "ModelResponse",
+    "ModelUnavailable",
     "NoCondenser",
     "NotAppendable",
     "NothingToRetract",
@@ -168,6 +188,7 @@ __all__ = [
     "RetractionEvent",
     "RollingCondenser",
     "SQLiteJournal",
+    "ScriptedModel",
     "Sent",
     "Snapshot",
     "StaleTurn",
@@ -182,6 +203,7 @@ __all__ = [
     "ThinkingBlock",
     "TokenUsage",
     "ToolCall",
+    "ToolSpec",
     "Tools",
     "Turn",
     "TurnContext",
