@@ -11,12 +11,13 @@ directly. It promises:
 3. messages are immutable, and those of an earlier view never change.
 
 Thinking goes to the provider that signed it, in its own shape, and is left out where it has no
-signature; in the OpenAI shape there is no place for it.
+signature; in the OpenAI shapes there is no place for it.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import re
 from binascii import Error as Base64Error
 from collections import deque
@@ -48,8 +49,8 @@ from .view import Derivation, View
 
 __all__ = ["LLMMessages", "LLMShape", "OpenCalls", "to_llm_messages"]
 
-LLMShape: TypeAlias = Literal["openai", "anthropic"]
-"""The OpenAI chat API, or the Anthropic messages API."""
+LLMShape: TypeAlias = Literal["openai", "openai_responses", "anthropic"]
+"""The OpenAI chat API, the OpenAI responses API, or the Anthropic messages API."""
 
 
 class OpenCalls(Refused):
@@ -114,6 +115,8 @@ def to_llm_messages(view: View, shape: LLMShape = "openai") -> LLMMessages:
     """
     if shape == "anthropic":
         return view.derive("messages.anthropic", _AnthropicMessages)
+    if shape == "openai_responses":
+        return view.derive("messages.openai_responses", _ResponsesItems)
     return view.derive("messages.openai", _OpenAIMessages)
 
 
@@ -211,6 +214,58 @@ class _OpenAIMessages(Derivation[LLMMessages]):
 def _is_silent(event: LLMConvertibleEvent) -> bool:
     """An answer without a word, such as one that was interrupted at once; no API takes it."""
     return isinstance(event, AgentMessageEvent) and not event.content.strip()
+
+
+class _ResponsesItems(Derivation[LLMMessages]):
+    """The input items of the OpenAI responses API, none of which refers to what is stored there."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._responses = _Responses()
+        self._items: list[LLMMessage] = []
+
+    def fold(self, event: LLMConvertibleEvent) -> None:
+        for whole in self._responses.fold(event):
+            self._items.extend(_items(whole))
+        self.length += 1
+
+    def result(self) -> LLMMessages:
+        if self._responses.missing:
+            raise OpenCalls(self._responses.missing)
+        return LLMMessages(self._items)
+
+
+def _items(whole: LLMConvertibleEvent | _Calls) -> Iterator[FrozenObject]:
+    match whole:
+        case _Calls(actions, results):
+            text = "\n".join(action.text for action in actions if action.text)
+            if text.strip():
+                yield frozen(role="assistant", content=text)
+            yield from map(_function_call, actions)
+            for result in results:
+                call_id = wire_call_id(result.tool_call_id)
+                yield frozen(type="function_call_output", call_id=call_id, output=result.content)
+        case UserMessageEvent(content=content, images=images) if images:
+            parts = [frozen(type="input_text", text=content)] if content else []
+            shown = (frozen(type="input_image", image_url=at.url, detail="auto") for at in images)
+            yield frozen(role="user", content=(*parts, *shown))
+        case UserMessageEvent(content=content) | CondensationSummaryEvent(content=content):
+            yield frozen(role="user", content=content or _NOTHING_SAID)
+        case SystemPromptEvent(content=content):
+            yield frozen(role="system", content=content)
+        case AgentMessageEvent(content=content) if not _is_silent(whole):
+            yield frozen(role="assistant", content=content)
+        case _:
+            pass
+
+
+def _function_call(action: ActionEvent) -> FrozenObject:
+    return frozen(
+        type="function_call",
+        call_id=wire_call_id(action.tool_call_id),
+        name=wire_tool_name(action.tool_name),
+        arguments=json.dumps(action.arguments, ensure_ascii=False),
+    )
 
 
 class _AnthropicMessages(Derivation[LLMMessages]):
