@@ -1,13 +1,4 @@
-"""Testing code that is made of actors: a virtual clock, a probe, and a check for leaks.
-
-1. It owns nothing of the runtime's; it only uses what the runtime exports.
-2. `VirtualClock` moves when it is told to, and everything due runs in the order of time; `Probe`
-   keeps what it was sent, in order; `no_leaks` fails when actors that were spawned inside it are
-   still there when it is left.
-3. It does not make the order of tasks deterministic.
-4. All of it runs in the loop of the test.
-5. Nothing survives; nothing needs to.
-"""
+"""A virtual clock, a probe, and a check for leaks: for tests of one thing, on either backend."""
 
 from __future__ import annotations
 
@@ -19,10 +10,10 @@ from typing import Generic, TypeVar
 import anyio
 from anyio.lowlevel import checkpoint
 
-from ._actor import Actor
-from ._backend import OneShot
-from ._runtime import Runtime, cells_of
-from .ports import Ports
+from .._actor import Actor
+from .._backend import OneShot
+from .._runtime import Runtime, cells_of
+from ..ports import Ports
 
 __all__ = ["Probe", "VirtualClock", "no_leaks", "settle"]
 

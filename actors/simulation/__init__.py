@@ -1,0 +1,1 @@
+"""The conversation actors in a simulated world."""
