@@ -67,6 +67,19 @@ def check_append(
     check_ids(conversation_id, records, expected_seq, known_messages)
 
 
+def check_snapshot_epoch(
+    conversation_id: str, seq: int, *, epoch: int, found_epoch: int, head: int
+) -> None:
+    """Raise where the record that a snapshot ends with is of a later epoch than its writer knows.
+
+    It has seen another log then, which was deleted; this one has begun anew under the name.
+    """
+    if found_epoch > epoch:
+        raise Fenced(
+            conversation_id, epoch=epoch, expected_seq=seq, found_epoch=found_epoch, head=head
+        )
+
+
 def check_ids(
     conversation_id: str,
     records: Sequence[Record],

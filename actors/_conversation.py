@@ -277,9 +277,13 @@ class ConversationActor(Actor[Command | Query]):
         """Write what the batch led to. Everything that anybody may see waits for this."""
         owner = self._owner
         journal = self._setup.journal
-        for one in decided:
-            if isinstance(one.refusal, AdmissionRefused):
-                await journal.reject(self._conversation_id, _rejection(one.refusal, one.taken))
+        rejections = [
+            _rejection(one.refusal, one.taken)
+            for one in decided
+            if isinstance(one.refusal, AdmissionRefused)
+        ]
+        if rejections:
+            await journal.reject(self._conversation_id, rejections)
         records = [record_of(event) for one in decided for event in one.decision.events]
         if not records:
             return
@@ -386,7 +390,9 @@ class ConversationActor(Actor[Command | Query]):
 
     async def _run_snapshot(self, snapshot: Snapshot) -> None:
         try:
-            await self._setup.journal.write_snapshot(self._conversation_id, snapshot)
+            await self._setup.journal.write_snapshot(
+                self._conversation_id, snapshot, epoch=self._owner.epoch
+            )
         except TurnkeeperError as error:
             # Losing a snapshot costs time at the next activation, never data.
             _log.warning(

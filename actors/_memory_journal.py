@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from turnkeeper.runtime import InvariantViolation, OneShot, Ports
 
-from ._append_rules import check_append, check_ids
+from ._append_rules import check_append, check_ids, check_snapshot_epoch
 from .errors import (
     ConversationExists,
     ConversationNotFound,
@@ -119,10 +119,12 @@ class MemoryJournal:
         store: MemoryStore | None = None,
         *,
         address: str = "another memory journal",
+        rejection_age_s_max: float = 30 * 86_400.0,
         ports: Ports | None = None,
     ) -> None:
         self._store = store or MemoryStore()
         self._address = address
+        self._rejection_age_s_max = rejection_age_s_max
         self._ports = ports or Ports()
         self._is_entered = False
 
@@ -224,9 +226,11 @@ class MemoryJournal:
         await anyio.lowlevel.checkpoint()
         return found
 
-    async def reject(self, conversation_id: str, rejection: Rejection) -> None:
+    async def reject(self, conversation_id: str, rejections: Sequence[Rejection]) -> None:
         self._refuse_if_left()
-        self._store.log(conversation_id).rejections.append(rejection)
+        oldest = self._ports.now() - self._rejection_age_s_max
+        log = self._store.log(conversation_id)
+        log.rejections = [kept for kept in (*log.rejections, *rejections) if kept.at >= oldest]
         await anyio.lowlevel.checkpoint()
 
     async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
@@ -235,7 +239,7 @@ class MemoryJournal:
         await anyio.lowlevel.checkpoint()
         return rejections
 
-    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot) -> None:
+    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
         self._refuse_if_left()
         log = self._store.written_log(conversation_id)
         if not 1 <= snapshot.seq <= len(log.records):
@@ -243,6 +247,13 @@ class MemoryJournal:
                 f"snapshot of conversation {conversation_id} at seq {snapshot.seq}, where it has "
                 "no record"
             )
+        check_snapshot_epoch(
+            conversation_id,
+            snapshot.seq,
+            epoch=epoch,
+            found_epoch=log.records[snapshot.seq - 1].epoch,
+            head=len(log.records),
+        )
         log.snapshot = snapshot
         await anyio.lowlevel.checkpoint()
 
@@ -320,7 +331,7 @@ class MemoryJournal:
         return deletion
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
-        while len(self._store.log(conversation_id).records) <= after:
+        while len(self._store.log(conversation_id).records) == after:
             await self._store.wait_for_growth()
 
     def _refuse_if_left(self) -> None:

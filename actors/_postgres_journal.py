@@ -32,6 +32,7 @@ from turnkeeper.runtime import OneShot, Ports, thread_caller
 
 from ._append_rules import Append
 from ._job_thread import Job, JobThread, Worker
+from ._log_watch import LogWatch
 from .errors import JournalRefused
 from .journal import (
     Claim,
@@ -97,14 +98,13 @@ class PostgresJournal:
         self._lease_s = lease_s
         self._tcp_timeout_s = tcp_timeout_s
         self._stop_wait_s = stop_wait_s
-        self._poll_s = poll_s
         self._active_conversations_max = active_conversations_max
         self._rejection_age_s_max = rejection_age_s_max
         self._ports = ports or Ports()
         self._failpoint = failpoint
         self._is_entered = False
         self._presence: Presence | None = None
-        self._waiting: list[OneShot[None]] = []
+        self._watch = LogWatch(self._heads, poll_s=poll_s)
         thread = partial(
             JobThread,
             ports=self._ports,
@@ -224,17 +224,19 @@ class PostgresJournal:
     ) -> Mapping[str, int]:
         return await self._read(lambda reader: reader.find_messages(conversation_id, message_ids))
 
-    async def reject(self, conversation_id: str, rejection: Rejection) -> None:
+    async def reject(self, conversation_id: str, rejections: Sequence[Rejection]) -> None:
         await self._change(
-            lambda writer: writer.reject(conversation_id, rejection), len(rejection.payload)
+            lambda writer: writer.reject(conversation_id, rejections),
+            sum(len(rejection.payload) for rejection in rejections),
         )
 
     async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
         return await self._read(lambda reader: reader.rejections(conversation_id))
 
-    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot) -> None:
+    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
         await self._change(
-            lambda writer: writer.write_snapshot(conversation_id, snapshot), len(snapshot.payload)
+            lambda writer: writer.write_snapshot(conversation_id, snapshot, epoch),
+            len(snapshot.payload),
         )
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
@@ -263,19 +265,15 @@ class PostgresJournal:
         return Deletion(kept, forks, is_erased=False)
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
-        """Return when a log has a record above `after`; woken by whoever writes, else by polls."""
+        """Return when a log does not end at `after`; woken by whoever writes, else by polls."""
         if self._presence is None:
             self._presence = self._make_presence()
             self._presence.start()
         self._presence.listen()
-        while True:
-            cell: OneShot[None] = OneShot()
-            # Before looking: what is written from here on wakes it.
-            self._waiting.append(cell)
-            if await self._read(lambda reader: reader.head(conversation_id)) > after:
-                return
-            with anyio.move_on_after(self._poll_s):
-                await cell.wait()
+        await self._watch.wait(conversation_id, after)
+
+    async def _heads(self, names: Sequence[str]) -> Mapping[str, int]:
+        return await self._read(lambda reader: reader.heads(names))
 
     # --- the threads ------------------------------------------------------------------------------
 
@@ -293,11 +291,6 @@ class PostgresJournal:
         from ._postgres_reader import Read  # noqa: PLC0415 - needs psycopg
 
         return await self._reader.do(Read(apply))
-
-    def _wake_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for cell in waiting:
-            cell.set(None)
 
     def _connect(self) -> psycopg.Connection[Any]:
         from ._postgres_schema import connect  # noqa: PLC0415 - needs psycopg
@@ -336,7 +329,7 @@ class PostgresJournal:
             address=self._address,
             lease_s=self._lease_s,
             ports=self._ports,
-            on_notify=partial(self._call_in_loop, self._wake_waiting),
+            on_notify=partial(self._call_in_loop, self._watch.call),
             on_ended=partial(self._call_in_loop, partial(self._presence_ended.set, None)),
         )
 

@@ -72,12 +72,12 @@ class PostgresReader:
         upto = min(after + limit, tail.head)
         return read_records(self._connection, tail, after, upto) if upto > after else []
 
-    def head(self, name: str) -> int:
-        """Where a log ends; 0 where there is none."""
-        row = self._connection.execute(
-            "SELECT head FROM conversation WHERE name = %s", (name,)
-        ).fetchone()
-        return int(row[0]) if row else 0
+    def heads(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Where these logs end."""
+        rows = self._connection.execute(
+            "SELECT name, head FROM conversation WHERE name = ANY(%s)", (list(names),)
+        )
+        return dict(rows.fetchall())
 
     def info(self, name: str) -> ConversationInfo:
         tail = self._tail(name)

@@ -23,7 +23,7 @@ import psycopg
 
 from turnkeeper.runtime import InvariantViolation, Ports, TurnkeeperError
 
-from ._append_rules import Append, check_append, check_ids
+from ._append_rules import Append, check_append, check_ids, check_snapshot_epoch
 from ._job_thread import Job
 from ._postgres_log import (
     Tail,
@@ -57,6 +57,13 @@ _UNENCODABLE = (psycopg.DataError, ValueError)
 _RETRY_PAUSE_S_MIN = 0.05
 _RETRY_PAUSE_S_MAX = 5.0
 
+# At most one for each commit, and none while nobody listens.
+_NOTIFY = f"""
+    SELECT count(pg_notify('{CHANNEL}', '')) FROM (
+        SELECT FROM node WHERE is_listening AND lease_until > clock_timestamp() LIMIT 1
+    ) AS listener
+"""  # noqa: S608 - our own text
+
 _APPEND = f"""
     WITH moving AS (
         SELECT * FROM unnest(
@@ -77,11 +84,7 @@ _APPEND = f"""
         ) AS e(log, seq, epoch, event_id, kind, message_id, mark, payload)
         WHERE e.log IN (SELECT log FROM moved)
     )
-    SELECT id, (
-        SELECT count(pg_notify('{CHANNEL}', '')) FROM (
-            SELECT FROM node WHERE is_listening AND lease_until > clock_timestamp() LIMIT 1
-        ) AS listener
-    ) FROM moved
+    SELECT id, ({_NOTIFY}) FROM moved
 """  # noqa: S608 - our own text
 
 _CLAIM = """
@@ -371,23 +374,19 @@ class PostgresWriter:
         self._failpoint("committed")
         job.settle(value)
 
-    def reject(self, name: str, rejection: Rejection) -> None:
+    def reject(self, name: str, rejections: Sequence[Rejection]) -> None:
         oldest = self.now_us / 1_000_000 - self._rejection_age_s_max
         self.connection.execute("DELETE FROM rejection WHERE at < %s", (oldest,))
         tail = read_tail(self.connection, name)
-        self.connection.execute(
-            "INSERT INTO rejection (log, at, violation, reason, payload) "
-            "VALUES (%s, %s, %s, %s, %b)",
-            (
-                tail.log if tail else log_number(name, 0),
-                rejection.at,
-                rejection.violation,
-                rejection.reason,
-                rejection.payload,
-            ),
-        )
+        log = tail.log if tail else log_number(name, 0)
+        for rejection in rejections:
+            self.connection.execute(
+                "INSERT INTO rejection (log, at, violation, reason, payload) "
+                "VALUES (%s, %s, %s, %s, %b)",
+                (log, rejection.at, rejection.violation, rejection.reason, rejection.payload),
+            )
 
-    def write_snapshot(self, name: str, snapshot: Snapshot) -> None:
+    def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int) -> None:
         """Kept with the mark of the record at its seq, so that it fits this log and no other."""
         tail = read_tail(self.connection, name)
         mark = tail and find_mark(self.connection, tail, snapshot.seq)
@@ -395,6 +394,12 @@ class PostgresWriter:
             raise InvariantViolation(
                 f"snapshot of conversation {name} at seq {snapshot.seq}, where it has no record"
             )
+        row = self.connection.execute(
+            "SELECT epoch FROM event WHERE log = %s AND seq = %s",
+            (tail.log_of(snapshot.seq), snapshot.seq),
+        ).fetchone()
+        assert row is not None, "a record with a mark has an epoch"
+        check_snapshot_epoch(name, snapshot.seq, epoch=epoch, found_epoch=row[0], head=tail.head)
         facts = (tail.log, snapshot.seq, snapshot.version, mark)
         self.connection.execute(
             "INSERT INTO snapshot VALUES (%s, %s, %s, %s, %b, %s) ON CONFLICT (log) DO UPDATE SET "
@@ -492,6 +497,7 @@ class PostgresWriter:
         rest.number, rest.epoch = tail.number, tail.epoch + 1
         self._store(rest)
         self._let_go(tail.log)
+        self.connection.execute(_NOTIFY.encode())
         return kept, sorted(forks)
 
     def _let_go(self, log: int) -> None:

@@ -31,6 +31,7 @@ from turnkeeper.runtime import Ports
 
 from ._append_rules import Append
 from ._job_thread import JobThread, Worker
+from ._log_watch import LogWatch
 from ._owner_lock import OwnerLock
 from ._sqlite_forks import delete, fork
 from ._sqlite_reader import Read, SQLiteReader
@@ -101,7 +102,7 @@ class SQLiteJournal:
         self._owner = address or f"process {os.getpid()} on {socket.gethostname()}"
         self._owner_wait_s = owner_wait_s
         self._busy_wait_s = busy_wait_s
-        self._poll_s = poll_s
+        self._watch = LogWatch(self._heads, poll_s=poll_s)
         self._active_conversations_max = active_conversations_max
         self._rejection_age_s_max = rejection_age_s_max
         self._ports = ports or Ports()
@@ -233,17 +234,19 @@ class SQLiteJournal:
     ) -> Mapping[str, int]:
         return await self._read(lambda reader: reader.find_messages(conversation_id, message_ids))
 
-    async def reject(self, conversation_id: str, rejection: Rejection) -> None:
+    async def reject(self, conversation_id: str, rejections: Sequence[Rejection]) -> None:
         await self._change(
-            lambda writer: writer.reject(conversation_id, rejection), len(rejection.payload)
+            lambda writer: writer.reject(conversation_id, rejections),
+            sum(len(rejection.payload) for rejection in rejections),
         )
 
     async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
         return await self._read(lambda reader: reader.rejections(conversation_id))
 
-    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot) -> None:
+    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
         await self._change(
-            lambda writer: writer.write_snapshot(conversation_id, snapshot), len(snapshot.payload)
+            lambda writer: writer.write_snapshot(conversation_id, snapshot, epoch),
+            len(snapshot.payload),
         )
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
@@ -276,9 +279,11 @@ class SQLiteJournal:
         return Deletion(kept, forks, is_erased)
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
-        # Another process may be the one that writes, so there is nobody here to set an event.
-        while await self._read(lambda reader: reader.head(conversation_id)) <= after:  # noqa: ASYNC110
-            await anyio.sleep(self._poll_s)
+        # Another process may be the one that writes, and nothing tells of it: this polls.
+        await self._watch.wait(conversation_id, after)
+
+    async def _heads(self, names: Sequence[str]) -> Mapping[str, int]:
+        return await self._read(lambda reader: reader.heads(names))
 
     async def vacuum(self) -> int:
         """Give the room of what was deleted back to the disk; returns how many bytes that was.

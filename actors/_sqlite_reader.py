@@ -155,10 +155,16 @@ class SQLiteReader:
         upto = min(after + limit, tail.head)
         return read_records(self.connection, tail, after, upto) if upto > after else []
 
-    def head(self, name: str) -> int:
-        """Where a log ends; 0 where there is none."""
-        tail = read_tail(self.connection, name)
-        return tail.head if tail else 0
+    def heads(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Where these logs end; looked at again and again, so only as far as that takes."""
+        heads = {}
+        for name in names:
+            row = self.connection.execute(
+                "SELECT head FROM conversation WHERE name = ?", (name,)
+            ).fetchone()
+            if row is not None:
+                heads[name] = row[0]
+        return heads
 
     def info(self, name: str) -> ConversationInfo:
         return _info(self._tail(name))

@@ -29,7 +29,7 @@ from typing import TypeVar, cast
 
 from turnkeeper.runtime import InvariantViolation, Ports, TurnkeeperError
 
-from ._append_rules import Append, check_append, check_ids
+from ._append_rules import Append, check_append, check_ids, check_snapshot_epoch
 from ._job_thread import Job
 from ._payload_parts import PART_BYTES_MIN, split
 from ._record_chain import log_number, next_mark, seal
@@ -517,19 +517,20 @@ class SQLiteWriter:
         self.store(tail)
         return Claim(tail.epoch, tail.head)
 
-    def reject(self, name: str, rejection: Rejection) -> None:
+    def reject(self, name: str, rejections: Sequence[Rejection]) -> None:
         oldest = self.now_us / 1_000_000 - self._rejection_age_s_max
         self._execute("DELETE FROM rejection WHERE at < ?", (oldest,))
         tail = self.load(name)
         log = tail.log if tail else log_number(name, 0)
-        facts = (log, rejection.at, rejection.violation, rejection.reason)
-        self._execute(
-            "INSERT INTO rejection (log, at, violation, reason, payload, seal) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
-            (*facts, rejection.payload, seal(*facts, content=rejection.payload)),
-        )
+        for rejection in rejections:
+            facts = (log, rejection.at, rejection.violation, rejection.reason)
+            self._execute(
+                "INSERT INTO rejection (log, at, violation, reason, payload, seal) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (*facts, rejection.payload, seal(*facts, content=rejection.payload)),
+            )
 
-    def write_snapshot(self, name: str, snapshot: Snapshot) -> None:
+    def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int) -> None:
         """Kept with the mark of the record at its seq, so that it fits this log and no other."""
         tail = self.load(name)
         record = tail and find_record(self.connection, tail, snapshot.seq)
@@ -537,7 +538,12 @@ class SQLiteWriter:
             raise InvariantViolation(
                 f"snapshot of conversation {name} at seq {snapshot.seq}, where it has no record"
             )
-        facts = (tail.log, snapshot.seq, snapshot.version, record[1])
+        number, mark = record
+        (found_epoch,) = self._execute("SELECT epoch FROM event WHERE id = ?", (number,)).fetchone()
+        check_snapshot_epoch(
+            name, snapshot.seq, epoch=epoch, found_epoch=found_epoch, head=tail.head
+        )
+        facts = (tail.log, snapshot.seq, snapshot.version, mark)
         self._execute(
             "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?, ?)",
             (*facts, snapshot.payload, seal(*facts, content=snapshot.payload)),

@@ -123,6 +123,8 @@ class StateFiles:
         self._conversation_id = conversation_id
         self._path = Path(persistence_dir).resolve() / _FILE_NAME
         self._epoch: int | None = None
+        self._newest_epoch = 0
+        """The newest that this state knows of, whoever owns it now."""
         self._lost: OwnershipLost | None = None
         self._shared = _use(self._path, ports)
         self._let_go = weakref.finalize(self, _let_go, self._path, self._shared)
@@ -137,7 +139,7 @@ class StateFiles:
         if self._lost is not None:
             raise self._lost
         claim = self._shared.call(lambda journal: journal.claim(self._conversation_id), writes=True)
-        self._epoch = claim.epoch
+        self._epoch = self._newest_epoch = claim.epoch
         return claim.head
 
     def holds(self, seq: int) -> bool:  # noqa: ARG002 - a journal holds all
@@ -191,6 +193,7 @@ class StateFiles:
             if not page:
                 return
             for record in page:
+                self._newest_epoch = max(self._newest_epoch, record.epoch)
                 yield logged_event(self._conversation_id, record).event
             after = page[-1].seq
 
@@ -203,12 +206,17 @@ class StateFiles:
         """The snapshot that was written last."""
         if not self._path.exists():
             raise ConversationNotFound(self._conversation_id)
+        info = self._shared.call(lambda journal: journal.info(self._conversation_id))
+        self._newest_epoch = max(self._newest_epoch, info.epoch)
         return self._shared.call(lambda journal: journal.read_snapshot(self._conversation_id))
 
     def write_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a snapshot; it may be lost, and it is only written."""
         self._shared.call(
-            lambda journal: journal.write_snapshot(self._conversation_id, snapshot), writes=True
+            lambda journal: journal.write_snapshot(
+                self._conversation_id, snapshot, epoch=self._newest_epoch
+            ),
+            writes=True,
         )
 
     def close(self) -> None:

@@ -172,14 +172,18 @@ class Journal(Protocol):
     ) -> Mapping[str, int]:
         """The seq of the first record of each of these message ids that the log has."""
 
-    async def reject(self, conversation_id: str, rejection: Rejection) -> None:
-        """Keep a rejected event, durably, beside the log."""
+    async def reject(self, conversation_id: str, rejections: Sequence[Rejection]) -> None:
+        """Keep rejected events, durably, beside the log; they go by age."""
 
     async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
         """The rejected events that are kept, oldest first."""
 
-    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot) -> None:
-        """Keep a snapshot; an older one of this conversation may go."""
+    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
+        """Keep a snapshot; an older one of this conversation may go.
+
+        `epoch` is the newest that its writer knows of. A record at its seq that is of a later one
+        belongs to another log, which has begun anew under this name: `Fenced`.
+        """
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
         """The newest snapshot that is undamaged, or None."""
@@ -208,4 +212,7 @@ class Journal(Protocol):
         """
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
-        """Return when a log has a record above `after`, whichever process wrote it."""
+        """Return when a log does not end at `after`, whichever process has written or deleted.
+
+        What is not there ends at 0.
+        """

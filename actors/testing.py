@@ -126,8 +126,8 @@ class JournalContract:
                 expected_seq=1,
                 is_unfinished=True,
             )
-            await journal.reject("c", rejection)
-            await journal.write_snapshot("c", Snapshot(1, "v1", b"folds"))
+            await journal.reject("c", [rejection])
+            await journal.write_snapshot("c", Snapshot(1, "v1", b"folds"), epoch=first.epoch)
 
         async with self.make_journal(tmp_path) as journal:
             assert await read_all(journal, "c") == ["e1"]
@@ -442,12 +442,13 @@ class JournalContract:
     async def test_rejections_are_kept_oldest_first(self, tmp_path: Path) -> None:
         kept = [
             Rejection(4e9 + number, "unmatched_tool_result", f"reason {number}", b"{}")
-            for number in (1, 2)
+            for number in (1, 2, 3)
         ]
         async with self.make_journal(tmp_path) as journal:
             await journal.claim("c")
-            for rejection in kept:
-                await journal.reject("c", rejection)
+            await journal.reject("c", [Rejection(1.0, "v", "longer ago than any is kept", b"{}")])
+            await journal.reject("c", kept[:1])
+            await journal.reject("c", kept[1:])
 
             assert list(await journal.rejections("c")) == kept
             assert list(await journal.rejections("d")) == []
@@ -458,8 +459,8 @@ class JournalContract:
             await _append(journal, "c", claim, ["e1", "e2"])
             assert await journal.read_snapshot("c") is None
 
-            await journal.write_snapshot("c", Snapshot(1, "v1", b"first"))
-            await journal.write_snapshot("c", Snapshot(2, "v2", b"second"))
+            for snapshot in (Snapshot(1, "v1", b"first"), Snapshot(2, "v2", b"second")):
+                await journal.write_snapshot("c", snapshot, epoch=claim.epoch)
 
             assert await journal.read_snapshot("c") == Snapshot(2, "v2", b"second")
 
@@ -566,8 +567,8 @@ class JournalContract:
         async with self.make_journal(tmp_path) as journal:
             old = await journal.claim("c")
             await _append(journal, "c", old, ["e1", "e2"])
-            await journal.reject("c", Rejection(4e9, "v", "r", b"{}"))
-            await journal.write_snapshot("c", Snapshot(2, "v", b"folds"))
+            await journal.reject("c", [Rejection(4e9, "v", "r", b"{}")])
+            await journal.write_snapshot("c", Snapshot(2, "v", b"folds"), epoch=old.epoch)
 
             with pytest.raises(Fenced):
                 await journal.delete("c", epoch=old.epoch + 1)
@@ -588,6 +589,9 @@ class JournalContract:
             assert new.epoch > old.epoch
             assert new.head == 0
             await _append(journal, "c", new, ["e1"])
+            # What the owner before had still on its way is of the log that is gone.
+            with pytest.raises(Fenced):
+                await journal.write_snapshot("c", Snapshot(1, "v", b"folds"), epoch=old.epoch)
             assert await journal.read_snapshot("c") is None
             assert await read_all(journal, "c") == ["e1"]
 
@@ -620,24 +624,29 @@ class JournalContract:
             assert await delete("p") == (0, [])
 
     async def test_waiting_for_more_ends_when_there_is_more(self, tmp_path: Path) -> None:
-        seen: list[int] = []
+        ended: list[int] = []
+        has_ended = [anyio.Event() for _ in range(3)]
         async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
 
             async def follow(after: int) -> None:
                 await journal.wait_for_more("c", after=after)
-                seen.append((await journal.info("c")).head)
+                ended.append(after)
+                has_ended[after].set()
 
             async with anyio.create_task_group() as group:
                 group.start_soon(follow, 0)
-                group.start_soon(follow, 1)
-                claim = await journal.claim("c")
                 await _append(journal, "c", claim, ["e1"])
-                while not seen:
-                    await anyio.lowlevel.checkpoint()
-                assert seen == [1]
+                await has_ended[0].wait()
+                group.start_soon(follow, 1)
+                await _append(journal, "other", await journal.claim("other"), ["e1", "e2"])
+                assert ended == [0]
                 await _append(journal, "c", claim, ["e2"], at=2)
+                await has_ended[1].wait()
+                group.start_soon(follow, 2)
+                await journal.delete("c", epoch=claim.epoch)
 
-            assert seen == [1, 2]
+            assert ended == [0, 1, 2]
 
     # --- owners -----------------------------------------------------------------------------------
 

@@ -179,9 +179,9 @@ async def _import_one(journal: Journal, reader: _Lines, header: dict[str, Any]) 
         at += len(batch)
         added += len(rest)
     there = list(await journal.rejections(name))
-    for rejection in reader.rejections():
-        if rejection not in there:
-            await journal.reject(name, rejection)
+    rejections = [rejection for rejection in reader.rejections() if rejection not in there]
+    if rejections:
+        await journal.reject(name, rejections)
     return added
 
 

@@ -372,7 +372,7 @@ async def _open(folder: Path, length: int, raw: float, rounds: int) -> list[Meas
             expected_seq=len(condensed),
             is_unfinished=False,
         )
-        await journal.write_snapshot("c", state.to_snapshot())
+        await journal.write_snapshot("c", state.to_snapshot(), epoch=claim.epoch)
 
         async def from_snapshot() -> float:
             began = perf_counter()

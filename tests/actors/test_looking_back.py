@@ -273,7 +273,8 @@ async def test_a_snapshot_that_does_not_fit_is_passed_over(damage: str) -> None:
         "another shape": (snapshot.version, json.dumps({"seq": snapshot.seq}).encode()),
     }[damage]
     async with journal:
-        await journal.write_snapshot("c", Snapshot(snapshot.seq, version, payload))
+        newer = Snapshot(snapshot.seq, version, payload)
+        await journal.write_snapshot("c", newer, epoch=(await journal.info("c")).epoch)
     journal.records_read = 0
 
     async with Conversations(HeldAgent(), journal=journal) as conversations:

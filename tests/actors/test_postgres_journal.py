@@ -378,7 +378,7 @@ async def test_damage_is_a_corrupt_log_that_names_the_place(
 async def test_a_damaged_snapshot_is_ignored(schema: str) -> None:
     async with make_journal(schema) as journal:
         await append(journal, "c", await journal.claim("c"), 1, "e1", "e2")
-        await journal.write_snapshot("c", Snapshot(1, "v1", b"folds"))
+        await journal.write_snapshot("c", Snapshot(1, "v1", b"folds"), epoch=1)
         change(schema, "UPDATE snapshot SET payload = 'other'")
         assert await journal.read_snapshot("c") is None
 
@@ -391,7 +391,7 @@ async def test_rejections_are_dropped_when_they_are_old(schema: str) -> None:
         await journal.claim("c")
         for at in (1_000.0, 1_050.0, 1_200.0):
             now = at
-            await journal.reject("c", Rejection(at, "v", "r", b"{}"))
+            await journal.reject("c", [Rejection(at, "v", "r", b"{}")])
         assert [rejection.at for rejection in await journal.rejections("c")] == [1_200.0]
 
 

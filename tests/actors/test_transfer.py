@@ -55,8 +55,11 @@ async def fill(journal: Journal) -> None:
     ]
     await write(journal, 'alice,"event":', records, is_unfinished=True)
     await write(journal, "bob", [make_record(f"b{number}") for number in range(600)])
-    await journal.reject("bob", Rejection(4e9 + 0.1, "v", "r", b'{"x": 1}'))
-    await journal.reject("bob", Rejection(4e9 + 0.2, "v", "r", b"\xff"))
+    rejections = [
+        Rejection(4e9 + 0.1, "v", "r", b'{"x": 1}'),
+        Rejection(4e9 + 0.2, "v", "r", b"\xff"),
+    ]
+    await journal.reject("bob", rejections)
 
 
 async def lines_of(journal: Journal, names: Sequence[str] | None = None) -> list[str]:
