@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
 
 from .errors import ConversationNotFound, CorruptLog
 from .events import (
@@ -50,10 +49,15 @@ def message_id(conversation_id: str, exchange: int) -> str:
 
 @dataclass(slots=True)
 class Receipts:
-    """What was acknowledged of one conversation. Filled while it runs; the audit only reads it."""
+    """What was acknowledged of one conversation. Filled while it runs; the audit only reads it.
+
+    With several `senders`, each of them sends every so-many-th exchange: the messages of one keep
+    their order, and those of two have none among each other.
+    """
 
     conversation_id: str
     recorded: RecordedConversation
+    senders: int = 1
     messages: dict[int, int] = field(default_factory=dict)
     """The seq that each sent exchange was acknowledged with, in the order of sending."""
     events: dict[str, int | None] = field(default_factory=dict)
@@ -112,8 +116,14 @@ class Audit:
         return Audit(**counts, problems=tuple(problems))
 
 
-async def audit_journal(journal: Journal, receipts: Iterable[Receipts]) -> Audit:
-    """Audit each conversation that there are receipts for."""
+async def audit_journal(
+    journal: Journal, receipts: Iterable[Receipts], *, prefixes_max: int = 100
+) -> Audit:
+    """Audit each conversation that there are receipts for, one after the other.
+
+    Holds one log at a time, so `receipts` may be a generator over very many. Of each log,
+    `prefixes_max` prefixes at most are rebuilt for the view.
+    """
     audits = []
     for one in receipts:
         log: list[LoggedEvent] = []
@@ -127,7 +137,7 @@ async def audit_journal(journal: Journal, receipts: Iterable[Receipts]) -> Audit
             pass  # an empty log: it has lost whatever there is a receipt for
         except (CorruptLog, ValueError) as error:
             unreadable = (f"conversation {one.conversation_id}: {error}",)
-        audit = audit_log(one, log)
+        audit = audit_log(one, log, prefixes_max=prefixes_max)
         audits.append(replace(audit, problems=unreadable + audit.problems))
     return Audit.total(audits)
 
@@ -204,11 +214,8 @@ class _Reading:
                     what = f"message {exchange} waited as {waited}, and began as if it had not"
                     self._wrong("duplicated", what)
         self._check_sent(begun | queued)
-        for order in (begun, queued):
-            numbers = list(order)
-            for before, after in pairwise(numbers):
-                if after < before:
-                    self._wrong("out_of_order", f"message {after} comes after message {before}")
+        self._check_order(begun)
+        self._check_order(queued)
         if self._receipts.is_finished:
             for exchange in begun | queued:
                 if exchange not in begun:
@@ -216,6 +223,16 @@ class _Reading:
                 if exchange not in self._receipts.messages:
                     what = f"message {exchange} is in the log and was never acknowledged"
                     self._wrong(None, what)
+
+    def _check_order(self, exchanges: Iterable[int]) -> None:
+        newest: dict[int, int] = {}
+        for exchange in exchanges:
+            sender = exchange % self._receipts.senders
+            before = newest.get(sender, -1)
+            if exchange < before:
+                what = f"message {exchange} comes after message {before}"
+                self._wrong("out_of_order", what)
+            newest[sender] = exchange
 
     def _check_sent(self, first: Mapping[int, LoggedEvent]) -> None:
         for exchange, seq in self._receipts.messages.items():

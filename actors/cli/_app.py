@@ -1,13 +1,12 @@
-"""The commands: `demo`, `replay` and `show`. Results go to standard output, all else to error.
+"""The commands: `demo`, `replay`, `show` and `stress`.
 
-Exit status: 0, all is as promised; 1, a promise is broken, the worker failed, or a log cannot be
-read; 2, the call or a part of the input cannot be used (the rest of the input has run); 130,
-stopped by Ctrl-C.
+Results go to standard output, all else to standard error. Exit status: 0, all is as promised; 1, a
+promise is broken, the worker failed, or a log cannot be read; 2, the call or a part of the input
+cannot be used (the rest of the input has run); 130, stopped by Ctrl-C.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -35,6 +34,8 @@ from ._protocol import Start
 from ._report import Report, empty_report, make_report
 from ._show import conversation_json, infos_json, print_event, print_infos
 from ._stage import WORKER, Replay, WorkerLost
+from ._stress import stress
+from ._telling import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, print_json
 from ._users import plan_kills, plan_users
 
 __all__ = ["app"]
@@ -47,9 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_BROKEN, _UNUSABLE, _INTERRUPTED = 1, 2, 130
 _READ_PAGE = 512
-_SEEDS = 1 << 16
 _STEM_LENGTH_MAX = 200
 
 _DEMO_OVERLAP = 0.5
@@ -74,15 +73,6 @@ _ON_OVERLAP: Mapping[Policy, OnOverlap] = {
     Policy.REJECT: "reject",
 }
 
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-_Seed = Annotated[
-    int | None,
-    typer.Option(
-        help="Decides which messages overlap and when the worker is killed.",
-        show_default="drawn, and told",
-    ),
-]
-
 
 class _Part(NamedTuple):
     """One conversation to be played."""
@@ -104,7 +94,7 @@ class _Plan(NamedTuple):
 
 
 @app.command()
-def demo(*, seed: _Seed = None, as_json: _Json = False) -> None:
+def demo(*, seed: Seed = None, as_json: AsJson = False) -> None:
     """Play about fifty sample conversations, kill the worker three times, account for everything.
 
     Users talk over their agents, a third of them each with the policies queue, interrupt and
@@ -155,8 +145,8 @@ def replay(
     pace: Annotated[
         float, typer.Option(min=0.0, help="Seconds that each step of an agent takes.")
     ] = 0.0,
-    seed: _Seed = None,
-    as_json: _Json = False,
+    seed: Seed = None,
+    as_json: AsJson = False,
 ) -> None:
     """Play recorded conversations, each as one user of an agent that answers as recorded.
 
@@ -198,7 +188,7 @@ def show(
         str | None, typer.Argument(metavar="CONVERSATION", help="Print this one as a chat.")
     ] = None,
     *,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the conversations of a journal, or print one of them.
 
@@ -211,26 +201,29 @@ def show(
         if conversation is None:
             infos = anyio.run(_list, db)
             if as_json:
-                _print_json(infos_json(infos))
+                print_json(infos_json(infos))
             else:
                 print_infos(console, infos)
             return
         log, unreadable = anyio.run(_read, db, conversation)
     except (JournalRefused, JournalUnavailable) as error:
-        _fail(_UNUSABLE, str(error))
+        fail(UNUSABLE, str(error))
     except ConversationNotFound:
-        _fail(
-            _UNUSABLE,
+        fail(
+            UNUSABLE,
             f"there is no conversation {printable(conversation or '')} in {db}; "
             f"`turnkeeper show {db}` lists those that are",
         )
     if as_json and unreadable is None:
-        _print_json(conversation_json(conversation, log))
+        print_json(conversation_json(conversation, log))
     elif not as_json:
         for logged in log:
             print_event(console, logged)
     if unreadable is not None:
-        _fail(_BROKEN, unreadable)
+        fail(BROKEN, unreadable)
+
+
+app.command()(stress)
 
 
 # --- playing -------------------------------------------------------------------------------------
@@ -250,10 +243,10 @@ def _play(
         print_list(errors, "this cannot be used:", [str(problem) for problem in problems])
     if not parts:
         if plan.as_json:
-            _print_json(empty_report(problems).as_json())
-        _fail(_UNUSABLE, "there is nothing to play")
+            print_json(empty_report(problems).as_json())
+        fail(UNUSABLE, "there is nothing to play")
     ports = Ports()
-    seed = ports.random.randrange(_SEEDS) if plan.seed is None else plan.seed
+    seed = ports.random.randrange(SEEDS) if plan.seed is None else plan.seed
     ports.random.seed(seed)
     users = plan_users(parts, overlap=plan.overlap, random=ports.random)
     messages = sum(len(part.recorded.exchanges) for part in parts)
@@ -280,16 +273,16 @@ def _play(
         try:
             anyio.run(replay.play)
         except KeyboardInterrupt:
-            stopped, status = "stopped by Ctrl-C", _INTERRUPTED
+            stopped, status = "stopped by Ctrl-C", INTERRUPTED
         except WorkerLost as lost:
             stopped = str(lost)
     if stopped is not None:
         errors.print(Text(f"turnkeeper: {printable(stopped)}"), soft_wrap=True)
         if not replay.acknowledged and not replay.logged:
-            _fail(status or _BROKEN, "nothing had been acknowledged")
+            fail(status or BROKEN, "nothing had been acknowledged")
     report = _audited(replay, db, seed, stopped, problems)
     if plan.as_json:
-        _print_json(report.as_json())
+        print_json(report.as_json())
     else:
         print_report(Console(highlight=False), report)
     if is_kept and report.counts["events"]:
@@ -307,21 +300,21 @@ def _audited(
     try:
         return anyio.run(audit)
     except (JournalRefused, JournalUnavailable) as error:
-        _fail(_BROKEN, f"what was acknowledged cannot be looked for: {error}")
+        fail(BROKEN, f"what was acknowledged cannot be looked for: {error}")
 
 
 def _names_taken(db: Path | None) -> frozenset[str]:
     """The conversations that a journal holds already."""
     if db is not None and printable(str(db)) != str(db):
-        _fail(_UNUSABLE, f"{printable(str(db))} is no name that a journal can have")
+        fail(UNUSABLE, f"{printable(str(db))} is no name that a journal can have")
     if db is not None and not db.parent.is_dir():
-        _fail(_UNUSABLE, f"{db} cannot be written: there is no folder {db.parent}")
+        fail(UNUSABLE, f"{db} cannot be written: there is no folder {db.parent}")
     if db is None or not db.exists():
         return frozenset()
     try:
         return frozenset(info.conversation_id for info in anyio.run(_list, db))
     except (JournalRefused, JournalUnavailable) as error:
-        _fail(_UNUSABLE, str(error))
+        fail(UNUSABLE, str(error))
 
 
 def _names(
@@ -368,15 +361,3 @@ async def _read(db: Path, conversation_id: str) -> tuple[Sequence[LoggedEvent], 
 def _is_text(value: str) -> bool:
     """Not so where an argument had bytes that are no text; nothing in a journal is called so."""
     return value.encode(errors="replace").decode() == value
-
-
-# --- telling -------------------------------------------------------------------------------------
-
-
-def _print_json(value: Mapping[str, object]) -> None:
-    print(json.dumps(value, ensure_ascii=False))
-
-
-def _fail(status: int, what: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(Text(f"turnkeeper: {what}"), soft_wrap=True)
-    raise typer.Exit(status)

@@ -29,7 +29,10 @@ __all__ = [
     "Report",
     "Send",
     "Start",
+    "StartStress",
+    "Unserved",
     "Views",
+    "Vitals",
     "orders",
     "reports",
 ]
@@ -64,6 +67,17 @@ class Start(Line):
     parts: tuple[Part, ...]
 
 
+class StartStress(Line):
+    """Of a worker whose agent makes up what it answers; see `_script`."""
+
+    kind: Literal["start_stress"] = "start_stress"
+    db: str
+    is_own_journal: bool
+    seed: int
+    pace_s: float
+    view_events_max: int
+
+
 class Send(Line):
     """The user's message of an exchange. Sent again, it is the same message."""
 
@@ -82,12 +96,13 @@ class Release(Line):
 
 
 class GetViews(Line):
-    """All is over: tell the view of each conversation."""
+    """All is over: tell the views of these conversations."""
 
     kind: Literal["get_views"] = "get_views"
+    conversations: tuple[str, ...]
 
 
-Order = Start | Send | Release | GetViews
+Order = Start | StartStress | Send | Release | GetViews
 
 orders: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
 
@@ -117,6 +132,16 @@ class Refused(Line):
     kind: Literal["refused"] = "refused"
     conversation: str
     exchange: int
+    why: str
+
+
+class Unserved(Line):
+    """What was ordered of a chat message cannot be done now; order it again."""
+
+    kind: Literal["unserved"] = "unserved"
+    conversation: str
+    exchange: int
+    error: str
     why: str
 
 
@@ -153,6 +178,20 @@ class Views(Line):
     event_ids: dict[str, tuple[str, ...]]
 
 
+class Vitals(Line):
+    """How the worker is, told at regular times."""
+
+    kind: Literal["vitals"] = "vitals"
+    waiting: int
+    """Messages in all mailboxes."""
+    waiting_max: int
+    """In the fullest one."""
+    active: int
+    """Conversations in memory."""
+    memory_max: int
+    """Bytes of memory that this process has needed so far."""
+
+
 class Failed(Line):
     """The worker cannot go on."""
 
@@ -161,6 +200,6 @@ class Failed(Line):
     why: str
 
 
-Report = Ready | Accepted | Refused | Logged | Held | Ended | Views | Failed
+Report = Ready | Accepted | Refused | Unserved | Logged | Held | Ended | Views | Vitals | Failed
 
 reports: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])

@@ -24,10 +24,21 @@ from anyio.abc import Process
 
 from turnkeeper.runtime import Ports
 
-from ._protocol import Failed, GetViews, Order, Ready, Report, Start, Views, reports
+from ._protocol import (
+    Failed,
+    GetViews,
+    Order,
+    Ready,
+    Report,
+    Start,
+    Unserved,
+    Views,
+    Vitals,
+    reports,
+)
 from ._users import Kill, User
 
-__all__ = ["STOP_GRACE_S", "WORKER", "Replay", "WorkerLost"]
+__all__ = ["STOP_GRACE_S", "WORKER", "Replay", "Worker", "WorkerLost", "started"]
 
 WORKER: Sequence[str] = (sys.executable, "-P", "-m", "turnkeeper.actors.cli.worker")
 
@@ -69,7 +80,7 @@ class Replay:
         self._busy = set(self._by_name)
         kills = deque(self.planned_kills)
         while True:
-            async with _started(self.worker) as worker:
+            async with started(self.worker) as worker:
                 await worker.order(self.start, *self._begin())
                 has_told_all = await self._follow(worker, kills)
             if not worker.is_killed:
@@ -81,7 +92,7 @@ class Replay:
             self._lines = 0
             self.changed(self)
 
-    async def _follow(self, worker: _Worker, kills: deque[Kill]) -> bool:
+    async def _follow(self, worker: Worker, kills: deque[Kill]) -> bool:
         """Serve one worker until it has told its views (True), or its reports end."""
         async with aclosing(worker.reports()) as heard:
             async for report in heard:
@@ -103,7 +114,7 @@ class Replay:
     def _begin(self) -> Sequence[Order]:
         """What a new worker is ordered to do."""
         orders: list[Order] = [order for user in self.users for order in user.again()]
-        return orders if self._busy else [*orders, GetViews()]
+        return orders if self._busy else [*orders, self._get_views()]
 
     def _on(self, report: Report) -> Sequence[Order]:
         """What is to be ordered after a report, if the worker still lives."""
@@ -117,6 +128,8 @@ class Replay:
                 for name, ids in report.event_ids.items():
                     self._by_name[name].receipts.view_ids = ids
                 return ()
+            case Vitals() | Unserved():
+                raise WorkerLost(f"the worker tells {report.kind}, which no replay asks for")
             case _:
                 pass
         user = self._by_name[report.conversation]
@@ -127,8 +140,11 @@ class Replay:
         if user.is_done and user.part.conversation in self._busy:
             self._busy.remove(user.part.conversation)
             if not self._busy:
-                return [*orders, GetViews()]
+                return [*orders, self._get_views()]
         return orders
+
+    def _get_views(self) -> Order:
+        return GetViews(conversations=tuple(self._by_name))
 
     def _is_due(self, kills: deque[Kill]) -> bool:
         """Whether the next kill's moment has come; when all is over, it has."""
@@ -138,7 +154,7 @@ class Replay:
         return not self._busy or self._lines > kills[0].lines
 
 
-class _Worker:
+class Worker:
     """A worker process, from outside."""
 
     def __init__(self, process: Process, errors: IO[bytes]) -> None:
@@ -146,6 +162,7 @@ class _Worker:
         self._errors = errors
         self._last_words: Sequence[str] = ()
         self._is_overdue = False
+        self._ordering = anyio.Lock()
         self.is_killed = False
 
     @property
@@ -158,9 +175,13 @@ class _Worker:
         A worker that has gone is noticed where its reports end.
         """
         assert self._process.stdin is not None
+        if not orders:
+            return
+        lines = b"".join(order.model_dump_json().encode() + b"\n" for order in orders)
         try:
-            for order in orders:
-                await self._process.stdin.send(order.model_dump_json().encode() + b"\n")
+            # In order, also where several tasks give orders.
+            async with self._ordering:
+                await self._process.stdin.send(lines)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # its reports end too, and there it is told why
 
@@ -205,7 +226,7 @@ class _Worker:
 
 
 @asynccontextmanager
-async def _started(command: Sequence[str]) -> AsyncIterator[_Worker]:
+async def started(command: Sequence[str]) -> AsyncIterator[Worker]:
     """A worker in a session of its own, so that Ctrl-C reaches it through us alone."""
     with tempfile.TemporaryFile() as errors:
         try:
@@ -219,7 +240,7 @@ async def _started(command: Sequence[str]) -> AsyncIterator[_Worker]:
         except OSError as error:
             raise WorkerLost(f"the worker cannot be started: {error}") from error
         async with process:
-            worker = _Worker(process, errors)
+            worker = Worker(process, errors)
             try:
                 yield worker
             finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 
@@ -51,11 +51,12 @@ from ._protocol import (
     Report,
     Send,
     Start,
+    StartStress,
     Views,
     orders,
 )
 
-__all__ = ["main"]
+__all__ = ["main", "perform", "serve", "views_of"]
 
 _READ_SIZE = 1 << 16
 
@@ -87,7 +88,8 @@ class _Player:
 
         for number, step in enumerate(steps):
             await anyio.sleep(self._pace_s)
-            await self._step(turn, step, hold if number == held_at else anyio.lowlevel.checkpoint)
+            pause = hold if number == held_at else anyio.lowlevel.checkpoint
+            await perform(turn, step, pause, self._report)
         if not steps and held_at is not None:
             await hold()
 
@@ -97,41 +99,48 @@ class _Player:
         if held is not None:
             held.set()
 
-    async def _step(
-        self, turn: TurnContext, step: RecordedStep, pause: Callable[[], Awaitable[None]]
-    ) -> None:
-        """One recorded answer, with a pause half-way: in its last call, or in its text."""
 
-        async def run(action: ActionEvent) -> str:
-            # An action is durable before its effect starts, so this is an acknowledgement too.
-            self._logged(turn, LoggedEvent(0, action))
-            call = recorded[action.provider_call_id or ""]
-            if call is step.calls[-1]:
-                await pause()
-            return call.result
+async def perform(
+    turn: TurnContext,
+    step: RecordedStep,
+    pause: Callable[[], Awaitable[None]],
+    report: Callable[[Report], None],
+) -> None:
+    """One recorded answer, with a pause half-way: in its last call, or in its text.
 
-        async def words() -> AsyncIterator[str]:
-            middle = len(step.text) // 2
-            yield step.text[:middle]
-            await pause()
-            yield step.text[middle:]
+    What the agent is told is durable is reported at once.
+    """
 
-        recorded = {call.provider_call_id: call for call in step.calls}
-        if step.calls:
-            calls = [ToolCall(c.tool_name, c.arguments, c.provider_call_id) for c in step.calls]
-            for logged in await turn.call_tools(calls, run, text=step.text):
-                self._logged(turn, logged)
-        else:
-            self._logged(turn, await turn.stream(words()))
-
-    def _logged(self, turn: TurnContext, logged: LoggedEvent) -> None:
-        self._report(
+    def tell(logged: LoggedEvent) -> None:
+        report(
             Logged(
                 conversation=turn.conversation_id,
                 event_id=logged.event.id,
                 seq=logged.seq or None,
             )
         )
+
+    async def run(action: ActionEvent) -> str:
+        # An action is durable before its effect starts, so this is an acknowledgement too.
+        tell(LoggedEvent(0, action))
+        call = recorded[action.provider_call_id or ""]
+        if call is step.calls[-1]:
+            await pause()
+        return call.result
+
+    async def words() -> AsyncIterator[str]:
+        middle = len(step.text) // 2
+        yield step.text[:middle]
+        await pause()
+        yield step.text[middle:]
+
+    recorded = {call.provider_call_id: call for call in step.calls}
+    if step.calls:
+        calls = [ToolCall(c.tool_name, c.arguments, c.provider_call_id) for c in step.calls]
+        for logged in await turn.call_tools(calls, run, text=step.text):
+            tell(logged)
+    else:
+        tell(await turn.stream(words()))
 
 
 class _Desk:
@@ -154,10 +163,8 @@ class _Desk:
                     case Release():
                         self._player.release(order)
                     case GetViews():
-                        views = {name: await conversations[name].view() for name in self._parts}
-                        ids = {name: tuple(e.id for e in view) for name, view in views.items()}
-                        self._report(Views(event_ids=ids))
-                    case Start():
+                        self._report(await views_of(conversations, order.conversations))
+                    case Start() | StartStress():
                         raise ValueError("the worker has been started already")
             group.cancel_scope.cancel()
 
@@ -210,7 +217,13 @@ class _Desk:
             self._report(Logged(conversation=part.conversation, event_id=event.id, seq=seq))
 
 
-async def _read_orders(ports: Ports) -> AsyncGenerator[Order, None]:
+async def views_of(conversations: Conversations, names: Iterable[str]) -> Views:
+    """The views of some conversations, as their owners have them."""
+    views = {name: await conversations[name].view() for name in names}
+    return Views(event_ids={name: tuple(e.id for e in view) for name, view in views.items()})
+
+
+async def read_orders(ports: Ports) -> AsyncGenerator[Order, None]:
     """The orders, to the end of the input.
 
     A thread of its own takes them in, also while the reports are waiting to be read. Else both
@@ -244,24 +257,28 @@ async def _read_orders(ports: Ports) -> AsyncGenerator[Order, None]:
                 yield orders.validate_json(line)
 
 
-async def _main(report: Callable[[Report], None], journal: Callable[[str], Journal]) -> None:
-    async with aclosing(_read_orders(Ports())) as lines:
-        start = await anext(lines)
-        if not isinstance(start, Start):
-            raise TypeError(f"the first order is {start.kind}, not start")
-        player = _Player(start, report)
-        async with Conversations(
-            player,
-            journal=journal(start.db),
-            condenser=RollingCondenser(max_size=start.view_events_max),
-            # What others left unfinished is not ours to end, and not ours to answer.
-            recover="on_enter" if start.is_own_journal else "on_message",
-        ) as conversations:
-            await _Desk(start, player, report).work(conversations, lines)
+async def _main(
+    report: Callable[[Report], None], lines: AsyncIterator[Order], journal: Callable[[str], Journal]
+) -> None:
+    start = await anext(lines)
+    if not isinstance(start, Start):
+        raise TypeError(f"the first order is {start.kind}, not start")
+    player = _Player(start, report)
+    async with Conversations(
+        player,
+        journal=journal(start.db),
+        condenser=RollingCondenser(max_size=start.view_events_max),
+        # What others left unfinished is not ours to end, and not ours to answer.
+        recover="on_enter" if start.is_own_journal else "on_message",
+    ) as conversations:
+        await _Desk(start, player, report).work(conversations, lines)
 
 
-def main(journal: Callable[[str], Journal] = SQLiteJournal) -> None:
-    """Run until the standard input ends; `journal` opens a journal file."""
+def serve(
+    work: Callable[[Callable[[Report], None], AsyncIterator[Order]], Awaitable[None]],
+    backend: str = "asyncio",
+) -> None:
+    """Run `work`, which is given how to report and the orders, until the standard input ends."""
     # Nothing else may get between the reports, so what prints goes to the standard error.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -278,14 +295,23 @@ def main(journal: Callable[[str], Journal] = SQLiteJournal) -> None:
         out.write(one.model_dump_json().encode() + b"\n")
         out.flush()
 
+    async def run() -> None:
+        async with aclosing(read_orders(Ports())) as lines:
+            await work(report, lines)
+
     try:
-        anyio.run(_main, report, journal)
+        anyio.run(run, backend=backend)
     except Exception as error:
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
         report(Failed(error=type(cause).__name__, why=str(cause)))
         raise SystemExit(1) from error
+
+
+def main(journal: Callable[[str], Journal] = SQLiteJournal) -> None:
+    """Run until the standard input ends; `journal` opens a journal file."""
+    serve(partial(_main, journal=journal))
 
 
 if __name__ == "__main__":

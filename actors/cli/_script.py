@@ -1,0 +1,65 @@
+"""What is said under stress: each exchange of each conversation as a pure function of a seed.
+
+The clients, the agent in the worker and the audit each make it up for themselves, so nothing of it
+has to travel, and nobody can have it wrong in the same way as a log.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from .._frozen import FrozenObject
+from ..recorded import RecordedCall, RecordedConversation, RecordedExchange, RecordedStep
+
+__all__ = ["exchange", "script"]
+
+_TOOL_STEPS_MAX = 2
+_CALLS_MAX = 2
+_WORDS_MAX = 60
+_WORDS = (
+    "the",
+    "order",
+    "came",
+    "late",
+    "and",
+    "was",
+    "paid",
+    "for",
+    "but",
+    "not",
+    "sent",
+    "there",
+)
+
+
+def exchange(seed: int, conversation: str, number: int) -> RecordedExchange:
+    """The message with this number, and what the agent does until it has answered."""
+    random = Random(f"{seed} {conversation} {number}")
+    steps = [
+        RecordedStep(
+            text=f"step {n} of {number}",
+            calls=tuple(
+                RecordedCall(
+                    provider_call_id=f"call-{number}-{n}-{c}",
+                    tool_name="look_up",
+                    arguments=FrozenObject({"message": number, "call": c}),
+                    result=_words(random, f"found {c} of {number}:"),
+                )
+                for c in range(random.randint(1, _CALLS_MAX))
+            ),
+        )
+        for n in range(random.randint(0, _TOOL_STEPS_MAX))
+    ]
+    steps.append(RecordedStep(text=_words(random, f"answer {number}:")))
+    return RecordedExchange(content=_words(random, f"question {number}:"), steps=tuple(steps))
+
+
+def script(seed: int, conversation: str, exchanges: int) -> RecordedConversation:
+    """The first so many exchanges of a conversation."""
+    return RecordedConversation(
+        item=1, exchanges=tuple(exchange(seed, conversation, n) for n in range(exchanges))
+    )
+
+
+def _words(random: Random, beginning: str) -> str:
+    return " ".join([beginning, *random.choices(_WORDS, k=random.randint(5, _WORDS_MAX))])

@@ -1,0 +1,191 @@
+"""The command `stress`: many conversations under load and kills, on a user's own machine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from turnkeeper.runtime import Ports, TurnkeeperError
+
+from ._crowd import Crowd
+from ._display import printable
+from ._protocol import StartStress
+from ._stage import WorkerLost
+from ._stress_display import StressDisplay, print_stress_report
+from ._stress_report import StressReport, can_draw, make_stress_report, page_of
+from ._stress_stage import STRESS_WORKER, Stress, plan_kills_at
+from ._telling import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, print_json
+from .stress_worker import is_postgres, open_journal
+
+__all__ = ["stress"]
+
+# How long each step of the agent takes at most, and each half of it: so turns overlap.
+_PACE_S = 0.1
+_VIEW_EVENTS_MAX = 40
+
+
+class Backend(StrEnum):
+    """The event loop that the worker runs on."""
+
+    ASYNCIO = "asyncio"
+    TRIO = "trio"
+
+
+def stress(
+    *,
+    conversations: Annotated[int, typer.Option(min=1, help="How many there are.")] = 1_000,
+    senders: Annotated[int, typer.Option(min=1, help="In each conversation.")] = 2,
+    overlap: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of messages sent to where a turn runs already."),
+    ] = 0.3,
+    rate: Annotated[
+        float, typer.Option(min=0.01, help="Chat messages a second, all together.")
+    ] = 100.0,
+    duration: Annotated[float, typer.Option(min=1.0, help="Seconds.")] = 30.0,
+    kills: Annotated[
+        int, typer.Option(min=0, help="How often to kill the worker with SIGKILL.")
+    ] = 3,
+    db: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH|URL",
+            help="The journal to write: an SQLite file, or a PostgreSQL URL.",
+            show_default="a temporary file",
+        ),
+    ] = None,
+    backend: Annotated[
+        Backend, typer.Option(help="What the worker's event loop is.")
+    ] = Backend.ASYNCIO,
+    seed: Seed = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, metavar="FILE.html", help="Write a page with plots."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load many conversations, kill their process again and again, account for everything.
+
+    The agents are made up and call no model. Messages queue, interrupt or are rejected,
+    conversation by conversation; what was not acknowledged is sent again. Then every log is held
+    against what was acknowledged.
+
+    Exit status: 0, all is as promised; 1, it is not, or the worker failed; 2, the call cannot be
+    used; 130, stopped by Ctrl-C.
+    """
+    _check_usable(db, backend, report)
+    ports = Ports()
+    seed = ports.random.randrange(SEEDS) if seed is None else seed
+    ports.random.seed(seed)
+    started_at = datetime.fromtimestamp(ports.now(), UTC)
+    # Of this run alone, also where others have run on the same journal, or run now.
+    run = f"stress-{started_at:%Y%m%dT%H%M%S}-{seed}"
+    options = {
+        "conversations asked for": conversations,
+        "senders": senders,
+        "overlap": overlap,
+        "rate": rate,
+        "duration": duration,
+        "kills asked for": kills,
+        "backend": backend.value,
+        "journal": "PostgreSQL" if db is not None and is_postgres(db) else "SQLite",
+    }
+    errors = Console(stderr=True, highlight=False)
+    errors.print(Text(f"{conversations:,} conversations for {duration:g} s, seed {seed}"))
+    with ExitStack() as stack:
+        is_kept = db is not None
+        if db is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="turnkeeper-"))
+            db = str(Path(folder, "stress.db"))
+        crowd = Crowd(
+            [f"{run}-{n}" for n in range(conversations)],
+            senders=senders,
+            overlap=overlap,
+            rate=rate,
+            duration_s=duration,
+            random=ports.random,
+        )
+        display = stack.enter_context(StressDisplay(errors, duration))
+        running = Stress(
+            start=StartStress(
+                db=db,
+                is_own_journal=not is_postgres(db) and not Path(db).exists(),
+                seed=seed,
+                pace_s=_PACE_S,
+                view_events_max=_VIEW_EVENTS_MAX,
+            ),
+            crowd=crowd,
+            planned_kills=plan_kills_at(kills, duration, ports.random),
+            ports=ports,
+            changed=display.changed,
+            worker=(*STRESS_WORKER, backend.value),
+        )
+        made, status = _run(running, display, errors, options)
+    if report is not None:
+        report.write_text(page_of(made), encoding="utf-8")
+        errors.print(Text(f"the page is {report}"), soft_wrap=True)
+    if as_json:
+        print_json(made.as_json())
+    else:
+        print_stress_report(Console(highlight=False), made)
+    if is_kept and not is_postgres(db) and made.account.counts["events"]:
+        errors.print(Text(f"look inside with: turnkeeper show {db}"), soft_wrap=True)
+    raise typer.Exit(made.account.exit_status if made.account.broken or not status else status)
+
+
+def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None:
+    """End with a sentence, before anything runs, where the call cannot be meant."""
+    if report is not None and not can_draw():
+        fail(UNUSABLE, "--report needs its extra: pip install 'turnkeeper[report]'")
+    if report is not None and not report.parent.is_dir():
+        fail(UNUSABLE, f"{report} cannot be written: there is no folder {report.parent}")
+    if backend is Backend.TRIO and find_spec("trio") is None:
+        fail(UNUSABLE, "--backend trio needs trio: pip install trio")
+    if db is None:
+        return
+    if is_postgres(db):
+        if find_spec("psycopg") is None:
+            fail(UNUSABLE, "a PostgreSQL journal needs its extra: pip install turnkeeper[postgres]")
+    elif printable(db) != db:
+        fail(UNUSABLE, f"{printable(db)} is no name that a journal can have")
+    elif not Path(db).parent.is_dir():
+        fail(UNUSABLE, f"{db} cannot be written: there is no folder {Path(db).parent}")
+
+
+def _run(
+    stress: Stress, display: StressDisplay, errors: Console, options: Mapping[str, object]
+) -> tuple[StressReport, int]:
+    """Run it, audit its journal, and say why it stopped if it did."""
+    stopped, status = None, 0
+    try:
+        anyio.run(stress.run)
+    except KeyboardInterrupt:
+        stopped, status = "stopped by Ctrl-C", INTERRUPTED
+    except WorkerLost as lost:
+        stopped, status = str(lost), BROKEN
+    if stopped is not None:
+        errors.print(Text(f"turnkeeper: {printable(stopped)}"), soft_wrap=True)
+        if not stress.crowd.acknowledged:
+            fail(status, "nothing had been acknowledged")
+
+    async def audit() -> StressReport:
+        async with open_journal(stress.start.db, read_only=True) as journal:
+            return await make_stress_report(
+                stress, journal, options=options, stopped=stopped, checked=display.checked
+            )
+
+    try:
+        return anyio.run(audit), status
+    except TurnkeeperError as error:
+        fail(BROKEN, f"what was acknowledged cannot be looked for: {error}")
