@@ -10,7 +10,7 @@ from ._memory_journal import MemoryJournal
 from ._postgres_journal import PostgresJournal
 from ._sqlite_journal import SQLiteJournal
 from .admission import AdmissionRefused, Appended, Duplicate, Outcome, Rejected, Violation
-from .agents import Agent, ToolCall, Tools, TurnContext, agent
+from .agents import Agent, ToolCall, ToolResult, Tools, TurnContext, agent
 from .commands import OnOverlap, Sent
 from .condensers import (
     Condenser,
@@ -20,7 +20,7 @@ from .condensers import (
     RollingCondenser,
     SummarizingCondenser,
 )
-from .conversations import Conversation, Conversations, Turn, TurnEnd
+from .conversations import Conversation, ConversationConfig, Conversations, Turn, TurnEnd
 from .errors import (
     ConversationExists,
     ConversationNotFound,
@@ -36,6 +36,7 @@ from .errors import (
     LeaseExpired,
     MessageIdConflict,
     NotAppendable,
+    NotConfirmable,
     NothingToRetract,
     OwnedElsewhere,
     QueueFull,
@@ -44,6 +45,7 @@ from .errors import (
     StaleTurn,
     TurnInProgress,
     TurnNotCompleted,
+    TurnSuspended,
 )
 from .events import (
     ActionEvent,
@@ -71,6 +73,7 @@ from .events import (
     SystemPromptEvent,
     Task,
     TaskListUpdatedEvent,
+    TextDelta,
     ThinkingBlock,
     TokenUsage,
     TurnEndedEvent,
@@ -102,6 +105,7 @@ from .models import (
     ModelRequest,
     ModelResponse,
     ModelUnavailable,
+    Prices,
     ToolSpec,
 )
 from .scripted_model import ScriptedModel
@@ -128,6 +132,7 @@ __all__ = [
     "ConfirmationRequestedEvent",
     "ContextOverflow",
     "Conversation",
+    "ConversationConfig",
     "ConversationErrorEvent",
     "ConversationExists",
     "ConversationInfo",
@@ -168,6 +173,7 @@ __all__ = [
     "ModelUnavailable",
     "NoCondenser",
     "NotAppendable",
+    "NotConfirmable",
     "NothingToRetract",
     "ObservationEvent",
     "OnOverlap",
@@ -177,6 +183,7 @@ __all__ = [
     "PausedEvent",
     "PipelineCondenser",
     "PostgresJournal",
+    "Prices",
     "Proposal",
     "QueueFull",
     "Record",
@@ -200,9 +207,11 @@ __all__ = [
     "SystemPromptEvent",
     "Task",
     "TaskListUpdatedEvent",
+    "TextDelta",
     "ThinkingBlock",
     "TokenUsage",
     "ToolCall",
+    "ToolResult",
     "ToolSpec",
     "Tools",
     "Turn",
@@ -212,6 +221,7 @@ __all__ = [
     "TurnInProgress",
     "TurnNotCompleted",
     "TurnStartedEvent",
+    "TurnSuspended",
     "UnknownEvent",
     "UserMessageEvent",
     "UserRejectEvent",

@@ -7,7 +7,8 @@ What every model promises:
 
 1. one `respond` is one attempt: nothing in it asks the provider twice. Whoever asks decides about
    another attempt, and sees each failure;
-2. it raises the errors below and cancellation, nothing else;
+2. it raises the errors below and cancellation, nothing else of its own (what `write` raises
+   passes, and `OpenCalls` says that the view was not ready to be asked about);
 3. a call is given whole or not at all: what a model had not finished writing, because its stream
    was cut off or its tokens ran out, is no call;
 4. what was given to `write` is the beginning of the response's text, in order.
@@ -39,6 +40,7 @@ __all__ = [
     "ModelRequest",
     "ModelResponse",
     "ModelUnavailable",
+    "Prices",
     "ToolSpec",
 ]
 
@@ -69,6 +71,20 @@ class ModelResponse:
     usage: TokenUsage = field(default_factory=TokenUsage)
     thinking: tuple[ThinkingBlock, ...] = ()
     provider_response_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a model costs, for a million tokens, in whatever currency the costs are kept in.
+
+    `input` is for tokens that were neither read from a cache nor written to one; where a cache has
+    no price of its own, its tokens cost the same.
+    """
+
+    input: float
+    output: float
+    cached: float | None = None
+    cache_written: float | None = None
 
 
 class Model(Protocol):

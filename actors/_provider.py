@@ -1,0 +1,249 @@
+"""One streamed request to a provider: opened, read to its end, and closed whatever happens.
+
+The official packages make the requests, authenticate them and say what the provider refused. The
+stream itself is read here. Their own reading of it leaves async generators to the garbage
+collector wherever it ends before the connection does, and at OpenAI's closing mark always; on trio
+each of these is a warning.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
+
+import anyio
+
+from turnkeeper.runtime import Ports
+
+from ._frozen import FrozenObject
+from ._provider_parts import (
+    Counts,
+    JsonObject,
+    ModelFailure,
+    SentEvents,
+    explained,
+    retry_after_s,
+    value_at,
+)
+from ._text import error_text
+from .llm import LLMMessages, LLMShape, to_llm_messages
+from .models import (
+    ModelError,
+    ModelRequest,
+    ModelResponse,
+    ModelUnavailable,
+    Prices,
+    ToolSpec,
+)
+
+__all__ = ["ByteResponse", "ProviderModel", "Reading"]
+
+_DRAIN_TIMEOUT_S = 0.1
+_CLOSE_TIMEOUT_S = 5.0
+_DONE = "[DONE]"
+
+
+class ByteResponse(Protocol):
+    """The response of a streamed request, as the official packages give it."""
+
+    def iter_bytes(self) -> AsyncIterator[bytes]: ...
+
+    async def close(self) -> None: ...
+
+
+class Client(Protocol):
+    """A client of an official package."""
+
+    async def close(self) -> None: ...
+
+
+ClientT = TypeVar("ClientT", bound=Client)
+
+
+class Reading(ABC):
+    """Makes a response of the events of one stream. It neither waits nor looks at the world."""
+
+    def __init__(self) -> None:
+        self.is_whole = False
+        """The response has come to its end; a stream that ends before was cut off."""
+        self.is_finished = False
+        """It is whole, and nothing more of it is worth waiting for."""
+        self.counts = Counts()
+
+    @abstractmethod
+    def take(self, event: JsonObject) -> str:
+        """Take in the next event; gives the text that it adds. Raises what the provider says."""
+
+    @abstractmethod
+    def response(self) -> ModelResponse:
+        """The whole response without its usage; raises where it is no answer."""
+
+
+class ProviderModel(ABC, Generic[ClientT]):
+    """What the adapters share. `async with` closes the client, unless the caller gave it."""
+
+    _shape: ClassVar[LLMShape]
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        client: ClientT | None,
+        prices: Prices | None,
+        settings: Mapping[str, object],
+        ports: Ports,
+    ) -> None:
+        self.model = model
+        self._client = client
+        self._is_given = client is not None
+        self._prices = prices
+        self._settings = FrozenObject(settings)
+        self._ports = ports
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections that are this model's own; a later request opens new ones."""
+        if self._client is not None and not self._is_given:
+            client, self._client = self._client, None
+            with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+                await client.close()
+
+    async def respond(
+        self, request: ModelRequest, write: Callable[[str], Awaitable[None]]
+    ) -> ModelResponse:
+        """The model's answer to one request; one attempt."""
+        began = self._ports.monotonic()
+        reading = self._reading(request)
+        async with self._opened(request) as stream:
+            while not reading.is_finished:
+                event = await stream.next()
+                if event is None:
+                    break
+                text = reading.take(event)
+                if text:
+                    await write(text)
+        if not reading.is_whole:
+            raise ModelUnavailable(self.model, "its stream was cut off")
+        latency_s = self._ports.monotonic() - began
+        return replace(reading.response(), usage=reading.counts.usage(self._prices, latency_s))
+
+    @abstractmethod
+    def _make_client(self) -> ClientT:
+        """A client of our own, which finds its key in the environment."""
+
+    @abstractmethod
+    def _open(
+        self, client: ClientT, messages: LLMMessages, tools: Sequence[ToolSpec]
+    ) -> AbstractAsyncContextManager[ByteResponse]:
+        """The streamed request, without retries; it is sent when this is entered."""
+
+    @abstractmethod
+    def _reading(self, request: ModelRequest) -> Reading: ...
+
+    @abstractmethod
+    def _explained(self, error: Exception) -> ModelFailure:
+        """What an exception of the package means: one of the three below."""
+
+    def _and_settings(self, **parts: object) -> Mapping[str, object]:
+        """These parts of the request that there are, and the settings, which win."""
+        return {**{name: part for name, part in parts.items() if part}, **self._settings}
+
+    def _refused(self, status: int, body: object, headers: Mapping[str, str]) -> ModelFailure:
+        return explained(
+            self.model,
+            value_at(body, "error") or body,
+            status=status,
+            retry_after_s=retry_after_s(headers, self._ports.now()),
+        )
+
+    def _unreached(self, error: Exception) -> ModelFailure:
+        why = error.__cause__ or error
+        return ModelUnavailable(self.model, f"{error_text(error)} ({type(why).__name__})")
+
+    def _unmade(self, error: Exception) -> ModelFailure:
+        return ModelError(self.model, f"{type(error).__name__}: {error_text(error)}")
+
+    @asynccontextmanager
+    async def _opened(self, request: ModelRequest) -> AsyncGenerator[_Stream, None]:
+        messages = to_llm_messages(request.view, self._shape)
+        try:
+            if self._client is None:
+                self._client = self._make_client()
+            response = await self._open(self._client, messages, request.tools).__aenter__()
+        except Exception as error:
+            # The packages raise their own errors, and what else they have for a key that is
+            # missing or a setting that they do not know.
+            raise self._explained(error) from error
+        stream = _Stream(self.model, response)
+        try:
+            yield stream
+        finally:
+            await stream.close()
+
+
+class _Stream:
+    """The events of one response.
+
+    Invariant: when `close` returns, no generator of the package or of its transport is suspended.
+    A generator that is closed from outside leaves those that it reads from to the garbage
+    collector; one whose innermost read ends or raises takes all the others with it.
+    """
+
+    def __init__(self, model: str, response: ByteResponse) -> None:
+        self._model = model
+        self._response = response
+        self._chunks = response.iter_bytes()
+        self._sent = SentEvents()
+        self._data: deque[str] = deque()
+
+    async def next(self) -> JsonObject | None:
+        """The next event; None at the end, `ModelUnavailable` where the connection fails."""
+        while not self._data:
+            try:
+                chunk = await anext(self._chunks)
+            except StopAsyncIteration:
+                return None
+            except Exception as error:
+                # Whatever the transport has: which one it is depends on the package's version.
+                found = f"its stream broke off: {type(error).__name__}: {error_text(error)}"
+                raise ModelUnavailable(self._model, found) from error
+            self._data.extend(self._sent.feed(chunk))
+        data = self._data.popleft()
+        if data == _DONE:
+            return None
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ModelUnavailable(self._model, "its stream cannot be read") from error
+        return event if isinstance(event, dict) else {}
+
+    async def close(self) -> None:
+        """Give the connection back; where there is more to come on it, break it off."""
+        # Shielded, for a cancelled request must not leave its connection open, and bounded, for
+        # the other side may be silent.
+        with anyio.CancelScope(shield=True), suppress(Exception):
+            with anyio.move_on_after(_DRAIN_TIMEOUT_S):
+                await self._exhaust()
+            with anyio.move_on_after(_CLOSE_TIMEOUT_S):
+                await self._response.close()
+                await self._exhaust()
+
+    async def _exhaust(self) -> None:
+        async for _ in self._chunks:
+            pass
