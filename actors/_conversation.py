@@ -42,15 +42,16 @@ from turnkeeper.runtime import (
     clear_stray_cancellation,
 )
 
-from ._decide import Decision, Owner, Policy, Stamp, StartTurn, StopTurn, decide
+from ._decide import decide
 from ._loading import fold_log, load_state
+from ._owner import Decision, Owner, Policy, Stamp, StartTurn, StopTurn
 from ._parking import Parking
 from ._records import logged_event, record_of
 from ._subscriptions import Subscriptions
 from ._text import error_text
 from ._waits import Inside, Waits, turn_of
 from .admission import AdmissionRefused
-from .agents import Agent, TurnContext
+from .agents import Agent, OwnerSide, TurnContext
 from .commands import (
     Append,
     Command,
@@ -61,11 +62,20 @@ from .commands import (
     Query,
     Recover,
     Send,
+    Stream,
 )
 from .condensers import Condenser
-from .errors import LeaseExpired, ResultNotKept, StaleTurn
-from .events import Event, LoggedEvent, MessageQueuedEvent, UserMessageEvent, encode_event
+from .errors import LeaseExpired, ResultNotKept, StaleTurn, TurnPaused, TurnSuspended
+from .events import (
+    Event,
+    LoggedEvent,
+    MessageQueuedEvent,
+    TextDelta,
+    UserMessageEvent,
+    encode_event,
+)
 from .journal import Journal, Rejection, Snapshot
+from .state import ColdLoad
 from .turns import KnownMessage, RunningTurn, content_digest
 from .view import View, ViewCheck
 
@@ -124,14 +134,18 @@ class ConversationActor(Actor[Command | Query]):
     def __init__(self, conversation_id: str, setup: Setup) -> None:
         self._conversation_id = conversation_id
         self._setup = setup
-        self._agents: dict[str, Effect] = {}
+        self._agent: Effect | None = None
+        self._agent_of = ""
+        self._held: list[_Taken] = []
+        """What an agent that cannot be run again said during a pause: decided after it."""
         self._condenser_effect: Effect | None = None
-        self._condenser_rests_at: int | None = None
+        self._is_condensing_hard = False
+        self._condenser_rests_at: tuple[int, bool] | None = None
         self._parking: Parking[_Taken] = Parking(wait_s=setup.park_s)
         self._snapshot_effect: Effect | None = None
         self._snapshot_seq = 0
-        self._is_unfinished = True
-        """As far as is known: until the log has been read, somebody may be waiting for us."""
+        self._is_wanted = True
+        """Somebody may wait for what this owner would do; until the log has been read, that too."""
 
     async def on_start(self) -> None:
         journal = self._setup.journal
@@ -140,13 +154,11 @@ class ConversationActor(Actor[Command | Query]):
         claim = await journal.claim(self._conversation_id)
         state, enforced_away = await load_state(journal, self._conversation_id, claim.head)
         self._owner = Owner(self._conversation_id, claim.epoch, self._setup.policy, state)
-        self._view = state.view
-        self._running = state.turns.running
+        self._show_state()
         self._snapshot_seq = state.seq
-        self._is_unfinished = state.turns.is_unfinished
         # What the owner before this one committed and could not publish is in the log.
         self._setup.subscriptions.owner_began(self._conversation_id, claim.head)
-        if enforced_away or state.turns.is_unfinished:
+        if enforced_away or self._is_wanted:
             stamp = Stamp(self._now(), self._setup.ports.ids.block())
             await self._run([_Taken(Recover(enforced_away), stamp, None)])
 
@@ -155,7 +167,7 @@ class ConversationActor(Actor[Command | Query]):
             if parked.ticket.delivery is not None:
                 error = ResultNotKept(self._conversation_id, parked.event.tool_call_id)
                 parked.ticket.delivery.fail(error)
-        if self._is_unfinished:
+        if self._is_wanted:
             self._setup.subscriptions.owner_ended(self._conversation_id)
 
     async def receive_batch(self, deliveries: Sequence[Delivery[Command | Query]]) -> None:
@@ -263,6 +275,8 @@ class ConversationActor(Actor[Command | Query]):
             if violation is not None:
                 refusal = AdmissionRefused(self._conversation_id, violation)
                 yield _Decided(taken, Decision(), refusal)
+        except TurnPaused:
+            self._held.append(taken)
         except Exception as error:  # noqa: BLE001 - answered to its caller alone, in `_publish`
             yield _Decided(taken, Decision(), error)
         else:
@@ -270,6 +284,10 @@ class ConversationActor(Actor[Command | Query]):
             yield _Decided(taken, decision)
             for parked in self._parking.take_ready(self._owner.state.admission.open_calls):
                 yield from self._decide_one(parked.ticket)
+            if self._held and self._owner.state.turns.waits_for is None:
+                held, self._held = self._held, []
+                for waiting in held:
+                    yield from self._decide_one(waiting)
 
     # --- 3. commit -------------------------------------------------------------------------------
 
@@ -305,16 +323,24 @@ class ConversationActor(Actor[Command | Query]):
 
     def _publish(self, decided: Sequence[_Decided]) -> None:
         """Show what is committed: the view, the subscribers, the replies, in this order."""
-        self._view = self._owner.state.view
-        self._running = self._owner.state.turns.running
-        self._is_unfinished = self._owner.state.turns.is_unfinished
-        events = [event for one in decided for event in one.decision.events]
+        seq = self._seq
+        self._show_state()
+        subscriptions = self._setup.subscriptions
+        events: list[LoggedEvent] = []
+        for one in decided:
+            command = one.taken.command
+            if isinstance(command, Stream) and one.refusal is None:
+                # Between the events that came before it and those that come after.
+                if events:
+                    subscriptions.publish(self._conversation_id, events)
+                    events = []
+                delta = TextDelta(command.turn_id, command.text, command.is_first)
+                subscriptions.publish_delta(self._conversation_id, delta, seq)
+            for event in one.decision.events:
+                seq += 1
+                events.append(LoggedEvent(seq, event))
         if events:
-            first = self._owner.state.seq - len(events) + 1
-            self._setup.subscriptions.publish(
-                self._conversation_id,
-                [LoggedEvent(first + n, event) for n, event in enumerate(events)],
-            )
+            subscriptions.publish(self._conversation_id, events)
         for one in decided:
             delivery = one.taken.delivery
             if delivery is None:
@@ -325,6 +351,20 @@ class ConversationActor(Actor[Command | Query]):
             else:
                 delivery.fail(one.refusal)
 
+    def _show_state(self) -> None:
+        """The working state is committed: what readers and effects see of it, until the next."""
+        state = self._owner.state
+        turns = state.turns
+        self._view = state.view
+        self._seq = state.seq
+        self._steps = state.iteration
+        self._running = running = turns.running
+        self._is_wanted = turns.is_unfinished and turns.waits_for is None
+        self._is_step_held = running is not None and (
+            turns.waits_for is not None
+            or any(waiting.steers == running.turn_id for waiting in turns.queued.values())
+        )
+
     # --- 5. start effects ------------------------------------------------------------------------
 
     def _start_effects(self, decided: Sequence[_Decided]) -> None:
@@ -333,11 +373,10 @@ class ConversationActor(Actor[Command | Query]):
                 match effect:
                     case StopTurn(turn_id):
                         # Not waited for: what it still sends carries its turn id, and is stale.
-                        stopped = self._agents.pop(turn_id, None)
-                        if stopped is not None:
-                            stopped.cancel()
-                    case StartTurn(turn_id):
-                        self._start_turn(turn_id)
+                        if self._agent is not None and self._agent_of == turn_id:
+                            self._agent.cancel()
+                    case StartTurn(turn_id, unstarted):
+                        self._start_turn(turn_id, unstarted)
         self._start_condenser()
         if any(one.decision.events for one in decided):
             self._start_verifying()
@@ -346,26 +385,26 @@ class ConversationActor(Actor[Command | Query]):
             delay_s = deadline - self._setup.ports.monotonic()
             self.context.timers.once(max(0.0, delay_s), DropOverdue(), key=_PARK_TIMER)
 
-    def _start_turn(self, turn_id: str) -> None:
+    def _start_turn(self, turn_id: str, unstarted: tuple[str, ...]) -> None:
         if self._running is None or self._running.turn_id != turn_id:
             return  # a later command of the same batch has ended it already
-        self._agents[turn_id] = self.context.start_effect(
-            lambda: self._run_turn(turn_id), name=f"turn {turn_id}"
-        )
+        run = partial(self._run_turn, turn_id, unstarted)
+        self._agent = self.context.start_effect(run, name=f"turn {turn_id}")
+        self._agent_of = turn_id
 
     def _start_condenser(self) -> None:
-        effect = self._condenser_effect
-        if effect is not None and not effect.is_done:
+        if self._condensing() is not None:
             return
-        if len(self._view) == self._condenser_rests_at:
+        if _appetite(self._view) == self._condenser_rests_at:
             return  # it could do nothing with this view
         try:
-            is_needed = self._setup.condenser.need(self._view) is not None
+            need = self._setup.condenser.need(self._view)
         except Exception as error:  # noqa: BLE001 - it becomes a recorded event
             run = partial(self._rest_condenser, self._view, error)
             self._condenser_effect = self.context.start_effect(run, name="condenser")
         else:
-            if is_needed:
+            self._is_condensing_hard = need == "hard"
+            if need is not None:
                 effect = self.context.start_effect(self._run_condenser, name="condenser")
                 self._condenser_effect = effect
 
@@ -374,7 +413,7 @@ class ConversationActor(Actor[Command | Query]):
         if verify == "always" or (
             verify == "sampled" and self._setup.ports.random.random() < _SAMPLED
         ):
-            run = partial(self._run_verifying, self._view, self._owner.state.seq)
+            run = partial(self._run_verifying, self._view, self._seq)
             self.context.start_effect(run, name="verify")
 
     def _start_snapshot(self) -> None:
@@ -399,26 +438,31 @@ class ConversationActor(Actor[Command | Query]):
                 "snapshot not written", conversation=self._conversation_id, error=str(error)
             )
 
-    async def _run_turn(self, turn_id: str) -> None:
+    async def _run_turn(self, turn_id: str, unstarted: tuple[str, ...]) -> None:
         """The effect that answers one turn. Runs beside the loop, not in it."""
         owner = self._owner
         if not self._setup.journal.is_lease_valid():
             raise LeaseExpired(self._conversation_id, owner.epoch)
         # From the check above to the agent's first await there is none.
-        turn = TurnContext(
-            conversation_id=self._conversation_id,
-            epoch=owner.epoch,
+        side = OwnerSide(
+            ref=self.context.ref,
+            ports=self._setup.ports,
+            is_resumable=self._setup.policy.is_resumable,
             running=lambda: self._running_turn(turn_id),
             view=lambda: self._view,
-            owner=self.context.ref,
-            ports=self._setup.ports,
+            steps=lambda: self._steps,
+            is_step_held=lambda: self._is_step_held,
+            condensing=self._condensing,
+            is_condensing_hard=self._must_wait_for_condenser,
+            find_broken=self._find_broken,
         )
+        turn = TurnContext(self._conversation_id, owner.epoch, side, unstarted)
         inside = Inside(self._setup.waits, self._conversation_id)
         turn_of.set(inside)
         try:
             await self._setup.agent.run(turn)
-        except StaleTurn:
-            return  # ended from outside; whoever ended it has written that down
+        except (StaleTurn, TurnSuspended):
+            return  # ended or held from outside; whoever did it has written that down
         except BaseException as error:
             # A cancellation that nobody asked for is a failure like any other.
             if not isinstance(error, Exception) and not clear_stray_cancellation(error):
@@ -436,7 +480,6 @@ class ConversationActor(Actor[Command | Query]):
         finally:
             inside.is_over = True
         await self._tell_owner(end)
-        self._agents.pop(turn_id, None)
 
     async def _tell_owner(self, command: Message[T]) -> T | None:
         """What an effect says in the end. None where this owner or this turn is no more.
@@ -453,6 +496,21 @@ class ConversationActor(Actor[Command | Query]):
             raise StaleTurn(self._conversation_id, turn_id)
         return self._running
 
+    def _condensing(self) -> Effect | None:
+        effect = self._condenser_effect
+        return None if effect is None or effect.is_done else effect
+
+    def _must_wait_for_condenser(self) -> bool:
+        return self._is_condensing_hard or self._view.unhandled_condensation_request
+
+    async def _find_broken(self) -> tuple[str, ...]:
+        """What enforcement over the whole log takes from the view as it is now."""
+        view, load = self._view, ColdLoad()
+        await fold_log(self._setup.journal, self._conversation_id, 0, self._seq, load.fold)
+        state, _ = load.finish()
+        kept = {event.id for event in state.view}
+        return tuple(event.id for event in view if event.id not in kept)
+
     async def _run_condenser(self) -> None:
         """The effect that condenses while there is a need, and it makes the view shorter."""
         condenser, epoch = self._setup.condenser, self._owner.epoch
@@ -460,6 +518,7 @@ class ConversationActor(Actor[Command | Query]):
             shown = self._view
             try:
                 need = condenser.need(shown)
+                self._is_condensing_hard = need == "hard"
                 proposal = None if need is None else await condenser.propose(shown, need)
             except Exception as error:  # noqa: BLE001 - it becomes a recorded event
                 await self._rest_condenser(shown, error)
@@ -467,15 +526,15 @@ class ConversationActor(Actor[Command | Query]):
             if need is None:
                 return
             await self._tell_owner(Propose(epoch, proposal, shown))
-            if len(self._view) == len(shown):
+            if _appetite(self._view) == _appetite(shown):
                 # Nothing to propose, refused as it is, or no shorter for it: not again until the
                 # view has grown. A view that has changed meanwhile is shown to it anew.
-                self._condenser_rests_at = len(shown)
+                self._condenser_rests_at = _appetite(shown)
                 return
 
     async def _rest_condenser(self, shown: View, error: Exception) -> None:
         """Write down that the condenser failed, and let it rest until the view has grown."""
-        self._condenser_rests_at = len(shown)
+        self._condenser_rests_at = _appetite(shown)
         failed = ProposeFailed(self._owner.epoch, type(error).__name__, error_text(error))
         await self._tell_owner(failed)
 
@@ -493,6 +552,11 @@ class ConversationActor(Actor[Command | Query]):
                 f"the view of conversation {self._conversation_id} at seq {seq} is not the fold of "
                 f"its log: {found}; the log is right; the owner is started again from it"
             )
+
+
+def _appetite(view: View) -> tuple[int, bool]:
+    """What a condenser that could do nothing looks at again only once it has changed."""
+    return len(view), view.unhandled_condensation_request
 
 
 def _rejection(refusal: AdmissionRefused, taken: _Taken) -> Rejection:

@@ -19,7 +19,7 @@ __all__ = ["logged_event", "record_of"]
 def record_of(event: Event) -> Record:
     """The record that keeps this event. A message id goes with the first event that carries it."""
     message_id = None
-    if isinstance(event, MessageQueuedEvent) or (
+    if (isinstance(event, MessageQueuedEvent) and not event.queued_again) or (
         isinstance(event, UserMessageEvent) and event.queued_event_id is None
     ):
         message_id = event.message_id

@@ -18,7 +18,7 @@ from .turns import TurnTable
 
 __all__ = ["SNAPSHOT_VERSION", "Folds", "decode_snapshot", "encode_snapshot"]
 
-FOLDS_VERSION = 1
+FOLDS_VERSION = 2
 """Goes up with every change to what a fold makes of a log; a test over stored logs insists."""
 
 SNAPSHOT_VERSION = f"{FOLDS_VERSION};{UPCASTERS.fingerprint}"

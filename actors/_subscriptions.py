@@ -15,12 +15,13 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from turnkeeper.runtime import OneShot
 
 from ._records import logged_event
 from .errors import ConversationNotFound, ConversationsClosed
-from .events import LoggedEvent
+from .events import LoggedEvent, TextDelta
 from .journal import Journal, StoredRecord
 
 __all__ = ["EventReader", "Subscriptions"]
@@ -43,6 +44,11 @@ class Subscriptions:
         """Offer committed events, in order, to whoever follows this conversation."""
         for reader in self._live(conversation_id):
             reader.offer(events)
+
+    def publish_delta(self, conversation_id: str, delta: TextDelta, head: int) -> None:
+        """Offer a piece of what is being said, while the log goes as far as `head`."""
+        for reader in self._live(conversation_id):
+            reader.offer_delta(delta, head)
 
     def owner_began(self, conversation_id: str, head: int) -> None:
         """Send readers to the journal for what an owner before could not publish."""
@@ -73,9 +79,11 @@ class Subscriptions:
         after: int,
         live: bool,
         on_owner_ended: Callable[[], Awaitable[object]] | None = None,
+        deltas: bool = False,
     ) -> EventReader:
         """A reader from `after` on; see there."""
         reader = EventReader(self._journal, conversation_id, after, live, on_owner_ended)
+        reader.takes_deltas = deltas
         if self._is_closed:
             reader.close()
         elif live:
@@ -97,6 +105,13 @@ class Subscriptions:
             return []
         found = [reader() for reader in list(self._readers[conversation_id].values())]
         return [reader for reader in found if reader is not None]
+
+
+class _DeltaAt(NamedTuple):
+    """A piece of an answer, and how far the log went when it was said."""
+
+    delta: TextDelta
+    head: int
 
 
 class EventReader(AsyncIterator[LoggedEvent]):
@@ -124,7 +139,9 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._is_live = live
         self._on_owner_ended = on_owner_ended
         self._page: deque[StoredRecord] = deque()
-        self._offered: deque[LoggedEvent] = deque()
+        self._offered: deque[LoggedEvent | _DeltaAt] = deque()
+        self.takes_deltas = False
+        """Whether `next_item` gives pieces of what is being said too, where it keeps up."""
         self._is_behind = True
         # Whether there is an owner now is not known here.
         self._has_owner_ended = True
@@ -134,6 +151,15 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def offer(self, events: Sequence[LoggedEvent]) -> None:
         """Events that have just been committed, in order."""
         self._offered.extend(events)
+        self._bound_offered()
+
+    def offer_delta(self, delta: TextDelta, head: int) -> None:
+        """A piece of what is being said, while the log goes as far as `head`."""
+        if self.takes_deltas:
+            self._offered.append(_DeltaAt(delta, head))
+            self._bound_offered()
+
+    def _bound_offered(self) -> None:
         if len(self._offered) > BUFFERED_EVENTS_MAX:
             self._offered.clear()
             self._is_behind = True
@@ -157,6 +183,13 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     async def __anext__(self) -> LoggedEvent:
         while True:
+            item = await self.next_item()
+            if isinstance(item, LoggedEvent):
+                return item
+
+    async def next_item(self) -> LoggedEvent | TextDelta:
+        """As iterating, with the pieces between events; `StopAsyncIteration` at the end."""
+        while True:
             if self._page:
                 # Decoded first: a record that cannot be read is not passed over.
                 logged = logged_event(self._conversation_id, self._page[0])
@@ -168,12 +201,18 @@ class EventReader(AsyncIterator[LoggedEvent]):
                     raise ConversationsClosed(self._conversation_id)
                 await self._read_page()
             elif self._offered:
-                logged = self._offered.popleft()
-                if logged.seq == self._cursor + 1:
-                    self._cursor = logged.seq
-                    return logged
-                # A repeat is passed over; behind a gap, the journal has what is missing.
-                self._is_behind = logged.seq > self._cursor
+                offered = self._offered.popleft()
+                if isinstance(offered, _DeltaAt):
+                    if offered.head == self._cursor:
+                        return offered.delta
+                    # Its place has gone by, or has yet to be read up to; then it is lost.
+                    self._is_behind = offered.head > self._cursor
+                elif offered.seq == self._cursor + 1:
+                    self._cursor = offered.seq
+                    return offered
+                else:
+                    # A repeat is passed over; behind a gap, the journal has what is missing.
+                    self._is_behind = offered.seq > self._cursor
             elif self._is_closed or not self._is_live:
                 raise StopAsyncIteration
             elif self._has_owner_ended and self._on_owner_ended is not None:

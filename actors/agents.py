@@ -5,42 +5,64 @@ a supervised child task of its conversation's actor and can only talk back throu
 What it says and does is durable when the call returns. When its turn has been interrupted its
 task is cancelled, and anything it still sends is refused as `StaleTurn`: it cannot land in the
 next turn.
+
+An agent with `is_resumable = True` is a function of its turn's view: it may be run again on a turn
+that has begun, after a pause, a confirmation or a restart, and goes on from what the log has.
+Another is run once; a pause holds it where it calls `begin_step`, or at its end.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
 import anyio
 
-from turnkeeper.runtime import Ports, Ref, clear_stray_cancellation
+from turnkeeper.runtime import Effect, Ports, Ref, clear_stray_cancellation
 
 from ._frozen import FrozenObject
 from ._text import error_text, storable
-from .commands import Command, Query, Stream, TurnAppend
-from .errors import InvalidInput
+from .commands import BeginStep, Command, EndTurn, Query, RepairView, Stream, TurnAppend
+from .errors import InvalidInput, TurnSuspended
 from .events import (
+    RESULT_CLASSES,
     ActionEvent,
+    AgentErrorEvent,
     AgentMessageEvent,
+    CondensationRequestEvent,
+    ConfirmationRequestedEvent,
     Event,
     LoggedEvent,
     ObservationEvent,
     StepFinishedEvent,
+    ThinkingBlock,
     TokenUsage,
     UserMessageEvent,
 )
 from .turns import RunningTurn
 from .view import View
 
-__all__ = ["Agent", "FunctionAgent", "ToolCall", "ToolRunner", "Tools", "TurnContext", "agent"]
+__all__ = [
+    "Agent",
+    "FunctionAgent",
+    "OwnerSide",
+    "ToolCall",
+    "ToolResult",
+    "ToolRunner",
+    "Tools",
+    "TurnContext",
+    "agent",
+]
 
 
 class Agent(Protocol):
-    """Answers chat messages, one turn at a time for each conversation."""
+    """Answers chat messages, one turn at a time for each conversation.
+
+    It may have the class attribute `is_resumable = True`; see the head of this module.
+    """
 
     async def run(self, turn: TurnContext) -> None:
         """Answer `turn.message`. Returning ends the turn; raising fails it."""
@@ -70,10 +92,42 @@ class ToolCall:
     name: str
     arguments: Mapping[str, object] = field(default_factory=dict)
     provider_call_id: str | None = None
+    malformed_arguments: str | None = None
+    """What the model wrote where it was not a JSON object; `arguments` is empty then."""
 
 
-ToolRunner = Callable[[ActionEvent], Awaitable[str]]
-"""Runs one call and returns its result as text. Raising makes the result an error."""
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What answers a call."""
+
+    content: str
+    is_error: bool = False
+    may_have_happened: bool = False
+    """It is not known whether the call had its effect, and it is not run again to find out."""
+
+
+ToolRunner = Callable[[ActionEvent], Awaitable[str | ToolResult]]
+"""Runs one call and returns its result. Raising makes the result an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerSide:
+    """What a turn is given by its conversation's actor."""
+
+    ref: Ref[Command | Query]
+    ports: Ports
+    is_resumable: bool
+    running: Callable[[], RunningTurn]
+    """The turn as committed; `StaleTurn` once it has ended."""
+    view: Callable[[], View]
+    steps: Callable[[], int]
+    is_step_held: Callable[[], bool]
+    """A pause, a confirmation or a chat message that steers is before the next step."""
+    condensing: Callable[[], Effect | None]
+    """The condenser at work, if it is."""
+    is_condensing_hard: Callable[[], bool]
+    """The turn has to wait for it."""
+    find_broken: Callable[[], Awaitable[tuple[str, ...]]]
 
 
 class Tools:
@@ -91,30 +145,26 @@ class Tools:
 
 
 class TurnContext:
-    """One turn, as its agent sees it. Made by the conversation actor, used by one agent task."""
+    """One turn, as its agent sees it. Made by the conversation actor, used by one run of an agent.
+
+    What it writes is durable when the call returns. Once the turn has ended, every call here
+    raises `StaleTurn`. Cancelling a call leaves what it asked for either in the log or not.
+    """
 
     def __init__(
-        self,
-        *,
-        conversation_id: str,
-        epoch: int,
-        running: Callable[[], RunningTurn],
-        view: Callable[[], View],
-        owner: Ref[Command | Query],
-        ports: Ports,
+        self, conversation_id: str, epoch: int, side: OwnerSide, unstarted: Collection[str]
     ) -> None:
         self.conversation_id = conversation_id
-        self.turn_id = running().turn_id
+        self.turn_id = side.running().turn_id
+        self.ports = side.ports
         self._epoch = epoch
-        self._running = running
-        self._view = view
-        self._owner = owner
-        self._ports = ports
+        self._side = side
+        self._unstarted = frozenset(unstarted)
 
     @property
     def messages(self) -> tuple[UserMessageEvent, ...]:
         """The chat messages that this turn answers."""
-        return self._running().messages
+        return self._side.running().messages
 
     @property
     def message(self) -> UserMessageEvent:
@@ -124,18 +174,132 @@ class TurnContext:
     @property
     def view(self) -> View:
         """The committed view of this moment. It never changes in the agent's hands."""
-        self._running()  # raises where the turn has ended: what is there now is not its view
-        return self._view()
+        self._side.running()  # raises where the turn has ended: what is there now is not its view
+        return self._side.view()
 
-    async def say(self, text: str) -> LoggedEvent:
-        """Say something to the user; durable when this returns."""
+    @property
+    def steps(self) -> int:
+        """The steps that this turn has finished, in all runs of its agent."""
+        self._side.running()
+        return self._side.steps()
+
+    # --- taking a turn up, and going on in it ----------------------------------------------------
+
+    @property
+    def open_calls(self) -> Mapping[str, ActionEvent]:
+        """The calls that have no result, by call id; there are some where a turn is taken up."""
+        view = self.view
+        if not view.has_open_calls:
+            return {}
+        answered = {event.tool_call_id for event in view if isinstance(event, RESULT_CLASSES)}
+        return {
+            event.tool_call_id: event
+            for event in view
+            if isinstance(event, ActionEvent) and event.tool_call_id not in answered
+        }
+
+    def is_unstarted(self, tool_call_id: str) -> bool:
+        """Whether this open call is known not to have begun: it has just been confirmed."""
+        return tool_call_id in self._unstarted
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the turn's answer is the newest there is: a pause came before its end."""
+        view = self.view
+        newest = view[-1] if view else None
+        return (
+            isinstance(newest, AgentMessageEvent)
+            and newest.turn_id == self.turn_id
+            and not newest.interrupted
+        )
+
+    async def begin_step(self) -> View:
+        """The place between two steps; gives the view for the next model call.
+
+        A pause takes effect here, chat messages that steer join here, and a condensation that
+        cannot be done without is waited for. In a turn that is held, the run of a resumable agent
+        ends with `TurnSuspended`; another's waits.
+        """
+        side = self._side
+        while True:
+            if side.is_step_held() and not await side.ref.ask(BeginStep(self.turn_id, self._epoch)):
+                raise TurnSuspended(self.conversation_id, self.turn_id)
+            condensing = side.condensing()
+            if condensing is None or not side.is_condensing_hard():
+                return self.view
+            await condensing.ended()
+
+    async def condense(self) -> bool:
+        """Have the view condensed, since a model will not take it as it is, and wait for it.
+
+        Whether it was; not so where there is no condenser, or it could do nothing.
+        """
+        request = CondensationRequestEvent(
+            id=self.ports.ids.new(), timestamp=self._now(), turn_id=self.turn_id
+        )
+        await self._append(request)
+        return await self._is_condensed()
+
+    async def repair_history(self, detail: str) -> bool:
+        """Mend a history that a model refused as malformed, and wait for it.
+
+        The view is rebuilt from the log, what breaks it is forgotten, the refusal is written down,
+        and a condensation is asked for. Whether any of it changed what the model sees.
+        """
+        broken = await self._side.find_broken()
+        repair = RepairView(self.turn_id, self._epoch, broken, storable(detail))
+        has_forgotten = await self._side.ref.ask(repair)
+        return await self._is_condensed() or has_forgotten
+
+    async def _is_condensed(self) -> bool:
+        while (condensing := self._side.condensing()) is not None:
+            await condensing.ended()
+        return not self.view.unhandled_condensation_request
+
+    async def end_as_stuck(self, detail: str) -> None:
+        """End the turn: its agent goes round in circles. Return after it."""
+        end = EndTurn(self.turn_id, self._epoch, "Stuck", storable(detail), is_stuck=True)
+        if not await self._side.ref.ask(end):
+            raise TurnSuspended(self.conversation_id, self.turn_id)
+
+    # --- saying ----------------------------------------------------------------------------------
+
+    async def say(
+        self,
+        text: str,
+        *,
+        thinking: tuple[ThinkingBlock, ...] = (),
+        llm_response_id: str | None = None,
+        usage: TokenUsage | None = None,
+    ) -> LoggedEvent:
+        """Say something to the user. With `usage`, a step is finished in the same commit."""
         message = AgentMessageEvent(
-            id=self._ports.ids.new(),
+            id=self.ports.ids.new(),
             timestamp=self._now(),
             turn_id=self.turn_id,
             content=storable(text),
+            thinking=thinking,
+            llm_response_id=llm_response_id,
         )
-        return (await self._append(message))[0]
+        if usage is None:
+            return (await self._append(message))[0]
+        return (await self._append(message, self._step_finished(usage)))[0]
+
+    def writer(self) -> Callable[[str], Awaitable[None]]:
+        """Begin an answer, or begin it anew: what takes its pieces as they come.
+
+        Whoever follows the turn sees them live. They are not durable: `say` or `propose_calls` is
+        what brings the answer into the log; an interrupt before that keeps the pieces, marked.
+        """
+        is_first = True
+
+        async def write(piece: str) -> None:
+            nonlocal is_first
+            stream = Stream(self.turn_id, self._epoch, piece, is_first=is_first)
+            is_first = False
+            await self._side.ref.tell(stream)
+
+        return write
 
     async def stream(self, chunks: AsyncIterable[str]) -> LoggedEvent:
         """Say something piece by piece; one chat message, durable when this returns.
@@ -144,38 +308,100 @@ class TurnContext:
         that is marked as interrupted.
         """
         pieces: list[str] = []
+        write = self.writer()
         async for piece in chunks:
-            await self._owner.tell(Stream(self.turn_id, self._epoch, piece, is_first=not pieces))
+            await write(piece)
             pieces.append(piece)
         return await self.say("".join(pieces))
+
+    async def remind(self, text: str) -> LoggedEvent:
+        """Tell the model something in the middle of the turn, not as the user."""
+        reminder = UserMessageEvent(
+            id=self.ports.ids.new(),
+            timestamp=self._now(),
+            turn_id=self.turn_id,
+            content=storable(text),
+            is_reminder=True,
+        )
+        return (await self._append(reminder))[0]
+
+    async def finish_step(self, usage: TokenUsage) -> LoggedEvent:
+        """Write down what one model call took."""
+        return (await self._append(self._step_finished(usage)))[0]
+
+    def _step_finished(self, usage: TokenUsage) -> StepFinishedEvent:
+        return StepFinishedEvent(
+            id=self.ports.ids.new(), timestamp=self._now(), turn_id=self.turn_id, usage=usage
+        )
+
+    # --- doing -----------------------------------------------------------------------------------
 
     async def call_tools(
         self, calls: Sequence[ToolCall], run: ToolRunner, *, text: str = ""
     ) -> Sequence[LoggedEvent]:
         """Run the calls of one model response side by side; returns their results in call order.
 
-        The actions are durable before the first call starts, all in one commit, and each result
-        is durable as soon as its call ends. A call that raises is answered with its error. `text`
-        is what the model said with its calls.
+        `propose_calls`, then `run_calls`.
+        """
+        return await self.run_calls(await self.propose_calls(calls, text=text), run)
+
+    async def propose_calls(
+        self,
+        calls: Sequence[ToolCall],
+        *,
+        text: str = "",
+        thinking: tuple[ThinkingBlock, ...] = (),
+        needs_confirmation: bool = False,
+    ) -> Sequence[ActionEvent]:
+        """Write down the calls of one model response, all in one commit, before any is run.
+
+        `text` is what the model said with its calls. With `needs_confirmation` the turn waits for
+        it, and this ends the agent's run with `TurnSuspended`; only for resumable agents.
         """
         if not calls:
             return ()
-        response_id = self._ports.ids.new()
+        if needs_confirmation and not self._side.is_resumable:
+            raise InvalidInput(
+                "only an agent with `is_resumable = True` can wait for a confirmation: it is run "
+                "again once that is given"
+            )
+        response_id = self.ports.ids.new()
         actions = [
             ActionEvent(
-                id=self._ports.ids.new(),
+                id=self.ports.ids.new(),
                 timestamp=self._now(),
                 turn_id=self.turn_id,
-                tool_call_id=self._ports.ids.new(),
+                tool_call_id=self.ports.ids.new(),
                 provider_call_id=call.provider_call_id,
                 tool_name=call.name,
                 arguments=FrozenObject(call.arguments),
+                malformed_arguments=call.malformed_arguments,
                 llm_response_id=response_id,
+                thinking=thinking if n == 0 else (),
                 text=storable(text) if n == 0 else "",
             )
             for n, call in enumerate(calls)
         ]
-        await self._append(*actions)
+        if not needs_confirmation:
+            await self._append(*actions)
+            return actions
+        requested = ConfirmationRequestedEvent(
+            id=self.ports.ids.new(),
+            timestamp=self._now(),
+            turn_id=self.turn_id,
+            tool_call_ids=tuple(action.tool_call_id for action in actions),
+        )
+        await self._append(*actions, requested, suspends=True)
+        raise TurnSuspended(self.conversation_id, self.turn_id)
+
+    async def run_calls(
+        self, actions: Sequence[ActionEvent], run: ToolRunner
+    ) -> Sequence[LoggedEvent]:
+        """Run calls that are in the log, side by side; returns their results in call order.
+
+        Each result is durable as soon as its call ends. A call that raises is answered with its
+        error.
+        """
         results: dict[str, LoggedEvent] = {}
         try:
             async with anyio.create_task_group() as group:
@@ -187,36 +413,43 @@ class TurnContext:
             raise failed.exceptions[0] from None
         return [results[action.id] for action in actions]
 
-    async def finish_step(self, usage: TokenUsage) -> LoggedEvent:
-        """Write down what one model call took; durable when this returns."""
-        finished = StepFinishedEvent(
-            id=self._ports.ids.new(), timestamp=self._now(), turn_id=self.turn_id, usage=usage
-        )
-        return (await self._append(finished))[0]
-
     async def _run_call(
         self, action: ActionEvent, run: ToolRunner, results: dict[str, LoggedEvent]
     ) -> None:
         try:
-            content, is_error = storable(await run(action)), False
+            returned = await run(action)
+            result = ToolResult(returned) if isinstance(returned, str) else returned
         except BaseException as error:
             # Whatever a tool raises is its result, a cancellation that nobody asked for too: in
             # the group it would end the other calls without a word.
             if not isinstance(error, Exception) and not clear_stray_cancellation(error):
                 raise
-            content, is_error = f"{type(error).__name__}: {error_text(error)}", True
-        observation = ObservationEvent(
-            id=self._ports.ids.new(),
-            timestamp=self._now(),
-            turn_id=self.turn_id,
-            tool_call_id=action.tool_call_id,
-            content=content,
-            is_error=is_error,
-        )
+            result = ToolResult(f"{type(error).__name__}: {error_text(error)}", is_error=True)
+        observation: ObservationEvent | AgentErrorEvent
+        if result.may_have_happened:
+            observation = AgentErrorEvent(
+                id=self.ports.ids.new(),
+                timestamp=self._now(),
+                turn_id=self.turn_id,
+                tool_call_id=action.tool_call_id,
+                content=storable(result.content),
+                may_have_happened=True,
+            )
+        else:
+            observation = ObservationEvent(
+                id=self.ports.ids.new(),
+                timestamp=self._now(),
+                turn_id=self.turn_id,
+                tool_call_id=action.tool_call_id,
+                content=storable(result.content),
+                is_error=result.is_error,
+            )
         results[action.id] = (await self._append(observation))[0]
 
-    async def _append(self, *events: Event) -> Sequence[LoggedEvent]:
-        return await self._owner.ask(TurnAppend(self.turn_id, self._epoch, events))
+    async def _append(self, *events: Event, suspends: bool = False) -> Sequence[LoggedEvent]:
+        return await self._side.ref.ask(
+            TurnAppend(self.turn_id, self._epoch, events, suspends=suspends)
+        )
 
     def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._ports.now(), UTC)
+        return datetime.fromtimestamp(self.ports.now(), UTC)

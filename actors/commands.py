@@ -21,16 +21,21 @@ from .view import View
 
 __all__ = [
     "Append",
+    "BeginStep",
     "CancelTurn",
     "Command",
+    "Confirm",
     "DropOverdue",
     "EndTurn",
     "GetView",
     "OnOverlap",
+    "Pause",
     "Propose",
     "ProposeFailed",
     "Query",
     "Recover",
+    "RepairView",
+    "Resume",
     "Retract",
     "Send",
     "Sent",
@@ -39,7 +44,7 @@ __all__ = [
     "check_overlap",
 ]
 
-OnOverlap = Literal["queue", "interrupt", "reject"]
+OnOverlap = Literal["queue", "interrupt", "steer", "rollback", "reject"]
 """What happens to a chat message that comes while a turn runs."""
 
 
@@ -60,6 +65,10 @@ class Sent:
     turn_id: str
     is_duplicate: bool = False
     """The log had this chat message already; nothing was written."""
+    overlapped: OnOverlap | None = None
+    """What it did to the turn that ran; "interrupt" where it was too late to roll that back."""
+    waits_for: Literal["resume", "confirmation"] | None = None
+    """What somebody has to say before it gets its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,8 @@ class TurnAppend(Message[Sequence[LoggedEvent]]):
     turn_id: str
     epoch: int
     events: tuple[Event, ...]
+    suspends: bool = False
+    """The turn waits for a confirmation after this, and its agent ends its run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +136,43 @@ class Stream(Message[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class EndTurn(Message[None]):
-    """A running turn's agent has returned, or failed with `error`."""
+class BeginStep(Message[bool]):
+    """A running turn's agent is between two steps. False: not now; it is run again later."""
+
+    turn_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndTurn(Message[bool]):
+    """A running turn's agent has returned, or failed with `error`. Not true: not now."""
 
     turn_id: str
     epoch: int
     error: str | None = None
     detail: str = ""
+    is_stuck: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause(Message[bool]):
+    """Begin no further step until `Resume`. False: it was paused already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Message[bool]):
+    """Go on where it was paused. False: it was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm(Message[bool]):
+    """Answer for the calls that wait for a confirmation: all of them run, or none does."""
+
+    confirmed: bool
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        check_text("reason", self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +190,16 @@ class ProposeFailed(Message[None]):
 
     epoch: int
     error: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairView(Message[bool]):
+    """A model refused the view as malformed; `broken` is what enforcement takes from it."""
+
+    turn_id: str
+    epoch: int
+    broken: tuple[str, ...]
     detail: str
 
 
@@ -177,9 +228,14 @@ Command = (
     | CancelTurn
     | TurnAppend
     | Stream
+    | BeginStep
     | EndTurn
+    | Pause
+    | Resume
+    | Confirm
     | Propose
     | ProposeFailed
+    | RepairView
     | Recover
     | DropOverdue
 )

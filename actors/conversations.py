@@ -21,11 +21,11 @@ is either in the log or not, and sending it again under its id finds out which.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import anyio
 import structlog
@@ -45,11 +45,12 @@ from turnkeeper.runtime import (
 )
 
 from ._conversation import ConversationActor, Setup, Verify
-from ._decide import Owner, Policy, Stamp, decide_fork
 from ._loading import load_state
+from ._owner import Owner, Policy, Stamp, Unfinished
 from ._records import record_of
 from ._subscriptions import EventReader, Subscriptions
 from ._text import check_id
+from ._turn_rules import decide_fork
 from ._waits import Waits, turn_of
 from .admission import Appended, Duplicate
 from .agents import Agent
@@ -57,9 +58,12 @@ from .commands import (
     Append,
     CancelTurn,
     Command,
+    Confirm,
     GetView,
     OnOverlap,
+    Pause,
     Query,
+    Resume,
     Retract,
     Send,
     Sent,
@@ -72,7 +76,10 @@ from .events import (
     Event,
     ForkedFromEvent,
     ImageContent,
+    LoggedEvent,
+    MessageQueuedEvent,
     MessageWithdrawnEvent,
+    TextDelta,
     TurnEndedEvent,
     UserMessageEvent,
 )
@@ -81,7 +88,7 @@ from .state import ConversationState
 from .turns import KNOWN_MESSAGES_MAX
 from .view import View
 
-__all__ = ["Conversation", "Conversations", "Turn", "TurnEnd"]
+__all__ = ["Conversation", "ConversationConfig", "Conversations", "Turn", "TurnEnd"]
 
 RECOVERIES_AT_ONCE_MAX = 256
 OWNERS_ENDING_MAX = 2
@@ -100,6 +107,16 @@ SUPERVISION = Supervision(
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class ConversationConfig:
+    """What is particular to one conversation; None: as for all of them."""
+
+    agent: Agent | None = None
+    system_prompt: str | None = None
+    """Takes effect where a conversation begins."""
+    on_overlap: OnOverlap | None = None
+
+
 class Conversations:
     """All conversations of one journal, in one event loop. Enter it before use."""
 
@@ -116,12 +133,19 @@ class Conversations:
         idle_s: float | None = 300.0,
         active_max: int | None = None,
         recover: Literal["on_enter", "on_message"] = "on_enter",
+        unfinished: Unfinished = "end",
+        configure: Callable[[str], ConversationConfig] | None = None,
         verify: Verify = "off",
         park_s: float = 30.0,
         name: str = "conversations",
         ports: Ports | None = None,
     ) -> None:
         """Nothing is opened yet. Raises `InvalidInput`.
+
+        `unfinished`: what becomes of a turn that a crash cut off: "end" it as interrupted, or
+        "resume" it, which takes an agent that can be run again on a turn that has begun; tools run
+        again only where they are declared idempotent. `configure`: what is particular to the
+        conversation of this id, asked each time it is opened.
 
         `runtime`: run in this one; otherwise in one of its own, which ends with it. `idle_s`:
         seconds after which an idle conversation is passivated (None: never). `active_max`: how
@@ -136,8 +160,10 @@ class Conversations:
                 f"{KNOWN_MESSAGES_MAX - 1}"
             )
         check_overlap(on_overlap)
-        if not callable(getattr(agent, "run", None)):
-            raise InvalidInput(f"an agent has `async run(turn)`, and {agent!r} has not; use @agent")
+        _check_agent(agent)
+        if unfinished not in get_args(Unfinished):
+            raise InvalidInput(f'unfinished is {unfinished!r}; it takes "end" or "resume"')
+        self._configure = configure
         self._journal = journal
         self._given_runtime = runtime
         self._ports = ports if ports is not None else runtime.ports if runtime else Ports()
@@ -155,6 +181,8 @@ class Conversations:
                 on_overlap=on_overlap,
                 queued_messages_max=queued_messages_max,
                 system_prompt=system_prompt,
+                unfinished=unfinished,
+                is_resumable=_is_resumable(agent),
             ),
             verify=verify,
             park_s=park_s,
@@ -202,7 +230,10 @@ class Conversations:
         # In a runtime that goes on, a handle that was kept still reaches the region.
         if self._is_closing:
             raise ConversationsClosed(conversation_id)
-        return ConversationActor(conversation_id, self._setup)
+        setup = self._setup
+        if self._configure is not None:
+            setup = _configured(setup, self._configure(conversation_id))
+        return ConversationActor(conversation_id, setup)
 
     async def _recover_unfinished(self, region: Region[Command | Query]) -> None:
         """Open what the last process left unfinished; opening a conversation recovers it."""
@@ -235,6 +266,29 @@ class Conversations:
     async def list(self) -> Sequence[ConversationInfo]:
         """All conversations in the journal, by id, without opening them."""
         return await self._journal.list()
+
+
+def _configured(setup: Setup, config: ConversationConfig) -> Setup:
+    policy = setup.policy
+    agent = setup.agent if config.agent is None else config.agent
+    if config.agent is not None:
+        _check_agent(agent)
+        policy = replace(policy, is_resumable=_is_resumable(agent))
+    if config.system_prompt is not None:
+        policy = replace(policy, system_prompt=config.system_prompt)
+    if config.on_overlap is not None:
+        check_overlap(config.on_overlap)
+        policy = replace(policy, on_overlap=config.on_overlap)
+    return replace(setup, agent=agent, policy=policy)
+
+
+def _check_agent(agent: Agent) -> None:
+    if not callable(getattr(agent, "run", None)):
+        raise InvalidInput(f"an agent has `async run(turn)`, and {agent!r} has not; use @agent")
+
+
+def _is_resumable(agent: Agent) -> bool:
+    return getattr(agent, "is_resumable", False) is True
 
 
 class Conversation:
@@ -278,6 +332,31 @@ class Conversation:
         if not isinstance(event, Event):
             raise InvalidInput(f"an event is an Event, and {type(event).__name__} is not")
         return await self._ref.ask(Append(event, park))
+
+    async def pause(self) -> bool:
+        """Begin no further step until `resume`, over restarts too; durable when this returns.
+
+        What a model is saying or a tool is doing goes on, and is kept. Chat messages are taken as
+        ever. False: it was paused already. Raises `ConversationNotFound`.
+        """
+        await self._setup.journal.info(self.conversation_id)
+        return await self._ref.ask(Pause())
+
+    async def resume(self) -> bool:
+        """Go on where it was paused. False: it was not. Raises `ConversationNotFound`."""
+        await self._setup.journal.info(self.conversation_id)
+        return await self._ref.ask(Resume())
+
+    async def confirm(self) -> None:
+        """Let the calls run that wait for a confirmation. Raises `NotConfirmable`."""
+        await self._ref.ask(Confirm(confirmed=True))
+
+    async def reject(self, reason: str = "") -> None:
+        """Answer the calls that wait for a confirmation as rejected; the agent sees the reason.
+
+        Raises `NotConfirmable`.
+        """
+        await self._ref.ask(Confirm(confirmed=False, reason=reason))
 
     async def retract(self, event_ids: Sequence[str]) -> Appended:
         """Take events out of the view, by an event of its own; the log keeps them.
@@ -328,7 +407,7 @@ class Conversation:
             raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
         return self._setup.subscriptions.read(self.conversation_id, after=after, live=live)
 
-    def follow_owner(self, *, after: int) -> EventReader:
+    def follow_owner(self, *, after: int, deltas: bool = False) -> EventReader:
         """As live `events`, for those who wait for what the owner will write.
 
         An owner that ends is replaced by the next message to it; raises what keeps it from that.
@@ -338,6 +417,7 @@ class Conversation:
             after=after,
             live=True,
             on_owner_ended=self._ensure_owner,
+            deltas=deltas,
         )
 
     async def _ensure_owner(self) -> None:
@@ -405,8 +485,67 @@ class TurnEnd:
     detail: str
 
 
+class _TurnWatch:
+    """Tells which events of a log belong to a chat message's turn, and when that has ended.
+
+    The turn that answers a chat message is the one that its `UserMessageEvent` names; until there
+    is one, what is known is where it waits.
+    """
+
+    def __init__(self, message_id: str, turn_id: str) -> None:
+        self.end: TurnEnd | None = None
+        self.turn_id = turn_id
+        self._message_id = message_id
+        self._has_begun = False
+        self._reply = ""
+
+    def look_at(self, event: Event) -> bool:
+        """Take in the next event; whether it belongs to the turn."""
+        match event:
+            case UserMessageEvent(message_id=self._message_id, turn_id=str(joined)):
+                self.turn_id, self._has_begun = joined, True
+            case MessageQueuedEvent(message_id=self._message_id, turn_id=str(waits)):
+                # It waits; once more, where the turn that it had joined was rolled back.
+                self.turn_id, self._has_begun, self._reply = waits, False, ""
+            case MessageWithdrawnEvent(message_id=self._message_id):
+                self.end = TurnEnd("withdrawn", "", "cancelled by its caller")
+            case ForkedFromEvent(conversation_id=origin) if not self._has_begun:
+                self.end = TurnEnd("withdrawn", "", f"it waits in conversation {origin}")
+            case AgentMessageEvent(turn_id=self.turn_id, content=content):
+                self._reply = content
+            case TurnEndedEvent(turn_id=self.turn_id):
+                self.end = TurnEnd(event.outcome, self._reply, event.detail or "")
+            case _:
+                return event.turn_id == self.turn_id
+        return True
+
+
+class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
+    """What `async for … in turn` goes over; by one task, and once."""
+
+    def __init__(self, conversation: Conversation, sent: Sent) -> None:
+        self._conversation = conversation
+        self._watch = _TurnWatch(sent.message_id, sent.turn_id)
+        self._reader = conversation.follow_owner(after=sent.seq - 1, deltas=True)
+
+    async def __anext__(self) -> LoggedEvent | TextDelta:
+        if self._watch.end is not None:
+            raise StopAsyncIteration
+        with self._conversation.waited_for():
+            while True:
+                try:
+                    item = await self._reader.next_item()
+                except StopAsyncIteration:
+                    raise ConversationsClosed(self._conversation.conversation_id) from None
+                if isinstance(item, TextDelta):
+                    if item.turn_id == self._watch.turn_id:
+                        return item
+                elif self._watch.look_at(item.event):
+                    return item
+
+
 class Turn:
-    """A chat message's turn: to await, or to cancel. It reads the log, so it outlives restarts."""
+    """A chat message's turn: to await, to iterate, or to cancel. It outlives restarts."""
 
     def __init__(self, conversation: Conversation, sent: Sent) -> None:
         self._conversation = conversation
@@ -429,6 +568,16 @@ class Turn:
     def is_duplicate(self) -> bool:
         """The log had this chat message already."""
         return self._sent.is_duplicate
+
+    @property
+    def overlapped(self) -> OnOverlap | None:
+        """What became of the turn that ran when this was sent, if one did."""
+        return self._sent.overlapped
+
+    @property
+    def waits_for(self) -> Literal["resume", "confirmation"] | None:
+        """What somebody had to say, when this was sent, before it could get its turn."""
+        return self._sent.waits_for
 
     async def reply(self) -> str:
         """What the agent said last in this turn, once the turn has completed.
@@ -468,24 +617,22 @@ class Turn:
         return ended
 
     async def _find_end(self, events: EventReader) -> TurnEnd | None:
-        reply = ""
-        # The turn that answers a chat message is the one that its `UserMessageEvent` names.
-        turn_id, has_begun = self.turn_id, False
-        async for _, event in events:
-            match event:
-                case UserMessageEvent(message_id=self.message_id, turn_id=str(joined)):
-                    turn_id, has_begun = joined, True
-                case MessageWithdrawnEvent(message_id=self.message_id):
-                    return TurnEnd("withdrawn", "", "cancelled by its caller")
-                case ForkedFromEvent(conversation_id=origin) if not has_begun:
-                    return TurnEnd("withdrawn", "", f"it waits in conversation {origin}")
-                case AgentMessageEvent(turn_id=said_in, content=content) if said_in == turn_id:
-                    reply = content
-                case TurnEndedEvent(turn_id=ended) if ended == turn_id:
-                    return TurnEnd(event.outcome, reply, event.detail or "")
-                case _:
-                    pass
+        watch = _TurnWatch(self.message_id, self.turn_id)
+        async for logged in events:
+            watch.look_at(logged.event)
+            if watch.end is not None:
+                return watch.end
         return None
+
+    def __aiter__(self) -> AsyncIterator[LoggedEvent | TextDelta]:
+        """What belongs to this turn, as it comes: events of the log, and what is being said.
+
+        From its chat message to its end, with the pieces of an answer (`TextDelta`) between them.
+        Events come all, once, in order, also where the turn began long ago; pieces come live, from
+        an owner in this process, and only as long as whoever iterates keeps up. Raises as `end`
+        does.
+        """
+        return _TurnFollower(self._conversation, self._sent)
 
     async def cancel(self) -> bool:
         """Interrupt the turn, or withdraw its chat message while it waits.

@@ -126,6 +126,44 @@ class StaleTurn(Refused):
         self.turn_id = turn_id
 
 
+class TurnPaused(Refused):
+    """The conversation is paused, and this waits until it is resumed; nothing was written."""
+
+    def __init__(self, conversation_id: str, turn_id: str) -> None:
+        super().__init__(
+            f"turn {turn_id} of conversation {conversation_id} is paused; nothing was written; "
+            "it goes on when the conversation is resumed"
+        )
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
+
+
+class TurnSuspended(Refused):
+    """The turn is paused or waits for a confirmation, and its agent is run again when it goes on.
+
+    Raised inside an agent's run, to end it; an agent lets it pass.
+    """
+
+    def __init__(self, conversation_id: str, turn_id: str) -> None:
+        super().__init__(
+            f"turn {turn_id} of conversation {conversation_id} is held; nothing is lost; its "
+            "agent is run again when it goes on: let this pass"
+        )
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
+
+
+class NotConfirmable(Refused):
+    """No call waits for a confirmation; nothing was written."""
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"nothing to confirm on conversation {conversation_id}: no call waits for it; nothing "
+            "was written; look at its status, somebody else may have answered"
+        )
+        self.conversation_id = conversation_id
+
+
 class TurnNotCompleted(OutcomeUnknown):
     """The turn ended without a full answer; the chat message is in the log.
 

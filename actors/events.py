@@ -127,6 +127,15 @@ class LoggedEvent(NamedTuple):
     event: Event
 
 
+class TextDelta(NamedTuple):
+    """A piece of an answer while it is being written: live only, never stored, and not an event."""
+
+    turn_id: str
+    text: str
+    starts_anew: bool
+    """It is the first of the answer; what came before of one that is not in the log is void."""
+
+
 class LLMConvertibleEvent(Event):
     """An event that the model sees."""
 
@@ -157,6 +166,8 @@ class UserMessageEvent(LLMConvertibleEvent):
     images: tuple[ImageContent, ...] = ()
     message_id: str | None = None
     queued_event_id: str | None = None
+    is_reminder: bool = False
+    """Not by the user: the agent's own loop tells its model something in the middle of a turn."""
 
     def to_llm_message(self) -> LLMMessage:
         if not self.images:
@@ -269,6 +280,10 @@ class MessageQueuedEvent(Event):
     message_id: str
     content: str
     images: tuple[ImageContent, ...] = ()
+    steers: str | None = None
+    """The turn that it joins at the next step, unless that ends first."""
+    queued_again: bool = False
+    """It had joined a turn that was rolled back, and waits once more."""
 
 
 class MessageWithdrawnEvent(Event):

@@ -68,7 +68,8 @@ class StuckDetector:
     def _newest(self, view: Sequence[LLMConvertibleEvent]) -> Sequence[LLMConvertibleEvent]:
         newest = view[max(0, len(view) - self.window) :]
         for at in reversed(range(len(newest))):
-            if isinstance(newest[at], UserMessageEvent):
+            event = newest[at]
+            if isinstance(event, UserMessageEvent) and not event.is_reminder:
                 return newest[at + 1 :]
         return newest
 

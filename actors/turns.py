@@ -11,13 +11,18 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from .events import (
+    ConfirmationGivenEvent,
+    ConfirmationRequestedEvent,
     Event,
     ForkedFromEvent,
     ImageContent,
     MessageQueuedEvent,
     MessageWithdrawnEvent,
+    PausedEvent,
+    ResumedEvent,
     TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
@@ -43,6 +48,10 @@ _KINDS = frozenset(
         "message_withdrawn",
         "turn_started",
         "turn_ended",
+        "confirmation_requested",
+        "confirmation_given",
+        "paused",
+        "resumed",
         "forked_from",
     )
 )
@@ -72,6 +81,12 @@ class TurnTable:
     """The fold. Readers see `running` and `queued`; only the owner calls `fold`."""
 
     running: RunningTurn | None = None
+    is_paused: bool = False
+    """No step begins until it is resumed; a turn that ends, by an interrupt say, ends this too."""
+    awaiting: tuple[str, ...] = ()
+    """The calls of the running turn that wait for a confirmation; none of them has started."""
+    confirmed: tuple[str, ...] = ()
+    """The calls that were confirmed during a pause; none of them has started."""
     _queued: dict[str, MessageQueuedEvent] = field(default_factory=dict)
     _known: dict[str, KnownMessage] = field(default_factory=dict)
     _forgotten_max: str = ""
@@ -85,6 +100,13 @@ class TurnTable:
     def is_unfinished(self) -> bool:
         """Whether a crash here would leave something for recovery to end or to start."""
         return self.running is not None or bool(self._queued)
+
+    @property
+    def waits_for(self) -> Literal["resume", "confirmation"] | None:
+        """What somebody has to say before anything goes on here."""
+        if self.is_paused:
+            return "resume"
+        return "confirmation" if self.awaiting else None
 
     def find(self, message_id: str) -> KnownMessage | None:
         """The known chat message of this id, if it is among the newest."""
@@ -108,19 +130,40 @@ class TurnTable:
                     self._queued.pop(event.message_id, None)
                     self._know(event.message_id, event, seq)
                 running = self.running
-                if running is not None and running.turn_id == event.turn_id:
+                if running is None or running.turn_id != event.turn_id:
+                    return
+                if not event.is_reminder:
                     self.running = RunningTurn(running.turn_id, (*running.messages, event))
             case MessageQueuedEvent():
                 self._queued[event.message_id] = event
                 self._know(event.message_id, event, seq)
+                if event.queued_again:
+                    # It was sent before those that have come since, and goes before them.
+                    first = sorted(self._queued, key=lambda known: self._known[known].seq)
+                    self._queued = {known: self._queued[known] for known in first}
             case MessageWithdrawnEvent():
                 self._queued.pop(event.message_id, None)
             case TurnStartedEvent(turn_id=str(turn_id)):
                 self.running = RunningTurn(turn_id)
             case TurnEndedEvent():
                 self.running = None
+                self.is_paused, self.awaiting, self.confirmed = False, (), ()
             case ForkedFromEvent():
                 self._queued.clear()  # what waited stays with the conversation it was sent to
+            case _:
+                self._fold_hold(event)
+
+    def _fold_hold(self, event: Event) -> None:
+        match event:
+            case ConfirmationRequestedEvent(tool_call_ids=calls):
+                self.awaiting = calls
+            case ConfirmationGivenEvent(confirmed=confirmed):
+                self.confirmed = self.awaiting if confirmed and self.is_paused else ()
+                self.awaiting = ()
+            case PausedEvent():
+                self.is_paused = True
+            case ResumedEvent():
+                self.is_paused, self.confirmed = False, ()
             case _:
                 pass
 
@@ -134,8 +177,14 @@ class TurnTable:
             message_id, seq, event.turn_id or "", content_digest(event.content, event.images)
         )
         if len(self._known) > KNOWN_MESSAGES_MAX:
-            # A message that still waits keeps its entry: its `UserMessageEvent` is yet to come and
-            # must find the seq of the first. The owner bounds the queue below this table.
-            oldest = next(known for known in self._known if known not in self._queued)
-            del self._known[oldest]
-            self._forgotten_max = max(self._forgotten_max, oldest)
+            # A message that waits, or may wait again, keeps its entry: what is yet to come of it
+            # must find the seq of the first.
+            running = self.running.messages if self.running is not None else ()
+            joined = {message.message_id for message in running}
+            oldest = next(
+                (known for known in self._known if not (known in self._queued or known in joined)),
+                None,
+            )
+            if oldest is not None:
+                del self._known[oldest]
+                self._forgotten_max = max(self._forgotten_max, oldest)

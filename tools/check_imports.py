@@ -23,11 +23,13 @@ PORTS = (*BACKEND, "runtime/ports.py")
 PURE = (
     "actors/_decide",
     "actors/_frozen",
+    "actors/_owner",
     "actors/_parking",
     "actors/_properties",
     "actors/_snapshots",
     "actors/_text",
     "actors/_ties",
+    "actors/_turn_rules",
     "actors/_upcasters",
     "actors/_wire",
     "actors/admission",
