@@ -277,10 +277,11 @@ class Node:
                         await main(self)
                     finally:
                         self._tasks.cancel_scope.cancel()
-        except Exception as error:  # noqa: BLE001 - a process that ends with a traceback
-            self.error = error
+        except* Exception as errors:  # noqa: BLE001 - carried to the world
+            # A process that ends with a traceback; a cancellation beside it goes on.
+            self.error = errors
             if not self.is_crashed:
-                self._simulation.note(f"{self} failed: {error!r}")
+                self._simulation.note(f"{self} failed: {errors!r}")
         finally:
             self._tasks = None
             if not self.is_crashed:

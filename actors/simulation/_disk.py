@@ -1,0 +1,285 @@
+"""The simulated disk, and the journals over it: the fault model, in prose.
+
+The disk holds what `MemoryStore` holds, and outlives every node. A *journal* is one node's way to
+it. A write is a request to the disk: it lands at one instant, of its own, also when its caller
+has gone away or its node has crashed meanwhile; the epoch is checked at that instant. What can go
+wrong with a call:
+
+- `refused`: the disk says no before anything is written (`JournalUnavailable`).
+- `lost`: the answer is lost and nothing was written (`JournalOutcomeUnknown`).
+- `unheard`: it is written and the answer is lost (`JournalOutcomeUnknown`).
+- `broken`: as `unheard` or `lost`, and the journal is closed for writing from then on, as after
+  an I/O error in a commit; reads go on, and the node must be started again.
+- `crash_before`, `crash_after`: the node dies around the write.
+- `slow`: it takes seconds. `stuck`: it takes until the disk is healed.
+
+Reads can be refused, slow and stuck.
+
+A journal holds its conversations by a lease that its node's heartbeat renews. Rivals judge it by
+the disk's clock; its own node judges by its own monotonic clock, counted from before the renewal
+was sent and with a margin. A crashed node's lease runs out by itself. With `lock`, liveness is a
+lock that the kernel frees when the node dies, and a frozen node still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
+
+from turnkeeper.runtime import OneShot
+from turnkeeper.runtime.testing import Node, Simulation
+
+from .._memory_journal import MemoryJournal, MemoryStore
+from ..errors import Fenced, JournalOutcomeUnknown, JournalUnavailable, OwnedElsewhere
+from ..journal import Claim, Record
+
+__all__ = ["Disk", "Fault", "JournalStrike", "SimulatedJournal", "owner_of"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Fault = Literal[
+    "refused", "lost", "unheard", "broken", "crash_before", "crash_after", "slow", "stuck"
+]
+FAULTS: Sequence[Fault] = get_args(Fault)
+READ_FAULTS: Sequence[Fault] = ("refused", "slow", "stuck")
+
+LEASE_S = 10.0
+_LEASE_MARGIN = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStrike:
+    """One fault at one call of the journal: for sweeps."""
+
+    fault: Fault
+    call: int
+    """Which call of all, counted from 1."""
+
+
+@dataclass(slots=True)
+class Disk:
+    """What survives: the logs, and who may hold them. One for each world."""
+
+    simulation: Simulation
+    store: MemoryStore = field(default_factory=MemoryStore)
+    has_locks: bool = False
+    strike: JournalStrike | None = None
+    fault_chances: dict[Fault, float] = field(default_factory=dict)
+    is_healed: bool = False
+    calls: int = 0
+    granted: dict[tuple[str, int], SimulatedJournal] = field(default_factory=dict)
+    """Which journal was given which epoch of which conversation."""
+    lost_by_force: set[tuple[SimulatedJournal, str]] = field(default_factory=set)
+    """What was taken from a journal whose lease had not run out."""
+    _stuck: list[OneShot[None]] = field(default_factory=list)
+
+    def heal(self) -> None:
+        """No faults from now on, and whatever is stuck goes on."""
+        self.is_healed = True
+        stuck, self._stuck = self._stuck, []
+        for cell in stuck:
+            cell.set(None)
+
+    def draw_fault(self, call: str, *, is_write: bool) -> Fault | None:
+        """What goes wrong with this call, if anything."""
+        self.calls += 1
+        strike = self.strike
+        if strike is not None:
+            return strike.fault if self.calls == strike.call else None
+        if self.is_healed:
+            return None
+        for fault in FAULTS if is_write else READ_FAULTS:
+            chance = self.fault_chances.get(fault, 0.0)
+            if chance and self.simulation.chance(f"journal {call} {fault}", chance):
+                return fault
+        return None
+
+    async def be_stuck(self) -> None:
+        if not self.is_healed:
+            cell: OneShot[None] = OneShot()
+            self._stuck.append(cell)
+            await cell.wait()
+
+
+def _call(
+    method: Callable[Concatenate[MemoryJournal, P], Coroutine[Any, Any, R]], *, is_write: bool
+) -> Callable[Concatenate[SimulatedJournal, P], Coroutine[Any, Any, R]]:
+    """The same method, where everything can go wrong."""
+    name = method.__name__
+
+    async def call(self: SimulatedJournal, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.ask(name, partial(method, self, *args, **kwargs), is_write=is_write)
+
+    return call
+
+
+class SimulatedJournal(MemoryJournal):
+    """One node's journal."""
+
+    def __init__(self, disk: Disk, node: Node, *, takeover: bool = False) -> None:
+        super().__init__(disk.store, address=repr(node), ports=node.ports)
+        self.node = node
+        self.is_broken = False
+        """Closed for writing after an I/O error."""
+        self.lease_until = disk.simulation.now() + LEASE_S
+        """By the disk's clock."""
+        self._valid_until = node.monotonic() + LEASE_S * (1 - _LEASE_MARGIN)
+        self._disk = disk
+        self._takes_over = takeover
+
+    # --- the lease -------------------------------------------------------------------------------
+
+    def is_lease_valid(self) -> bool:
+        if not self._is_entered:
+            return False
+        return self._disk.has_locks or self.node.monotonic() < self._valid_until
+
+    @property
+    def lost_by_force(self) -> set[tuple[SimulatedJournal, str]]:
+        return self._disk.lost_by_force
+
+    def is_held(self) -> bool:
+        """Whether a rival has to respect it."""
+        if self._disk.has_locks:
+            return not self.node.is_crashed and self._is_entered
+        return self._is_entered and self._disk.simulation.now() < self.lease_until
+
+    async def keep_lease(self) -> None:
+        """The heartbeat; runs in the node."""
+        while True:
+            asked_at = self.node.monotonic()
+            await self._disk.simulation.delay("heartbeat")
+            self.lease_until = self._disk.simulation.now() + LEASE_S
+            self._valid_until = asked_at + LEASE_S * (1 - _LEASE_MARGIN)
+            await self.node.sleep(LEASE_S / 3)
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    async def ask(
+        self, call: str, do: Callable[[], Coroutine[Any, Any, R]], *, is_write: bool
+    ) -> R:
+        """One request to the disk."""
+        disk, simulation = self._disk, self._disk.simulation
+        self.node.check_alive()
+        fault = disk.draw_fault(call, is_write=is_write)
+        if fault is not None:
+            simulation.mark(f"journal {fault}")
+            simulation.note(f"{self.node} journal {call}: {fault}")
+        if is_write and self.is_broken:
+            raise JournalUnavailable(f"{call}: the journal is closed for writing; nothing was done")
+        if fault == "refused":
+            await simulation.delay("refusal")
+            raise JournalUnavailable(f"{call}: the disk does not answer; nothing was done")
+        if fault == "crash_before":
+            await self.node.die()
+        if fault == "lost" or (fault == "broken" and simulation.chance("broken before", 0.5)):
+            self.is_broken = fault == "broken"
+            await simulation.delay("loss")
+            raise JournalOutcomeUnknown(f"{call}: the answer is lost; send again")
+        if not is_write:
+            await self._wait(fault)
+            return await do()
+        answer: OneShot[R] = OneShot()
+        # The disk's own task: it goes on when its caller is gone.
+        simulation.start_soon(self._write, fault, do, answer)
+        result = await answer.wait()
+        if fault == "crash_after":
+            await self.node.die()
+        if fault in ("unheard", "broken"):
+            self.is_broken = fault == "broken"
+            raise JournalOutcomeUnknown(f"{call}: the answer is lost; send again")
+        return result
+
+    async def _write(
+        self, fault: Fault | None, do: Callable[[], Coroutine[Any, Any, R]], answer: OneShot[R]
+    ) -> None:
+        await self._wait(fault)
+        try:
+            result = await do()
+        except Exception as error:  # noqa: BLE001 - carried to the caller
+            if isinstance(error, Fenced):
+                self._disk.simulation.mark("fenced write")
+            answer.fail(error)
+            return
+        if not self._disk.is_healed:
+            await self._disk.simulation.delay("answer", 0.2)
+        answer.set(result)
+
+    async def _wait(self, fault: Fault | None) -> None:
+        simulation = self._disk.simulation
+        if fault == "slow":
+            await simulation.delay("slow disk", 1.0, 20.0)
+        elif fault == "stuck":
+            await self._disk.be_stuck()
+        elif not self._disk.is_healed:
+            await simulation.delay("disk", 0.2)
+
+    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+        return await self.ask(
+            "claim", partial(self._claim, conversation_id, takeover or self._takes_over),
+            is_write=True,
+        )  # fmt: skip
+
+    async def _claim(self, conversation_id: str, takeover: bool) -> Claim:  # noqa: FBT001
+        disk = self._disk
+        self._refuse_if_left()
+        log = self._store.log(conversation_id)
+        owner = log.owner
+        if isinstance(owner, SimulatedJournal) and owner is not self:
+            if owner.is_held():
+                if not takeover:
+                    disk.simulation.mark("owned elsewhere")
+                    raise OwnedElsewhere(f"conversation {conversation_id}", repr(owner.node))
+                disk.simulation.mark("forced takeover")
+                disk.lost_by_force.add((owner, conversation_id))
+            else:
+                disk.simulation.mark("takeover")
+                disk.lost_by_force.discard((owner, conversation_id))
+        disk.lost_by_force.discard((self, conversation_id))
+        claim = await super().claim(conversation_id, takeover=True)
+        key = conversation_id, claim.epoch
+        disk.simulation.require(
+            key not in disk.granted, "O1", f"epoch {claim.epoch} of {conversation_id} twice"
+        )
+        disk.granted[key] = self
+        return claim
+
+    async def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+    ) -> Sequence[int]:
+        append = partial(
+            super().append,
+            conversation_id,
+            records,
+            epoch=epoch,
+            expected_seq=expected_seq,
+            is_unfinished=is_unfinished,
+        )
+        return await self.ask("append", append, is_write=True)
+
+    read = _call(MemoryJournal.read, is_write=False)
+    info = _call(MemoryJournal.info, is_write=False)
+    list = _call(MemoryJournal.list, is_write=False)
+    find_events = _call(MemoryJournal.find_events, is_write=False)
+    find_messages = _call(MemoryJournal.find_messages, is_write=False)
+    rejections = _call(MemoryJournal.rejections, is_write=False)
+    read_snapshot = _call(MemoryJournal.read_snapshot, is_write=False)
+    reject = _call(MemoryJournal.reject, is_write=True)
+    write_snapshot = _call(MemoryJournal.write_snapshot, is_write=True)
+    fork = _call(MemoryJournal.fork, is_write=True)
+    delete = _call(MemoryJournal.delete, is_write=True)
+
+
+def owner_of(store: MemoryStore, conversation_id: str) -> SimulatedJournal | None:
+    """The journal that holds the newest epoch of a conversation."""
+    owner = store.log(conversation_id).owner
+    return owner if isinstance(owner, SimulatedJournal) else None

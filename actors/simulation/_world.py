@@ -1,0 +1,593 @@
+"""The conversation world: nodes that serve conversations over one disk, and clients that send.
+
+Each node is the production `Conversations`, unchanged, over a simulated journal. A run has two
+phases. In the first one there are faults; then everything is healed, and all that was accepted
+must be done in bounded virtual time. Which faults there are in a run, and how hot, is drawn, so
+that each run is hard on something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar, get_args
+
+import anyio
+
+from turnkeeper.runtime import (
+    NotDelivered,
+    OutcomeUnknown,
+    OwnershipLost,
+    Refused,
+    Unavailable,
+)
+from turnkeeper.runtime.testing import Node, NodeCrashed, Simulation
+
+from .. import _conversation, _owner, _subscriptions, turns
+from ..commands import OnOverlap
+from ..condensers import Condenser, NoCondenser, RollingCondenser, SummarizingCondenser
+from ..conversations import Conversations, Turn
+from ..errors import (
+    ConversationsClosed,
+    QueueFull,
+    TurnInProgress,
+)
+from ._agents import SimulatedAgent, summarize
+from ._disk import FAULTS, Disk, Fault, JournalStrike, SimulatedJournal
+from ._oracles import Oracles, Sending
+
+__all__ = ["MARKS", "ConversationWorld", "Options"]
+
+T = TypeVar("T")
+
+OVERLAPS: Sequence[OnOverlap] = get_args(OnOverlap)
+
+SAFETY_S = 120.0
+LIVENESS_S = 600.0
+STOP_S = 60.0
+_OPERATOR_PAUSE_S = 1.0
+
+MARKS = frozenset(
+    {
+        *(f"journal {fault}" for fault in FAULTS),
+        "fenced write",
+        "unknown resolved: it was written",
+        "unknown resolved: it was not",
+        "orphan call resolved",
+        "dedupe hit",
+        "queue full",
+        "turn in progress",
+        "failed too often",
+        "condensation",
+        "condensation and a crash",
+        "snapshot ignored",
+        "snapshot used",
+        "subscriber moved to the journal",
+        "takeover",
+        "forced takeover",
+        "owned elsewhere",
+        "partial answer kept",
+        "turn interrupted",
+        "turn failed",
+        "turn completed",
+        "message_withdrawn",
+        "forked_from",
+        "retraction",
+        "zombie refused",
+        "node restarted",
+        "lease ran out",
+        "look-up beyond memory",
+    }
+)
+"""The interesting places: a campaign that does not reach each of them proves less than it says."""
+
+
+@dataclass(slots=True)
+class Options:
+    """What a run is like. All of it is drawn; the boring one has no faults."""
+
+    nodes: int = 1
+    clients: int = 1
+    conversations: int = 1
+    messages: int = 3
+    overlaps: Sequence[OnOverlap] = OVERLAPS
+    has_locks: bool = False
+    has_small_limits: bool = False
+    journal_faults: dict[Fault, float] = field(default_factory=dict)
+    crashes: bool = False
+    freezes: bool = False
+    cancels: bool = False
+    impatient: bool = False
+    resends: bool = False
+    misbehaves: bool = False
+    off_clocks: bool = False
+    takes_over: bool = False
+    idle_s: float | None = 300.0
+    condenser: str = "none"
+    queued_max: int = 256
+    verifies: bool = False
+    extras: bool = False
+    """Clients also fork, retract, cancel and look."""
+
+    @staticmethod
+    def drawn(simulation: Simulation) -> Options:
+        """What this run is like."""
+        chance, pick = simulation.chance, simulation.pick
+        heat = pick("heat", (0.02, 0.05, 0.15))
+        return Options(
+            nodes=pick("nodes", (1, 2, 2, 3)),
+            clients=pick("clients", (1, 2, 3)),
+            conversations=pick("conversations", (1, 1, 2)),
+            messages=pick("messages", (2, 3, 5)),
+            has_locks=chance("has locks", 0.25),
+            has_small_limits=chance("has small limits", 0.7),
+            journal_faults={f: heat for f in FAULTS if chance(f"has {f}", 0.3)},
+            crashes=chance("has crashes", 0.4),
+            freezes=chance("has freezes", 0.4),
+            cancels=chance("has cancels", 0.25),
+            impatient=chance("has impatient clients", 0.5),
+            resends=chance("has resends", 0.5),
+            misbehaves=chance("has misbehaviour", 0.5),
+            off_clocks=chance("has clocks that are off", 0.3),
+            takes_over=chance("has forced takeovers", 0.1),
+            idle_s=pick("idle", (300.0, 1.0, 5.0)),
+            condenser=pick("condenser", ("none", "rolling", "summary")),
+            queued_max=pick("queued max", (256, 3)),
+            verifies=chance("verifies", 0.3),
+            extras=chance("has extras", 0.7),
+        )
+
+    @staticmethod
+    def plain() -> Options:
+        """A small run without faults but those that a sweep strikes with."""
+        return Options(nodes=2, clients=2, messages=3, extras=True)
+
+
+class Lost(Exception):
+    """No answer in time: the request may have been served, or may be yet."""
+
+
+@dataclass(eq=False, slots=True)
+class _Server:
+    """One incarnation of a node, as its clients reach it."""
+
+    node: Node
+    journal: SimulatedJournal
+    stop: anyio.Event = field(default_factory=anyio.Event)
+    conversations: Conversations | None = None
+
+
+class ConversationWorld:
+    """Call it with a simulation; `options` and `strike` are for sweeps, in place of the draw."""
+
+    def __init__(
+        self, options: Options | None = None, *, strike: JournalStrike | None = None
+    ) -> None:
+        self._given = options
+        self._strike = strike
+        self.journal_calls = 0
+        """How many calls of the journal the last run had."""
+
+    async def __call__(self, simulation: Simulation) -> None:
+        options = self._given or Options.drawn(simulation)
+        simulation.note(f"{options}")
+        run = _Run(simulation, options, self._strike)
+        try:
+            with _limits(small=options.has_small_limits):
+                await run.play()
+        finally:
+            self.journal_calls = run.disk.calls
+
+
+class _limits:  # noqa: N801 - read as a function
+    """Small limits for one run, so that short logs reach what lies beyond them."""
+
+    _SMALL = (
+        (_subscriptions, "BUFFERED_EVENTS_MAX", 3),
+        (_subscriptions, "PAGE", 4),
+        (_owner, "RECENT_EVENTS_MAX", 4),
+        (_conversation, "_SNAPSHOT_EVENTS", 6),
+        (turns, "KNOWN_MESSAGES_MAX", 6),
+    )
+
+    def __init__(self, *, small: bool) -> None:
+        self._values = self._SMALL if small else ()
+        self._before: list[tuple[object, str, object]] = []
+
+    def __enter__(self) -> None:
+        for module, name, value in self._values:
+            self._before.append((module, name, getattr(module, name)))
+            setattr(module, name, value)
+
+    def __exit__(self, *exc_info: object) -> None:
+        for module, name, value in self._before:
+            setattr(module, name, value)
+
+
+class _Run:
+    """One run of the world."""
+
+    def __init__(
+        self, simulation: Simulation, options: Options, strike: JournalStrike | None
+    ) -> None:
+        self.simulation = simulation
+        self.options = options
+        self.disk = Disk(
+            simulation,
+            has_locks=options.has_locks,
+            strike=strike,
+            fault_chances=options.journal_faults,
+        )
+        self.oracles = Oracles(simulation, self.disk.store, queued_max=options.queued_max)
+        self.servers: dict[str, _Server] = {}
+        self.cursors: dict[str, tuple[str, int]] = {}
+        """What each subscriber follows, and how far it has got."""
+        self.is_healed = False
+        self.is_stopping = False
+        self.names = [f"n{n}" for n in range(1, options.nodes + 1)]
+        self.conversation_ids = [f"c{n}" for n in range(1, options.conversations + 1)]
+
+    async def play(self) -> None:
+        simulation = self.simulation
+        simulation.checks.append(self.oracles.observe)
+        for name in self.names:
+            simulation.start_soon(self._operate, name)
+        async with anyio.create_task_group() as others:
+            others.start_soon(self._strike_nodes)
+            for n in range(simulation.draw("subscribers", 3)):
+                others.start_soon(self._subscribe, f"s{n + 1}")
+            with anyio.move_on_after(SAFETY_S):
+                async with anyio.create_task_group() as clients:
+                    for n in range(self.options.clients):
+                        clients.start_soon(self._be_client, f"u{n + 1}")
+            self._heal()
+            with anyio.move_on_after(LIVENESS_S) as bound:
+                await self._finish()
+                await self._catch_up()
+            others.cancel_scope.cancel()
+        if bound.cancelled_caught:
+            waiting = [s.message_id for s in self.oracles.sendings.values() if s.end is None]
+            self.oracles.broken("P1", f"after {LIVENESS_S:.0f} s {waiting} are not done")
+            return
+        await self._stop_all()
+        self.oracles.check_end()
+
+    # --- nodes -----------------------------------------------------------------------------------
+
+    async def _operate(self, name: str) -> None:
+        """Start a node, and start it again whenever it has ended."""
+        simulation = self.simulation
+        while not self.is_stopping:
+            rate = 1.0
+            if self.options.off_clocks:
+                rate = simulation.pick("clock rate", (1.0, 1.05, 0.95))
+            node = simulation.start(name, self._serve, clock_rate=rate)
+            await node.ended()
+            if not self.is_stopping:
+                simulation.mark("node restarted")
+                await simulation.delay("operator", 0.5, 20.0)
+                await anyio.sleep(_OPERATOR_PAUSE_S)
+
+    async def _serve(self, node: Node) -> None:
+        """What a node runs: the production code."""
+        simulation, options = self.simulation, self.options
+        if options.off_clocks:
+            node.wall_clock_off_s = simulation.pick("wall clock", (0.0, 3600.0, -3600.0))
+        takes_over = options.takes_over and simulation.chance("takes over", 0.5)
+        journal = SimulatedJournal(self.disk, node, takeover=takes_over)
+        server = self.servers[node.name] = _Server(node, journal)
+        node.start_soon(journal.keep_lease)
+        node.start_soon(partial(self._watch, server))
+        conversations = Conversations(
+            SimulatedAgent(simulation, self.oracles, journal, options.misbehaves),
+            journal=journal,
+            ports=node.ports,
+            condenser=self._condenser(),
+            idle_s=options.idle_s,
+            queued_messages_max=options.queued_max,
+            verify="always" if options.verifies else "off",
+        )
+        async with conversations:
+            server.conversations = conversations
+            try:
+                await server.stop.wait()
+            finally:
+                server.conversations = None
+
+    def _condenser(self) -> Condenser:
+        match self.options.condenser:
+            case "rolling":
+                return RollingCondenser(max_size=8, keep_first=1)
+            case "summary":
+                rolling = RollingCondenser(max_size=8, keep_first=1)
+                return SummarizingCondenser(summarize(self.simulation), rolling)
+            case _:
+                return NoCondenser()
+
+    async def _watch(self, server: _Server) -> None:
+        """An operator's eye on a node: one whose journal cannot write any more is ended."""
+        while True:
+            await anyio.sleep(2.0)
+            if server.journal.is_broken:
+                server.stop.set()
+                return
+
+    async def _strike_nodes(self) -> None:
+        """Crash, freeze and cancel nodes at any time."""
+        simulation, options = self.simulation, self.options
+        kinds = [
+            kind
+            for kind, is_there in (
+                ("crash", options.crashes),
+                ("freeze", options.freezes),
+                ("cancel", options.cancels),
+            )
+            if is_there
+        ]
+        if not kinds:
+            return
+        while not self.is_healed:
+            await anyio.sleep(0.2 + 0.2 * simulation.draw("next strike", 50))
+            # Not at a time but at a step: after so many of them.
+            for _ in range(simulation.draw("strike after steps", 40)):
+                await anyio.lowlevel.checkpoint()
+            server = self.servers.get(simulation.pick("strike whom", self.names))
+            if server is None or not server.node.is_alive or self.is_healed:
+                continue
+            match simulation.pick("strike how", kinds):
+                case "crash":
+                    if self._condenses(server):
+                        simulation.mark("condensation and a crash")
+                    server.node.crash()
+                case "freeze":
+                    server.node.freeze(simulation.pick("freeze for", (1.0, 15.0, 40.0)))
+                case _:
+                    server.node.cancel()
+
+    def _condenses(self, server: _Server) -> bool:
+        return self.options.condenser != "none" and server.node.is_alive
+
+    def _heal(self) -> None:
+        self.simulation.note("healed")
+        self.is_healed = True
+        self.disk.heal()
+        for node in self.simulation.nodes.values():
+            node.thaw()
+
+    async def _stop_all(self) -> None:
+        """Leave every node as an application does, and see that it ends."""
+        self.is_stopping = True
+        for name in self.names:
+            server = self.servers[name]
+            if not server.node.is_alive:
+                continue  # its operator would have started it again
+            server.stop.set()
+            with anyio.move_on_after(STOP_S) as bound:
+                await server.node.ended()
+            if bound.cancelled_caught:
+                self.oracles.broken("R1", f"{server.node} has not ended in {STOP_S:.0f} s")
+            elif server.node.error is not None:
+                self.oracles.broken("R1", f"{server.node} ended with {server.node.error!r}")
+
+    # --- clients ---------------------------------------------------------------------------------
+
+    async def _request(
+        self, name: str, serve: Callable[[_Server, Conversations], Awaitable[T]], limit_s: float
+    ) -> T:
+        """One request over the network, to whichever node has this name now."""
+        server = self.servers.get(name)
+        if server is None or server.conversations is None:
+            raise NodeCrashed(name)
+        conversations = server.conversations
+
+        async def arrive() -> T:
+            if server.conversations is not conversations:
+                raise NodeCrashed(name)
+            return await serve(server, conversations)
+
+        with anyio.move_on_after(limit_s) as scope:
+            await self.simulation.delay("network")
+            answer = await server.node.call(arrive)
+            await self.simulation.delay("network")
+            return answer
+        assert scope.cancelled_caught, "a request returns, raises, or is given up"
+        raise Lost
+
+    def _limit(self) -> float:
+        """How long a client waits for an answer."""
+        if self.is_healed or not self.options.impatient:
+            return 40.0
+        return self.simulation.pick("patience", (40.0, 5.0, 0.5, 0.02))
+
+    async def _be_client(self, sender: str) -> None:
+        simulation = self.simulation
+        for number in range(self.options.messages):
+            conversation_id = simulation.pick("to whom", self.conversation_ids)
+            sending = Sending(
+                conversation_id,
+                f"{sender}-{number:02}",
+                f"{sender}:{number}",
+                sender,
+                number,
+                simulation.steps,
+            )
+            self.oracles.sendings[sending.message_id] = sending
+            await self._send_until_known(sending)
+            if self.options.extras:
+                await self._do_extra(sending)
+            await simulation.delay("client rests", 0.6, 4.0)
+
+    async def _send_until_known(self, sending: Sending) -> None:
+        """Send a chat message until it is known what became of it."""
+        simulation = self.simulation
+        overlap = simulation.pick("on overlap", self.options.overlaps)
+        was_unknown = False
+        while sending.acknowledged_at is None and sending.refusal is None:
+            name = simulation.pick("which node", self.names)
+            send = partial(self._send, sending, overlap)
+            if self.options.resends and simulation.chance("sent twice", 0.2):
+                simulation.start_soon(self._send_unheard, sending, overlap)
+            sending.attempts += 1
+            try:
+                turn = await self._request(name, send, self._limit())
+            except (NodeCrashed, OutcomeUnknown, Lost):
+                was_unknown = True
+            except (Refused, OwnershipLost, Unavailable) as refusal:
+                if self._is_given_up(sending, refusal):
+                    return
+            else:
+                if was_unknown:
+                    how = "it was written" if turn.is_duplicate else "it was not"
+                    simulation.mark(f"unknown resolved: {how}")
+                return
+            await simulation.delay("client tries again", 0.9, 3.0)
+
+    def _is_given_up(self, sending: Sending, refusal: Exception) -> bool:
+        """Whether a chat message that was refused is not sent again."""
+        simulation = self.simulation
+        match refusal:
+            case TurnInProgress():
+                simulation.mark("turn in progress")
+            case QueueFull():
+                simulation.mark("queue full")
+            case NotDelivered() if "too often" in str(refusal):
+                simulation.mark("failed too often")
+            case OwnershipLost() | Unavailable() | ConversationsClosed():
+                pass
+            case _:
+                simulation.broken("world", f"{sending.message_id} refused: {refusal!r}")
+                return True
+        # It says that nothing happened. Where it was sent once alone, that can be held against it.
+        is_over = isinstance(refusal, TurnInProgress | QueueFull)
+        if sending.attempts == 1 and (is_over or simulation.chance("gives up", 0.2)):
+            sending.refusal = repr(refusal)
+            return True
+        return False
+
+    async def _send(
+        self, sending: Sending, overlap: OnOverlap, _: _Server, conversations: Conversations
+    ) -> Turn:
+        turn = await conversations[sending.conversation_id].send(
+            sending.content, message_id=sending.message_id, on_overlap=overlap
+        )
+        # Here, where the answer leaves the node: on the way it may be lost.
+        self.oracles.acknowledged(sending, turn.seq, turn.turn_id, is_duplicate=turn.is_duplicate)
+        return turn
+
+    async def _send_unheard(self, sending: Sending, overlap: OnOverlap) -> None:
+        """The same chat message once more, by another way, and nobody waits for the answer."""
+        sending.attempts += 1
+        await self.simulation.delay("late delivery", 0.5, 10.0)
+        name = self.simulation.pick("which node", self.names)
+        try:
+            await self._request(name, partial(self._send, sending, overlap), 40.0)
+        except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
+            self.simulation.mark("unheard refusal")
+
+    async def _do_extra(self, sending: Sending) -> None:
+        """Something else, and nobody insists on it."""
+        simulation = self.simulation
+        extras = ("nothing", "view", "end", "cancel", "fork", "retract", "read")
+        extra = simulation.pick("extra", extras)
+        if extra == "nothing":
+            return
+        name = simulation.pick("which node", self.names)
+        try:
+            await self._request(name, partial(self._serve_extra, extra, sending), self._limit())
+        except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
+            simulation.mark(f"no {extra}")
+
+    async def _serve_extra(
+        self, extra: str, sending: Sending, server: _Server, conversations: Conversations
+    ) -> None:
+        simulation, oracles = self.simulation, self.oracles
+        conversation = conversations[sending.conversation_id]
+        match extra:
+            case "view":
+                floor = oracles.floor(sending.conversation_id, server.journal)
+                view = await conversation.view()
+                if oracles.floor(sending.conversation_id, server.journal) == 0:
+                    floor = 0
+                oracles.saw_view(conversation.conversation_id, view, repr(server.node), floor=floor)
+            case "end" if sending.acknowledged_at is not None:
+                await self._learn_end(sending, conversations)
+            case "cancel" if sending.acknowledged_at is not None:
+                turn = await conversation.send(sending.content, message_id=sending.message_id)
+                if await turn.cancel():
+                    simulation.mark("cancelled")
+            case "fork":
+                fork_id = f"{sending.conversation_id}-{sending.message_id}"
+                at = 1 + simulation.draw("fork at", max(1, oracles.head(sending.conversation_id)))
+                fork = await conversation.fork(fork_id, at=at)
+                oracles.saw_view(fork_id, await fork.view(), "a fork", floor=0)
+            case "retract":
+                await conversation.retract_turn(sending.turn_id)
+            case "read":
+                at = 0
+                async for logged in conversation.events(live=False):
+                    oracles.saw_event(sending.conversation_id, logged, "a reader")
+                    at += 1
+                    simulation.require(logged.seq == at, "S1", f"{logged.seq} in place of {at}")
+            case _:
+                pass
+
+    async def _subscribe(self, name: str) -> None:
+        """Follow a conversation, slowly, and from node to node."""
+        simulation = self.simulation
+        conversation_id = simulation.pick("follows", self.conversation_ids)
+        self.cursors[name] = conversation_id, 0
+
+        async def follow(server: _Server, conversations: Conversations) -> None:
+            cursor = self.cursors[name][1]
+            reader = conversations[conversation_id].events(after=cursor)
+            async for logged in reader:
+                self.oracles.saw_event(conversation_id, logged, f"{name} on {server.node}")
+                if logged.seq != cursor + 1:
+                    self.oracles.broken("S1", f"{name} at {cursor} was given {logged.seq}")
+                cursor = logged.seq
+                self.cursors[name] = conversation_id, cursor
+                await simulation.delay(f"{name} reads", 0.3, 3.0)
+
+        while True:
+            try:
+                await self._request(simulation.pick("which node", self.names), follow, 30.0)
+            except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
+                simulation.mark("subscriber moved on")
+            await anyio.sleep(0.5)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    async def _finish(self) -> None:
+        """All that was sent becomes known, and every accepted turn ends."""
+        async with anyio.create_task_group() as group:
+            for sending in list(self.oracles.sendings.values()):
+                group.start_soon(self._finish_sending, sending)
+
+    async def _finish_sending(self, sending: Sending) -> None:
+        await self._send_until_known(sending)
+        if sending.refusal is not None:
+            return
+        while True:
+            name = self.simulation.pick("which node", self.names)
+            try:
+                await self._request(name, lambda _, found: self._learn_end(sending, found), 100.0)
+            except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
+                await anyio.sleep(1.0)
+            else:
+                return
+
+    async def _catch_up(self) -> None:
+        """Every subscriber gets as far as its log goes."""
+        while any(at < self.oracles.head(name) for name, at in self.cursors.values()):
+            await anyio.sleep(1.0)
+
+    async def _learn_end(self, sending: Sending, conversations: Conversations) -> None:
+        turn = await conversations[sending.conversation_id].send(
+            sending.content, message_id=sending.message_id
+        )
+        end = await turn.end()
+        if sending.end is not None and sending.end[0] != end.outcome:
+            told = sending.end[0]
+            self.oracles.broken("E1", f"{sending.message_id}: told {told}, now {end.outcome}")
+        sending.end = end.outcome, end.reply
