@@ -54,6 +54,7 @@ from .admission import AdmissionRefused
 from .agents import Agent, OwnerSide, TurnContext
 from .commands import (
     Append,
+    AppendAll,
     Command,
     DropOverdue,
     EndTurn,
@@ -213,6 +214,11 @@ class ConversationActor(Actor[Command | Query]):
                     stamp.known_event = await self._look_up_event(event.id)
                     if isinstance(event, UserMessageEvent) and event.message_id is not None:
                         stamp.known_message = await self._look_up_message(event.message_id)
+                case AppendAll(events=events):
+                    for event in events:
+                        stamp.known_event = await self._look_up_event(event.id)
+                        if stamp.known_event is not None:
+                            break
                 case _:
                     pass
             batch.append(_Taken(command, stamp, delivery))
@@ -224,7 +230,11 @@ class ConversationActor(Actor[Command | Query]):
     async def _look_up_message(self, message_id: str) -> KnownMessage | None:
         # Nobody but this actor writes the log, so what is read here still holds when it decides.
         turns = self._owner.state.turns
-        if turns.find(message_id) is not None or not turns.may_have_forgotten(message_id):
+        # What is known now goes with the command: by the time that it is decided, what was decided
+        # before it in its batch may have made the table forget.
+        if (known := turns.find(message_id)) is not None:
+            return known
+        if not turns.may_have_forgotten(message_id):
             return None
         found = await self._setup.journal.find_messages(self._conversation_id, [message_id])
         if message_id not in found:
@@ -241,7 +251,9 @@ class ConversationActor(Actor[Command | Query]):
 
     async def _look_up_event(self, event_id: str) -> LoggedEvent | None:
         owner = self._owner
-        if event_id in owner.recent or event_id > owner.state.event_id_max:
+        if (recent := owner.recent.get(event_id)) is not None:
+            return recent
+        if event_id > owner.state.event_id_max:
             return None
         found = await self._setup.journal.find_events(self._conversation_id, [event_id])
         if event_id not in found:
