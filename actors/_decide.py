@@ -15,6 +15,7 @@ from ._turn_rules import decide_turn, error_event, first_prompt
 from .admission import AdmissionRefused, Appended, Duplicate
 from .commands import (
     Append,
+    AppendAll,
     Command,
     DropOverdue,
     GetView,
@@ -54,6 +55,8 @@ def decide(owner: Owner, command: Command | Query, stamp: Stamp) -> Decision:
     match command:
         case Append():
             decision = _append(owner, command, stamp)
+        case AppendAll():
+            decision = _append_all(owner, command, stamp)
         case Retract():
             decision = _retract(owner, command, stamp)
         case Propose():
@@ -91,6 +94,30 @@ def _append(owner: Owner, command: Append, stamp: Stamp) -> Decision:
     before = () if isinstance(event, SystemPromptEvent) else first_prompt(owner, stamp)
     reply = Appended(owner.state.seq + len(before) + 1)
     return Decision(events=(*before, event), reply=reply)
+
+
+def _append_all(owner: Owner, command: AppendAll, stamp: Stamp) -> Decision:
+    events = command.events
+    if not events:
+        return Decision(reply=Appended(owner.state.seq))
+    looked_up = stamp.known_event
+    for event in events:
+        known = owner.recent.get(event.id)
+        if known is None and looked_up is not None and looked_up.event.id == event.id:
+            known = looked_up
+        if known is not None:
+            # They go into the log in one commit: where the first is, all of them are.
+            if known.event != events[0]:
+                raise EventIdConflict(owner.conversation_id, {event.id: known.seq})
+            return Decision(reply=Duplicate(known.seq + len(events) - 1))
+        is_chat_message = isinstance(event, UserMessageEvent) and (
+            event.message_id is not None or event.queued_event_id is not None
+        )
+        if is_chat_message or not isinstance(event, (*_APPENDABLE, RetractionEvent)):
+            raise NotAppendable(owner.conversation_id, type(event).__name__)
+    before = first_prompt(owner, stamp)
+    reply = Appended(owner.state.seq + len(before) + len(events))
+    return Decision(events=(*before, *events), reply=reply)
 
 
 def _retract(owner: Owner, command: Retract, stamp: Stamp) -> Decision:

@@ -21,6 +21,7 @@ from .view import View
 
 __all__ = [
     "Append",
+    "AppendAll",
     "BeginStep",
     "CancelTurn",
     "Command",
@@ -95,6 +96,20 @@ class Append(Message[Appended | Duplicate]):
     event: Event
     park: bool = False
     """Keep a result whose call has not come for a while, and answer when it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendAll(Message[Appended | Duplicate]):
+    """As `Append`, but several events in one commit, retractions too: all of them, or none.
+
+    The reply says where the last one is; where there are none, where the log ends.
+    """
+
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        if len({event.id for event in self.events}) < len(self.events):
+            raise InvalidInput("two of the events have the same id; each takes one of its own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +239,7 @@ class GetView(Message[View]):
 Command = (
     Send
     | Append
+    | AppendAll
     | Retract
     | CancelTurn
     | TurnAppend

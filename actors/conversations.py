@@ -56,6 +56,7 @@ from .admission import Appended, Duplicate
 from .agents import Agent
 from .commands import (
     Append,
+    AppendAll,
     CancelTurn,
     Command,
     Confirm,
@@ -332,6 +333,18 @@ class Conversation:
         if not isinstance(event, Event):
             raise InvalidInput(f"an event is an Event, and {type(event).__name__} is not")
         return await self._ref.ask(Append(event, park))
+
+    async def append_all(self, events: Sequence[Event]) -> Appended | Duplicate:
+        """Put several events into the log in one commit, if admission lets all of them.
+
+        As `append`, for what belongs together, retractions too; a chat message has no `message_id`
+        here. The same events again are a `Duplicate`. Gives where the last one is; where there are
+        none, where the log ends, from the owner: so this process owns the conversation.
+        """
+        for event in events:
+            if not isinstance(event, Event):
+                raise InvalidInput(f"an event is an Event, and {type(event).__name__} is not")
+        return await self._ref.ask(AppendAll(tuple(events)))
 
     async def pause(self) -> bool:
         """Begin no further step until `resume`, over restarts too; durable when this returns.
