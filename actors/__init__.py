@@ -6,7 +6,7 @@ if __name__ != "turnkeeper.actors":
     )
 
 from ._frozen import FrozenObject
-from ._memory_journal import MemoryJournal
+from ._memory_journal import MemoryJournal, MemoryStore
 from ._postgres_journal import PostgresJournal
 from ._sqlite_journal import SQLiteJournal
 from .admission import AdmissionRefused, Appended, Duplicate, Outcome, Rejected, Violation
@@ -22,6 +22,7 @@ from .condensers import (
 )
 from .conversations import Conversation, ConversationConfig, Conversations, Turn, TurnEnd
 from .errors import (
+    ConversationDeleted,
     ConversationExists,
     ConversationNotFound,
     ConversationsClosed,
@@ -133,6 +134,7 @@ __all__ = [
     "ContextOverflow",
     "Conversation",
     "ConversationConfig",
+    "ConversationDeleted",
     "ConversationErrorEvent",
     "ConversationExists",
     "ConversationInfo",
@@ -161,6 +163,7 @@ __all__ = [
     "LoggedEvent",
     "MalformedHistory",
     "MemoryJournal",
+    "MemoryStore",
     "MessageIdConflict",
     "MessageQueuedEvent",
     "MessageWithdrawnEvent",

@@ -157,19 +157,19 @@ class ConversationActor(Actor[Command | Query]):
         self._owner = Owner(self._conversation_id, claim.epoch, self._setup.policy, state)
         self._show_state()
         self._snapshot_seq = state.seq
-        # What the owner before this one committed and could not publish is in the log.
-        self._setup.subscriptions.owner_began(self._conversation_id, claim.head)
         if enforced_away or self._is_wanted:
             stamp = Stamp(self._now(), self._setup.ports.ids.block())
             await self._run([_Taken(Recover(enforced_away), stamp, None)])
+        # Last, for an owner that could not start is not told to stop. What the one before this
+        # one committed and could not publish is in the log.
+        self._setup.subscriptions.owner_began(self._conversation_id)
 
     async def on_stop(self) -> None:
         for parked in self._parking.take_all():
             if parked.ticket.delivery is not None:
                 error = ResultNotKept(self._conversation_id, parked.event.tool_call_id)
                 parked.ticket.delivery.fail(error)
-        if self._is_wanted:
-            self._setup.subscriptions.owner_ended(self._conversation_id)
+        self._setup.subscriptions.owner_ended(self._conversation_id, is_wanted=self._is_wanted)
 
     async def receive_batch(self, deliveries: Sequence[Delivery[Command | Query]]) -> None:
         try:

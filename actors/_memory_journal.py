@@ -81,7 +81,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._logs: dict[str, _Log] = {}
-        self._waiting: list[OneShot[None]] = []
+        self._waiting: dict[str, list[OneShot[None]]] = {}
 
     def log(self, conversation_id: str) -> _Log:
         return self._logs.setdefault(conversation_id, _Log())
@@ -97,17 +97,16 @@ class MemoryStore:
 
     def replace(self, conversation_id: str, log: _Log) -> None:
         self._logs[conversation_id] = log
-        self.grown()
+        self.moved(conversation_id)
 
-    def grown(self) -> None:
-        """Wake everybody who waits for more, in whichever log."""
-        waiting, self._waiting = self._waiting, []
-        for cell in waiting:
+    def moved(self, conversation_id: str) -> None:
+        """Wake everybody who waits for this log."""
+        for cell in self._waiting.pop(conversation_id, ()):
             cell.set(None)
 
-    async def wait_for_growth(self) -> None:
+    async def wait_for_move(self, conversation_id: str) -> None:
         cell: OneShot[None] = OneShot()
-        self._waiting.append(cell)
+        self._waiting.setdefault(conversation_id, []).append(cell)
         await cell.wait()
 
 
@@ -179,7 +178,7 @@ class MemoryJournal:
                 known_messages=messages,
             )
             seqs = log.add(records, is_unfinished=is_unfinished, now=self._ports.now())
-            self._store.grown()
+            self._store.moved(conversation_id)
         # After the write, as with a disk: a caller that is cancelled here has been written.
         await anyio.lowlevel.checkpoint()
         return seqs
@@ -332,7 +331,7 @@ class MemoryJournal:
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         while len(self._store.log(conversation_id).records) == after:
-            await self._store.wait_for_growth()
+            await self._store.wait_for_move(conversation_id)
 
     def _refuse_if_left(self) -> None:
         if not self._is_entered:

@@ -195,6 +195,17 @@ class ConversationNotFound(Refused):
         self.conversation_id = conversation_id
 
 
+class ConversationDeleted(Refused):
+    """The conversation that was read or waited for was deleted; its log is gone."""
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"conversation {conversation_id} was deleted, and with it what was read or waited for; "
+            "nothing was changed by this; send a chat message to begin a new one of that name"
+        )
+        self.conversation_id = conversation_id
+
+
 class ConversationExists(Refused):
     """There is such a conversation already; nothing was changed."""
 
