@@ -119,10 +119,14 @@ class Stress:
             except ExceptionGroup as lost:
                 # The two tasks have one way to fail each, and the first to fail ends the other.
                 raise lost.exceptions[0] from None
-            if not worker.is_killed:
+            if not self._is_to_go_on(worker):
                 if not has_told_all or worker.status != 0:
                     raise WorkerLost(worker.obituary())
                 return
+
+    def _is_to_go_on(self, worker: Worker) -> bool:
+        """Whether another worker takes the place of one that has ended."""
+        return worker.is_killed
 
     # --- reading ---------------------------------------------------------------------------------
 

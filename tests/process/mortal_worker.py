@@ -1,0 +1,110 @@
+"""A stress worker that dies, or stops, by itself: `mortal_worker.py POINT NTH HOW BACKEND`.
+
+As it passes the named POINT for the NTH time it does HOW to itself: `kill` (SIGKILL) or `stop`
+(SIGSTOP). The points are wrapped around the production code here, so that it needs none.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from turnkeeper.actors import PostgresJournal, RollingCondenser, SQLiteJournal, _conversation
+from turnkeeper.actors._conversation import ConversationActor
+from turnkeeper.actors.agents import TurnContext
+from turnkeeper.actors.cli import stress_worker
+from turnkeeper.actors.journal import Journal
+
+LEASE_S = 1.0
+SNAPSHOT_EVENTS = 12
+
+Point = Callable[[], None]
+# Any: it wraps whatever it is given.
+Wrap = Callable[[Callable[..., Any], Point], Callable[..., Any]]
+
+
+def before(function: Callable[..., Any], reach: Point) -> Callable[..., Any]:
+    @wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        reach()
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+def after(function: Callable[..., Any], reach: Point) -> Callable[..., Any]:
+    @wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        reach()
+        return result
+
+    return wrapped
+
+
+def after_awaiting(
+    function: Callable[..., Awaitable[Any]], reach: Point
+) -> Callable[..., Awaitable[Any]]:
+    @wraps(function)
+    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = await function(*args, **kwargs)
+        reach()
+        return result
+
+    return wrapped
+
+
+JOURNALS = (SQLiteJournal, PostgresJournal)
+
+POINTS: Mapping[str, tuple[Wrap, tuple[object, ...], str]] = {
+    "before an append": (before, JOURNALS, "append"),
+    "after an append, before its publication": (after_awaiting, JOURNALS, "append"),
+    "after a publication, before the effects": (after, (ConversationActor,), "_publish"),
+    "after the effects have started": (after, (ConversationActor,), "_start_effects"),
+    "after a claim, before the log is read": (after_awaiting, JOURNALS, "claim"),
+    "after the log is read": (after_awaiting, (_conversation,), "load_state"),
+    "before a snapshot": (before, JOURNALS, "write_snapshot"),
+    "after a snapshot": (after_awaiting, JOURNALS, "write_snapshot"),
+    "before a tool call": (before, (TurnContext,), "_run_call"),
+    "in a tool call": (after_awaiting, (stress_worker._Answerer,), "_pause"),
+    "after a tool call": (after_awaiting, (TurnContext,), "_run_call"),
+    "before a condensation is told": (after_awaiting, (RollingCondenser,), "propose"),
+}
+"""Beside the journals' own failpoints, which are in the thread that writes."""
+
+JOURNAL_POINTS: Mapping[str, str] = {
+    "before a commit": "begin",
+    "after a commit, before it is acknowledged": "committed",
+}
+
+
+def main(point: str, nth: int, how: str, backend: str) -> None:
+    left = nth
+
+    def reach() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+    def failpoint(boundary: str) -> None:
+        if boundary == JOURNAL_POINTS.get(point):
+            reach()
+
+    def open_journal(db: str) -> Journal:
+        if stress_worker.is_postgres(db):
+            return PostgresJournal(db, lease_s=LEASE_S, failpoint=failpoint)
+        return SQLiteJournal(db, failpoint=failpoint)
+
+    _conversation._SNAPSHOT_EVENTS = SNAPSHOT_EVENTS
+    if point in POINTS:
+        wrap, places, name = POINTS[point]
+        for place in places:
+            setattr(place, name, wrap(getattr(place, name), reach))
+    stress_worker.main(backend, open_journal)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])
