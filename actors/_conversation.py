@@ -152,6 +152,7 @@ class ConversationActor(Actor[Command | Query]):
         journal = self._setup.journal
         # Claimed before the head is read: an append of the owner before this one has then either
         # landed, and is read, or never will.
+        self._claimed_at = self._setup.ports.monotonic()
         claim = await journal.claim(self._conversation_id)
         state, enforced_away = await load_state(journal, self._conversation_id, claim.head)
         self._owner = Owner(self._conversation_id, claim.epoch, self._setup.policy, state)
@@ -453,8 +454,7 @@ class ConversationActor(Actor[Command | Query]):
     async def _run_turn(self, turn_id: str, unstarted: tuple[str, ...]) -> None:
         """The effect that answers one turn. Runs beside the loop, not in it."""
         owner = self._owner
-        if not self._setup.journal.is_lease_valid():
-            raise LeaseExpired(self._conversation_id, owner.epoch)
+        self._check_lease()
         # From the check above to the agent's first await there is none.
         side = OwnerSide(
             ref=self.context.ref,
@@ -467,6 +467,7 @@ class ConversationActor(Actor[Command | Query]):
             condensing=self._condensing,
             is_condensing_hard=self._must_wait_for_condenser,
             find_broken=self._find_broken,
+            check_lease=self._check_lease,
         )
         turn = TurnContext(self._conversation_id, owner.epoch, side, unstarted)
         inside = Inside(self._setup.waits, self._conversation_id)
@@ -475,6 +476,8 @@ class ConversationActor(Actor[Command | Query]):
             await self._setup.agent.run(turn)
         except (StaleTurn, TurnSuspended):
             return  # ended or held from outside; whoever did it has written that down
+        except LeaseExpired:
+            raise  # not the turn's failure but its owner's
         except BaseException as error:
             # A cancellation that nobody asked for is a failure like any other.
             if not isinstance(error, Exception) and not clear_stray_cancellation(error):
@@ -492,6 +495,14 @@ class ConversationActor(Actor[Command | Query]):
         finally:
             inside.is_over = True
         await self._tell_owner(end)
+
+    def _check_lease(self) -> None:
+        """Raise where this owner may have been taken over: what it does outside cannot be fenced.
+
+        From here to the first await of what it guards there must be none.
+        """
+        if not self._setup.journal.is_lease_valid(since=self._claimed_at):
+            raise LeaseExpired(self._conversation_id, self._owner.epoch)
 
     async def _tell_owner(self, command: Message[T]) -> T | None:
         """What an effect says in the end. None where this owner or this turn is no more.

@@ -134,7 +134,7 @@ class MemoryJournal:
     async def __aexit__(self, *exc_info: object) -> None:
         self._is_entered = False
 
-    def is_lease_valid(self) -> bool:
+    def is_lease_valid(self, *, since: float | None = None) -> bool:  # noqa: ARG002 - it has no end
         return self._is_entered
 
     async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:

@@ -169,12 +169,12 @@ class PostgresJournal:
 
     # --- the port ---------------------------------------------------------------------------------
 
-    def is_lease_valid(self) -> bool:
+    def is_lease_valid(self, *, since: float | None = None) -> bool:
         """True while no other process may have taken over what this one owns."""
         return (
             not self._is_read_only
             and self._presence is not None
-            and self._presence.is_lease_valid()
+            and self._presence.is_lease_valid(since=since)
         )
 
     async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:

@@ -58,11 +58,13 @@ class Presence:
         self._on_ended = on_ended
         # Written by the thread, read by everybody: a float is replaced as a whole.
         self._valid_until = 0.0
+        self._unbroken_since = 0.0
         self._is_listening = False
         self._is_stopping = False
 
-    def is_lease_valid(self) -> bool:
-        return self._ports.monotonic() < self._valid_until
+    def is_lease_valid(self, *, since: float | None = None) -> bool:
+        is_valid = self._ports.monotonic() < self._valid_until
+        return is_valid and (since is None or self._unbroken_since <= since)
 
     def register(self, connection: psycopg.Connection[Any]) -> None:
         """The first renewal, made by whoever opens the journal, on a connection of its own."""
@@ -102,6 +104,10 @@ class Presence:
                 "listens": self._is_listening,
             },
         )
+        answered_at = self._ports.monotonic()
+        if answered_at >= self._valid_until:
+            # It may have run out before: somebody else may own what was claimed under it.
+            self._unbroken_since = answered_at
         self._valid_until = asked_at + self._lease_s * (1 - _MARGIN)
 
     # --- in the thread ----------------------------------------------------------------------------

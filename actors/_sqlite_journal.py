@@ -183,7 +183,7 @@ class SQLiteJournal:
 
     # --- the port ---------------------------------------------------------------------------------
 
-    def is_lease_valid(self) -> bool:
+    def is_lease_valid(self, *, since: float | None = None) -> bool:  # noqa: ARG002 - nothing is renewed
         """True while this process may write the file; nothing has to be renewed here."""
         return self._is_entered and not self._is_read_only and self._closed_by is None
 

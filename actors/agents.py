@@ -128,6 +128,8 @@ class OwnerSide:
     is_condensing_hard: Callable[[], bool]
     """The turn has to wait for it."""
     find_broken: Callable[[], Awaitable[tuple[str, ...]]]
+    check_lease: Callable[[], None]
+    """Raises where the owner may have been taken over."""
 
 
 class Tools:
@@ -416,6 +418,8 @@ class TurnContext:
     async def _run_call(
         self, action: ActionEvent, run: ToolRunner, results: dict[str, LoggedEvent]
     ) -> None:
+        # Between the commit of the call and here, this process may have stood still for long.
+        self._side.check_lease()
         try:
             returned = await run(action)
             result = ToolResult(returned) if isinstance(returned, str) else returned

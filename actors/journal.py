@@ -122,8 +122,12 @@ class Journal(Protocol):
 
     async def __aexit__(self, *exc_info: object) -> None: ...
 
-    def is_lease_valid(self) -> bool:
-        """Whether this process may still start effects, by its monotonic clock, with a margin."""
+    def is_lease_valid(self, *, since: float | None = None) -> bool:
+        """Whether this process may still start effects, by its monotonic clock, with a margin.
+
+        With `since`, a moment of that clock: whether it could all the time from then on. A lease
+        that ran out and was renewed does not bring back what was claimed before.
+        """
 
     async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
         """Take the next epoch of a conversation, which is made if it is not there.
