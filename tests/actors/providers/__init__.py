@@ -1,0 +1,1 @@
+"""The adapters against servers that speak the providers' APIs strictly."""
