@@ -10,7 +10,7 @@ from ._memory_journal import MemoryJournal, MemoryStore
 from ._postgres_journal import PostgresJournal
 from ._sqlite_journal import SQLiteJournal
 from .admission import AdmissionRefused, Appended, Duplicate, Outcome, Rejected, Violation
-from .agents import Agent, ToolCall, ToolResult, Tools, TurnContext, agent
+from .agents import Agent, ToolCall, ToolResult, TurnContext, agent
 from .commands import OnOverlap, Sent
 from .condensers import (
     Condenser,
@@ -113,16 +113,20 @@ from .scripted_model import ScriptedModel
 from .state import ConversationState
 from .status import AgentExecutionStatus
 from .stuck import Circle, StuckDetector
+from .tool_agent import ConfirmationPolicy, ToolAgent
+from .tools import AfterCall, BeforeCall, Tool, ToolContext, Tools, tool
 from .view import View
 
 __all__ = [
     "ActionEvent",
     "AdmissionRefused",
+    "AfterCall",
     "Agent",
     "AgentErrorEvent",
     "AgentExecutionStatus",
     "AgentMessageEvent",
     "Appended",
+    "BeforeCall",
     "Circle",
     "Claim",
     "CondensationEvent",
@@ -130,6 +134,7 @@ __all__ = [
     "CondensationSummaryEvent",
     "Condenser",
     "ConfirmationGivenEvent",
+    "ConfirmationPolicy",
     "ConfirmationRequestedEvent",
     "ContextOverflow",
     "Conversation",
@@ -213,7 +218,10 @@ __all__ = [
     "TextDelta",
     "ThinkingBlock",
     "TokenUsage",
+    "Tool",
+    "ToolAgent",
     "ToolCall",
+    "ToolContext",
     "ToolResult",
     "ToolSpec",
     "Tools",
@@ -234,4 +242,5 @@ __all__ = [
     "decode_event",
     "encode_event",
     "to_llm_messages",
+    "tool",
 ]

@@ -52,7 +52,6 @@ __all__ = [
     "ToolCall",
     "ToolResult",
     "ToolRunner",
-    "Tools",
     "TurnContext",
     "agent",
 ]
@@ -130,20 +129,6 @@ class OwnerSide:
     find_broken: Callable[[], Awaitable[tuple[str, ...]]]
     check_lease: Callable[[], None]
     """Raises where the owner may have been taken over."""
-
-
-class Tools:
-    """A `ToolRunner` over named async functions, which are called with the call's arguments."""
-
-    def __init__(self, *functions: Callable[..., Awaitable[object]]) -> None:
-        self._functions = {function.__name__: function for function in functions}
-
-    async def __call__(self, action: ActionEvent) -> str:
-        function = self._functions.get(action.tool_name)
-        if function is None:
-            known = ", ".join(self._functions) or "none"
-            raise LookupError(f"there is no tool {action.tool_name}; there are: {known}")
-        return str(await function(**action.arguments))
 
 
 class TurnContext:
@@ -353,12 +338,14 @@ class TurnContext:
         *,
         text: str = "",
         thinking: tuple[ThinkingBlock, ...] = (),
+        usage: TokenUsage | None = None,
         needs_confirmation: bool = False,
     ) -> Sequence[ActionEvent]:
         """Write down the calls of one model response, all in one commit, before any is run.
 
-        `text` is what the model said with its calls. With `needs_confirmation` the turn waits for
-        it, and this ends the agent's run with `TurnSuspended`; only for resumable agents.
+        `text` is what the model said with its calls. With `usage`, a step is finished in the same
+        commit. With `needs_confirmation` the turn waits for it, and this ends the agent's run with
+        `TurnSuspended`; only for resumable agents.
         """
         if not calls:
             return ()
@@ -384,8 +371,12 @@ class TurnContext:
             )
             for n, call in enumerate(calls)
         ]
+        events: Sequence[Event] = actions
+        if usage is not None:
+            # Not after the calls: what they cost is known now, and a crash in a call keeps it.
+            events = (*actions, self._step_finished(usage))
         if not needs_confirmation:
-            await self._append(*actions)
+            await self._append(*events)
             return actions
         requested = ConfirmationRequestedEvent(
             id=self.ports.ids.new(),
@@ -393,7 +384,7 @@ class TurnContext:
             turn_id=self.turn_id,
             tool_call_ids=tuple(action.tool_call_id for action in actions),
         )
-        await self._append(*actions, requested, suspends=True)
+        await self._append(*events, requested, suspends=True)
         raise TurnSuspended(self.conversation_id, self.turn_id)
 
     async def run_calls(

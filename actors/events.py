@@ -298,7 +298,7 @@ class TurnStartedEvent(Event):
 
 
 class StepFinishedEvent(Event):
-    """One model call with the tool calls it made is done."""
+    """One model call is done, and what it answered is in the log; calls it made may still run."""
 
     kind: Literal["step_finished"] = "step_finished"
     usage: TokenUsage = TokenUsage()

@@ -41,9 +41,9 @@ from .stuck import StuckDetector
 from .tools import ToolFunction, Tools, call_function, describe_failure
 from .view import View
 
-__all__ = ["Confirm", "EmptyResponse", "TooManyIterations", "ToolAgent"]
+__all__ = ["ConfirmationPolicy", "EmptyResponse", "TooManyIterations", "ToolAgent"]
 
-Confirm: TypeAlias = (
+ConfirmationPolicy: TypeAlias = (
     Literal["never", "always"] | Collection[str] | Callable[[ToolCall], bool | Awaitable[bool]]
 )
 """Which calls the user is asked about: none, all, those of some tools, those a function picks."""
@@ -82,7 +82,7 @@ class ToolAgent:
         model: Model,
         tools: Tools | Sequence[ToolFunction] = (),
         *,
-        confirm: Confirm = "never",
+        confirm: ConfirmationPolicy = "never",
         max_iterations: int = 50,
         attempts_max: int = 6,
         retry_s_max: float = 120.0,
@@ -250,10 +250,10 @@ class _Run:
             response.calls,
             text=response.text,
             thinking=response.thinking,
+            usage=response.usage,
             needs_confirmation=needs_confirmation,
         )
         await turn.run_calls(actions, self._run_call)
-        await turn.finish_step(response.usage)
 
     async def _tell_of_empty_response(self, response: ModelResponse) -> None:
         turn = self._turn
@@ -264,7 +264,7 @@ class _Run:
         await turn.remind("Your last response was empty. Answer, or call a tool.")
 
 
-def _checked(confirm: Confirm, tools: Tools) -> Confirm:
+def _checked(confirm: ConfirmationPolicy, tools: Tools) -> ConfirmationPolicy:
     """The same, with names that are those of tools: a misspelt one would never be asked about."""
     if isinstance(confirm, str):
         if confirm not in ("never", "always"):

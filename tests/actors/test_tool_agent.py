@@ -18,32 +18,32 @@ import pytest
 from tests.actors.worlds import brief, log_of, verified
 from turnkeeper.actors import (
     ActionEvent,
+    ConfirmationPolicy,
+    ContextOverflow,
     Conversation,
     Event,
     InvalidInput,
     Journal,
     LoggedEvent,
-    MemoryJournal,
-    RollingCondenser,
-    ThinkingBlock,
-    TokenUsage,
-    ToolCall,
-    TurnNotCompleted,
-    UserRejectEvent,
-    to_llm_messages,
-)
-from turnkeeper.actors.models import (
-    ContextOverflow,
     MalformedHistory,
+    MemoryJournal,
     Model,
     ModelError,
     ModelRefusal,
     ModelRequest,
     ModelResponse,
     ModelUnavailable,
+    RollingCondenser,
+    ScriptedModel,
+    ThinkingBlock,
+    TokenUsage,
+    ToolAgent,
+    ToolCall,
+    TurnNotCompleted,
+    UserRejectEvent,
+    to_llm_messages,
 )
-from turnkeeper.actors.scripted_model import Reply, ScriptedModel
-from turnkeeper.actors.tool_agent import Confirm, ToolAgent
+from turnkeeper.actors.scripted_model import Reply
 from turnkeeper.runtime import Backoff, DaemonThreads, Ports
 from turnkeeper.runtime.testing import VirtualClock, settle
 
@@ -458,13 +458,13 @@ def forgetful(call: ToolCall) -> Any:  # noqa: ANN401 - it is not what it should
     return None
 
 
-ASKING: list[Confirm] = ["always", ["refund"], large, large_async, broken, forgetful]
-SILENT: list[Confirm] = ["never", [], lambda call: call.name == "other"]
+ASKING: list[ConfirmationPolicy] = ["always", ["refund"], large, large_async, broken, forgetful]
+SILENT: list[ConfirmationPolicy] = ["never", [], lambda call: call.name == "other"]
 
 
 @pytest.mark.parametrize("confirm", ASKING)
 async def test_a_call_that_needs_a_confirmation_waits_for_it_with_those_beside_it(
-    confirm: Confirm,
+    confirm: ConfirmationPolicy,
 ) -> None:
     till, model = Till(), scripted(both(), "Done.")
     async with serving(ToolAgent(model, [till.read, till.refund], confirm=confirm)) as chat:
@@ -481,7 +481,7 @@ async def test_a_call_that_needs_a_confirmation_waits_for_it_with_those_beside_i
 
 
 @pytest.mark.parametrize("confirm", SILENT)
-async def test_a_call_that_needs_no_confirmation_runs_at_once(confirm: Confirm) -> None:
+async def test_a_call_that_needs_no_confirmation_runs_at_once(confirm: ConfirmationPolicy) -> None:
     till, model = Till(), scripted(both(), "Done.")
     async with serving(ToolAgent(model, [till.read, till.refund], confirm=confirm)) as chat:
         assert await (await chat.send("go")).reply() == "Done."

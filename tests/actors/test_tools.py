@@ -24,19 +24,24 @@ from pydantic import BaseModel, Field, JsonValue
 
 from tests.actors.worlds import log_of, verified
 from turnkeeper.actors import (
+    ActionEvent,
     AgentErrorEvent,
     Conversation,
     FrozenObject,
     InvalidInput,
     MemoryJournal,
     ObservationEvent,
+    Tool,
     ToolCall,
+    ToolContext,
+    ToolResult,
+    Tools,
+    ToolSpec,
     TurnContext,
     agent,
+    tool,
 )
-from turnkeeper.actors.agents import ToolResult
-from turnkeeper.actors.models import ToolSpec
-from turnkeeper.actors.tools import RESULT_LENGTH_MIN, Tool, ToolContext, Tools, tool
+from turnkeeper.actors.tools import RESULT_LENGTH_MIN
 from turnkeeper.runtime import DaemonThreads, Ports
 from turnkeeper.runtime.testing import VirtualClock, settle
 
@@ -75,11 +80,7 @@ async def results_of(chat: Conversation) -> Sequence[Result]:
         for event in events
         if isinstance(event, ObservationEvent | AgentErrorEvent)
     }
-    return [
-        results[event.tool_call_id]
-        for event in events
-        if event.kind == "action"  # type: ignore[attr-defined]  # actions have one
-    ]
+    return [results[event.tool_call_id] for event in events if isinstance(event, ActionEvent)]
 
 
 async def call(tools: Tools, *calls: ToolCall, ports: Ports | None = None) -> Sequence[Result]:
@@ -556,7 +557,7 @@ async def test_an_async_tool_that_takes_too_long_is_cancelled_and_the_others_go_
     clock, cleaned_up, go_on = VirtualClock(), anyio.Event(), anyio.Event()
 
     @tool(timeout_s=5)
-    async def wait() -> str:
+    async def wait() -> None:
         try:
             await anyio.sleep_forever()
         finally:
@@ -620,7 +621,8 @@ async def test_past_the_bound_of_abandoned_threads_a_call_is_answered_with_an_er
     tools = Tools(wait, calls_at_once_max=1)
     async with calling(tools, ToolCall("wait"), ToolCall("wait"), ports=ports) as results:
         await clock.advance(5)
-        late, refused = await results()
+        # On trio either of the two may start first.
+        late, refused = sorted(await results(), key=lambda result: result.kind)
     release.set()
 
     assert isinstance(late, AgentErrorEvent)
@@ -764,18 +766,18 @@ async def test_hooks_see_calls_that_run_and_failures_and_no_others() -> None:
 async def test_an_interrupt_waits_neither_for_a_thread_nor_for_a_tool_that_ignores_it() -> None:
     release, threads = threading.Event(), DaemonThreads()
     release_task = anyio.Event()
-    started = {"block": threading.Event(), "ignore": anyio.Event()}
+    has_started, is_ignoring = threading.Event(), anyio.Event()
     ended: list[str] = []
 
     def block() -> str:
-        started["block"].set()
+        has_started.set()
         release.wait()
         ended.append("block")
         return "late"
 
     async def ignore() -> str:
         with anyio.CancelScope(shield=True):
-            started["ignore"].set()
+            is_ignoring.set()
             await release_task.wait()
         ended.append("ignore")
         return "late"
@@ -792,8 +794,8 @@ async def test_an_interrupt_waits_neither_for_a_thread_nor_for_a_tool_that_ignor
     async with verified(caller, journal=MemoryJournal(), ports=ports) as conversations:
         chat = conversations["c"]
         await chat.send("go")
-        await started["ignore"].wait()
-        while not started["block"].is_set():
+        await is_ignoring.wait()
+        while not has_started.is_set():
             await anyio.lowlevel.checkpoint()
 
         assert await (await chat.send("stop", on_overlap="interrupt")).reply() == "a(stop)"
@@ -815,8 +817,7 @@ import threading
 
 import anyio
 
-from turnkeeper.actors import Conversations, MemoryJournal, ToolCall, agent
-from turnkeeper.actors.tools import Tools
+from turnkeeper.actors import Conversations, MemoryJournal, ToolCall, Tools, agent
 
 started = threading.Event()
 

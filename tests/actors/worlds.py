@@ -21,7 +21,6 @@ from turnkeeper.actors import (
     ObservationEvent,
     Record,
     ToolCall,
-    Tools,
     TurnContext,
     TurnEndedEvent,
     TurnStartedEvent,
@@ -60,9 +59,9 @@ class HeldAgent:
             await turn.stream(self._pieces(text))
             return
         if text.startswith("two tools"):
-            await turn.call_tools([ToolCall("look"), ToolCall("look")], Tools(self._tool(text)))
+            await turn.call_tools([ToolCall("look"), ToolCall("look")], self._tool(text))
         elif text.startswith("tool"):
-            await turn.call_tools([ToolCall("look", {"at": text})], Tools(self._tool(text)))
+            await turn.call_tools([ToolCall("look", {"at": text})], self._tool(text))
         else:
             await self._stop(text)
         if text.startswith("fail"):
@@ -79,10 +78,10 @@ class HeldAgent:
         await self._stop(text)
         yield f"{text})"
 
-    def _tool(self, text: str) -> Callable[..., Awaitable[str]]:
-        async def look(at: str = "") -> str:
+    def _tool(self, text: str) -> Callable[[ActionEvent], Awaitable[str]]:
+        async def look(action: ActionEvent) -> str:
             await self._stop(text)
-            return f"seen {at}"
+            return f"seen {action.arguments.get('at', '')}"
 
         return look
 
