@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import anthropic
 import anyio
+import openai
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
@@ -74,9 +76,14 @@ async def asking(api: str, **options: Any) -> AsyncIterator[Asking]:  # noqa: AN
     """An adapter of this API, with a client that tries again unless it is told not to."""
     with serving(APIS[api]()) as server:
         if api == "anthropic":
-            async with AsyncAnthropic(api_key="key", base_url=server.url) as anthropic:
-                yield Asking(server, AnthropicModel("m", client=anthropic, **options))
+            # Certificates take longer to load than all the rest of a test, and none is looked at.
+            http = anthropic.DefaultAsyncHttpxClient(verify=False)
+            url = server.url
+            async with AsyncAnthropic(api_key="key", base_url=url, http_client=http) as client:
+                yield Asking(server, AnthropicModel("m", client=client, **options))
         else:
             adapter = OpenAIChatModel if api == "chat" else OpenAIResponsesModel
-            async with AsyncOpenAI(api_key="key", base_url=f"{server.url}/v1") as openai:
-                yield Asking(server, adapter("m", client=openai, **options))
+            http = openai.DefaultAsyncHttpxClient(verify=False)
+            url = f"{server.url}/v1"
+            async with AsyncOpenAI(api_key="key", base_url=url, http_client=http) as client:
+                yield Asking(server, adapter("m", client=client, **options))
