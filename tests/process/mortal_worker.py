@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from turnkeeper.actors import PostgresJournal, RollingCondenser, SQLiteJournal, _conversation
 from turnkeeper.actors._conversation import ConversationActor
@@ -20,23 +20,24 @@ from turnkeeper.actors.journal import Journal
 LEASE_S = 1.0
 SNAPSHOT_EVENTS = 12
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 Point = Callable[[], None]
-# Any: it wraps whatever it is given.
-Wrap = Callable[[Callable[..., Any], Point], Callable[..., Any]]
 
 
-def before(function: Callable[..., Any], reach: Point) -> Callable[..., Any]:
+def before(function: Callable[P, T], reach: Point) -> Callable[P, T]:
     @wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         reach()
         return function(*args, **kwargs)
 
     return wrapped
 
 
-def after(function: Callable[..., Any], reach: Point) -> Callable[..., Any]:
+def after(function: Callable[P, T], reach: Point) -> Callable[P, T]:
     @wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         result = function(*args, **kwargs)
         reach()
         return result
@@ -44,11 +45,9 @@ def after(function: Callable[..., Any], reach: Point) -> Callable[..., Any]:
     return wrapped
 
 
-def after_awaiting(
-    function: Callable[..., Awaitable[Any]], reach: Point
-) -> Callable[..., Awaitable[Any]]:
+def after_awaiting(function: Callable[P, Awaitable[T]], reach: Point) -> Callable[P, Awaitable[T]]:
     @wraps(function)
-    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+    async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         result = await function(*args, **kwargs)
         reach()
         return result
@@ -58,7 +57,8 @@ def after_awaiting(
 
 JOURNALS = (SQLiteJournal, PostgresJournal)
 
-POINTS: Mapping[str, tuple[Wrap, tuple[object, ...], str]] = {
+# Any: it wraps whatever it is given.
+POINTS: Mapping[str, tuple[Callable[[Any, Point], Any], tuple[object, ...], str]] = {
     "before an append": (before, JOURNALS, "append"),
     "after an append, before its publication": (after_awaiting, JOURNALS, "append"),
     "after a publication, before the effects": (after, (ConversationActor,), "_publish"),

@@ -1,4 +1,4 @@
-"""What the tests with real processes share: a small stress, its check, and a PostgreSQL to break."""
+"""What the tests with real processes share: a small stress, its check, and a database."""
 
 from __future__ import annotations
 
