@@ -23,8 +23,8 @@ lock that the kernel frees when the node dies, and a frozen node still holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
@@ -33,7 +33,7 @@ from turnkeeper.runtime.testing import Node, Simulation
 
 from .._memory_journal import MemoryJournal, MemoryStore
 from ..errors import Fenced, JournalOutcomeUnknown, JournalUnavailable, OwnedElsewhere
-from ..journal import Claim, Record
+from ..journal import Claim, Record, Snapshot
 
 __all__ = ["Disk", "Fault", "JournalStrike", "SimulatedJournal", "owner_of"]
 
@@ -126,16 +126,23 @@ class SimulatedJournal(MemoryJournal):
         """Closed for writing after an I/O error."""
         self.lease_until = disk.simulation.now() + LEASE_S
         """By the disk's clock."""
+        self._unbroken_since = node.monotonic()
         self._valid_until = node.monotonic() + LEASE_S * (1 - _LEASE_MARGIN)
         self._disk = disk
         self._takes_over = takeover
 
     # --- the lease -------------------------------------------------------------------------------
 
-    def is_lease_valid(self) -> bool:
+    def is_lease_valid(self, *, since: float | None = None) -> bool:
         if not self._is_entered:
             return False
-        return self._disk.has_locks or self.node.monotonic() < self._valid_until
+        if self._disk.has_locks:
+            return True
+        is_valid = self.node.monotonic() < self._valid_until
+        if not is_valid or (since is not None and self._unbroken_since > since):
+            self._disk.simulation.mark("lease ran out")
+            return False
+        return True
 
     @property
     def lost_by_force(self) -> set[tuple[SimulatedJournal, str]]:
@@ -153,6 +160,8 @@ class SimulatedJournal(MemoryJournal):
             asked_at = self.node.monotonic()
             await self._disk.simulation.delay("heartbeat")
             self.lease_until = self._disk.simulation.now() + LEASE_S
+            if self.node.monotonic() >= self._valid_until:
+                self._unbroken_since = self.node.monotonic()
             self._valid_until = asked_at + LEASE_S * (1 - _LEASE_MARGIN)
             await self.node.sleep(LEASE_S / 3)
 
@@ -266,13 +275,36 @@ class SimulatedJournal(MemoryJournal):
         )
         return await self.ask("append", append, is_write=True)
 
+    async def find_events(
+        self, conversation_id: str, event_ids: Sequence[str]
+    ) -> Mapping[str, int]:
+        self._disk.simulation.mark("look-up beyond memory")
+        find = partial(super().find_events, conversation_id, event_ids)
+        return await self.ask("find_events", find, is_write=False)
+
+    async def find_messages(
+        self, conversation_id: str, message_ids: Sequence[str]
+    ) -> Mapping[str, int]:
+        self._disk.simulation.mark("look-up beyond memory")
+        find = partial(super().find_messages, conversation_id, message_ids)
+        return await self.ask("find_messages", find, is_write=False)
+
+    async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
+        read = partial(super().read_snapshot, conversation_id)
+        snapshot = await self.ask("read_snapshot", read, is_write=False)
+        if snapshot is None:
+            return None
+        simulation = self._disk.simulation
+        if not self._disk.is_healed and simulation.chance("snapshot of another version", 0.2):
+            simulation.mark("snapshot ignored")
+            return replace(snapshot, version="of another version")
+        simulation.mark("snapshot used")
+        return snapshot
+
     read = _call(MemoryJournal.read, is_write=False)
     info = _call(MemoryJournal.info, is_write=False)
     list = _call(MemoryJournal.list, is_write=False)
-    find_events = _call(MemoryJournal.find_events, is_write=False)
-    find_messages = _call(MemoryJournal.find_messages, is_write=False)
     rejections = _call(MemoryJournal.rejections, is_write=False)
-    read_snapshot = _call(MemoryJournal.read_snapshot, is_write=False)
     reject = _call(MemoryJournal.reject, is_write=True)
     write_snapshot = _call(MemoryJournal.write_snapshot, is_write=True)
     fork = _call(MemoryJournal.fork, is_write=True)

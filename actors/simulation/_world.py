@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import TypeVar, get_args
 
 import anyio
 
 from turnkeeper.runtime import (
-    NotDelivered,
     OutcomeUnknown,
     OwnershipLost,
     Refused,
+    TooManyRestarts,
     Unavailable,
 )
 from turnkeeper.runtime.testing import Node, NodeCrashed, Simulation
@@ -114,7 +115,7 @@ class Options:
     def drawn(simulation: Simulation) -> Options:
         """What this run is like."""
         chance, pick = simulation.chance, simulation.pick
-        heat = pick("heat", (0.02, 0.05, 0.15))
+        heat = pick("heat", (0.02, 0.05, 0.15, 0.5))
         return Options(
             nodes=pick("nodes", (1, 2, 2, 3)),
             clients=pick("clients", (1, 2, 3)),
@@ -394,6 +395,11 @@ class _Run:
         assert scope.cancelled_caught, "a request returns, raises, or is given up"
         raise Lost
 
+    def _some_node(self, attempt: int) -> str:
+        """Whom to ask; the next one after one that was of no use."""
+        place = attempt + self.simulation.draw("which node", len(self.names))
+        return self.names[place % len(self.names)]
+
     def _limit(self) -> float:
         """How long a client waits for an answer."""
         if self.is_healed or not self.options.impatient:
@@ -424,7 +430,7 @@ class _Run:
         overlap = simulation.pick("on overlap", self.options.overlaps)
         was_unknown = False
         while sending.acknowledged_at is None and sending.refusal is None:
-            name = simulation.pick("which node", self.names)
+            name = self._some_node(sending.attempts)
             send = partial(self._send, sending, overlap)
             if self.options.resends and simulation.chance("sent twice", 0.2):
                 simulation.start_soon(self._send_unheard, sending, overlap)
@@ -441,7 +447,8 @@ class _Run:
                     how = "it was written" if turn.is_duplicate else "it was not"
                     simulation.mark(f"unknown resolved: {how}")
                 return
-            await simulation.delay("client tries again", 0.9, 3.0)
+            await anyio.sleep(0.1)
+            await simulation.delay("client tries again", 0.6, 3.0)
 
     def _is_given_up(self, sending: Sending, refusal: Exception) -> bool:
         """Whether a chat message that was refused is not sent again."""
@@ -451,7 +458,7 @@ class _Run:
                 simulation.mark("turn in progress")
             case QueueFull():
                 simulation.mark("queue full")
-            case NotDelivered() if "too often" in str(refusal):
+            case TooManyRestarts():
                 simulation.mark("failed too often")
             case OwnershipLost() | Unavailable() | ConversationsClosed():
                 pass
@@ -541,17 +548,24 @@ class _Run:
         async def follow(server: _Server, conversations: Conversations) -> None:
             cursor = self.cursors[name][1]
             reader = conversations[conversation_id].events(after=cursor)
+            was_live = False
             async for logged in reader:
                 self.oracles.saw_event(conversation_id, logged, f"{name} on {server.node}")
+                # What it has in hand is looked at from outside: it keeps its limits to itself.
+                if len(reader._offered) > _subscriptions.BUFFERED_EVENTS_MAX:  # noqa: SLF001
+                    self.oracles.broken("B1", f"{name} has {len(reader._offered)} events")  # noqa: SLF001
+                if was_live and reader._is_behind:  # noqa: SLF001
+                    simulation.mark("subscriber moved to the journal")
+                was_live = not reader._is_behind  # noqa: SLF001
                 if logged.seq != cursor + 1:
                     self.oracles.broken("S1", f"{name} at {cursor} was given {logged.seq}")
                 cursor = logged.seq
                 self.cursors[name] = conversation_id, cursor
                 await simulation.delay(f"{name} reads", 0.3, 3.0)
 
-        while True:
+        for attempt in count():
             try:
-                await self._request(simulation.pick("which node", self.names), follow, 30.0)
+                await self._request(self._some_node(attempt), follow, 30.0)
             except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
                 simulation.mark("subscriber moved on")
             await anyio.sleep(0.5)
@@ -568,8 +582,8 @@ class _Run:
         await self._send_until_known(sending)
         if sending.refusal is not None:
             return
-        while True:
-            name = self.simulation.pick("which node", self.names)
+        for attempt in count():
+            name = self._some_node(attempt)
             try:
                 await self._request(name, lambda _, found: self._learn_end(sending, found), 100.0)
             except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
@@ -579,7 +593,9 @@ class _Run:
 
     async def _catch_up(self) -> None:
         """Every subscriber gets as far as its log goes."""
-        while any(at < self.oracles.head(name) for name, at in self.cursors.values()):
+        while any(  # noqa: ASYNC110 - a virtual second costs nothing
+            at < self.oracles.head(name) for name, at in self.cursors.values()
+        ):
             await anyio.sleep(1.0)
 
     async def _learn_end(self, sending: Sending, conversations: Conversations) -> None:

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Awaitable, Callable
 
 from ._simulation import (
+    NOTES_MAX,
     POLICIES,
     Policy,
     Run,
@@ -31,14 +32,16 @@ def simulate(
     tape: Tape | None = None,
     strike: Strike | None = None,
     steps_max: int = STEPS_MAX,
+    notes_max: int = NOTES_MAX,
 ) -> Run:
     """Run `world(simulation)` once, one step of one task at a time, under virtual time.
 
     Everything is decided by the seed, or by the tape of an earlier run, which is then played. The
     seed chooses the policy where none is given. A broken invariant, an exception of the world's,
     a deadlock and a run that is not over after `steps_max` steps are the run's `broken`; nothing
-    is raised for them. Raises `SimulatorUnsupported` without trio, or with one that has changed.
-    Not for use inside a running event loop.
+    is raised for them. The last `notes_max` notes are kept. Raises
+    `SimulatorUnsupported` without trio, or with one that has changed. Not for use inside a running
+    event loop.
     """
     try:
         from ._scheduler import Scheduler  # noqa: PLC0415 - only this needs trio
@@ -50,7 +53,7 @@ def simulate(
     if policy is None:
         policy = POLICIES[played.random.randrange(len(POLICIES))]
     scheduler = Scheduler(played, policy, steps_max, strike)
-    simulation = Simulation(played, scheduler)
+    simulation = Simulation(played, scheduler, notes_max=notes_max)
     # A collection would run finalizers at a moment that depends on what ran before.
     was_enabled = gc.isenabled()
     gc.disable()

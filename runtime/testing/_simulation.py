@@ -331,7 +331,7 @@ class Node:
 class Simulation:
     """What the world function is given: nodes to start, decisions to draw, findings to report."""
 
-    def __init__(self, tape: Tape, scheduler: Scheduler) -> None:
+    def __init__(self, tape: Tape, scheduler: Scheduler, *, notes_max: int = NOTES_MAX) -> None:
         self.tape = tape
         self.scheduler = scheduler
         self.marks: Counter[str] = Counter()
@@ -341,7 +341,7 @@ class Simulation:
         """Called before every step. They may call `broken`; cheap ones only."""
         self.first_broken: Broken | None = None
         self.is_over = False
-        self._notes: deque[str] = deque(maxlen=NOTES_MAX)
+        self._notes: deque[str] = deque(maxlen=notes_max)
         self._tasks: TaskGroup | None = None
         self._incarnations: Counter[str] = Counter()
 

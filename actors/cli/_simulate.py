@@ -1,0 +1,241 @@
+"""The command `simulate`: conversations under faults in a simulated world, seed after seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from turnkeeper.runtime import Ports
+from turnkeeper.runtime.testing import Policy, Run
+
+from ..simulation import INVARIANTS, Campaign, TapeFile, run_campaign
+from ..simulation import replay as play_tape
+from ._telling import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, print_json
+
+__all__ = ["simulate"]
+
+_SEEDS = 200
+_FIRST_SEEDS = 1 << 31
+_PROGRESS_S = 0.5
+
+
+class PolicyName(StrEnum):
+    """How the simulator chooses the next task."""
+
+    RANDOM = "random"
+    PCT = "pct"
+    BATCH = "batch"
+
+
+_POLICIES: Mapping[PolicyName, Policy] = {
+    PolicyName.RANDOM: "random",
+    PolicyName.PCT: "pct",
+    PolicyName.BATCH: "batch",
+}
+
+
+def simulate(
+    *,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many runs.", show_default=f"{_SEEDS}, or no limit"),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop after so long.", show_default="no limit")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The first seed.", show_default="drawn, and told")
+    ] = None,
+    policy: Annotated[
+        PolicyName | None,
+        typer.Option(help="How the next task is chosen.", show_default="each seed chooses"),
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, metavar="TAPE", help="Play one failing run."),
+    ] = None,
+    tapes: Annotated[
+        Path, typer.Option(file_okay=False, help="Where the tapes of failing runs go.")
+    ] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """Run conversations in a simulated world with faults, and check every invariant.
+
+    Nodes crash, freeze and are cancelled; the journal refuses, fails and forgets to answer; clients
+    talk over each other, give up and send again. The same seed gives the same run. Needs trio.
+
+    Exit status: 0, all invariants held; 1, one did not; 2, the call cannot be used; 130, stopped by
+    Ctrl-C.
+    """
+    if find_spec("trio") is None:
+        fail(UNUSABLE, "simulate needs trio: pip install trio")
+    if replay is not None:
+        _replay(replay, as_json=as_json)
+        return
+    ports = Ports()
+    first = ports.random.randrange(_FIRST_SEEDS) if seed is None else seed
+    if seeds is None and minutes is None:
+        seeds = _SEEDS
+    errors = Console(stderr=True, highlight=False)
+    errors.print(Text(f"seeds from {first} on"))
+    progress = _Progress(errors, seeds)
+    so_far = Campaign(first)
+
+    def on_progress(campaign: Campaign) -> None:
+        nonlocal so_far
+        so_far = campaign
+        progress.show(campaign)
+
+    status = None
+    try:
+        so_far = run_campaign(
+            first,
+            seeds=seeds,
+            seconds=None if minutes is None else 60.0 * minutes,
+            policy=None if policy is None else _POLICIES[policy],
+            on_progress=on_progress,
+            ports=ports,
+        )
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        errors.print(Text("turnkeeper: stopped by Ctrl-C"))
+    finally:
+        progress.end()
+    files = [_write_tape(tapes, run) for run in so_far.failures]
+    for run, file in zip(so_far.failures, files, strict=True):
+        _tell_failure(errors, run, file)
+    if as_json:
+        print_json(_as_json(so_far, files))
+    else:
+        _print_campaign(Console(highlight=False), so_far)
+    if not so_far.ok:
+        raise typer.Exit(BROKEN)
+    if status is not None:
+        raise typer.Exit(status)
+
+
+def _replay(path: Path, *, as_json: bool) -> None:
+    try:
+        file = TapeFile.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        fail(UNUSABLE, f"{path} is no tape: {error}")
+    run = play_tape(file)
+    if as_json:
+        print_json(
+            {
+                "ok": run.ok,
+                "seeds": 1,
+                "steps": run.steps,
+                "failures": [] if run.ok else [_failure_json(run, path)],
+                "marks": dict(run.marks),
+                "trace": run.trace,
+            }
+        )
+    else:
+        console = Console(highlight=False)
+        for note in run.notes:
+            console.print(Text(note), soft_wrap=True)
+        told = "all invariants held" if run.broken is None else f"broken: {run.broken}"
+        console.print(Text(told), soft_wrap=True)
+    if not run.ok:
+        raise typer.Exit(BROKEN)
+
+
+class _Progress:
+    """One line that is written over on a terminal, and nothing elsewhere."""
+
+    def __init__(self, console: Console, seeds: int | None) -> None:
+        self._console = console
+        self._seeds = seeds
+        self._next = 0.0
+
+    def show(self, campaign: Campaign) -> None:
+        if not self._console.is_terminal or campaign.elapsed_s < self._next:
+            return
+        self._next = campaign.elapsed_s + _PROGRESS_S
+        of = "" if self._seeds is None else f" of {self._seeds:,}"
+        line = (
+            f"{campaign.seeds:,}{of} seeds, {campaign.steps:,} steps, "
+            f"{_per_hour(campaign):,.0f} seeds an hour, {campaign.failed} failed"
+        )
+        self._console.print(Text(f"\r{line}"), end="")
+
+    def end(self) -> None:
+        if self._console.is_terminal:
+            self._console.print()
+
+
+def _per_hour(campaign: Campaign) -> float:
+    return campaign.seeds / campaign.elapsed_s * 3600 if campaign.elapsed_s else 0.0
+
+
+def _write_tape(folder: Path, run: Run) -> Path:
+    path = folder / f"turnkeeper-{run.seed}.tape.json"
+    path.write_text(TapeFile.of(run).to_json(), encoding="utf-8")
+    return path
+
+
+def _tell_failure(console: Console, run: Run, tape: Path) -> None:
+    console.print(Text(str(run)), soft_wrap=True)
+    console.print(Text(f"play it again: turnkeeper simulate --replay {tape}"), soft_wrap=True)
+
+
+def _failure_json(run: Run, tape: Path) -> Mapping[str, object]:
+    broken = run.broken
+    assert broken is not None, "only failures are told as failures"
+    return {
+        "seed": run.seed,
+        "policy": run.policy,
+        "invariant": broken.invariant,
+        "sentence": INVARIANTS.get(broken.invariant, ""),
+        "detail": broken.detail,
+        "step": broken.step,
+        "last": list(run.notes),
+        "replay": f"turnkeeper simulate --replay {tape}",
+    }
+
+
+def _as_json(campaign: Campaign, tapes: list[Path]) -> Mapping[str, object]:
+    return {
+        "ok": campaign.ok,
+        "first_seed": campaign.first_seed,
+        "seeds": campaign.seeds,
+        "steps": campaign.steps,
+        "virtual_s": round(campaign.virtual_s, 3),
+        "seeds_per_hour": round(_per_hour(campaign)),
+        "failed": campaign.failed,
+        "failures": [
+            _failure_json(run, tape) for run, tape in zip(campaign.failures, tapes, strict=True)
+        ],
+        "marks": dict(sorted(campaign.marks.items())),
+        "marks_missing": list(campaign.missing_marks),
+        "checked": campaign.checked,
+        "trace": campaign.trace,
+    }
+
+
+def _print_campaign(console: Console, campaign: Campaign) -> None:
+    table = Table(show_header=False, box=None)
+    table.add_column(justify="right")
+    table.add_column()
+    table.add_row(f"{campaign.seeds:,}", "seeds")
+    table.add_row(f"{campaign.steps:,}", "steps")
+    table.add_row(f"{campaign.virtual_s:,.0f}", "virtual seconds")
+    table.add_row(f"{_per_hour(campaign):,.0f}", "seeds an hour, here")
+    table.add_row(f"{campaign.checked:,}", "seeds run again from their tapes, with the same trace")
+    table.add_row(f"{len(campaign.marks):,}", "kinds of interesting places reached")
+    table.add_row(f"{campaign.failed:,}", "seeds in which an invariant was broken")
+    console.print(table)
+    if campaign.missing_marks:
+        places = ", ".join(campaign.missing_marks)
+        console.print(Text(f"not reached: {places}"), soft_wrap=True)
+    verdict = "all invariants held" if campaign.ok else "not as promised"
+    console.print(Text(verdict), style="green" if campaign.ok else "red")

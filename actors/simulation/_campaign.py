@@ -1,0 +1,176 @@
+"""Campaigns: many seeds of the conversation world, one after the other, and what came of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from turnkeeper.runtime import Ports
+from turnkeeper.runtime.testing import Policy, Run, Tape, shrink, simulate
+
+from ._world import MARKS, ConversationWorld
+
+__all__ = [
+    "MARKS_SEEDS_MIN",
+    "Campaign",
+    "TapeFile",
+    "replay",
+    "run_campaign",
+    "silent_logs",
+]
+
+MARKS_SEEDS_MIN = 1_000
+"""A campaign of so many seeds must have reached every mark; a shorter one is not long enough."""
+SHRINK_RUNS_MAX = 200
+_CHECKED_EVERY = 20
+"""One seed in so many is run again from its tape, and must leave the same trace."""
+_STEPS_MAX = 60_000
+_NOTES_OF_A_REPLAY = 100_000
+
+
+@dataclass(slots=True)
+class Campaign:
+    """What a campaign has come to so far."""
+
+    first_seed: int
+    seeds: int = 0
+    steps: int = 0
+    virtual_s: float = 0.0
+    checked: int = 0
+    """How many seeds were run a second time, from their tapes."""
+    marks: Counter[str] = field(default_factory=Counter)
+    failures: list[Run] = field(default_factory=list)
+    """The runs in which an invariant was broken, made smaller; the first few."""
+    failed: int = 0
+    """How many seeds failed in all."""
+    trace: str = ""
+    """The same for the same seeds, in whichever process."""
+    elapsed_s: float = 0.0
+
+    @property
+    def missing_marks(self) -> Sequence[str]:
+        """The places that no run has reached."""
+        return sorted(MARKS - self.marks.keys())
+
+    @property
+    def ok(self) -> bool:
+        """No invariant was broken, and a long campaign has reached every mark."""
+        return not self.failed and not (self.seeds >= MARKS_SEEDS_MIN and self.missing_marks)
+
+
+@dataclass(frozen=True, slots=True)
+class TapeFile:
+    """A tape with what it takes to play it again."""
+
+    seed: int
+    policy: Policy
+    tape: Tape
+
+    @staticmethod
+    def of(run: Run) -> TapeFile:
+        return TapeFile(run.seed, run.policy, run.tape)
+
+    def to_json(self) -> str:
+        record = {"seed": self.seed, "policy": self.policy, "tape": json.loads(self.tape.to_json())}
+        return json.dumps(record)
+
+    @staticmethod
+    def from_json(text: str) -> TapeFile:
+        """`ValueError` where this is no tape."""
+        record = json.loads(text)
+        if not isinstance(record, dict) or not isinstance(record.get("seed"), int):
+            raise ValueError(  # noqa: TRY004 - the text is at fault
+                "a tape file is a JSON object with a seed, a policy and a tape"
+            )
+        tape = Tape.from_json(json.dumps(record.get("tape")))
+        return TapeFile(record["seed"], record.get("policy", "random"), tape)
+
+
+def run_campaign(
+    first_seed: int,
+    *,
+    seeds: int | None = None,
+    seconds: float | None = None,
+    policy: Policy | None = None,
+    failures_max: int = 3,
+    world: Callable[[], ConversationWorld] = ConversationWorld,
+    on_progress: Callable[[Campaign], None] = lambda _: None,
+    ports: Ports | None = None,
+) -> Campaign:
+    """Run seeds from `first_seed` on, until there were so many, or the time is up.
+
+    It goes on after a failure, and gives up at `failures_max` of them.
+    """
+    now = (ports or Ports()).monotonic
+    began = now()
+    campaign = Campaign(first_seed)
+    trace = hashlib.blake2b(digest_size=8)
+    with silent_logs():
+        while (seeds is None or campaign.seeds < seeds) and (
+            seconds is None or campaign.elapsed_s < seconds
+        ):
+            seed = first_seed + campaign.seeds
+            run = simulate(world(), seed=seed, policy=policy, steps_max=_STEPS_MAX)
+            campaign.seeds += 1
+            campaign.steps += run.steps
+            campaign.virtual_s += run.seconds
+            campaign.marks.update(run.marks)
+            trace.update(run.trace.encode())
+            campaign.trace = trace.hexdigest()
+            if run.broken is not None:
+                campaign.failed += 1
+                if len(campaign.failures) < failures_max:
+                    campaign.failures.append(_shrunk(world, run))
+            elif campaign.seeds % _CHECKED_EVERY == 0:
+                campaign.checked += 1
+                again = simulate(
+                    world(), seed=seed, policy=run.policy, tape=run.tape, steps_max=_STEPS_MAX
+                )
+                if again.trace != run.trace:
+                    campaign.failed += 1
+                    campaign.failures.append(again)
+            campaign.elapsed_s = now() - began
+            on_progress(campaign)
+            if len(campaign.failures) >= failures_max:
+                break
+    return campaign
+
+
+def _shrunk(world: Callable[[], ConversationWorld], run: Run) -> Run:
+    return shrink(world(), run, steps_max=_STEPS_MAX, runs_max=SHRINK_RUNS_MAX)
+
+
+def replay(file: TapeFile) -> Run:
+    """Play a tape, and keep every note."""
+    with silent_logs():
+        return simulate(
+            ConversationWorld(),
+            seed=file.seed,
+            policy=file.policy,
+            tape=file.tape,
+            steps_max=_STEPS_MAX,
+            notes_max=_NOTES_OF_A_REPLAY,
+        )
+
+
+@contextmanager
+def silent_logs() -> Iterator[None]:
+    """No log lines: in a simulated world, warnings are the plan."""
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[_drop], cache_logger_on_first_use=False,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def _drop(_: object, __: str, ___: structlog.types.EventDict) -> structlog.types.EventDict:
+    raise structlog.DropEvent
