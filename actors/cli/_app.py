@@ -1,4 +1,4 @@
-"""The commands: `demo`, `replay`, `show` and `stress`.
+"""The commands: `demo`, `replay`, `show`, `stress` and `simulate`.
 
 Results go to standard output, all else to standard error. Exit status: 0, all is as promised; 1, a
 promise is broken, the worker failed, or a log cannot be read; 2, the call or a part of the input
@@ -34,6 +34,7 @@ from ._protocol import Start
 from ._report import Report, empty_report, make_report
 from ._show import conversation_json, infos_json, print_event, print_infos
 from ._stage import WORKER, Replay, WorkerLost
+from ._simulate import simulate
 from ._stress import stress
 from ._telling import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, print_json
 from ._users import plan_kills, plan_users
@@ -224,6 +225,7 @@ def show(
 
 
 app.command()(stress)
+app.command()(simulate)
 
 
 # --- playing -------------------------------------------------------------------------------------
