@@ -6,7 +6,7 @@ in `docs/turns.md` say what each way to overlap leads to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeAlias, assert_never
 
 from turnkeeper.runtime import InvariantViolation
@@ -336,12 +336,14 @@ def _confirm(owner: Owner, command: Confirm, stamp: Stamp) -> Decision:
         confirmed=command.confirmed,
     )
     events: tuple[Event, ...] = (given,)
+    # Somebody may have appended the result of one of them by hand.
+    unanswered = tuple(c for c in turns.awaiting if c in owner.state.admission.open_calls)
     if not command.confirmed:
         why = command.reason or "the user rejected this call"
-        events = (given, *_rejected(turns.awaiting, running.turn_id, stamp, why))
+        events = (given, *_rejected(unanswered, running.turn_id, stamp, why))
     if turns.is_paused:
         return Decision(events=events, reply=True)
-    unstarted = turns.awaiting if command.confirmed else ()
+    unstarted = unanswered if command.confirmed else ()
     return _go_on(owner, running, events, stamp, unstarted=unstarted)
 
 
@@ -360,7 +362,8 @@ def _go_on(
         start = StartTurn(running.turn_id, unstarted)
         return Decision(events=events, reply=True, effects=(start,))
     why = "its agent's process stopped, and it cannot be run again on a turn that has begun"
-    ended = (*events, *_interrupt(owner, running, stamp, why))
+    answered = [event.tool_call_id for event in events if isinstance(event, UserRejectEvent)]
+    ended = (*events, *_interrupt(owner, running, stamp, why, answered=answered))
     return _then_next_queued(owner, ended, stamp, (), reply=True)
 
 
@@ -451,7 +454,14 @@ def decide_fork(owner: Owner, seq: int, stamp: Stamp) -> tuple[Event, ...]:
     return (forked, *_interrupt(owner, running, stamp, why))
 
 
-def _interrupt(owner: Owner, running: RunningTurn, stamp: Stamp, why: str) -> tuple[Event, ...]:
+def _interrupt(
+    owner: Owner,
+    running: RunningTurn,
+    stamp: Stamp,
+    why: str,
+    *,
+    answered: Collection[str] = (),
+) -> tuple[Event, ...]:
     """End the running turn here and now: open calls answered, what was said kept."""
     ended = TurnEndedEvent(
         id=stamp.new_id(),
@@ -460,7 +470,7 @@ def _interrupt(owner: Owner, running: RunningTurn, stamp: Stamp, why: str) -> tu
         outcome="interrupted",
         detail=why,
     )
-    return (*_close(owner, running, stamp, why), ended)
+    return (*_close(owner, running, stamp, why, answered=answered), ended)
 
 
 def _roll_back(
@@ -505,12 +515,24 @@ def _roll_back(
     return events if owner.state.admission.check(events) is None else None
 
 
-def _close(owner: Owner, running: RunningTurn, stamp: Stamp, why: str) -> tuple[Event, ...]:
-    """One observation for each open call, then the unfinished answer, marked as such."""
+def _close(
+    owner: Owner,
+    running: RunningTurn,
+    stamp: Stamp,
+    why: str,
+    *,
+    answered: Collection[str] = (),
+) -> tuple[Event, ...]:
+    """One observation for each open call, then the unfinished answer, marked as such.
+
+    `answered`: the calls that what comes before this, in the same command, has answered.
+    """
     turns = owner.state.turns
     unstarted = {*turns.awaiting, *turns.confirmed}
     answers: list[Event] = []
     for tool_call_id, action in owner.state.admission.open_calls.items():
+        if tool_call_id in answered:
+            continue
         if tool_call_id in unstarted:
             answers += _rejected((tool_call_id,), action.turn_id, stamp, f"not run: {why}")
             continue

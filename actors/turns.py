@@ -178,11 +178,11 @@ class TurnTable:
         )
         if len(self._known) > KNOWN_MESSAGES_MAX:
             # A message that waits, or may wait again, keeps its entry: what is yet to come of it
-            # must find the seq of the first.
+            # must find the seq of the first. This one may be just about to join a turn.
             running = self.running.messages if self.running is not None else ()
-            joined = {message.message_id for message in running}
+            kept = {message_id, *(message.message_id for message in running)}
             oldest = next(
-                (known for known in self._known if not (known in self._queued or known in joined)),
+                (known for known in self._known if not (known in self._queued or known in kept)),
                 None,
             )
             if oldest is not None:

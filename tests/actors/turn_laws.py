@@ -1,0 +1,618 @@
+"""A world of turns without any I/O: commands in any order, and the laws that hold after each.
+
+`Turns` stands where the actor does: it decides, folds, and keeps the runs of agents that the
+effects start. A move is a name and a number; what it cannot do where things stand, it leaves. So
+any list of moves is a history, and what hypothesis shrinks is one too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from turnkeeper.actors import AgentExecutionStatus as Status
+from turnkeeper.actors._decide import decide
+from turnkeeper.actors._owner import Decision, Owner, Policy, Stamp, StopTurn
+from turnkeeper.actors._records import record_of
+from turnkeeper.actors.admission import AdmissionRefused
+from turnkeeper.actors.commands import (
+    Append,
+    BeginStep,
+    CancelTurn,
+    Command,
+    Confirm,
+    EndTurn,
+    OnOverlap,
+    Pause,
+    Propose,
+    Recover,
+    RepairView,
+    Resume,
+    Retract,
+    Send,
+    Sent,
+    Stream,
+    TurnAppend,
+)
+from turnkeeper.actors.condensers import Proposal
+from turnkeeper.actors.errors import (
+    NotConfirmable,
+    QueueFull,
+    StaleTurn,
+    TurnInProgress,
+    TurnPaused,
+)
+from turnkeeper.actors.events import (
+    RESULT_CLASSES,
+    ActionEvent,
+    AgentMessageEvent,
+    ConfirmationRequestedEvent,
+    Event,
+    MessageQueuedEvent,
+    MessageWithdrawnEvent,
+    ObservationEvent,
+    RetractionEvent,
+    StepFinishedEvent,
+    TurnEndedEvent,
+    TurnStartedEvent,
+    UserMessageEvent,
+    UserRejectEvent,
+)
+from turnkeeper.actors.state import ConversationState
+from turnkeeper.actors.view import View
+from turnkeeper.runtime import format_id
+
+_BEGIN = 1_700_000_000.0
+_AT_REST = (Status.IDLE, Status.FINISHED, Status.ERROR, Status.STUCK)
+_POLICIES: tuple[OnOverlap | None, ...] = (
+    *("queue", "interrupt", "steer", "rollback", "reject"),
+    None,
+)
+QUEUE_MAX = 6
+
+Move = tuple[str, int]
+
+
+@dataclass(eq=False)
+class Run:
+    """One run of the agent on one turn."""
+
+    turn_id: str
+    epoch: int
+    unstarted: set[str]
+    is_over: bool = False
+    held: Command | None = None
+    """What it said during a pause, where it cannot be run again: it waits for the answer."""
+
+
+@dataclass
+class Turns:
+    """One conversation's owner, the runs that it started, and all that was ever logged."""
+
+    policy: Policy
+    owner: Owner = field(init=False)
+    events: list[Event] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    sent: dict[str, tuple[Send, Sent]] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
+    """The calls that an agent has begun to run."""
+    by_hand: bool = False
+    """Somebody appends calls and results by hand, too: admission may then refuse a chat message."""
+    ids: int = 0
+
+    def __post_init__(self) -> None:
+        self.policy = replace(self.policy, queued_messages_max=QUEUE_MAX)
+        self.owner = Owner("c", 1, self.policy)
+
+    # --- what the actor does ---------------------------------------------------------------------
+
+    def new_stamp(self) -> Stamp:
+        self.ids += 1
+        return Stamp(_BEGIN + self.ids, self.ids << 32)
+
+    def new_id(self) -> str:
+        return format_id(self.new_stamp().next_id)
+
+    def stamp(self, turn_id: str | None) -> dict[str, Any]:
+        at = self.new_stamp()
+        return {"id": at.new_id(), "timestamp": at.at, "turn_id": turn_id}
+
+    def do(self, command: Command, run: Run | None = None) -> object:
+        """As the actor does it: decide, fold, start effects; raises what the command is refused."""
+        owner = self.owner
+        before = owner.state.to_snapshot()
+        try:
+            decision = decide(owner, command, self.new_stamp())
+        except AdmissionRefused:
+            assert owner.state.to_snapshot() == before, "a refused command has changed something"
+            may_be = Send | Resume | TurnAppend | Append | Retract
+            if self.by_hand and isinstance(command, may_be):
+                raise
+            raise AssertionError("admission refuses what the rules themselves decided") from None
+        except TurnPaused:
+            assert owner.state.turns.waits_for is not None
+            assert not self.policy.is_resumable
+            assert run is not None
+            run.held = command
+            return None
+        except Exception:
+            assert owner.state.to_snapshot() == before, "a refused command has changed something"
+            raise
+        owner.apply(decision)
+        self.events += decision.events
+        self._note_calls(decision)
+        self._start(decision, run)
+        if owner.state.turns.waits_for is None:
+            self._decide_held()
+        self.check()
+        return decision.reply
+
+    def _start(self, decision: Decision, run: Run | None) -> None:
+        if decision.is_suspended:
+            assert run is not None, "only a run of an agent is suspended"
+            run.is_over = True
+        for effect in decision.effects:
+            running = self.owner.state.turns.running
+            if isinstance(effect, StopTurn):
+                for one in self.runs:
+                    one.is_over |= one.turn_id == effect.turn_id
+            else:
+                assert running is not None
+                assert effect.turn_id == running.turn_id, "a turn starts that does not run"
+                assert self.owner.state.turns.waits_for is None, "a turn starts that is held"
+                self.runs.append(Run(effect.turn_id, self.owner.epoch, set(effect.unstarted)))
+                open_calls = set(self.owner.state.admission.open_calls)
+                assert not set(effect.unstarted) & self.started
+                assert set(effect.unstarted) <= open_calls or self.by_hand
+
+    def _decide_held(self) -> None:
+        for run in self.runs:
+            if run.held is not None and not run.is_over:
+                held, run.held = run.held, None
+                try:
+                    self.do(held, run)
+                except StaleTurn:
+                    run.is_over = True
+                else:
+                    run.is_over |= isinstance(held, EndTurn) and run.held is None
+
+    def _note_calls(self, decision: Decision) -> None:
+        for event in decision.events:
+            if isinstance(event, UserRejectEvent):
+                assert event.tool_call_id not in self.started, "it says not run, and it has run"
+
+    # --- the laws --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Whatever must hold now, from the log alone and of the owner's memory beside it."""
+        owner, state = self.owner, self.owner.state
+        turns = state.turns
+        running = turns.running
+        assert state.seq == len(self.events)
+        assert turns.is_unfinished == (running is not None or bool(turns.queued))
+        if running is None:
+            assert not turns.awaiting
+            assert not turns.confirmed
+            assert not turns.queued or turns.is_paused, "a message waits, and nothing runs"
+            assert not owner.streamed
+            assert self.by_hand or not state.admission.open_calls, "a call is open, no turn runs"
+        else:
+            alive = [run for run in self.runs if not run.is_over and run.epoch == owner.epoch]
+            alive = [run for run in alive if run.turn_id == running.turn_id]
+            assert len(alive) <= 1, "two agents run on one turn"
+            assert bool(alive) == (owner.agent_of == running.turn_id)
+            if turns.waits_for is None:
+                assert alive, "a turn runs, and no agent runs on it"
+        held_calls = {*turns.awaiting, *turns.confirmed}
+        assert not held_calls & self.started, "a call runs that waits for its confirmation"
+        assert not turns.confirmed or turns.is_paused
+        if not self.by_hand:
+            assert held_calls <= set(state.admission.open_calls)
+        self._check_status()
+
+    def _check_status(self) -> None:
+        turns, status = self.owner.state.turns, self.owner.state.agent_execution_status
+        assert turns.is_paused == (status is Status.PAUSED)
+        if not turns.is_paused:
+            assert bool(turns.awaiting) == (status is Status.WAITING_FOR_CONFIRMATION)
+            if turns.running is None:
+                assert status in _AT_REST
+            elif not turns.awaiting:
+                assert status is Status.RUNNING
+
+    def check_log(self) -> None:
+        """The whole log, read by somebody who trusts nothing but its events."""
+        _Reader(self.events, by_hand=self.by_hand).check()
+        state, broken = ConversationState.from_events(self.events)
+        assert not broken, "enforcement finds something in a log of our own"
+        assert state == self.owner.state, "the owner's state is not the fold of its log"
+        assert self.owner.state.view == View.from_events(self.events)
+        restored = ConversationState.from_snapshot(self.owner.state.to_snapshot())
+        assert restored == self.owner.state, "a snapshot does not give the state back"
+        first: dict[str, int] = {}
+        for seq, event in enumerate(self.events, 1):
+            message_id = getattr(event, "message_id", None)
+            if message_id is not None:
+                first.setdefault(message_id, seq)
+        for message_id, (_, sent) in self.sent.items():
+            assert first[message_id] == sent.seq, "not the seq of the first event"
+        carried = [record_of(event).message_id for event in self.events]
+        ids = [message_id for message_id in carried if message_id is not None]
+        assert len(ids) == len(set(ids)), "the journal would refuse this message id"
+
+    # --- moves -----------------------------------------------------------------------------------
+
+    def play(self, moves: Sequence[Move]) -> None:
+        for name, n in moves:
+            MOVES[name](self, n)
+        self.check_log()
+
+    def _send(self, n: int) -> None:
+        on_overlap = _POLICIES[n % 6]
+        running = self.owner.state.turns.running
+        if n % 7 == 0 and self.sent:
+            self._send_again(n, on_overlap)
+            return
+        message_id = f"m{len(self.sent)}"
+        send = Send(message_id, message_id, on_overlap=on_overlap)
+        took = on_overlap or self.policy.on_overlap
+        length = len(self.events)
+        try:
+            sent = self.do(send)
+        except TurnInProgress:
+            assert took == "reject"
+            assert running is not None
+            return
+        except QueueFull:
+            assert len(self.owner.state.turns.queued) >= QUEUE_MAX
+            return
+        except AdmissionRefused:
+            return
+        assert isinstance(sent, Sent)
+        self.sent[message_id] = send, sent
+        turns = self.owner.state.turns
+        if running is None:
+            assert sent.overlapped is None
+        elif took == "rollback":
+            assert sent.overlapped in ("rollback", "interrupt")
+        else:
+            assert sent.overlapped == took
+        if sent.overlapped in ("interrupt", "rollback"):
+            assert turns.running is not None
+            assert turns.running.turn_id == sent.turn_id
+            self._check_made_room(length, sent.overlapped)
+        if message_id in turns.queued:
+            assert sent.waits_for == turns.waits_for
+
+    def _check_made_room(self, length: int, overlapped: str) -> None:
+        """What an interrupt or a rollback has written, from the seq that the log ended at."""
+        written = self.events[length:]
+        ended = next(event for event in written if isinstance(event, TurnEndedEvent))
+        rolled_back = overlapped == "rollback"
+        assert ended.outcome == ("rolled_back" if rolled_back else "interrupted")
+        if rolled_back:
+            left = [event for event in self.owner.state.view if event.turn_id == ended.turn_id]
+            assert not left, "what was rolled back is in the view"
+
+    def _send_again(self, n: int, on_overlap: OnOverlap | None) -> None:
+        send, sent = list(self.sent.values())[n % len(self.sent)]
+        length = len(self.events)
+        again = self.do(replace(send, on_overlap=on_overlap))
+        assert isinstance(again, Sent)
+        assert again.is_duplicate
+        assert again.seq == sent.seq
+        assert len(self.events) == length
+
+    def _pause(self, _: int) -> None:
+        if self.owner.state.seq:
+            was_paused = self.owner.state.turns.is_paused
+            assert self.do(Pause()) is not was_paused
+            assert self.owner.state.turns.is_paused
+
+    def _resume(self, _: int) -> None:
+        was_paused = self.owner.state.turns.is_paused
+        try:
+            assert self.do(Resume()) is was_paused
+        except AdmissionRefused:
+            return
+        assert not self.owner.state.turns.is_paused
+
+    def _confirm(self, n: int) -> None:
+        turns = self.owner.state.turns
+        awaiting, was_paused = turns.awaiting, turns.is_paused
+        try:
+            self.do(Confirm(confirmed=n % 2 == 0))
+        except NotConfirmable:
+            assert not awaiting
+            return
+        assert awaiting
+        assert not turns.awaiting
+        if was_paused and turns.is_paused:
+            assert turns.confirmed == (awaiting if n % 2 == 0 else ())
+
+    def _cancel(self, n: int) -> None:
+        if not self.sent:
+            return
+        send, sent = list(self.sent.values())[n % len(self.sent)]
+        turns = self.owner.state.turns
+        is_queued = send.message_id in turns.queued
+        running = turns.running
+        joined = running is not None and send.message_id in {
+            message.message_id for message in running.messages
+        }
+        done = self.do(CancelTurn(send.message_id, sent.turn_id))
+        assert done == (is_queued or joined)
+        if is_queued:
+            assert send.message_id not in turns.queued
+        if joined:
+            assert running is not None
+            ended = [e for e in self.events if isinstance(e, TurnEndedEvent)]
+            assert (ended[-1].turn_id, ended[-1].outcome) == (running.turn_id, "interrupted")
+
+    def _crash(self, n: int) -> None:
+        """The process dies; another opens the log, and recovers as `on_start` does.
+
+        Now and then with another agent, which can be run again where the first could not, or not.
+        """
+        if n % 4 == 0:
+            self.policy = replace(self.policy, is_resumable=not self.policy.is_resumable)
+        state, broken = ConversationState.from_events(self.events)
+        assert not broken
+        assert state == self.owner.state
+        self.owner = Owner("c", self.owner.epoch + 1, self.policy, state)
+        if state.turns.is_unfinished and state.turns.waits_for is None:
+            self.do(Recover())
+        else:
+            self.check()
+
+    def _condense(self, n: int) -> None:
+        view = self.owner.state.view
+        cuts = view.manipulation_indices
+        begin, end = sorted((cuts[n % len(cuts)], cuts[n // 3 % len(cuts)]))
+        if begin < end:
+            ids = tuple(event.id for event in view[begin:end])
+            self.do(Propose(self.owner.epoch, Proposal(ids, "short"), view))
+
+    def _retract(self, n: int) -> None:
+        turn_ids = {event.turn_id: None for event in self.owner.state.view if event.turn_id}
+        if turn_ids and not self.owner.state.admission.open_calls:
+            with suppress(AdmissionRefused):  # it may hold on to what was appended by hand
+                self.do(Retract(turn_id=list(turn_ids)[n % len(turn_ids)]))
+
+    # --- what agents do --------------------------------------------------------------------------
+
+    def _run(self) -> Run | None:
+        alive = [run for run in self.runs if not run.is_over and run.epoch == self.owner.epoch]
+        return alive[-1] if alive and alive[-1].held is None else None
+
+    def _append(self, run: Run, *events: Event, suspends: bool = False) -> None:
+        try:
+            self.do(TurnAppend(run.turn_id, run.epoch, events, suspends), run)
+        except AdmissionRefused:
+            return  # a call was opened by hand
+
+    def _agent(self, n: int) -> None:
+        """The run that goes on does something; which, is in the number."""
+        run = self._run()
+        if run is None:
+            return
+        mine = [e for e in self.owner.state.admission.open_calls.values() if e.turn_id]
+        if mine:
+            self._answer(run, mine[n % len(mine)])
+            return
+        match n % 8:
+            case 0 | 6 | 7:
+                if self.do(BeginStep(run.turn_id, run.epoch), run) is not True:
+                    assert run.is_over or run.held
+            case 1:
+                said = AgentMessageEvent(**self.stamp(run.turn_id), content=f"said {n}")
+                self._append(run, said, StepFinishedEvent(**self.stamp(run.turn_id)))
+            case 2:
+                self._call(run, 1 + n // 6 % 3, asks=False)
+            case 3:
+                self._call(run, 1 + n // 6 % 2, asks=self.policy.is_resumable)
+            case 4:
+                self.do(Stream(run.turn_id, run.epoch, "…", is_first=n % 4 == 0), run)
+            case _:
+                note = UserMessageEvent(
+                    **self.stamp(run.turn_id),
+                    content="try another way",
+                    is_reminder=True,
+                )
+                self._append(run, note)
+
+    def _call(self, run: Run, calls: int, *, asks: bool) -> None:
+        response_id = self.new_id()
+        actions = [
+            ActionEvent(
+                **self.stamp(run.turn_id),
+                tool_call_id=self.new_id(),
+                tool_name="look",
+                llm_response_id=response_id,
+            )
+            for _ in range(calls)
+        ]
+        calls_made = tuple(action.tool_call_id for action in actions)
+        if not asks:
+            length = len(self.events)
+            self._append(run, *actions)
+            if len(self.events) > length:
+                self.started.update(calls_made)
+            return
+        requested = ConfirmationRequestedEvent(**self.stamp(run.turn_id), tool_call_ids=calls_made)
+        self._append(run, *actions, requested, suspends=True)
+
+    def _answer(self, run: Run, action: ActionEvent) -> None:
+        self.started.add(action.tool_call_id)
+        result = ObservationEvent(
+            **self.stamp(run.turn_id),
+            tool_call_id=action.tool_call_id,
+            content="seen",
+        )
+        self._append(run, result)
+
+    def _end(self, n: int) -> None:
+        run = self._run()
+        if run is not None:
+            error = None if n % 3 else "RuntimeError"
+            is_stuck = n % 3 == 0 and n % 2 == 0
+            done = self.do(EndTurn(run.turn_id, run.epoch, error, is_stuck=is_stuck), run)
+            run.is_over |= done is True
+
+    def _repair(self, n: int) -> None:
+        run = self._run()
+        if run is not None and not self.owner.state.admission.open_calls:
+            self.do(RepairView(run.turn_id, run.epoch, ("gone",) * (n % 2), "no"), run)
+
+    def _late(self, n: int) -> None:
+        """A run that is over says something all the same, as libraries do."""
+        running = self.owner.state.turns.running
+        late = [
+            run
+            for run in self.runs
+            if running is None or run.turn_id != running.turn_id or run.epoch != self.owner.epoch
+        ]
+        if not late:
+            return
+        run = late[n % len(late)]
+        said = AgentMessageEvent(**self.stamp(run.turn_id), content="late")
+        commands: list[Command] = [
+            TurnAppend(run.turn_id, run.epoch, (said,)),
+            Stream(run.turn_id, run.epoch, "late"),
+            BeginStep(run.turn_id, run.epoch),
+            EndTurn(run.turn_id, run.epoch),
+            RepairView(run.turn_id, run.epoch, (), "late"),
+        ]
+        try:
+            self.do(commands[n % len(commands)], run)
+        except StaleTurn:
+            return
+        raise AssertionError("what came late was taken")
+
+    def _append_by_hand(self, n: int) -> None:
+        if not self.by_hand:
+            return
+        open_calls = self.owner.state.admission.open_calls
+        event: Event
+        if open_calls:
+            call_id = list(open_calls)[n % len(open_calls)]
+            event = ObservationEvent(**self.stamp(None), tool_call_id=call_id, content="by hand")
+        elif n % 2:
+            event = UserMessageEvent(**self.stamp(None), content="by hand")
+        else:
+            event = ActionEvent(
+                **self.stamp(None),
+                tool_call_id=self.new_id(),
+                tool_name="by hand",
+                llm_response_id=self.new_id(),
+            )
+        self.do(Append(event))
+
+
+MOVES: dict[str, Callable[[Turns, int], None]] = {
+    "send": Turns._send,
+    "agent": Turns._agent,
+    "end": Turns._end,
+    "pause": Turns._pause,
+    "resume": Turns._resume,
+    "confirm": Turns._confirm,
+    "cancel": Turns._cancel,
+    "crash": Turns._crash,
+    "late": Turns._late,
+    "condense": Turns._condense,
+    "retract": Turns._retract,
+    "repair": Turns._repair,
+    "by hand": Turns._append_by_hand,
+}
+_OFTEN = ("send", "send", "agent", "agent", "agent", "end", "confirm", "resume")
+
+moves = st.lists(
+    st.tuples(st.sampled_from((*_OFTEN, *MOVES)), st.integers(0, 55)), min_size=5, max_size=60
+)
+policies = st.builds(
+    Policy,
+    on_overlap=st.sampled_from([policy for policy in _POLICIES if policy is not None]),
+    unfinished=st.sampled_from(["end", "resume"]),
+    is_resumable=st.booleans(),
+    system_prompt=st.sampled_from([None, "be kind"]),
+)
+
+
+class _Reader:
+    """Reads a log from its first event, and works turns, calls and messages out from it."""
+
+    def __init__(self, events: Sequence[Event], *, by_hand: bool) -> None:
+        self._events = events
+        self._by_hand = by_hand
+        self._running: str | None = None
+        self._turns: set[str] = set()
+        self._open: dict[str, ActionEvent] = {}
+        self._queued: dict[str, MessageQueuedEvent] = {}
+        self._first: dict[str, int] = {}
+
+    def check(self) -> None:
+        for seq, event in enumerate(self._events, 1):
+            self._read_turn(event)
+            self._read_call(event)
+            self._read_message(event, seq)
+
+    def _read_turn(self, event: Event) -> None:
+        match event:
+            case TurnStartedEvent(turn_id=str(turn_id)):
+                assert self._running is None, "a turn starts while another runs"
+                assert turn_id not in self._turns, "a turn starts twice"
+                self._running = turn_id
+                self._turns.add(turn_id)
+            case MessageQueuedEvent() | MessageWithdrawnEvent():
+                pass
+            case TurnEndedEvent(turn_id=turn_id):
+                assert turn_id == self._running, "a turn ends that does not run"
+                assert self._by_hand or not self._open, "a turn ends with a call open"
+                self._running = None
+            case Event(turn_id=str(turn_id)):
+                is_result = self._by_hand and isinstance(event, RESULT_CLASSES)
+                assert turn_id == self._running or is_result, "of a turn that does not run"
+            case _:
+                pass
+
+    def _read_call(self, event: Event) -> None:
+        match event:
+            case ActionEvent(tool_call_id=call_id):
+                self._open[call_id] = event
+            case RetractionEvent():
+                assert not self._open, "a retraction while a call is open"
+            case Event() if isinstance(event, RESULT_CLASSES):
+                assert self._open.pop(event.tool_call_id, None), "a result for no open call"
+            case UserMessageEvent() | AgentMessageEvent():
+                assert not self._open, "a message between a call and its result"
+            case _:
+                pass
+
+    def _read_message(self, event: Event, seq: int) -> None:
+        match event:
+            case MessageQueuedEvent(message_id=message_id):
+                assert message_id not in self._queued
+                assert event.queued_again == (message_id in self._first)
+                self._first.setdefault(message_id, seq)
+                self._queued[message_id] = event
+            case MessageWithdrawnEvent(message_id=message_id):
+                del self._queued[message_id]
+            case UserMessageEvent(message_id=str(message_id)):
+                waited = self._queued.pop(message_id, None)
+                if waited is None:
+                    assert message_id not in self._first, "a chat message twice"
+                    self._first[message_id] = seq
+                    return
+                assert event.queued_event_id == waited.id
+                if event.turn_id == waited.turn_id:
+                    # Its own turn: nobody who waited longer waits still.
+                    mine = self._first[message_id]
+                    assert all(self._first[other] > mine for other in self._queued)
+                else:
+                    assert waited.steers == event.turn_id, "it joins a turn that it does not steer"
+            case _:
+                pass
