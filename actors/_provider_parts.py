@@ -122,13 +122,12 @@ def tool_call(
 ) -> ToolCall:
     """The call that a model wrote; what is no JSON object is kept as it was written."""
     name = names.get(wire_name, storable(wire_name))
+    call_id = storable(provider_call_id) or None
     try:
         read = _object(arguments) if arguments.strip() else FrozenObject()
     except (ValueError, RecursionError):
-        return ToolCall(
-            name, provider_call_id=provider_call_id or None, malformed_arguments=storable(arguments)
-        )
-    return ToolCall(name, read, provider_call_id or None)
+        return ToolCall(name, {}, call_id, storable(arguments))
+    return ToolCall(name, read, call_id)
 
 
 def _object(text: str) -> FrozenObject:

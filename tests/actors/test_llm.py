@@ -8,11 +8,14 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from anthropic.types import MessageParam
+from hypothesis import given
 from openai.types.chat import ChatCompletionMessageParam
+from openai.types.responses import ResponseInputItemParam
 from typing_extensions import get_type_hints, is_typeddict
 
-from tests.actors import oracles
+from tests.actors import logs, oracles
 from tests.actors.logs import Maker
+from tests.actors.providers.strict import check_responses_items
 from turnkeeper.actors._frozen import FrozenObject
 from turnkeeper.actors.events import (
     ActionEvent,
@@ -21,12 +24,14 @@ from turnkeeper.actors.events import (
     ImageContent,
     ThinkingBlock,
 )
-from turnkeeper.actors.llm import LLMMessages, OpenCalls, to_llm_messages
+from turnkeeper.actors.llm import LLMMessages, LLMShape, OpenCalls, to_llm_messages
 from turnkeeper.actors.view import View, ViewFold
 from turnkeeper.runtime import Refused
 
+SHAPES: Sequence[LLMShape] = ("openai", "openai_responses", "anthropic")
 
-def _messages(*log: Event, shape: Literal["openai", "anthropic"] = "openai") -> LLMMessages:
+
+def _messages(*log: Event, shape: LLMShape = "openai") -> LLMMessages:
     return to_llm_messages(View.from_events(log), shape)
 
 
@@ -235,6 +240,56 @@ def test_the_anthropic_shape_is_what_the_anthropic_package_takes() -> None:
     ]
 
 
+def test_the_shape_of_the_responses_api_is_what_the_openai_package_takes() -> None:
+    items = _messages(*_everything(), shape="openai_responses")
+
+    check_responses_items(items)
+    for item in items:
+        assert fits(item, ResponseInputItemParam), item
+    call_id = items[10]["call_id"]
+    image = {
+        "type": "input_image",
+        "image_url": "https://example.org/cat.png",
+        "detail": "auto",
+    }
+    data = {**image, "image_url": "data:image/png;base64,iVBORw0KGgo="}
+    assert json.loads(json.dumps(list(items))) == [
+        {"role": "system", "content": "be kind"},
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "what is this?"}, image, data],
+        },
+        {"role": "assistant", "content": "let me look"},
+        {
+            "type": "function_call",
+            "call_id": "call-1",
+            "name": "look",
+            "arguments": '{"at": ["here", {"deep": 1.5}]}',
+        },
+        {
+            "type": "function_call",
+            "call_id": "call-2",
+            "name": "look_closely_at_it",
+            "arguments": "{}",
+        },
+        {"type": "function_call_output", "call_id": "call-2", "output": "not run"},
+        {"type": "function_call_output", "call_id": "call-1", "output": "a cat"},
+        {"role": "assistant", "content": "a cat"},
+        {"role": "user", "content": [image]},
+        {"type": "function_call", "call_id": call_id, "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": call_id, "output": "no"},
+        {"role": "user", "content": "thanks"},
+        {"role": "user", "content": "bye"},
+    ]
+
+
+@given(log=logs.wild_logs())
+def test_any_log_is_accepted_by_the_responses_api_after_enforcement(log: list[Event]) -> None:
+    view = View.from_events(log)
+    if len(view) and not view.has_open_calls:
+        check_responses_items(to_llm_messages(view, "openai_responses"))
+
+
 def test_the_check_of_the_shapes_would_notice() -> None:
     good: dict[str, object] = {"role": "assistant", "content": "hi"}
     assert fits(good, ChatCompletionMessageParam)
@@ -258,7 +313,7 @@ def test_the_check_of_the_shapes_would_notice() -> None:
 def test_a_view_with_an_open_call_has_no_messages() -> None:
     make = Maker()
     view = View.from_events([make.user(), make.action("c1"), make.action("c2"), make.result("c1")])
-    for shape in ("openai", "anthropic"):
+    for shape in SHAPES:
         with pytest.raises(OpenCalls) as caught:
             to_llm_messages(view, shape)
         assert isinstance(caught.value, Refused)
@@ -354,7 +409,7 @@ def test_messages_that_were_given_never_change_and_the_next_view_shares_them() -
     for event in (make.user(), make.action("c1"), make.result("c1")):
         fold.fold(event)
     views = [fold.snapshot()]
-    for shape in ("openai", "anthropic"):
+    for shape in SHAPES:
         taken = to_llm_messages(views[0], shape)
         listed = list(taken)
         fold.fold(make.user("more"))

@@ -277,9 +277,9 @@ class AnthropicApi(Api):
             "refusal": "refusal",
             "window": "model_context_window_exceeded",
         }[answer.ending]
-        delta = {"stop_reason": reason, "stop_sequence": None}
+        ending = {"stop_reason": reason, "stop_sequence": None}
         output = {"output_tokens": answer.output_tokens}
-        yield "message_delta", {"delta": delta, "usage": output}, False
+        yield "message_delta", {"delta": ending, "usage": output}, False
         yield "message_stop", {}, False
 
     def _thinking(
@@ -349,7 +349,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             server.api.check(body)
         except strict.BadRequest as bad:
-            error = {
+            error: Mapping[str, str | None] = {
                 "message": bad.message,
                 "type": "invalid_request_error",
                 "param": bad.param,

@@ -37,7 +37,8 @@ def check_chat(body: Body) -> None:
     messages = body["messages"]
     if not messages:
         raise BadRequest("[] is too short - 'messages'", "messages")
-    open_at, waiting = 0, []
+    open_at = 0
+    waiting: list[str] = []
     for n, message in enumerate(messages):
         param = f"messages.[{n}].role"
         if message["role"] == "tool":
