@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import ClassVar, Literal, TypeVar
 
@@ -159,7 +158,7 @@ class ConversationActor(Actor[Command | Query]):
         self._show_state()
         self._snapshot_seq = state.seq
         if enforced_away or self._is_wanted:
-            stamp = Stamp(self._now(), self._setup.ports.ids.block())
+            stamp = Stamp(self._setup.ports.now(), self._setup.ports.ids.block())
             await self._run([_Taken(Recover(enforced_away), stamp, None)])
         # Last, for an owner that could not start is not told to stop. What the one before this
         # one committed and could not publish is in the log.
@@ -204,10 +203,11 @@ class ConversationActor(Actor[Command | Query]):
     async def _take(self, deliveries: Sequence[Delivery[Command | Query]]) -> Sequence[_Taken]:
         """Give each command its time and ids, and what the log knows beyond our memory."""
         batch = []
-        at = self._now()
+        ports = self._setup.ports
+        now = ports.now()
         for delivery in deliveries:
             command = delivery.message
-            stamp = Stamp(at, self._setup.ports.ids.block())
+            stamp = Stamp(now, ports.ids.block())
             match command:
                 case Send(message_id=message_id):
                     stamp.known_message = await self._look_up_message(message_id)
@@ -224,9 +224,6 @@ class ConversationActor(Actor[Command | Query]):
                     pass
             batch.append(_Taken(command, stamp, delivery))
         return batch
-
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._setup.ports.now(), UTC)
 
     async def _look_up_message(self, message_id: str) -> KnownMessage | None:
         # Nobody but this actor writes the log, so what is read here still holds when it decides.
@@ -319,12 +316,14 @@ class ConversationActor(Actor[Command | Query]):
         if not records:
             return
         first = owner.state.seq - len(records) + 1
-        seqs = await journal.append(
-            self._conversation_id,
-            records,
-            epoch=owner.epoch,
-            expected_seq=first,
-            is_unfinished=owner.state.turns.is_unfinished,
+        seqs = await self.context.outcome(
+            journal.append(
+                self._conversation_id,
+                records,
+                epoch=owner.epoch,
+                expected_seq=first,
+                is_unfinished=owner.state.turns.is_unfinished,
+            )
         )
         if seqs[0] != first or seqs[-1] != owner.state.seq:
             raise InvariantViolation(
@@ -585,7 +584,7 @@ def _appetite(view: View) -> tuple[int, bool]:
 def _rejection(refusal: AdmissionRefused, taken: _Taken) -> Rejection:
     violation = refusal.violation
     return Rejection(
-        at=taken.stamp.at.timestamp(),
+        at=taken.stamp.now,
         violation=violation.name,
         reason=violation.reason,
         payload=encode_event(violation.event),

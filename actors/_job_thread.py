@@ -107,18 +107,18 @@ class JobThread:
 
     async def do(self, job: Job[T]) -> T:
         """Have a job done; waits for room, then for its group."""
+        return await self.submit(job)
+
+    def submit(self, job: Job[T]) -> OneShot[T]:
+        """Have a job done; its outcome comes into the cell, to be awaited by one caller."""
         if not self._is_open:
             raise JournalRefused(f"{self._name} is not open; nothing was done; use `async with`")
         erased = cast("Job[object]", job)
         if self._waiting or not self._has_room(erased):
             self._waiting.append(erased)
-            try:
-                return await job.cell.wait()
-            finally:
-                if not job.cell.is_done and erased in self._waiting:
-                    self._waiting.remove(erased)
-        self._enqueue(erased)
-        return await job.cell.wait()
+        else:
+            self._enqueue(erased)
+        return job.cell
 
     async def stop(self) -> None:
         """Take nothing more, finish what waits, end the thread.
@@ -176,7 +176,12 @@ class JobThread:
             else:
                 job.cell.fail(job.error)
         while self._waiting and self._has_room(self._waiting[0]):
-            self._enqueue(self._waiting.popleft())
+            job = self._waiting.popleft()
+            if job.cell.wake is not None:
+                self._enqueue(job)
+            else:
+                left = f"{self._name} had no room, and its caller has left; nothing was done"
+                job.cell.fail(JournalUnavailable(left))
         self._end_when_idle()
 
     def _end_when_idle(self) -> None:

@@ -7,7 +7,7 @@ it is thrown away with the actor.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 from turnkeeper.runtime import format_id
@@ -38,11 +38,16 @@ Unfinished = Literal["end", "resume"]
 class Stamp:
     """What comes with a command: its time, its ids, and what the log knows beyond our memory."""
 
-    at: datetime
+    now: float
+    """Wall clock, in seconds since the epoch, UTC."""
     next_id: int
     """The first of a block of ids that is this command's alone."""
     known_message: KnownMessage | None = None
     known_event: LoggedEvent | None = None
+
+    @property
+    def at(self) -> datetime:
+        return datetime.fromtimestamp(self.now, UTC)
 
     def new_id(self) -> str:
         taken, self.next_id = self.next_id, self.next_id + 1

@@ -182,7 +182,7 @@ class PostgresJournal:
 
         return await self._write(Claiming(conversation_id, takeover=takeover))
 
-    async def append(
+    def append(
         self,
         conversation_id: str,
         records: Sequence[Record],
@@ -190,10 +190,10 @@ class PostgresJournal:
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
-    ) -> Sequence[int]:
+    ) -> OneShot[Sequence[int]]:
         if not records:
             raise ValueError("an append of zero records")
-        return await self._write(
+        return self._write(
             Append(
                 conversation_id,
                 records,
@@ -277,10 +277,10 @@ class PostgresJournal:
 
     # --- the threads ------------------------------------------------------------------------------
 
-    async def _write(self, job: Job[T]) -> T:
+    def _write(self, job: Job[T]) -> OneShot[T]:
         if self._is_read_only:
             raise JournalRefused(f"schema {self._schema} is open read-only; nothing was written")
-        return await self._writer.do(job)
+        return self._writer.submit(job)
 
     async def _change(self, apply: Callable[[PostgresWriter], T], size: int = 0) -> T:
         from ._postgres_writer import Change  # noqa: PLC0415 - needs psycopg

@@ -27,7 +27,7 @@ from typing import Self, TypeVar
 
 import anyio
 
-from turnkeeper.runtime import Ports
+from turnkeeper.runtime import OneShot, Ports
 
 from ._append_rules import Append
 from ._job_thread import JobThread, Worker
@@ -191,7 +191,7 @@ class SQLiteJournal:
         """Take the next epoch; whoever has entered owns all conversations of the file."""
         return await self._change(lambda writer: writer.claim(conversation_id))
 
-    async def append(
+    def append(
         self,
         conversation_id: str,
         records: Sequence[Record],
@@ -199,11 +199,11 @@ class SQLiteJournal:
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
-    ) -> Sequence[int]:
+    ) -> OneShot[Sequence[int]]:
         if not records:
             raise ValueError("an append of zero records")
         self._refuse_if_read_only()
-        return await self._writer.do(
+        return self._writer.submit(
             Append(
                 conversation_id,
                 records,

@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Literal, Self, get_args
 
 import anyio
@@ -94,6 +93,9 @@ __all__ = ["Conversation", "ConversationConfig", "Conversations", "Turn", "TurnE
 RECOVERIES_AT_ONCE_MAX = 256
 OWNERS_ENDING_MAX = 2
 """How many owners may fail or stop under one that waits, before it is told why."""
+REFUSE_S = 1.0
+"""How long a conversation is refused whose owner failed too often. Every one of them comes to that
+in an outage of the journal, and would be out for so much longer."""
 
 SUPERVISION = Supervision(
     rules=(
@@ -209,6 +211,7 @@ class Conversations:
                 supervision=SUPERVISION,
                 idle_s=self._idle_s,
                 active_max=self._active_max,
+                refuse_s=REFUSE_S,
             )
             # From the last to the first: nobody is called back to life, all stop, readers end.
             stack.callback(self._setup.subscriptions.close)
@@ -397,8 +400,8 @@ class Conversation:
         # Somebody may have asked for it by this name; an owner without a log makes room.
         await self._region.stop_actor(fork_id)
         owner = Owner(self.conversation_id, 0, setup.policy, state)
-        now = datetime.fromtimestamp(setup.ports.now(), UTC)
-        events = decide_fork(owner, state.seq, Stamp(now, setup.ports.ids.block()))
+        stamp = Stamp(setup.ports.now(), setup.ports.ids.block())
+        events = decide_fork(owner, state.seq, stamp)
         await setup.journal.fork(
             self.conversation_id,
             fork_id,

@@ -23,7 +23,7 @@ it at once. Cancelling a caller of `append` leaves the append to finish by itsel
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -136,7 +136,7 @@ class Journal(Protocol):
         Raises `OwnedElsewhere` while another process that owns it is alive, unless `takeover`.
         """
 
-    async def append(
+    def append(
         self,
         conversation_id: str,
         records: Sequence[Record],
@@ -144,7 +144,7 @@ class Journal(Protocol):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
-    ) -> Sequence[int]:
+    ) -> Awaitable[Sequence[int]]:
         """Write records at `expected_seq` (the seq of the first) and on; returns their seqs.
 
         Zero records are a `ValueError`. `is_unfinished` is stored beside the log in the same

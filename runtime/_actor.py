@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from typing_extensions import TypeVar
 
+from ._backend import OneShot, unattended
 from ._effects import Effect
 from ._mailbox import Mailbox
 from ._messages import Delivery
@@ -28,6 +29,7 @@ __all__ = ["Actor", "ActorContext"]
 # Any: whoever does not say which messages an actor takes is not checked for it.
 M = TypeVar("M", default=Any)
 N = TypeVar("N", default=Any)
+T = TypeVar("T")
 
 
 class Actor(Generic[M]):
@@ -113,6 +115,17 @@ class ActorContext:
         cell.current = None
         cell.defer(ask)
         return Delivery(cell, ask.message, ask)
+
+    async def outcome(self, awaited: Awaitable[T]) -> T:
+        """Await something in the middle of a handler; a `OneShot`, without holding a worker.
+
+        A thousand actors that wait for one group commit then need no task each. What belongs to a
+        task, a cancel scope or a task group, must not be open around this: the handler may go on
+        in another one.
+        """
+        if isinstance(awaited, OneShot):
+            return await unattended(awaited)
+        return await awaited
 
     def start_effect(self, run: Callable[[], Awaitable[None]], *, name: str) -> Effect:
         """Run something beside the actor, in a task of its own, and return at once.

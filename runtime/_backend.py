@@ -31,6 +31,7 @@ __all__ = [
     "parking",
     "spawn_host",
     "thread_caller",
+    "unattended",
     "uncancel",
 ]
 
@@ -83,6 +84,11 @@ class OneShot(Generic[T]):
 
         Not a checkpoint when the cell is done already.
         """
+        await self.wait_until_done()
+        return self.result()
+
+    async def wait_until_done(self) -> None:
+        """As `wait`, and leaves what has come where it is."""
         if not self.is_done:
             if self.wake is not None:
                 raise RuntimeError("a one-shot cell has one waiter, and it is waiting already")
@@ -90,9 +96,26 @@ class OneShot(Generic[T]):
                 await parking()(self)
             finally:
                 self.wake = None
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self.wait().__await__()
+
+    def result(self) -> T:
+        """What a cell that is done holds; raises what `fail` was given."""
         if self.error is not None:
             raise self.error
         return cast("T", self.value)
+
+
+@types.coroutine
+def unattended(cell: OneShot[T]) -> Generator[OneShot[T], None, T]:
+    """As `cell.wait()`, for code that `_drive.py` or a turn steps: no task has to wait with it.
+
+    What drives the coroutine finds the cell itself, and may leave it alone until that is set.
+    """
+    if not cell.is_done:
+        yield cell
+    return cell.result()
 
 
 Park: TypeAlias = Callable[[OneShot[Any]], Awaitable[None]]  # Any: whatever it will hold

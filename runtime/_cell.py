@@ -307,6 +307,8 @@ class Cell(MailQueue):
     # --- the owner: one step after the other -----------------------------------------------------
 
     def step(self) -> Step:
+        if self.suspended is not None:
+            return self._resume(self.suspended)
         if self.is_started and not self.control and self.outcome is None:
             assert self.context is not None, f"{self.name} was started without a context"
             outcome = self.context.run(self.traits.turn, self)
@@ -327,7 +329,38 @@ class Cell(MailQueue):
             return self.rest()
         if outcome is Outcome.SPENT:
             return True
+        if outcome is Outcome.UNATTENDED:
+            return False
         return self._follow_slowly(outcome)
+
+    def _resume(self, suspended: Suspended) -> Step:
+        """Go on with a handler whose cell has been set; where it has not, a worker waits for it."""
+        coroutine, awaited, began, count = suspended
+        assert isinstance(awaited, OneShot), f"{self.name} was left alone with {awaited!r}"
+        if not awaited.is_done:
+            return self._follow_slowly(Outcome.SUSPENDED)
+        assert self.context is not None, f"{self.name} was started without a context"
+        self.suspended = None
+        try:
+            yielded = self.context.run(coroutine.send, None)
+        except StopIteration as stop:
+            self._handled(stop.value, began, count)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
+            self.error = error
+            return self._follow_slowly(Outcome.FAILED)
+        else:
+            if self.suspend(coroutine, yielded, began=began, count=count) is Outcome.SUSPENDED:
+                return self._follow_slowly(Outcome.SUSPENDED)
+            return False
+        if self.mail or self.control or self.waiting is not None:
+            return True
+        return self.rest()
+
+    def _go_on(self, _: None) -> None:
+        """The one-shot cell that the handler waits for is set."""
+        self.submit()
 
     def rest(self) -> bool:
         """Nothing to do. No await has happened since the mailbox was seen empty."""
@@ -364,9 +397,17 @@ class Cell(MailQueue):
         return True
 
     def suspend(
-        self, coroutine: Coroutine[Any, Any, object], yielded: object = None, *, count: int = 1
+        self,
+        coroutine: Coroutine[Any, Any, object],
+        yielded: object = None,
+        *,
+        began: float,
+        count: int = 1,
     ) -> Outcome:
-        self.suspended = (coroutine, yielded, self.system.now(), count)
+        self.suspended = (coroutine, yielded, began, count)
+        if type(yielded) is OneShot:
+            yielded.wake = self._go_on
+            return Outcome.UNATTENDED
         return Outcome.SUSPENDED
 
     async def _finish_handler(self) -> Outcome:
@@ -390,11 +431,14 @@ class Cell(MailQueue):
         finally:
             self._leave_user_code(call)
         if self.phase is not Phase.ENDED:
-            self.handled += count
-            self.traits.stats.record((self.system.now() - began) / count, count)
-            self._leave_trace(None)
-            self.answered(result)
+            self._handled(result, began, count)
         return Outcome.SPENT
+
+    def _handled(self, result: object, began: float, count: int) -> None:
+        self.handled += count
+        self.traits.stats.record((self.system.now() - began) / count, count)
+        self._leave_trace(None)
+        self.answered(result)
 
     async def _in_scope(self, call: Coroutine[Any, Any, object]) -> object:
         try:
@@ -808,6 +852,10 @@ class Cell(MailQueue):
 
     def _overdue(self) -> None:
         self._watchdog = None
+        if self.suspended is not None and isinstance(awaited := self.suspended[1], OneShot):
+            # It waits unattended. A worker waits in its place, for the cancellation to end that.
+            awaited.wake = None
+            self.submit()
         if not self._user_code:
             # It waits for its effects or children, which have bounds of their own, or its turn.
             self._watch(self.system.limits.stop_s)

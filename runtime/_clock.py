@@ -55,7 +55,7 @@ class _Deadlines:
         # Most asks are answered long before their deadline: the answered ones at the head go
         # first, and when one slow ask at the head hides many, they are sifted out.
         while asks and asks[0].is_done:
-            asks.popleft()
+            del asks[0]
         if len(asks) >= self.compact_at:
             self.asks = asks = deque(ask for ask in asks if not ask.is_done)
             self.compact_at = max(_COMPACT_MIN, 2 * len(asks))

@@ -12,6 +12,8 @@ from collections.abc import Coroutine, Generator
 from contextvars import Context
 from typing import Any, TypeVar
 
+from ._backend import OneShot
+
 __all__ = ["drive", "drive_on"]
 
 T = TypeVar("T")
@@ -28,7 +30,11 @@ def drive_on(
     try:
         while True:
             try:
-                sent = yield yielded
+                if type(yielded) is OneShot:
+                    yield from yielded.wait_until_done().__await__()
+                    sent = None
+                else:
+                    sent = yield yielded
             except GeneratorExit:
                 context.run(coroutine.close)
                 raise

@@ -30,6 +30,7 @@ class Outcome(Enum):
     EMPTY = "no mail is left"
     SPENT = "it is the neighbours' turn"
     SUSPENDED = "the handler waits for something"
+    UNATTENDED = "the handler waits for a one-shot cell, and needs no task for that"
     FAILED = "the handler raised"
     ORDERED = "the runtime wants something of the actor"
 
@@ -82,13 +83,13 @@ def run_turn(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, wi
                 result = receive(message)
                 if type(result) is CoroutineType:
                     if cell.spec.is_resident:  # it runs in a scope of its own, from its start
-                        return cell.suspend(result)
+                        return cell.suspend(result, began=ended)
                     try:
                         yielded = result.send(None)
                     except StopIteration as stop:
                         result = stop.value
                     else:
-                        return cell.suspend(result, yielded)
+                        return cell.suspend(result, yielded, began=ended)
             except Refused as refusal:  # an answer, not a failure
                 if ask is not None:
                     ask.fail(refusal)
@@ -151,10 +152,10 @@ def run_batch(cell: Cell) -> Outcome:
     if trace is not None:
         enter_trace(cell, deliveries[-1].message, trace, is_ask=bool(asks))
     coroutine = actor.receive_batch(deliveries)
-    if cell.spec.is_resident:
-        return cell.suspend(coroutine, count=len(deliveries))
     now = cell.system.now
     began = now()
+    if cell.spec.is_resident:
+        return cell.suspend(coroutine, began=began, count=len(deliveries))
     try:
         yielded = coroutine.send(None)
     except StopIteration:
@@ -169,7 +170,7 @@ def run_batch(cell: Cell) -> Outcome:
     except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: Cell.as_failure
         cell.error = error
         return Outcome.FAILED
-    return cell.suspend(coroutine, yielded, count=len(deliveries))
+    return cell.suspend(coroutine, yielded, began=began, count=len(deliveries))
 
 
 def enter_trace(cell: Cell, message: object, trace: object, *, is_ask: bool) -> None:

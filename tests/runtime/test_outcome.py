@@ -1,0 +1,188 @@
+"""Handlers that wait for one outcome in the middle, and hold no worker while they do."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import anyio
+import pytest
+
+from turnkeeper.runtime import Actor, ActorFailed, OneShot, Refused, Runtime, TurnkeeperError
+from turnkeeper.runtime.testing import VirtualClock, settle
+
+from .actors import Get, Run
+
+pytestmark = pytest.mark.anyio
+
+
+class Waiter(Actor):
+    """Answers with what comes into its cell; then, if told to, waits as any handler does."""
+
+    def __init__(self, cell: OneShot[int], *, goes_on: anyio.Event | None = None) -> None:
+        self.cell = cell
+        self.goes_on = goes_on
+        self.ended: list[str] = []
+
+    async def receive(self, message: object) -> object:
+        if isinstance(message, Run):
+            return "another message"
+        try:
+            value = await self.context.outcome(self.cell)
+            if self.goes_on is not None:
+                await self.goes_on.wait()
+        finally:
+            self.ended.append("ended")
+        return value
+
+
+async def test_actors_that_wait_for_an_outcome_hold_no_worker() -> None:
+    cells: list[OneShot[int]] = [OneShot() for _ in range(100)]
+    answers: list[object] = []
+
+    async with Runtime() as runtime, anyio.create_task_group() as tasks:
+
+        async def ask(number: int) -> None:
+            ref = runtime.spawn(lambda: Waiter(cells[number]), name=f"waiter {number}")
+            answers.append(await ref.ask(Get()))
+
+        for number in range(100):
+            tasks.start_soon(ask, number)
+        await settle()
+        assert len(runtime._system.pool.workers) == 1
+        for number, cell in enumerate(cells):
+            cell.set(number)
+    assert sorted(answers, key=str) == sorted(range(100), key=str)
+
+
+async def test_mail_that_comes_meanwhile_waits_its_turn() -> None:
+    cell: OneShot[int] = OneShot()
+    answers: list[object] = []
+
+    async with Runtime() as runtime, anyio.create_task_group() as tasks:
+        ref = runtime.spawn(lambda: Waiter(cell), name="waiter")
+
+        async def ask(message: Get | Run) -> None:
+            answers.append(await ref.ask(message))
+
+        tasks.start_soon(ask, Get())
+        await settle()
+        tasks.start_soon(ask, Run(lambda _: None))  # type: ignore[arg-type]  # never run here
+        await settle()
+        assert answers == []
+        cell.set(1)
+    assert answers == [1, "another message"]
+
+
+async def test_an_outcome_that_is_there_already_is_not_waited_for() -> None:
+    cell: OneShot[int] = OneShot()
+    cell.set(7)
+    async with Runtime() as runtime:
+        ref = runtime.spawn(lambda: Waiter(cell), name="waiter")
+        assert await ref.ask(Get()) == 7
+
+
+async def test_a_handler_may_wait_in_the_ordinary_way_after_it() -> None:
+    cell: OneShot[int] = OneShot()
+    goes_on = anyio.Event()
+    answers: list[object] = []
+
+    async with Runtime() as runtime, anyio.create_task_group() as tasks:
+        ref = runtime.spawn(lambda: Waiter(cell, goes_on=goes_on), name="waiter")
+
+        async def ask() -> None:
+            answers.append(await ref.ask(Get()))
+
+        tasks.start_soon(ask)
+        await settle()
+        cell.set(3)
+        await settle()
+        assert answers == []
+        goes_on.set()
+    assert answers == [3]
+
+
+@pytest.mark.parametrize(
+    ("error", "heard"), [(ValueError("bad"), ActorFailed), (Refused("no"), Refused)]
+)
+async def test_an_outcome_that_is_an_error_is_raised_in_the_handler(
+    error: Exception, heard: type[TurnkeeperError]
+) -> None:
+    cell: OneShot[int] = OneShot()
+    async with Runtime() as runtime, anyio.create_task_group() as tasks:
+        ref = runtime.spawn(lambda: Waiter(cell), name="waiter")
+
+        async def ask() -> None:
+            with pytest.raises(heard):
+                await ref.ask(Get())
+
+        tasks.start_soon(ask)
+        await settle()
+        cell.fail(error)
+
+
+async def test_a_resident_actor_and_one_that_starts_wait_for_it_too() -> None:
+    class Starts(Waiter):
+        async def on_start(self) -> None:
+            self.first = await self.context.outcome(self.cell)
+
+    for is_resident in (False, True):
+        cell: OneShot[int] = OneShot()
+        answers: list[object] = []
+        async with Runtime() as runtime, anyio.create_task_group() as tasks:
+            make: Callable[[], Actor] = lambda: Starts(cell)  # noqa: B023, E731
+            ref = runtime.spawn(make, name="starts", resident=is_resident)
+
+            async def ask() -> None:
+                answers.append(await ref.ask(Get()))  # noqa: B023
+
+            tasks.start_soon(ask)
+            await settle()
+            cell.set(5)
+        assert answers == [5]
+
+
+async def test_one_that_waits_too_long_to_stop_is_cancelled() -> None:
+    clock = VirtualClock()
+    cell: OneShot[int] = OneShot()
+    actor = Waiter(cell)
+    heard: list[BaseException] = []
+
+    async with anyio.create_task_group() as tasks, Runtime(ports=clock.ports()) as runtime:
+        ref = runtime.spawn(lambda: actor, name="waiter")
+
+        async def ask() -> None:
+            try:
+                await ref.ask(Get())
+            except TurnkeeperError as error:
+                heard.append(error)
+
+        async def stop() -> None:
+            with suppress(TurnkeeperError):
+                await ref.stop()
+
+        tasks.start_soon(ask)
+        await settle()
+        tasks.start_soon(stop)
+        await settle()
+        assert actor.ended == []
+        for _ in range(10):
+            await clock.advance(60.0)
+        assert actor.ended == ["ended"]
+        assert len(heard) == 1
+        cell.set(1)  # too late; nobody minds
+
+
+async def test_an_order_to_stop_is_obeyed_once_the_outcome_has_come() -> None:
+    cell: OneShot[int] = OneShot()
+    answers: list[object] = []
+    async with anyio.create_task_group() as tasks, Runtime() as runtime:
+        ref = runtime.spawn(lambda: Waiter(cell), name="waiter")
+
+        async def ask() -> None:
+            answers.append(await ref.ask(Get()))
+
+        tasks.start_soon(ask)
+        await settle()
+        tasks.start_soon(ref.stop)
+        await settle()
+        cell.set(9)
+    assert answers == [9]
