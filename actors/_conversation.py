@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import ClassVar, Literal, TypeVar
 
 import structlog
@@ -55,6 +56,7 @@ from .commands import (
     Append,
     AppendAll,
     Command,
+    Delete,
     DropOverdue,
     EndTurn,
     Propose,
@@ -65,7 +67,14 @@ from .commands import (
     Stream,
 )
 from .condensers import Condenser
-from .errors import LeaseExpired, ResultNotKept, StaleTurn, TurnPaused, TurnSuspended
+from .errors import (
+    ConversationDeleted,
+    LeaseExpired,
+    ResultNotKept,
+    StaleTurn,
+    TurnPaused,
+    TurnSuspended,
+)
 from .events import (
     Event,
     LoggedEvent,
@@ -148,6 +157,10 @@ class ConversationActor(Actor[Command | Query]):
         """Somebody may wait for what this owner would do; until the log has been read, that too."""
 
     async def on_start(self) -> None:
+        await self._open()
+
+    async def _open(self) -> None:
+        """Own the log as it is now, and end or take up what an owner before left unfinished."""
         journal = self._setup.journal
         # Claimed before the head is read: an append of the owner before this one has then either
         # landed, and is read, or never will.
@@ -173,7 +186,14 @@ class ConversationActor(Actor[Command | Query]):
 
     async def receive_batch(self, deliveries: Sequence[Delivery[Command | Query]]) -> None:
         try:
-            await self._run(await self._take(deliveries))
+            for is_deletion, some in groupby(
+                deliveries, lambda one: isinstance(one.message, Delete)
+            ):
+                if is_deletion:
+                    for delivery in some:
+                        await self._delete(delivery)
+                else:
+                    await self._run(await self._take(list(some)))
         except Exception as error:
             for delivery in deliveries:
                 delivery.fail(error)
@@ -184,6 +204,36 @@ class ConversationActor(Actor[Command | Query]):
                     f"the journal refused the owner of conversation {self._conversation_id}"
                 ) from error
             raise
+
+    async def _delete(self, delivery: Delivery[Command | Query]) -> None:
+        """Delete the log, end all that went on over it, and own a new one of that name.
+
+        So what was sent before this is gone with the log, and what is sent after it is not.
+        """
+        command, state = delivery.message, self._owner.state
+        if isinstance(command, Delete) and command.head not in {None, state.seq}:
+            delivery.reply(None)
+            return
+        journal, epoch = self._setup.journal, self._owner.epoch
+        try:
+            deletion = await journal.delete(self._conversation_id, epoch=epoch)
+        except Refused as refusal:
+            delivery.fail(refusal)  # there was nothing to delete, or it is damaged
+            return
+        gone = ConversationDeleted(self._conversation_id)
+        self._setup.subscriptions.deleted(self._conversation_id)
+        waiting = [*self._held, *(parked.ticket for parked in self._parking.take_all())]
+        for one in waiting:
+            if one.delivery is not None:
+                one.delivery.fail(gone)
+        delivery.reply(deletion)
+        # Not waited for: what they still send or write is of an older epoch.
+        for effect in (self._agent, self._condenser_effect, self._snapshot_effect):
+            if effect is not None:
+                effect.cancel()
+        self._agent = self._condenser_effect = self._snapshot_effect = None
+        self._condenser_rests_at, self._held = None, []
+        await self._open()
 
     async def _run(self, batch: Sequence[_Taken]) -> None:
         decided = self._decide(batch)
@@ -425,7 +475,7 @@ class ConversationActor(Actor[Command | Query]):
         if verify == "always" or (
             verify == "sampled" and self._setup.ports.random.random() < _SAMPLED
         ):
-            run = partial(self._run_verifying, self._view, self._seq)
+            run = partial(self._run_verifying, self._owner, self._view, self._seq)
             self.context.start_effect(run, name="verify")
 
     def _start_snapshot(self) -> None:
@@ -436,14 +486,12 @@ class ConversationActor(Actor[Command | Query]):
         if self._snapshot_effect is None or self._snapshot_effect.is_done:
             self._snapshot_seq = state.seq
             # Taken here, where the working state is the committed one; written beside the loop.
-            run = partial(self._run_snapshot, state.to_snapshot())
+            run = partial(self._run_snapshot, state.to_snapshot(), self._owner.epoch)
             self._snapshot_effect = self.context.start_effect(run, name="snapshot")
 
-    async def _run_snapshot(self, snapshot: Snapshot) -> None:
+    async def _run_snapshot(self, snapshot: Snapshot, epoch: int) -> None:
         try:
-            await self._setup.journal.write_snapshot(
-                self._conversation_id, snapshot, epoch=self._owner.epoch
-            )
+            await self._setup.journal.write_snapshot(self._conversation_id, snapshot, epoch=epoch)
         except TurnkeeperError as error:
             # Losing a snapshot costs time at the next activation, never data.
             _log.warning(
@@ -560,7 +608,7 @@ class ConversationActor(Actor[Command | Query]):
         failed = ProposeFailed(self._owner.epoch, type(error).__name__, error_text(error))
         await self._tell_owner(failed)
 
-    async def _run_verifying(self, view: View, seq: int) -> None:
+    async def _run_verifying(self, owner: Owner, view: View, seq: int) -> None:
         """The effect that rebuilds the view from the log; a divergence fails the actor."""
         check = ViewCheck()
         try:
@@ -568,8 +616,12 @@ class ConversationActor(Actor[Command | Query]):
         except (Unavailable, OutcomeUnknown) as error:
             _log.warning("view not verified", conversation=self._conversation_id, error=str(error))
             return
+        except Refused:
+            if self._owner is not owner:
+                return  # deleted meanwhile
+            raise
         found = check.find_divergence(view)
-        if found is not None:
+        if found is not None and self._owner is owner:
             raise InvariantViolation(
                 f"the view of conversation {self._conversation_id} at seq {seq} is not the fold of "
                 f"its log: {found}; the log is right; the owner is started again from it"

@@ -17,6 +17,7 @@ from .commands import (
     Append,
     AppendAll,
     Command,
+    Delete,
     DropOverdue,
     GetView,
     Propose,
@@ -66,7 +67,7 @@ def decide(owner: Owner, command: Command | Query, stamp: Stamp) -> Decision:
             decision = Decision(events=(error,) if command.epoch == owner.epoch else ())
         case GetView():
             decision = Decision(reply=owner.state.view)
-        case DropOverdue():
+        case Delete() | DropOverdue():
             decision = Decision()  # what is parked is the loop's to answer
         case _:
             decision = decide_turn(owner, command, stamp)

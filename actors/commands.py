@@ -17,6 +17,7 @@ from .admission import Appended, Duplicate
 from .condensers import Proposal
 from .errors import InvalidInput
 from .events import Event, ImageContent, LoggedEvent
+from .journal import Deletion
 from .view import View
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "CancelTurn",
     "Command",
     "Confirm",
+    "Delete",
     "DropOverdue",
     "EndTurn",
     "GetView",
@@ -227,6 +229,16 @@ class Recover(Message[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class Delete(Message[Deletion | None]):
+    """Delete the conversation; what is sent after this begins another of its name.
+
+    None: it does not end at `head`, where that is given; nothing was deleted.
+    """
+
+    head: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DropOverdue(Message[None]):
     """The oldest parked result has waited long enough; the owner's timer says so."""
 
@@ -253,6 +265,7 @@ Command = (
     | ProposeFailed
     | RepairView
     | Recover
+    | Delete
     | DropOverdue
 )
 Query = GetView

@@ -22,7 +22,7 @@ is either in the log or not, and sending it again under its id finds out which.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
@@ -59,6 +59,7 @@ from .commands import (
     CancelTurn,
     Command,
     Confirm,
+    Delete,
     GetView,
     OnOverlap,
     Pause,
@@ -70,7 +71,13 @@ from .commands import (
     check_overlap,
 )
 from .condensers import Condenser, NoCondenser
-from .errors import ConversationsClosed, InvalidInput, TurnNotCompleted
+from .errors import (
+    ConversationDeleted,
+    ConversationNotFound,
+    ConversationsClosed,
+    InvalidInput,
+    TurnNotCompleted,
+)
 from .events import (
     AgentMessageEvent,
     Event,
@@ -83,7 +90,7 @@ from .events import (
     TurnEndedEvent,
     UserMessageEvent,
 )
-from .journal import ConversationInfo, Journal, Rejection
+from .journal import ConversationInfo, Deletion, Journal, Rejection
 from .state import ConversationState
 from .turns import KNOWN_MESSAGES_MAX
 from .view import View
@@ -263,13 +270,49 @@ class Conversations:
 
     def __getitem__(self, conversation_id: str) -> Conversation:
         """A handle; the conversation begins with its first chat message."""
+        return Conversation(conversation_id, self._open_region(), self._setup)
+
+    def _open_region(self) -> Region[Command | Query]:
         if self._region is None:
             raise RuntimeError("conversations are not open; use `async with Conversations(...)`")
-        return Conversation(conversation_id, self._region, self._setup)
+        return self._region
 
     async def list(self) -> Sequence[ConversationInfo]:
         """All conversations in the journal, by id, without opening them."""
         return await self._journal.list()
+
+    async def delete(self, conversation_id: str) -> Deletion:
+        """Delete a conversation, its log and all that is kept beside it.
+
+        A turn that runs is cut off; who reads events or waits for a turn gets
+        `ConversationDeleted`. A chat message that is sent meanwhile is either in the log that is
+        deleted, or begins a new conversation. What forks need of the log stays, and the answer says
+        so. Raises `ConversationNotFound`, and `OwnedElsewhere`; after `OutcomeUnknown`, delete it
+        again.
+        """
+        deletion = await self._delete(conversation_id, Delete())
+        assert deletion is not None, "a deletion without a condition"
+        return deletion
+
+    async def expire(self, *, before: float) -> Sequence[str]:
+        """Delete what was last written before this time (seconds since the epoch, UTC), as a whole.
+
+        What another process owns, and what goes on meanwhile, stays. Gives the ids of what was
+        deleted.
+        """
+        deleted: list[str] = []
+        for info in await self._journal.list():
+            if info.updated_at < before:
+                with suppress(OwnershipLost, ConversationNotFound):
+                    if await self._delete(info.conversation_id, Delete(head=info.head)) is not None:
+                        deleted.append(info.conversation_id)
+        return deleted
+
+    async def _delete(self, conversation_id: str, command: Delete) -> Deletion | None:
+        check_id("conversation id", conversation_id)
+        region = self._open_region()
+        await self._journal.info(conversation_id)  # what is not there is not made for this
+        return await region[conversation_id].ask(command)
 
 
 def _configured(setup: Setup, config: ConversationConfig) -> Setup:
@@ -423,17 +466,25 @@ class Conversation:
             raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
         return self._setup.subscriptions.read(self.conversation_id, after=after, live=live)
 
-    def follow_owner(self, *, after: int, deltas: bool = False) -> EventReader:
-        """As live `events`, for those who wait for what the owner will write.
+    def follow_owner(self, seq: int, *, deltas: bool = False) -> EventReader:
+        """The events from `seq` on, which is in the log, for those who wait for what follows.
 
-        An owner that ends is replaced by the next message to it; raises what keeps it from that.
+        An owner that ends is replaced by the next message to it; raises what keeps it from that,
+        but follows one in another process.
         """
         return self._setup.subscriptions.read(
             self.conversation_id,
-            after=after,
+            after=seq - 1,
             live=True,
+            known_seq=seq,
             on_owner_ended=self._ensure_owner,
             deltas=deltas,
+        )
+
+    def read_back(self, seq: int) -> EventReader:
+        """The events from `seq` on, which is in the log, to its end."""
+        return self._setup.subscriptions.read(
+            self.conversation_id, after=seq - 1, live=False, known_seq=seq
         )
 
     async def _ensure_owner(self) -> None:
@@ -505,18 +556,25 @@ class _TurnWatch:
     """Tells which events of a log belong to a chat message's turn, and when that has ended.
 
     The turn that answers a chat message is the one that its `UserMessageEvent` names; until there
-    is one, what is known is where it waits.
+    is one, what is known is where it waits. The first event that it looks at is the one that the
+    chat message was acknowledged with; `ConversationDeleted` where the log has another there.
     """
 
-    def __init__(self, message_id: str, turn_id: str) -> None:
+    def __init__(self, conversation_id: str, sent: Sent) -> None:
         self.end: TurnEnd | None = None
-        self.turn_id = turn_id
-        self._message_id = message_id
+        self.turn_id = sent.turn_id
+        self._conversation_id = conversation_id
+        self._message_id = sent.message_id
+        self._is_first = True
         self._has_begun = False
         self._reply = ""
 
     def look_at(self, event: Event) -> bool:
         """Take in the next event; whether it belongs to the turn."""
+        if self._is_first:
+            if getattr(event, "message_id", None) != self._message_id:
+                raise ConversationDeleted(self._conversation_id)
+            self._is_first = False
         match event:
             case UserMessageEvent(message_id=self._message_id, turn_id=str(joined)):
                 self.turn_id, self._has_begun = joined, True
@@ -541,8 +599,8 @@ class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
 
     def __init__(self, conversation: Conversation, sent: Sent) -> None:
         self._conversation = conversation
-        self._watch = _TurnWatch(sent.message_id, sent.turn_id)
-        self._reader = conversation.follow_owner(after=sent.seq - 1, deltas=True)
+        self._watch = _TurnWatch(conversation.conversation_id, sent)
+        self._reader = conversation.follow_owner(sent.seq, deltas=True)
 
     async def __anext__(self) -> LoggedEvent | TextDelta:
         if self._watch.end is not None:
@@ -614,26 +672,27 @@ class Turn:
     async def end(self) -> TurnEnd:
         """Wait until the turn has ended, however it did.
 
-        When its owner fails and another can be started here, that one ends the turn. When none
-        can, raises why (`Unavailable`, `OwnedElsewhere`, `CorruptLog`), and `ConversationsClosed`
-        when they are left: the chat message is in the log, and its turn ends when the conversation
-        is next opened. Awaited inside a turn that this one would have to wait for, it raises
-        `AskCycle`.
+        When its owner fails and another can be started here, that one ends the turn; where another
+        process has taken over, it is followed there. When there can be no owner, raises why
+        (`Unavailable`, `CorruptLog`), and `ConversationsClosed` when they are left: the chat
+        message is in the log, and its turn ends when the conversation is next opened. Raises
+        `ConversationDeleted`, and `AskCycle` when awaited inside a turn that this one would have
+        to wait for.
         """
         conversation = self._conversation
         ended = None
         if conversation.is_inside_a_turn:
             # What has ended is told, and what would wait for this turn is refused.
-            ended = await self._find_end(conversation.events(after=self.seq - 1, live=False))
+            ended = await self._find_end(conversation.read_back(self.seq))
         if ended is None:
             with conversation.waited_for():
-                ended = await self._find_end(conversation.follow_owner(after=self.seq - 1))
+                ended = await self._find_end(conversation.follow_owner(self.seq))
         if ended is None:
             raise ConversationsClosed(conversation.conversation_id)
         return ended
 
     async def _find_end(self, events: EventReader) -> TurnEnd | None:
-        watch = _TurnWatch(self.message_id, self.turn_id)
+        watch = _TurnWatch(self._conversation.conversation_id, self._sent)
         async for logged in events:
             watch.look_at(logged.event)
             if watch.end is not None:
