@@ -681,7 +681,7 @@ async def test_a_message_is_accepted_while_a_tool_runs_and_stands_after_its_resu
         gate.open()
 
         assert await turn.reply() == "Both."
-        assert await (await chat.send("last", on_overlap="queue")).end()
+        await (await chat.send("last")).end()
         assert (await log_of(chat))[:7] == [
             "u:go",
             "call",
