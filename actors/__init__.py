@@ -14,6 +14,7 @@ from .agents import Agent, ToolCall, ToolResult, TurnContext, agent
 from .commands import OnOverlap, Sent
 from .condensers import (
     Condenser,
+    Need,
     NoCondenser,
     PipelineCondenser,
     Proposal,
@@ -179,6 +180,7 @@ __all__ = [
     "ModelRequest",
     "ModelResponse",
     "ModelUnavailable",
+    "Need",
     "NoCondenser",
     "NotAppendable",
     "NotConfirmable",

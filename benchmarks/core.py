@@ -249,7 +249,7 @@ async def _stored(lengths: Sequence[int], rounds: int) -> list[Measure]:
     found = []
     say("core: a whole step, over SQLite at FULL")
     with tempfile.TemporaryDirectory() as folder:
-        raw = await _median(lambda: _raw_commit(Path(folder) / "raw.db"), rounds)
+        raw = await median(lambda: raw_commit(Path(folder) / "raw.db"), rounds)
         steps: dict[int, float] = {}
         commits = 0
         for length in lengths:
@@ -268,12 +268,12 @@ async def _stored(lengths: Sequence[int], rounds: int) -> list[Measure]:
     return found
 
 
-async def _median(act: Timed, rounds: int) -> float:
+async def median(act: Timed, rounds: int) -> float:
     times = sorted([await act() for _ in range(rounds + 1)][1:])
     return times[len(times) // 2]
 
 
-async def _raw_commit(path: Path) -> float:
+async def raw_commit(path: Path, times: int = 100) -> float:
     """One row in one commit, by nothing but SQLite."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
@@ -282,11 +282,11 @@ async def _raw_commit(path: Path) -> float:
         connection.execute("CREATE TABLE IF NOT EXISTS event (seq INTEGER PRIMARY KEY, data BLOB)")
         payload = encode_event(UserMessageEvent(content="x" * 600))
         began = perf_counter()
-        for _ in range(100):
+        for _ in range(times):
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("INSERT INTO event (data) VALUES (?)", (payload,))
             connection.execute("COMMIT")
-        return (perf_counter() - began) / 100 * US
+        return (perf_counter() - began) / times * US
     finally:
         connection.close()
 
@@ -295,7 +295,7 @@ async def _step(folder: Path, length: int, rounds: int) -> tuple[float, int]:
     """A chat message sent, answered and its turn ended; and how many commits that took."""
     passed: list[str] = []
     path = folder / f"step{length}.db"
-    await _fill(path, talk(length))
+    await fill(path, talk(length))
     journal = SQLiteJournal(path, failpoint=passed.append)
     async with Conversations(answering, journal=journal) as conversations:
         conversation = conversations["c"]
@@ -315,7 +315,7 @@ async def _converse(conversation: Conversation) -> None:
     await turn.reply()
 
 
-async def _fill(path: Path, log: Sequence[Event]) -> int:
+async def fill(path: Path, log: Sequence[Event]) -> int:
     """Write a log into a fresh journal; gives the bytes of its payloads."""
     records = [record_of(event) for event in log]
     async with SQLiteJournal(path) as journal:
@@ -338,7 +338,7 @@ def _size(path: Path) -> int:
 async def _open(folder: Path, length: int, raw: float, rounds: int) -> list[Measure]:
     log = talk(length)
     path = folder / "open.db"
-    payload_bytes = await _fill(path, log)
+    payload_bytes = await fill(path, log)
     disk = _size(path)
     payloads = [encode_event(event) for event in log]
 
@@ -381,7 +381,7 @@ async def _open(folder: Path, length: int, raw: float, rounds: int) -> list[Meas
             assert len(state.view) <= 240
             return taken
 
-        warm = await _median(from_snapshot, rounds)
+        warm = await median(from_snapshot, rounds)
     return [
         faster(f"open_{length}", pairs, baseline="pydantic validating the rows", goal="≥ 0.6"),
         costlier(f"open_snapshot_{length}", [(warm, raw)], baseline="one raw commit", goal="≤ 25"),
@@ -437,7 +437,7 @@ async def _as_the_peer(length: int, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         step, _ = await _step(Path(folder), length, rounds)
         path = Path(folder) / "open.db"
-        await _fill(path, plain)
+        await fill(path, plain)
         began = perf_counter()
         async with SQLiteJournal(path) as journal:
             await load_state(journal, "c", len(plain))
