@@ -49,7 +49,9 @@ from turnkeeper.actors.errors import (
 from turnkeeper.actors.events import (
     RESULT_CLASSES,
     ActionEvent,
+    AgentErrorEvent,
     AgentMessageEvent,
+    CondensationEvent,
     ConfirmationRequestedEvent,
     Event,
     MessageQueuedEvent,
@@ -57,22 +59,21 @@ from turnkeeper.actors.events import (
     ObservationEvent,
     RetractionEvent,
     StepFinishedEvent,
+    SystemPromptEvent,
     TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
     UserRejectEvent,
 )
 from turnkeeper.actors.state import ConversationState
+from turnkeeper.actors.turns import RunningTurn
 from turnkeeper.actors.view import View
 from turnkeeper.runtime import format_id
 
 _BEGIN = 1_700_000_000.0
 _AT_REST = (Status.IDLE, Status.FINISHED, Status.ERROR, Status.STUCK)
-_POLICIES: tuple[OnOverlap | None, ...] = (
-    *("queue", "interrupt", "steer", "rollback", "reject"),
-    None,
-)
-QUEUE_MAX = 6
+POLICIES: tuple[OnOverlap, ...] = ("queue", "interrupt", "steer", "rollback", "reject")
+QUEUE_MAX = 3
 
 Move = tuple[str, int]
 
@@ -100,6 +101,8 @@ class Turns:
     sent: dict[str, tuple[Send, Sent]] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     """The calls that an agent has begun to run."""
+    said: list[str] = field(default_factory=list)
+    """What was streamed of the answer that is not in the log yet."""
     by_hand: bool = False
     """Somebody appends calls and results by hand, too: admission may then refuse a chat message."""
     ids: int = 0
@@ -129,8 +132,9 @@ class Turns:
             decision = decide(owner, command, self.new_stamp())
         except AdmissionRefused:
             assert owner.state.to_snapshot() == before, "a refused command has changed something"
-            may_be = Send | Resume | TurnAppend | Append | Retract
-            if self.by_hand and isinstance(command, may_be):
+            is_idle = owner.state.turns.running is None
+            may_be = Send | Resume if is_idle else TurnAppend
+            if self.by_hand and isinstance(command, may_be | Append | Retract):
                 raise
             raise AssertionError("admission refuses what the rules themselves decided") from None
         except TurnPaused:
@@ -142,9 +146,9 @@ class Turns:
         except Exception:
             assert owner.state.to_snapshot() == before, "a refused command has changed something"
             raise
+        self._look_at(command, decision)
         owner.apply(decision)
         self.events += decision.events
-        self._note_calls(decision)
         self._start(decision, run)
         if owner.state.turns.waits_for is None:
             self._decide_held()
@@ -154,6 +158,7 @@ class Turns:
     def _start(self, decision: Decision, run: Run | None) -> None:
         if decision.is_suspended:
             assert run is not None, "only a run of an agent is suspended"
+            assert self.policy.is_resumable, "nobody would run it again"
             run.is_over = True
         for effect in decision.effects:
             running = self.owner.state.turns.running
@@ -164,6 +169,8 @@ class Turns:
                 assert running is not None
                 assert effect.turn_id == running.turn_id, "a turn starts that does not run"
                 assert self.owner.state.turns.waits_for is None, "a turn starts that is held"
+                is_again = any(one.turn_id == effect.turn_id for one in self.runs)
+                assert self.policy.is_resumable or not is_again, "it cannot be run again"
                 self.runs.append(Run(effect.turn_id, self.owner.epoch, set(effect.unstarted)))
                 open_calls = set(self.owner.state.admission.open_calls)
                 assert not set(effect.unstarted) & self.started
@@ -180,10 +187,31 @@ class Turns:
                 else:
                     run.is_over |= isinstance(held, EndTurn) and run.held is None
 
-    def _note_calls(self, decision: Decision) -> None:
+    def _look_at(self, command: Command, decision: Decision) -> None:
+        """What must be so of a decision, given the state before it."""
+        turns = self.owner.state.turns
+        unstarted = {*turns.awaiting, *turns.confirmed}
+        shown = {event.id for event in self.owner.state.view}
+        said = self.said
+        if isinstance(command, Stream):
+            self.said = [*([] if command.is_first else said), command.text]
         for event in decision.events:
-            if isinstance(event, UserRejectEvent):
-                assert event.tool_call_id not in self.started, "it says not run, and it has run"
+            match event:
+                case UserRejectEvent(tool_call_id=call_id):
+                    assert call_id not in self.started, "it says not run, and it has run"
+                case AgentErrorEvent(tool_call_id=call_id):
+                    assert call_id not in unstarted, "it may have run, and cannot have"
+                case CondensationEvent(forgotten_event_ids=gone):
+                    assert shown.issuperset(gone), "it forgets what is not there"
+                case AgentMessageEvent(interrupted=True, content=content):
+                    assert content == "".join(said)
+                    self.said = []
+                case AgentMessageEvent() | ActionEvent() if event.turn_id is not None:
+                    self.said = []
+                case TurnEndedEvent():
+                    assert not self.said, "what was said of an answer is lost"
+                case _:
+                    pass
 
     # --- the laws --------------------------------------------------------------------------------
 
@@ -193,12 +221,12 @@ class Turns:
         turns = state.turns
         running = turns.running
         assert state.seq == len(self.events)
+        assert owner.streamed == self.said
         assert turns.is_unfinished == (running is not None or bool(turns.queued))
         if running is None:
             assert not turns.awaiting
             assert not turns.confirmed
             assert not turns.queued or turns.is_paused, "a message waits, and nothing runs"
-            assert not owner.streamed
             assert self.by_hand or not state.admission.open_calls, "a call is open, no turn runs"
         else:
             alive = [run for run in self.runs if not run.is_over and run.epoch == owner.epoch]
@@ -207,6 +235,7 @@ class Turns:
             assert bool(alive) == (owner.agent_of == running.turn_id)
             if turns.waits_for is None:
                 assert alive, "a turn runs, and no agent runs on it"
+            assert not any(message.is_reminder for message in running.messages)
         held_calls = {*turns.awaiting, *turns.confirmed}
         assert not held_calls & self.started, "a call runs that waits for its confirmation"
         assert not turns.confirmed or turns.is_paused
@@ -227,6 +256,8 @@ class Turns:
     def check_log(self) -> None:
         """The whole log, read by somebody who trusts nothing but its events."""
         _Reader(self.events, by_hand=self.by_hand).check()
+        prompts = [n for n, event in enumerate(self.events) if isinstance(event, SystemPromptEvent)]
+        assert prompts == ([0] if self.events and self.policy.system_prompt else [])
         state, broken = ConversationState.from_events(self.events)
         assert not broken, "enforcement finds something in a log of our own"
         assert state == self.owner.state, "the owner's state is not the fold of its log"
@@ -252,7 +283,7 @@ class Turns:
         self.check_log()
 
     def _send(self, n: int) -> None:
-        on_overlap = _POLICIES[n % 6]
+        on_overlap = (*POLICIES, None)[n % 6]
         running = self.owner.state.turns.running
         if n % 7 == 0 and self.sent:
             self._send_again(n, on_overlap)
@@ -260,7 +291,8 @@ class Turns:
         message_id = f"m{len(self.sent)}"
         send = Send(message_id, message_id, on_overlap=on_overlap)
         took = on_overlap or self.policy.on_overlap
-        length = len(self.events)
+        is_whole = self.owner.state.running_turn_events() is not None and not self.by_hand
+        length, waiting = len(self.events), len(self.owner.state.turns.queued)
         try:
             sent = self.do(send)
         except TurnInProgress:
@@ -268,7 +300,7 @@ class Turns:
             assert running is not None
             return
         except QueueFull:
-            assert len(self.owner.state.turns.queued) >= QUEUE_MAX
+            assert waiting >= QUEUE_MAX
             return
         except AdmissionRefused:
             return
@@ -278,17 +310,21 @@ class Turns:
         if running is None:
             assert sent.overlapped is None
         elif took == "rollback":
-            assert sent.overlapped in ("rollback", "interrupt")
+            assert sent.overlapped == "rollback" or not is_whole
         else:
             assert sent.overlapped == took
         if sent.overlapped in ("interrupt", "rollback"):
             assert turns.running is not None
+            assert running is not None
             assert turns.running.turn_id == sent.turn_id
-            self._check_made_room(length, sent.overlapped)
+            self._check_made_room(length, sent.overlapped, running)
         if message_id in turns.queued:
+            assert waiting < QUEUE_MAX
             assert sent.waits_for == turns.waits_for
+            steered = running.turn_id if running is not None and took == "steer" else None
+            assert turns.queued[message_id].steers == steered
 
-    def _check_made_room(self, length: int, overlapped: str) -> None:
+    def _check_made_room(self, length: int, overlapped: str, running: RunningTurn) -> None:
         """What an interrupt or a rollback has written, from the seq that the log ended at."""
         written = self.events[length:]
         ended = next(event for event in written if isinstance(event, TurnEndedEvent))
@@ -297,6 +333,9 @@ class Turns:
         if rolled_back:
             left = [event for event in self.owner.state.view if event.turn_id == ended.turn_id]
             assert not left, "what was rolled back is in the view"
+            again = [event.message_id for event in written if isinstance(event, MessageQueuedEvent)]
+            assert again == [message.message_id for message in running.messages[1:]]
+            assert set(again) <= set(self.owner.state.turns.queued)
 
     def _send_again(self, n: int, on_overlap: OnOverlap | None) -> None:
         send, sent = list(self.sent.values())[n % len(self.sent)]
@@ -314,16 +353,27 @@ class Turns:
             assert self.owner.state.turns.is_paused
 
     def _resume(self, _: int) -> None:
-        was_paused = self.owner.state.turns.is_paused
+        turns = self.owner.state.turns
+        was_paused, running, confirmed = turns.is_paused, turns.running, turns.confirmed
         try:
             assert self.do(Resume()) is was_paused
         except AdmissionRefused:
             return
-        assert not self.owner.state.turns.is_paused
+        assert not turns.is_paused
+        self._check_gone_on(running, confirmed)
+
+    def _check_gone_on(self, running: RunningTurn | None, unstarted: Sequence[str]) -> None:
+        """The turn that was held goes on, if its agent can, and knows what it may run."""
+        turns = self.owner.state.turns
+        if running is not None and self.policy.is_resumable:
+            assert turns.running == running
+            if turns.waits_for is None and unstarted:
+                open_calls = self.owner.state.admission.open_calls
+                assert self.runs[-1].unstarted.issuperset(c for c in unstarted if c in open_calls)
 
     def _confirm(self, n: int) -> None:
         turns = self.owner.state.turns
-        awaiting, was_paused = turns.awaiting, turns.is_paused
+        awaiting, was_paused, running = turns.awaiting, turns.is_paused, turns.running
         try:
             self.do(Confirm(confirmed=n % 2 == 0))
         except NotConfirmable:
@@ -331,6 +381,7 @@ class Turns:
             return
         assert awaiting
         assert not turns.awaiting
+        self._check_gone_on(running, awaiting if n % 2 == 0 else ())
         if was_paused and turns.is_paused:
             assert turns.confirmed == (awaiting if n % 2 == 0 else ())
 
@@ -364,8 +415,14 @@ class Turns:
         assert not broken
         assert state == self.owner.state
         self.owner = Owner("c", self.owner.epoch + 1, self.policy, state)
-        if state.turns.is_unfinished and state.turns.waits_for is None:
+        self.said = []
+        is_held = state.turns.waits_for is not None
+        if (state.turns.is_unfinished and not is_held) or n % 2:
+            length = len(self.events)
             self.do(Recover())
+            if is_held:
+                assert len(self.events) == length
+                assert self.owner.agent_of is None
         else:
             self.check()
 
@@ -406,8 +463,7 @@ class Turns:
             return
         match n % 8:
             case 0 | 6 | 7:
-                if self.do(BeginStep(run.turn_id, run.epoch), run) is not True:
-                    assert run.is_over or run.held
+                self._begin_step(run)
             case 1:
                 said = AgentMessageEvent(**self.stamp(run.turn_id), content=f"said {n}")
                 self._append(run, said, StepFinishedEvent(**self.stamp(run.turn_id)))
@@ -424,6 +480,15 @@ class Turns:
                     is_reminder=True,
                 )
                 self._append(run, note)
+
+    def _begin_step(self, run: Run) -> None:
+        turns = self.owner.state.turns
+        is_held = turns.waits_for is not None
+        begins = self.do(BeginStep(run.turn_id, run.epoch), run)
+        assert (begins is True) == (not is_held), "a step begins in a turn that is held"
+        if not is_held and not self.owner.state.admission.open_calls:
+            assert run.turn_id not in {waiting.steers for waiting in turns.queued.values()}
+        assert not is_held or run.is_over or run.held
 
     def _call(self, run: Run, calls: int, *, asks: bool) -> None:
         response_id = self.new_id()
@@ -460,7 +525,9 @@ class Turns:
         if run is not None:
             error = None if n % 3 else "RuntimeError"
             is_stuck = n % 3 == 0 and n % 2 == 0
+            is_held = self.owner.state.turns.waits_for is not None
             done = self.do(EndTurn(run.turn_id, run.epoch, error, is_stuck=is_stuck), run)
+            assert (done is True) == (not is_held), "a turn ends while it is held"
             run.is_over |= done is True
 
     def _repair(self, n: int) -> None:
@@ -528,14 +595,14 @@ MOVES: dict[str, Callable[[Turns, int], None]] = {
     "repair": Turns._repair,
     "by hand": Turns._append_by_hand,
 }
-_OFTEN = ("send", "send", "agent", "agent", "agent", "end", "confirm", "resume")
+OFTEN = ("send", "send", "agent", "agent", "agent", "end", "confirm", "resume")
 
 moves = st.lists(
-    st.tuples(st.sampled_from((*_OFTEN, *MOVES)), st.integers(0, 55)), min_size=5, max_size=60
+    st.tuples(st.sampled_from((*OFTEN, *MOVES)), st.integers(0, 55)), min_size=5, max_size=60
 )
 policies = st.builds(
     Policy,
-    on_overlap=st.sampled_from([policy for policy in _POLICIES if policy is not None]),
+    on_overlap=st.sampled_from(POLICIES),
     unfinished=st.sampled_from(["end", "resume"]),
     is_resumable=st.booleans(),
     system_prompt=st.sampled_from([None, "be kind"]),
