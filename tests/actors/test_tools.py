@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
@@ -364,6 +366,14 @@ class Method:
         return n + 2
 
 
+async def test_a_plain_function_that_gives_something_to_await_is_a_tool_too() -> None:
+    def add(n: int) -> Awaitable[int]:
+        return Method()(n)
+
+    (result,) = await call(Tools(add), ToolCall("add", {"n": 1}))
+    assert result.content == "2"
+
+
 async def test_methods_and_callable_objects_are_tools_too() -> None:
     results = await call(
         Tools(Method(), Method().add), ToolCall("method", {"n": 1}), ToolCall("add", {"n": 1})
@@ -426,7 +436,10 @@ async def test_what_a_tool_returns_becomes_text(
     assert (result.content, result.is_error) == (content, is_error)
 
 
-async def test_whatever_a_tool_raises_is_its_result_and_harms_no_other_call() -> None:
+@pytest.mark.parametrize("timeout_s", [None, 5])
+async def test_whatever_a_tool_raises_is_its_result_and_harms_no_other_call(
+    timeout_s: float | None,
+) -> None:
     def fail() -> None:
         raise KeyError("inside")
 
@@ -444,7 +457,8 @@ async def test_whatever_a_tool_raises_is_its_result_and_harms_no_other_call() ->
         await settle()
         return "fine"
 
-    tools = Tools(fail, fail_later, leave, stop, fine)
+    functions: list[Callable[[], object]] = [fail, fail_later, leave, stop, fine]
+    tools = Tools(*(Tool(function, timeout_s=timeout_s) for function in functions))
     results = await call(tools, *(ToolCall(name) for name in tools.names))
 
     assert [result.content for result in results] == [
@@ -473,6 +487,14 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_result_like_any_other(
     results = await call(Tools(made, fine), ToolCall("cancelled"), ToolCall("fine"))
 
     assert [result.content for result in results] == ["CancelledError: by itself", "fine"]
+
+    async def check(_: ToolContext) -> None:
+        await cancelled()
+
+    (result,) = await call(Tools(fine, before_call=check), ToolCall("fine"))
+    assert result.content == (
+        "refused: it could not be checked (CancelledError: by itself); nothing happened"
+    )
 
 
 async def test_at_most_so_many_calls_run_at_a_time() -> None:
@@ -860,3 +882,14 @@ async def test_the_program_exits_though_a_tools_thread_never_ends(
     )
     ended = await anyio.to_thread.run_sync(run)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "left\nexiting\n", "")
+
+
+def test_the_program_on_the_page_about_tools_prints_what_the_page_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
+    program, output = re.findall(r"```(?:python|text)\n(.*?)```", page, re.DOTALL)
+
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert (ran.stderr, ran.stdout) == ("", output)
