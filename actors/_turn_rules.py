@@ -7,6 +7,7 @@ in `docs/turns.md` say what each way to overlap leads to.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import takewhile
 from typing import TypeAlias, assert_never
 
 from turnkeeper.runtime import InvariantViolation
@@ -247,9 +248,13 @@ def _begin_step(owner: Owner, command: BeginStep, stamp: Stamp) -> Decision:
         return _suspend(owner, running, reply=False)
     if owner.state.admission.open_calls:
         return Decision(reply=True)
+    # Not past one that steers a turn which has ended: it came before, and gets the next turn.
+    first = takewhile(
+        lambda waiting: waiting.steers in (None, running.turn_id), turns.queued.values()
+    )
     joining = tuple(
         _joining(waiting, running.turn_id, stamp)
-        for waiting in turns.queued.values()
+        for waiting in first
         if waiting.steers == running.turn_id
     )
     return Decision(events=joining, reply=True)

@@ -5,6 +5,7 @@ They kept the view in step with the log by callbacks, locks and cursors. Each te
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import anyio
@@ -24,9 +25,11 @@ from turnkeeper.actors import (
     Record,
     RollingCondenser,
     StoredRecord,
+    TurnContext,
     TurnEndedEvent,
     UserMessageEvent,
     View,
+    agent,
     encode_event,
 )
 
@@ -230,3 +233,38 @@ async def test_a_slow_journal_holds_up_its_senders_and_no_reader() -> None:
 
             journal.gate.set()
         assert (await log_of(chat))[:3] == ["u:A", "a:a(A)", "u:B"]
+
+
+async def test_who_steers_a_turn_does_not_overtake_who_steered_the_one_before() -> None:
+    """Found by `turnkeeper stress`: two messages of one sender were answered the wrong way round."""
+    reached: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
+    may_go: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
+
+    @agent
+    async def steered(turn: TurnContext) -> None:
+        text = turn.message.content
+        reached[text].set()
+        await may_go[text].wait()
+        if text == "B":
+            await turn.begin_step()
+
+    async with verified(steered, journal=MemoryJournal(), on_overlap="steer") as conversations:
+        chat = conversations["c"]
+        await chat.send("A")
+        await reached["A"].wait()
+        await chat.send("B")
+        await chat.send("C")
+        may_go["A"].set()
+        await reached["B"].wait()  # A ended without a further step, and B has its own turn
+
+        last = await chat.send("D")
+        for text in "BCD":
+            may_go[text].set()
+        await last.end()
+
+        assert [event for event in await log_of(chat) if event.startswith("u:")] == [
+            "u:A",
+            "u:B",
+            "u:C",
+            "u:D",
+        ]

@@ -487,7 +487,8 @@ class Turns:
         begins = self.do(BeginStep(run.turn_id, run.epoch), run)
         assert (begins is True) == (not is_held), "a step begins in a turn that is held"
         if not is_held and not self.owner.state.admission.open_calls:
-            assert run.turn_id not in {waiting.steers for waiting in turns.queued.values()}
+            steered = [waiting.steers for waiting in turns.queued.values() if waiting.steers]
+            assert steered[:1] != [run.turn_id], "who steers this turn first has not joined it"
         assert not is_held or run.is_over or run.held
 
     def _call(self, run: Run, calls: int, *, asks: bool) -> None:
@@ -681,5 +682,11 @@ class _Reader:
                     assert all(self._first[other] > mine for other in self._queued)
                 else:
                     assert waited.steers == event.turn_id, "it joins a turn that it does not steer"
+                    before = [
+                        other
+                        for other, one in self._queued.items()
+                        if one.steers is not None and self._first[other] < self._first[message_id]
+                    ]
+                    assert not before, f"it joins before {before}, which came first and steer too"
             case _:
                 pass
