@@ -25,6 +25,7 @@ from ._pool import Pool
 from ._reports import Failure, RegionOverflow, Stopped, Stuck, Terminated
 from ._stats import Stats
 from ._turn import Outcome, run_batch, run_turn
+from .errors import OwnershipLost
 from .ports import Ports
 
 if TYPE_CHECKING:
@@ -157,6 +158,16 @@ class System:
         self.events.publish(report)
         if isinstance(report, Failure):
             error = report.error
+            if isinstance(error, OwnershipLost):
+                # Nothing is wrong with this actor: what it would own, another process owns.
+                logger.info(
+                    "actor gave way to another owner",
+                    actor=report.actor,
+                    error=type(error).__name__,
+                    decision=report.decision,
+                    reason=str(error),
+                )
+                return
             logger.warning(
                 "actor failed",
                 actor=report.actor,

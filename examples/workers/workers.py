@@ -155,7 +155,7 @@ async def main(database: str) -> None:
             print(f"{text!r} to {names[worker]}: {answer['reply']!r} by {names[answer['worker']]}")
 
         await ask(first, "Hello")
-        await ask(second, "Where is my order?")
+        await ask(second, "My order?")
         first_process.kill()
         print("the first worker is killed")
         await ask(second, "Are you there?")
