@@ -215,7 +215,7 @@ class TurnkeeperSession:
         """
         turn = self._taken()
         if wrapper is not None:
-            await turn.check_run(wrapper, items)
+            turn.check_run(wrapper)
         if items:
             await turn.change(0, [_json(item) for item in items])
 
@@ -275,14 +275,10 @@ class _Turn:
         self._run = run
         self._earlier_runs = [earlier for earlier in self._earlier_runs if earlier is not run]
 
-    async def check_run(self, run: RunContextWrapper[Any], items: Sequence[_Item]) -> None:
+    def check_run(self, run: RunContextWrapper[Any]) -> None:
         """Raise `RunsOverlap` where another run has begun after this one."""
         if any(earlier is run for earlier in self._earlier_runs):
-            kept = [one.item for one in await self.load()]
-            # A run that waited for an approval is taken up again by its results.
-            if not any(_is_result(item) and _find_call(kept, item) is not None for item in items):
-                raise RunsOverlap(self._conversation.conversation_id)
-        self.begin_run(run)
+            raise RunsOverlap(self._conversation.conversation_id)
 
     async def change(self, removed: int | None, added: Sequence[str]) -> Sequence[_Kept]:
         """Make this change durable, and give the items that went."""
@@ -310,7 +306,7 @@ class _Turn:
         shown: list[Event] = []
         for text in added:
             item = json.loads(text)
-            events = _shown(item, [one.item for one in after], now, self._turn_id)
+            events = _shown(item, after, now, self._turn_id)
             one = _Kept(text, item, [event.id for event in events])
             shown.extend(events)
             come.append(one)
@@ -379,7 +375,7 @@ def _place(kept: list[_Kept], one: _Kept) -> None:
     """Add an item: last, but a result that others came before goes back to its call."""
     at = len(kept)
     if _is_result(one.item):
-        call_at = _find_call([before.item for before in kept], one.item)
+        call_at = _find_call(kept, one.item)
         if call_at is not None:
             came = range(call_at, len(kept))
             at = next((n for n in came if kept[n].item.get("role") == "user"), at)
@@ -390,11 +386,11 @@ def _is_result(item: _Item) -> bool:
     return str(item.get("type")).endswith("_output") and "call_id" in item
 
 
-def _find_call(items: Sequence[_Item], result: _Item) -> int | None:
-    """Where the call stands that this is the result of; None where it has one, or is not there."""
-    for at in range(len(items) - 1, -1, -1):
-        if items[at].get("call_id") == result["call_id"]:
-            return None if _is_result(items[at]) else at
+def _find_call(kept: Sequence[_Kept], result: _Item) -> int | None:
+    """Where the call stands that this is the result of, or its result if it has one already."""
+    for at in range(len(kept) - 1, -1, -1):
+        if kept[at].item.get("call_id") == result["call_id"]:
+            return at
     return None
 
 
@@ -416,7 +412,7 @@ def _given(one: _Kept) -> TResponseInputItem:
 # --- items as events ------------------------------------------------------------------------------
 
 
-def _shown(item: _Item, before: Sequence[_Item], now: datetime, turn_id: str) -> Sequence[Event]:
+def _shown(item: _Item, before: Sequence[_Kept], now: datetime, turn_id: str) -> Sequence[Event]:
     """The events that show this item; none where it has no likeness among them.
 
     A call comes with its result, as a response of its own: so what is popped can be retracted, and
@@ -445,7 +441,7 @@ def _shown(item: _Item, before: Sequence[_Item], now: datetime, turn_id: str) ->
             )
         case {"type": "function_call_output", "output": output}:
             call_at = _find_call(before, item)
-            call = before[call_at] if call_at is not None else {}
+            call = before[call_at].item if call_at is not None else {}
             if call.get("type") != "function_call":
                 return ()
             return _call_with_result(call, output, now, turn_id)

@@ -37,6 +37,7 @@ from agents.testing import ModelCall, ModelStep, ScriptedModel, assistant_messag
 
 from turnkeeper.actors import (
     ActionEvent,
+    AdmissionRefused,
     Conversations,
     JournalOutcomeUnknown,
     JournalUnavailable,
@@ -50,7 +51,7 @@ from turnkeeper.actors import (
     agent,
     to_llm_messages,
 )
-from turnkeeper.actors.agents_sdk import OutsideTurn, RunsOverlap, TurnkeeperSession
+from turnkeeper.actors.agents_sdk import OutsideTurn, RunsOverlap, TurnkeeperSession, _inside
 from turnkeeper.runtime import AskCycle
 
 from .worlds import WatchedJournal, brief, verified
@@ -352,13 +353,16 @@ async def test_a_call_approved_turns_later_has_its_result_behind_it(*, is_one_tu
 
 
 @asyncio_only
-async def test_a_run_without_a_turn_is_refused_before_its_model_is_asked() -> None:
+@pytest.mark.parametrize("given", ["q", []])
+async def test_a_run_without_a_turn_is_refused_before_its_model_is_asked(
+    given: str | list[Item],
+) -> None:
     model = StrictModel()
     async with opened(MemoryJournal()) as conversations:
         session = TurnkeeperSession("alice", conversations)
 
         with pytest.raises(OutsideTurn, match="async with TurnkeeperSession"):
-            await Runner.run(Agent(name="support", model=model), "q", session=session)
+            await Runner.run(Agent(name="support", model=model), given, session=session)
 
         assert model.seen == []
         assert await session.get_items() == []
@@ -408,6 +412,7 @@ async def test_a_session_of_the_same_conversation_inside_its_own_turn_is_refused
         assert len(met) == 1
         async with TurnkeeperSession("alice", conversations):
             pass  # it is free again
+        assert _inside.get() == ()
 
 
 # --- the session by itself ----------------------------------------------------------------------
@@ -484,6 +489,16 @@ async def test_the_same_call_id_in_two_turns_is_two_calls() -> None:
             "two",
         ]
         assert len({event.tool_call_id for event in view if isinstance(event, ActionEvent)}) == 2
+
+
+async def test_a_second_result_of_a_call_is_kept_and_not_shown() -> None:
+    items = [call("0"), result("0", "one"), result("0", "two"), result("nowhere")]
+    async with opened(MemoryJournal()) as conversations:
+        async with TurnkeeperSession("alice", conversations) as session:
+            await session.add_items(items)
+            assert await session.get_items() == items
+        view = [brief(event) for event in await conversations["alice"].view()]
+        assert view == ["call", "result"]
 
 
 async def test_adding_is_all_or_nothing() -> None:
@@ -577,6 +592,27 @@ async def test_popping_again_after_a_failure_pops_once(fails: str) -> None:
         assert await session.pop_item() == said("two")
 
         assert await session.get_items() == [user("one")]
+
+
+async def test_a_change_that_was_refused_is_decided_anew() -> None:
+    """What it would take out of the view is not what it would have taken before."""
+    async with (
+        opened(MemoryJournal()) as conversations,
+        TurnkeeperSession("alice", conversations) as session,
+    ):
+        alice = conversations["alice"]
+        await session.add_items([said("one")])
+        (shown,) = await alice.view()
+        other = ActionEvent(tool_call_id="c", tool_name="look", llm_response_id="r")
+        await alice.append(other)
+
+        with pytest.raises(AdmissionRefused, match="a call is open"):
+            await session.pop_item()
+        await alice.append(ObservationEvent(tool_call_id="c", content="seen"))
+        await alice.retract([shown.id])
+
+        assert await session.pop_item() == said("one")
+        assert await session.get_items() == []
 
 
 class HeldJournal(WatchedJournal):
