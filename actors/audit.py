@@ -34,7 +34,7 @@ from .events import (
     decode_event,
 )
 from .journal import Journal
-from .recorded import RecordedConversation, RecordedExchange
+from .recorded import RecordedConversation, RecordedStep
 from .view import View, ViewFold
 
 __all__ = ["Audit", "Receipts", "audit_journal", "audit_log", "message_id"]
@@ -171,6 +171,9 @@ class _Reading:
             message_id(receipts.conversation_id, n): n
             for n in range(len(receipts.recorded.exchanges))
         }
+        self._steered = {
+            event.id: event.steers for _, event in log if isinstance(event, MessageQueuedEvent)
+        }
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
 
@@ -293,26 +296,36 @@ class _Reading:
     def _check_turn(self, turn_id: str, events: Sequence[Event], told: dict[int, str]) -> None:
         ended = [event for event in events if isinstance(event, TurnEndedEvent)]
         messages = [event for event in events if isinstance(event, UserMessageEvent)]
-        if len(messages) != 1:
+        # Those who steer join a turn that runs; else each message has one of its own.
+        joined = [message for message in messages[1:] if self._steers(message) == turn_id]
+        if not messages or len(joined) < len(messages) - 1:
             self._wrong(None, f"turn {turn_id} has {len(messages)} user messages")
             return
-        exchange = self._exchanges.get(messages[0].message_id or "")
-        if exchange is None:
+        exchanges = [self._exchanges.get(message.message_id or "") for message in messages]
+        known = [exchange for exchange in exchanges if exchange is not None]
+        if len(known) < len(exchanges):
             return  # told already
         outcome = ended[0].outcome if ended else None
-        if outcome == "interrupted":
+        what = f"the turn of message {known[0]}"
+        if outcome in {"interrupted", "rolled_back"}:
             self.counts["interrupted"] += 1
         elif outcome != "completed" and (ended or self._receipts.is_finished):
             why = [event.error for event in events if isinstance(event, ConversationErrorEvent)]
-            self._wrong(None, f"the turn of message {exchange} is {outcome}: {', '.join(why)}")
-        if exchange in self._receipts.ended and told.pop(exchange, None) != outcome:
-            said = self._receipts.ended[exchange]
-            self._wrong(None, f"the user of message {exchange} was told {said}, it is {outcome}")
-        difference = _difference(
-            self._receipts.recorded.exchanges[exchange], events, is_whole=outcome == "completed"
-        )
+            self._wrong(None, f"{what} is {outcome}: {', '.join(why)}")
+        for exchange in known:
+            if exchange in self._receipts.ended and told.pop(exchange, None) != outcome:
+                said = self._receipts.ended[exchange]
+                told_so = f"the user of message {exchange} was told {said}, it is {outcome}"
+                self._wrong(None, told_so)
+        recorded = self._receipts.recorded.exchanges
+        steps = [step for exchange in known for step in recorded[exchange].steps]
+        difference = _difference(steps, events, is_whole=outcome == "completed")
         if difference is not None:
-            self._wrong(None, f"the turn of message {exchange} is not as recorded: {difference}")
+            self._wrong(None, f"{what} is not as recorded: {difference}")
+
+    def _steers(self, message: UserMessageEvent) -> str | None:
+        """The turn that a message was to join when it was queued."""
+        return self._steered.get(message.queued_event_id or "")
 
     def check_calls(self) -> None:
         """Each call has an id of its own, and exactly one result."""
@@ -353,12 +366,12 @@ class _Reading:
 
 
 def _difference(
-    exchange: RecordedExchange, events: Sequence[Event], *, is_whole: bool
+    steps: Sequence[RecordedStep], events: Sequence[Event], *, is_whole: bool
 ) -> str | None:
     """Where a turn's events differ from what was recorded; a part of it must be its beginning."""
     recorded: list[tuple[str, str, object]] = []
     results: dict[int, str] = {}
-    for step in exchange.steps:
+    for step in steps:
         for n, call in enumerate(step.calls):
             results[len(recorded)] = call.result
             recorded.append((call.tool_name, "" if n else step.text, call.arguments))

@@ -33,8 +33,8 @@ from ._display import Display, print_list, print_report, printable
 from ._protocol import Start
 from ._report import Report, empty_report, make_report
 from ._show import conversation_json, infos_json, print_event, print_infos
-from ._stage import WORKER, Replay, WorkerLost
 from ._simulate import simulate
+from ._stage import WORKER, Replay, WorkerLost
 from ._stress import stress
 from ._telling import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, print_json
 from ._users import plan_kills, plan_users

@@ -28,7 +28,7 @@ from ._protocol import Accepted, Ended, Logged, Order, Refused, Send, Unserved
 
 __all__ = ["ON_OVERLAP", "RESEND_S", "Crowd"]
 
-ON_OVERLAP: Sequence[OnOverlap] = ("queue", "interrupt", "reject")
+ON_OVERLAP: Sequence[OnOverlap] = ("queue", "interrupt", "steer", "rollback", "reject")
 """Conversation by conversation."""
 
 RESEND_S = 0.1

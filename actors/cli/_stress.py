@@ -77,9 +77,9 @@ def stress(
 ) -> None:
     """Load many conversations, kill their process again and again, account for everything.
 
-    The agents are made up and call no model. Messages queue, interrupt or are rejected,
-    conversation by conversation; what was not acknowledged is sent again. Then every log is held
-    against what was acknowledged.
+    The agents are made up and call no model. Messages queue, interrupt, steer, roll back or are
+    rejected, conversation by conversation; what was not acknowledged is sent again. Then every log
+    is held against what was acknowledged.
 
     Exit status: 0, all is as promised; 1, it is not, or the worker failed; 2, the call cannot be
     used; 130, stopped by Ctrl-C.

@@ -79,10 +79,15 @@ class _Answerer:
         self._random = Random(start.seed)
 
     async def run(self, turn: TurnContext) -> None:
-        _, _, number = (turn.message.message_id or "").rpartition("/")
-        for step in exchange(self._start.seed, turn.conversation_id, int(number)).steps:
-            await self._pause()
-            await perform(turn, step, self._pause, self._report)
+        # Each message in turn; those who steer join while the ones before are answered.
+        answered = 0
+        while answered < len(turn.messages):
+            _, _, number = (turn.messages[answered].message_id or "").rpartition("/")
+            for step in exchange(self._start.seed, turn.conversation_id, int(number)).steps:
+                await turn.begin_step()
+                await self._pause()
+                await perform(turn, step, self._pause, self._report)
+            answered += 1
 
     async def _pause(self) -> None:
         await self._ports.sleep(self._random.uniform(0.0, self._start.pace_s))

@@ -236,7 +236,7 @@ async def test_a_slow_journal_holds_up_its_senders_and_no_reader() -> None:
 
 
 async def test_who_steers_a_turn_does_not_overtake_who_steered_the_one_before() -> None:
-    """Found by `turnkeeper stress`: two messages of one sender were answered the wrong way round."""
+    """Found by `turnkeeper stress`: messages of one sender were answered the wrong way round."""
     reached: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
     may_go: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
 
