@@ -6,6 +6,7 @@ itself run on both backends.
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -57,6 +58,7 @@ from turnkeeper.runtime import AskCycle
 from .worlds import WatchedJournal, brief, verified
 
 agents.set_tracing_disabled(disabled=True)
+PAGE = Path(__file__).parents[2] / "docs" / "openai-agents.md"
 asyncio_only = pytest.mark.parametrize(
     "anyio_backend", [pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio")]
 )
@@ -214,8 +216,13 @@ async def test_two_runs_at_once_on_the_sdks_own_session_are_torn_into_each_other
 
     await at_once(lambda: run("q1"), lambda: run("q2"))
     kept = [short(item) for item in await session.get_items()]
+    # Nobody can say which batch this is: called again, it is added again.
+    await session.add_items([said("again")])
+    await session.add_items([said("again")])
+    repeated = [short(item) for item in await session.get_items(limit=2)]
     session.close()
 
+    assert repeated == ["a:again", "a:again"]
     assert kept[:2] == ["u:q1", "u:q2"]
     assert sorted(kept) == sorted(of_run("q1") + of_run("q2"))
     # Neither was shown the other's question, though both are one conversation.
@@ -813,3 +820,17 @@ def test_without_the_package_the_import_names_the_extra(tmp_path: Path) -> None:
 
     assert ran.returncode == 1
     assert "install turnkeeper[openai-agents]" in ran.stderr
+
+
+def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert ran.stderr == ""
+    assert ran.stdout.splitlines() == [
+        "Where is my order? It is on its way.",
+        "Which one is it? Order 7.",
+    ]
