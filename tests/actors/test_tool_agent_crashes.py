@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,18 +18,21 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from tests.actors.worlds import log_of, verified
+from tests.actors.worlds import brief, log_of, verified
 from turnkeeper.actors import (
     ActionEvent,
     AgentErrorEvent,
     AgentMessageEvent,
+    ConfirmationPolicy,
     Conversation,
     Journal,
     MemoryJournal,
     MemoryStore,
     ModelRequest,
     ModelResponse,
+    NotConfirmable,
     ObservationEvent,
+    OnOverlap,
     ScriptedModel,
     SQLiteJournal,
     TokenUsage,
@@ -45,6 +49,7 @@ from turnkeeper.runtime import Runtime
 pytestmark = pytest.mark.anyio
 
 Unfinished = Literal["end", "resume"]
+Found = list[tuple[TurnEnd, Sequence[str]]]
 RESULTS = (ObservationEvent, AgentErrorEvent)
 
 
@@ -80,8 +85,10 @@ def mortal(journal: Journal, death: Death) -> Journal:
 class World:
     """What there is outside of the process: it knows which effects there were."""
 
-    def __init__(self, death: Death) -> None:
+    def __init__(self, death: Death, *, asks: bool = False) -> None:
         self.death = death
+        self.asks = asks
+        """The user is asked about every call, and says yes."""
         self.effects: Counter[str] = Counter()
 
     def agent(self) -> ToolAgent:
@@ -102,14 +109,29 @@ class World:
             await self.death.step()
             return next_response(request.view)
 
-        return ToolAgent(ScriptedModel(reply), [charge, look])
+        confirm: ConfirmationPolicy = "always" if self.asks else "never"
+        return ToolAgent(ScriptedModel(reply), [charge, look], confirm=confirm)
+
+    async def send(self, chat: Conversation) -> TurnEnd:
+        """The user sends, answers when asked, and waits for the end of the turn."""
+        turn = await chat.send("go", message_id="m")
+        async for _, event in chat.events():
+            if event.kind == "confirmation_requested" and turn.turn_id == event.turn_id:
+                with suppress(NotConfirmable):  # he has, in an earlier life
+                    await chat.confirm()
+            elif event.kind == "turn_ended" and turn.turn_id == event.turn_id:
+                break
+        return await turn.end()
+
+
+def newest_message(view: View) -> str:
+    return [event.content for event in view if isinstance(event, UserMessageEvent)][-1]
 
 
 def next_response(view: View) -> ModelResponse:
     """What the model says; it goes by nothing but the history that it is shown."""
+    newest = newest_message(view)
     at = max(n for n, event in enumerate(view) if isinstance(event, UserMessageEvent))
-    message = view[at]
-    assert isinstance(message, UserMessageEvent)
     usage = TokenUsage(input_tokens=1)
     match sum(isinstance(event, RESULTS) for event in view[at:]):
         case 0:
@@ -118,7 +140,7 @@ def next_response(view: View) -> ModelResponse:
         case 2:
             return ModelResponse(calls=[ToolCall("look")], usage=usage)
         case _:
-            return ModelResponse(f"a({message.content})", usage=usage)
+            return ModelResponse(f"a({newest})", usage=usage)
 
 
 async def send_and_die(journal: Journal, world: World, unfinished: Unfinished) -> bool:
@@ -140,8 +162,7 @@ async def send_and_die(journal: Journal, world: World, unfinished: Unfinished) -
                 Runtime(drain_s=0.0, stop_s=0.0) as runtime,
                 open_conversations(world.agent(), runtime=runtime) as conversations,
             ):
-                turn = await conversations["c"].send("go", message_id="m")
-                await turn.end()
+                await world.send(conversations["c"])
             group.cancel_scope.cancel()
     return process.cancelled_caught
 
@@ -153,9 +174,10 @@ async def check(
     world.death.at = None
     async with verified(world.agent(), journal=journal, unfinished=unfinished) as conversations:
         chat = conversations["c"]
-        ended = await (await chat.send("go", message_id="m")).end()
+        ended = await world.send(chat)
         await check_log(chat, world, unfinished)
-        assert await (await chat.send("on")).reply() == "a(on)"
+        if not world.asks:
+            assert await (await chat.send("on")).reply() == "a(on)"
         return ended, await log_of(chat)
 
 
@@ -194,11 +216,11 @@ async def check_log(chat: Conversation, world: World, unfinished: Unfinished) ->
 DONE = ["u:go", "call", "call", "result", "result", "call", "result", "a:a(go)"]
 
 
-async def sweep(unfinished: Unfinished) -> list[tuple[TurnEnd, Sequence[str]]]:
+async def sweep(unfinished: Unfinished, *, asks: bool = False) -> Found:
     """Kill at each step in turn, until there is none left to be killed at."""
-    found: list[tuple[TurnEnd, Sequence[str]]] = []
+    found: Found = []
     for at in range(1, 100):
-        store, world = MemoryStore(), World(Death(at))
+        store, world = MemoryStore(), World(Death(at), asks=asks)
         if not await send_and_die(MemoryJournal(store), world, unfinished):
             return found
         found.append(await check(MemoryJournal(store), world, unfinished))
@@ -223,6 +245,17 @@ async def test_a_turn_that_is_killed_at_any_step_is_ended_where_it_stood() -> No
         mine = [one.replace("no result", "result") for one in log[: log.index("u:on")]]
         assert mine == DONE[: len(mine)]
         assert mine == DONE or ended.outcome == "interrupted"
+
+
+@pytest.mark.parametrize("unfinished", ["end", "resume"])
+async def test_a_turn_that_asks_its_user_is_killed_at_any_step(unfinished: Unfinished) -> None:
+    found = await sweep(unfinished, asks=True)
+
+    assert len(found) > 20
+    assert ("interrupted" in {ended.outcome for ended, _ in found}) == (unfinished == "end")
+    for _, log in found:
+        mine = [one.replace("no result", "result") for one in log]
+        assert mine == DONE[: len(mine)]
 
 
 async def test_a_turn_that_is_killed_again_while_it_is_resumed_is_resumed_again() -> None:
@@ -274,3 +307,36 @@ async def test_a_resumed_turn_does_not_count_its_model_calls_from_nothing() -> N
 
     assert ended.detail.startswith("TooManyIterations: no answer after 5 model calls")
     assert calls == 6  # one of them was killed before it had answered
+
+
+@pytest.mark.parametrize("on_overlap", ["queue", "steer"])
+@pytest.mark.parametrize("unfinished", ["end", "resume"])
+async def test_a_message_that_was_accepted_during_a_model_call_is_answered_after_the_crash(
+    unfinished: Unfinished, on_overlap: OnOverlap
+) -> None:
+    store, asked = MemoryStore(), anyio.Event()
+
+    async def hang(_: ModelRequest) -> ModelResponse:
+        asked.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    with anyio.CancelScope() as process:
+        async with verified(ToolAgent(ScriptedModel(hang)), journal=MemoryJournal(store)) as before:
+            await before["c"].send("go")
+            await asked.wait()
+            await before["c"].send("and", message_id="m", on_overlap=on_overlap)
+            process.cancel()
+
+    agent = ToolAgent(ScriptedModel(lambda request: f"a({newest_message(request.view)})"))
+    async with verified(agent, journal=MemoryJournal(store), unfinished=unfinished) as after:
+        turn = await after["c"].send("and", message_id="m")
+        assert turn.is_duplicate
+        assert (await turn.end()).reply == "a(and)"
+        log = await log_of(after["c"])
+        assert log == [brief(event) for event in await after["c"].view()]
+    assert (unfinished, on_overlap, log) in [
+        ("end", on_overlap, ["u:go", "u:and", "a:a(and)"]),
+        ("resume", "queue", ["u:go", "a:a(go)", "u:and", "a:a(and)"]),
+        ("resume", "steer", ["u:go", "u:and", "a:a(and)"]),
+    ]
