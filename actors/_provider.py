@@ -202,7 +202,8 @@ class _Stream:
 
     Invariant: when `close` returns, no generator of the package or of its transport is suspended.
     A generator that is closed from outside leaves those that it reads from to the garbage
-    collector; one whose innermost read ends or raises takes all the others with it.
+    collector; so they are read on instead, until the innermost of them ends, fails or is cancelled,
+    which takes all the others with it.
     """
 
     def __init__(self, model: str, response: ByteResponse) -> None:
@@ -237,13 +238,9 @@ class _Stream:
         """Give the connection back; where there is more to come on it, break it off."""
         # Shielded, for a cancelled request must not leave its connection open, and bounded, for
         # the other side may be silent.
-        with anyio.CancelScope(shield=True), suppress(Exception):
-            with anyio.move_on_after(_DRAIN_TIMEOUT_S):
-                await self._exhaust()
-            with anyio.move_on_after(_CLOSE_TIMEOUT_S):
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(_DRAIN_TIMEOUT_S), suppress(Exception):
+                async for _ in self._chunks:
+                    pass
+            with anyio.move_on_after(_CLOSE_TIMEOUT_S), suppress(Exception):
                 await self._response.close()
-                await self._exhaust()
-
-    async def _exhaust(self) -> None:
-        async for _ in self._chunks:
-            pass
