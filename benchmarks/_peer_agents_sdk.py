@@ -13,9 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-# Ignored: the SDK is installed in an environment of its own, not in the checker's.
-from agents import SQLiteSession  # type: ignore[import-not-found]
-from agents.extensions.memory import AsyncSQLiteSession  # type: ignore[import-not-found]
+from agents import SQLiteSession
+from agents.extensions.memory import AsyncSQLiteSession
 
 PAGE = 500
 
@@ -87,8 +86,8 @@ async def main(size: int, seconds: float, count: int, lengths: list[int]) -> dic
         path = Path(folder) / "async.db"
         waiting = [AsyncSQLiteSession(f"c{number}", path) for number in range(min(count, 50))]
         found["many_async"], found["many_async_failed"] = await many(waiting, size, 5)
-        for session in waiting:
-            await session.close()
+        for one in waiting:
+            await one.close()
     return found
 
 

@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -193,7 +193,7 @@ def of_run(question: str, calls: int = 2) -> list[str]:
     return [f"u:{question}", *answers, f"a:answer to {question}"]
 
 
-async def at_once(*calls: Callable[[], Awaitable[object]]) -> None:
+async def at_once(*calls: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async with anyio.create_task_group() as group:
         for one in calls:
             group.start_soon(one)
@@ -440,7 +440,7 @@ async def test_items_of_any_type_come_back_as_they_were_given_over_a_restart(
         await session.add_items(ANY_ITEMS[:5])
         await session.add_items(ANY_ITEMS[5:])
         assert await session.get_items() == ANY_ITEMS
-        (await session.get_items())[0]["role"] = "changed"  # type: ignore[typeddict-unknown-key, index]  # what is given out is the caller's
+        cast("dict[str, str]", (await session.get_items())[0])["role"] = "changed"
         assert await session.get_items() == ANY_ITEMS
 
     async with opened(SQLiteJournal(tmp_path / "chats.db")) as conversations:
