@@ -1,30 +1,46 @@
-"""What runs in the turns of the simulated world: an agent that misbehaves, its tools, its model.
+"""What runs in the turns of the simulated world: agents that misbehave, their models and tools.
 
-What an agent does is drawn; the boring one answers at once. It may think, say several things,
-stream, call tools side by side, raise, hang, end without a word, swallow its cancellation for a
-while, and go on after its turn has ended.
+What an agent does is drawn; the boring one answers at once. A plain one may think, say several
+things, stream, call tools side by side, raise, hang, end without a word, swallow its cancellation
+for a while, and go on after its turn has ended. The other one is the production `ToolAgent`, with a
+model that streams, calls tools that are there or not, writes no JSON, fails in every way it may,
+and breaks off in the middle.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import anyio
 
 from turnkeeper.runtime import TurnkeeperError
 from turnkeeper.runtime.testing import Simulation
 
-from ..agents import ToolCall, TurnContext
+from ..agents import Agent, ToolCall, TurnContext
+from ..condensers import Need, Proposal
 from ..events import ActionEvent, TokenUsage
+from ..models import (
+    ContextOverflow,
+    MalformedHistory,
+    ModelError,
+    ModelRequest,
+    ModelResponse,
+    ModelUnavailable,
+)
+from ..tool_agent import ToolAgent
+from ..tools import ToolContext, Tools, tool
+from ..view import View
 from ._disk import SimulatedJournal
 from ._oracles import Oracles
 
-__all__ = ["SimulatedAgent", "summarize"]
+__all__ = ["CarelessCondenser", "SimulatedAgent", "SimulatedToolAgent", "SummaryModel"]
 
 _STEPS_MAX = 4
 _PIECES_MAX = 5
 _CALLS_MAX = 3
+_PATIENCE_S = 0.5
 
 
 class ToolBroke(Exception):
@@ -32,80 +48,24 @@ class ToolBroke(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedAgent:
-    """The agent of one node."""
+class _Outside:
+    """What agents and tools of one node act on, and how badly they behave."""
 
     simulation: Simulation
     oracles: Oracles
     journal: SimulatedJournal
     misbehaves: bool
 
-    async def run(self, turn: TurnContext) -> None:
-        simulation = self.simulation
-        self._look(turn)
-        if self.misbehaves and simulation.chance("agent is a zombie", 0.05):
-            await self._be_a_zombie(turn)
-            return
-        for _ in range(simulation.draw("agent steps", _STEPS_MAX)):
-            await simulation.delay("agent thinks", 0.4, 3.0)
-            await self._step(turn)
-            self._look(turn)
-        await simulation.delay("agent thinks", 0.4, 3.0)
-        if self.misbehaves and simulation.chance("agent ends without a word", 0.05):
-            return
-        await self._say(turn, f"a({turn.message.content})")
+    def look(self, turn: TurnContext, view: View) -> None:
+        self.oracles.saw_view(turn.conversation_id, view, f"turn {turn.turn_id}", floor=0)
 
-    def _look(self, turn: TurnContext) -> None:
-        self.oracles.saw_view(turn.conversation_id, turn.view, f"turn {turn.turn_id}", floor=0)
-
-    async def _step(self, turn: TurnContext) -> None:
-        simulation = self.simulation
-        kinds = ["say", "tools", "stream", "finish"]
-        if self.misbehaves:
-            kinds += ["raise", "hang", "look away"]
-        match simulation.pick("agent step", kinds):
-            case "say":
-                await self._say(turn, f"hm {simulation.steps}")
-            case "tools":
-                count = 1 + simulation.draw("agent calls", _CALLS_MAX)
-                calls = [ToolCall("act", {"n": n}) for n in range(count)]
-                await turn.call_tools(calls, lambda action: self._tool(turn, action))
-            case "stream":
-                logged = await turn.stream(self._pieces(turn))
-                self.oracles.saw_event(turn.conversation_id, logged, "an agent")
-            case "finish":
-                await turn.finish_step(TokenUsage(input_tokens=1))
-            case "raise":
-                raise ToolBroke("the agent raises")
-            case "hang":
-                await anyio.sleep(60.0)
-            case _:
-                with anyio.move_on_after(0.5):
-                    await self._say(turn, "said while nobody waits for it")
-
-    async def _say(self, turn: TurnContext, text: str) -> None:
-        logged = await turn.say(text)
-        self.oracles.saw_event(turn.conversation_id, logged, "an agent")
-
-    async def _pieces(self, turn: TurnContext) -> AsyncIterator[str]:
-        simulation = self.simulation
-        said = ""
-        streamed = self.oracles.streamed.setdefault(turn.turn_id, set())
-        for n in range(1 + simulation.draw("pieces", _PIECES_MAX)):
-            piece = f"p{n}."
-            said += piece
-            streamed.add(said)
-            yield piece
-            await simulation.delay("piece", 0.3, 2.0)
-            if self.misbehaves and simulation.chance("stream breaks", 0.05):
-                raise ToolBroke("half a stream")
-
-    async def _tool(self, turn: TurnContext, action: ActionEvent) -> str:
-        """Acts on the outside world."""
+    async def act(self, conversation_id: str, call_id: str, *, is_idempotent: bool) -> str:
+        """Act on the outside world: the one thing here that no journal can take back."""
         simulation, ledger = self.simulation, self.oracles.tools
-        call_id = action.tool_call_id
         self.journal.node.check_alive()
-        self.oracles.starts_tool(turn.conversation_id, call_id, self.journal)
+        self.oracles.starts_tool(
+            conversation_id, call_id, self.journal, is_idempotent=is_idempotent
+        )
         await simulation.delay("tool", 0.5, 5.0)
         if self.misbehaves:
             if simulation.chance("tool raises", 0.1):
@@ -115,9 +75,92 @@ class SimulatedAgent:
             if simulation.chance("tool swallows its cancellation", 0.05):
                 with anyio.CancelScope(shield=True):
                     await anyio.sleep(2.0)
-        text = f"done {call_id[-6:]}" + "!" * (40_000 * simulation.draw("tool is wordy", 2))
+            if simulation.chance("tool is wordy", 0.1):
+                return "!" * 40_000
+        text = f"done {call_id[-6:]}"
         ledger.returned[call_id] = text
         return text
+
+    async def pieces(self, turn: TurnContext) -> AsyncIterator[str]:
+        """An answer, piece by piece; no two answers begin alike."""
+        simulation = self.simulation
+        said = f"{simulation.steps}:"
+        for n in range(1 + simulation.draw("pieces", _PIECES_MAX)):
+            piece = f"p{n}." if n else f"{said}p0."
+            said = piece if not n else said + piece
+            self.oracles.streamed.setdefault(turn.turn_id, set()).add(said)
+            yield piece
+            await simulation.delay("piece", 0.3, 2.0)
+            if self.misbehaves and simulation.chance("stream breaks", 0.05):
+                raise ToolBroke("half a stream")
+
+
+class SimulatedAgent:
+    """A plain agent, of one node."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        oracles: Oracles,
+        journal: SimulatedJournal,
+        *,
+        misbehaves: bool,
+    ) -> None:
+        self.simulation = simulation
+        self.oracles = oracles
+        self.misbehaves = misbehaves
+        self._outside = _Outside(simulation, oracles, journal, misbehaves)
+
+    async def run(self, turn: TurnContext) -> None:
+        simulation = self.simulation
+        self._outside.look(turn, turn.view)
+        if self.misbehaves and simulation.chance("agent is a zombie", 0.05):
+            await self._be_a_zombie(turn)
+            return
+        for _ in range(simulation.draw("agent steps", _STEPS_MAX)):
+            await simulation.delay("agent thinks", 0.4, 3.0)
+            await self._step(turn)
+            self._outside.look(turn, turn.view)
+        await simulation.delay("agent thinks", 0.4, 3.0)
+        if self.misbehaves and simulation.chance("agent ends without a word", 0.05):
+            return
+        await self._say(turn, f"a({turn.message.content})")
+
+    async def _step(self, turn: TurnContext) -> None:
+        simulation = self.simulation
+        kinds = ["say", "tools", "stream", "finish", "begin"]
+        if self.misbehaves:
+            kinds += ["raise", "hang", "look away"]
+        match simulation.pick("agent step", kinds):
+            case "say":
+                await self._say(turn, f"hm {simulation.steps}")
+            case "tools":
+                count = 1 + simulation.draw("agent calls", _CALLS_MAX)
+                calls = [ToolCall("act", {"n": n}) for n in range(count)]
+                await turn.call_tools(calls, lambda action: self._act(turn, action))
+            case "stream":
+                logged = await turn.stream(self._outside.pieces(turn))
+                self.oracles.saw_event(turn.conversation_id, logged, "an agent")
+            case "finish":
+                await turn.finish_step(TokenUsage(input_tokens=1))
+            case "begin":
+                self._outside.look(turn, await turn.begin_step())
+            case "raise":
+                raise ToolBroke("the agent raises")
+            case "hang":
+                await anyio.sleep(60.0)
+            case _:
+                with anyio.move_on_after(_PATIENCE_S):
+                    await self._say(turn, "said while nobody waits for it")
+
+    async def _act(self, turn: TurnContext, action: ActionEvent) -> str:
+        return await self._outside.act(
+            turn.conversation_id, action.tool_call_id, is_idempotent=False
+        )
+
+    async def _say(self, turn: TurnContext, text: str) -> None:
+        logged = await turn.say(text)
+        self.oracles.saw_event(turn.conversation_id, logged, "an agent")
 
     async def _be_a_zombie(self, turn: TurnContext) -> None:
         """Go on where it should have ended: what it says must not land anywhere else."""
@@ -130,7 +173,7 @@ class SimulatedAgent:
                 self.simulation.mark("zombie refused")
             except anyio.get_cancelled_exc_class():
                 with anyio.CancelScope(shield=True):
-                    await anyio.sleep(0.5)
+                    await anyio.sleep(_PATIENCE_S)
                     try:
                         await turn.say(f"zombie {turn.turn_id} cancelled")
                     except TurnkeeperError:
@@ -138,14 +181,118 @@ class SimulatedAgent:
                 raise
 
 
-def summarize(simulation: Simulation) -> SummaryModel:
-    """A model that writes summaries, slowly, and fails now and then."""
-    return SummaryModel(simulation)
+class SimulatedToolAgent:
+    """The production `ToolAgent` of one node, with a model for each turn."""
+
+    is_resumable: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        oracles: Oracles,
+        journal: SimulatedJournal,
+        *,
+        misbehaves: bool,
+        confirms: bool,
+    ) -> None:
+        self._outside = _Outside(simulation, oracles, journal, misbehaves)
+        self._confirms = confirms
+        outside = self._outside
+
+        async def act(context: ToolContext, n: int = 0) -> str:
+            """Act, once."""
+            del n
+            return await outside.act(
+                context.conversation_id, context.tool_call_id, is_idempotent=False
+            )
+
+        @tool(idempotent=True, timeout_s=20.0)
+        async def look(context: ToolContext) -> str:
+            """Look, as often as you like."""
+            return await outside.act(
+                context.conversation_id, context.tool_call_id, is_idempotent=True
+            )
+
+        self._tools = Tools(act, look, calls_at_once_max=2)
+
+    async def run(self, turn: TurnContext) -> None:
+        agent: Agent = ToolAgent(
+            _SimulatedModel(self._outside, turn),
+            self._tools,
+            confirm=["act"] if self._confirms else "never",
+            max_iterations=8,
+        )
+        await agent.run(turn)
+
+
+@dataclass(slots=True)
+class _SimulatedModel:
+    """A model that answers one turn, or does not."""
+
+    outside: _Outside
+    turn: TurnContext
+    responses: int = field(default=0)
+
+    async def respond(
+        self, request: ModelRequest, write: Callable[[str], Awaitable[None]]
+    ) -> ModelResponse:
+        simulation, turn = self.outside.simulation, self.turn
+        self.outside.look(turn, request.view)
+        self.outside.oracles.asks_model(turn.conversation_id, request.view)
+        await simulation.delay("model", 0.5, 3.0)
+        self.responses += 1
+        if self.outside.misbehaves:
+            self._fail()
+        usage = TokenUsage(input_tokens=1)
+        is_done = self.responses > _STEPS_MAX
+        match simulation.pick("response", ("text", "calls", "calls", "empty")):
+            case "calls" if not is_done:
+                return ModelResponse(calls=self._calls(), usage=usage)
+            case "empty" if self.outside.misbehaves:
+                return ModelResponse(usage=usage)
+            case _:
+                said = ""
+                try:
+                    async for piece in self.outside.pieces(turn):
+                        await write(piece)
+                        said += piece
+                except ToolBroke as error:
+                    raise ModelUnavailable("simulated", str(error)) from error
+                return ModelResponse(text=said, usage=usage)
+
+    def _fail(self) -> None:
+        simulation = self.outside.simulation
+        if not simulation.chance("model fails", 0.2):
+            return
+        match simulation.pick("how", ("away", "away for long", "too long", "malformed", "error")):
+            case "away":
+                raise ModelUnavailable("simulated", "a 500")
+            case "away for long":
+                raise ModelUnavailable("simulated", "a 429", retry_after_s=20.0)
+            case "too long":
+                raise ContextOverflow("simulated", "too many tokens")
+            case "malformed":
+                raise MalformedHistory("simulated", "roles must alternate")
+            case _:
+                raise ModelError("simulated", "no such model")
+
+    def _calls(self) -> Sequence[ToolCall]:
+        simulation = self.outside.simulation
+        calls = []
+        for n in range(1 + simulation.draw("model calls", _CALLS_MAX)):
+            match simulation.pick("call", ("act", "act", "look", "unknown", "malformed")):
+                case "unknown":
+                    calls.append(ToolCall("nobody", {}, f"same id {n % 2}"))
+                case "malformed":
+                    calls.append(ToolCall("act", {}, malformed_arguments='{"n": '))
+                case name:
+                    calls.append(ToolCall(name, {"n": n} if name == "act" else {}))
+        return calls
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryModel:
-    """Asked for a summary; see `summarize`."""
+    """Asked for a summary: slow, and it fails now and then."""
 
     simulation: Simulation
 
@@ -154,3 +301,23 @@ class SummaryModel:
         if self.simulation.chance("summary fails", 0.15):
             raise ToolBroke("no summary")
         return f"summary of {len(history)} characters"
+
+
+@dataclass(frozen=True, slots=True)
+class CarelessCondenser:
+    """Proposes any run of the view: it is the owner who has to see what would tear."""
+
+    simulation: Simulation
+
+    def need(self, view: View) -> Need | None:
+        if view.unhandled_condensation_request:
+            return "hard"
+        return "soft" if len(view) > 5 else None  # noqa: PLR2004 - any small number
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        del need
+        await self.simulation.delay("condenser", 0.7, 3.0)
+        start = self.simulation.draw("forget from", len(view))
+        count = 1 + self.simulation.draw("forget so many", min(4, len(view) - start))
+        ids = tuple(event.id for event in view[start : start + count])
+        return Proposal(ids, self.simulation.pick("with a summary", (None, "a summary")))

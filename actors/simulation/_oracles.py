@@ -18,14 +18,14 @@ from ..events import (
     ActionEvent,
     AgentErrorEvent,
     AgentMessageEvent,
-    CondensationEvent,
+    ConfirmationGivenEvent,
+    ConfirmationRequestedEvent,
     Event,
     ForkedFromEvent,
     LoggedEvent,
     MessageQueuedEvent,
     MessageWithdrawnEvent,
     ObservationEvent,
-    RetractionEvent,
     TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
@@ -48,6 +48,7 @@ INVARIANTS: Final = {
     "L6": "a chat message is in the log once, however often it was sent",
     "V1": "every view that anybody saw is the fold of a prefix of its log, and not an old one",
     "V2": "the view kept event by event is the one rebuilt from the log",
+    "V3": "a view never has a call without its result behind one with a result, nor a lone result",
     "O1": "an epoch is granted to one owner",
     "O2": "no external effect starts under an owner whose lease ran out and was taken over",
     "O3": "epochs in a log never decrease, and each event is of the newest epoch",
@@ -57,7 +58,10 @@ INVARIANTS: Final = {
     "T4": "a call whose result says that it did not happen was not started",
     "T5": "a result is what the tool returned",
     "T6": "chat messages that wait get their turns in their order",
-    "T7": "what is kept of an interrupted answer is what was said of it",
+    "T7": "what is kept of an interrupted answer is what was said of it, and is nowhere else",
+    "T8": "a model is not asked while a call is open",
+    "T9": "a call that waits for a confirmation does not start without it",
+    "F1": "a fork begins with nothing that runs or waits",
     "C1": "nothing is seen before it is in the log: no event, reply, action or view",
     "S1": "a subscriber sees every event once, in order",
     "E1": "what the sender was told of the end of its turn is what the log says",
@@ -113,6 +117,7 @@ class _Shadow:
         """Each view there ever was, with the last seq that it was the view at."""
         self.view_ids: list[tuple[str, ...]] = [()]
         self.calls: dict[str, int] = {}
+        self.unconfirmed: set[str] = set()
         self.epoch = 0
 
 
@@ -127,6 +132,8 @@ class Oracles:
         """By turn: all that its agent streamed, each attempt as far as it had got."""
         self.said: dict[str, int] = {}
         """By event id: the seq that the agent was told."""
+        self.last_writer: SimulatedJournal | None = None
+        """Whose write has just landed; whoever acts on it takes it away."""
         self._store = store
         self._queued_max = queued_max
         self._shadows: dict[str, _Shadow] = {}
@@ -168,27 +175,40 @@ class Oracles:
         shadow.views[view] = record.seq
         shadow.view_ids.append(view)
         self.simulation.note(f"{name}[{record.seq}] e{record.epoch} {brief(event)}")
+        self._check_view(shadow, record.seq)
+        self.last_writer = owner_of(self._store, name)
         match event:
             case ActionEvent():
                 shadow.calls[event.tool_call_id] = record.seq
-            case CondensationEvent():
-                self.simulation.mark("condensation")
+            case ConfirmationRequestedEvent(tool_call_ids=calls):
+                shadow.unconfirmed.update(calls)
+            case ConfirmationGivenEvent(confirmed=True):
+                shadow.unconfirmed.clear()
+            case _:
+                pass
+        self._mark(event)
+        if len(shadow.state.turns.queued) > self._queued_max:
+            self.broken("B1", f"{len(shadow.state.turns.queued)} chat messages wait in {name}")
+
+    def _mark(self, event: Event) -> None:
+        match event:
             case AgentErrorEvent(may_have_happened=True):
                 self.simulation.mark("orphan call resolved")
             case TurnEndedEvent():
                 self.simulation.mark(f"turn {event.outcome}")
-            case MessageQueuedEvent():
-                if event.steers is not None:
-                    self.simulation.mark("steered")
-            case UserMessageEvent() | TurnStartedEvent():
-                pass
-            case ForkedFromEvent() | RetractionEvent() | MessageWithdrawnEvent():
+            case MessageQueuedEvent(steers=str()):
+                self.simulation.mark("steered")
+            case _ if event.kind in _MARKED_KINDS:
                 self.simulation.mark(event.kind)
             case _:
-                if event.kind in _MARKED_KINDS:
-                    self.simulation.mark(event.kind)
-        if len(shadow.state.turns.queued) > self._queued_max:
-            self.broken("B1", f"{len(shadow.state.turns.queued)} chat messages wait in {name}")
+                pass
+
+    def _check_view(self, shadow: _Shadow, seq: int) -> None:
+        called = {e.tool_call_id for e in shadow.state.view if isinstance(e, ActionEvent)}
+        answered = {e.tool_call_id for e in shadow.state.view if isinstance(e, _RESULTS)}
+        still_open = shadow.state.admission.open_calls.keys()
+        if answered - called or not called - answered <= still_open:
+            self.broken("V3", f"{shadow.conversation_id} at {seq}")
 
     # --- as it happens ---------------------------------------------------------------------------
 
@@ -241,16 +261,49 @@ class Oracles:
                 "V1", f"{who} saw the view of {conversation_id} at {newest}, before {floor}"
             )
 
-    def starts_tool(self, conversation_id: str, call_id: str, journal: SimulatedJournal) -> None:
+    def asks_model(self, conversation_id: str, view: View) -> None:
+        """A model is asked."""
+        called = {e.tool_call_id for e in view if isinstance(e, ActionEvent)}
+        answered = {e.tool_call_id for e in view if isinstance(e, _RESULTS)}
+        if called - answered:
+            self.broken("T8", f"{conversation_id}: {sorted(called - answered)}")
+
+    def saw_fork(self, fork_id: str) -> None:
+        """A conversation was forked, and nobody has sent to the fork."""
+        self.observe()
+        shadow = self._shadows.get(fork_id)
+        forked = [] if shadow is None else shadow.events
+        state = ConversationState(admission="observe")
+        begins = max(
+            (n for n, event in enumerate(forked) if isinstance(event, ForkedFromEvent)), default=0
+        )
+        epoch = None if shadow is None else shadow.records[begins].epoch
+        for n, event in enumerate(forked):
+            assert shadow is not None, "it has events"
+            if n <= begins or shadow.records[n].epoch == epoch:
+                state.fold(event)
+        if state.turns.is_unfinished:
+            self.broken("F1", fork_id)
+
+    def starts_tool(
+        self,
+        conversation_id: str,
+        call_id: str,
+        journal: SimulatedJournal,
+        *,
+        is_idempotent: bool,
+    ) -> None:
         """A tool begins to act outside."""
         self.observe()
-        if call_id in self.tools.started:
+        if call_id in self.tools.started and not is_idempotent:
             self.broken("T2", f"call {call_id} on {self.tools.started[call_id]}, then on "
                         f"{journal.node}")  # fmt: skip
         self.tools.started[call_id] = repr(journal.node)
         shadow = self._shadows.get(conversation_id)
         if shadow is None or call_id not in shadow.calls:
             self.broken("C1", f"call {call_id} starts, and its action is not in the log")
+        elif call_id in shadow.unconfirmed:
+            self.broken("T9", f"call {call_id} of {conversation_id}")
         owner = owner_of(self._store, conversation_id)
         if owner is not journal and (journal, conversation_id) not in journal.lost_by_force:
             self.broken("O2", f"call {call_id} of {conversation_id} starts on {journal.node}, and "
@@ -357,13 +410,17 @@ class _Turns:
         self._calls: dict[str, ActionEvent] = {}
         self._open: dict[str, ActionEvent] = {}
         self._queued: dict[str, MessageQueuedEvent] = {}
+        self._said: dict[str, list[str]] = {}
+        self._first: dict[str, int] = {}
+        self._has_just_started = False
 
     def check(self, events: Sequence[Event]) -> None:
         for seq, event in enumerate(events, 1):
             where = f"{self._name}[{seq}] {brief(event)}"
             self._check_turn(event, where)
             self._check_call(event, where)
-            self._check_queue(event, where)
+            self._check_queue(event, seq, where)
+            self._has_just_started = isinstance(event, TurnStartedEvent)
         if self._open:
             self._broken("T1", f"{self._name}: no result for {list(self._open)}")
 
@@ -385,9 +442,14 @@ class _Turns:
                 self._running = None
             case _:
                 pass
-        if isinstance(event, AgentMessageEvent) and event.interrupted:
+        if isinstance(event, AgentMessageEvent):
             pieces = self._oracles.streamed.get(event.turn_id or "", set())
-            if not any(said.startswith(event.content) for said in pieces):
+            if not event.interrupted:
+                self._said.setdefault(event.turn_id or "", []).append(event.content)
+                return
+            answers = self._said.get(event.turn_id or "", ())
+            is_said = any(answer.startswith(event.content) for answer in answers)
+            if is_said or not any(said.startswith(event.content) for said in pieces):
                 self._broken("T7", f"{where}: {event.content!r} of {sorted(pieces)}")
             self._oracles.simulation.mark("partial answer kept")
 
@@ -417,26 +479,42 @@ class _Turns:
             case _:
                 pass
 
-    def _check_queue(self, event: Event, where: str) -> None:
+    def _check_queue(self, event: Event, seq: int, where: str) -> None:
         match event:
             case MessageQueuedEvent():
                 self._queued[event.message_id] = event
+                self._first.setdefault(event.message_id, seq)
             case MessageWithdrawnEvent():
                 self._queued.pop(event.message_id, None)
             case ForkedFromEvent():
                 self._queued.clear()
-            case UserMessageEvent(message_id=str(message_id)) if message_id in self._queued:
-                # One that steers joins out of turn; the others keep their order.
-                waiting = [m for m, q in self._queued.items() if q.steers is None]
-                if self._queued[message_id].steers is None and waiting[0] != message_id:
-                    self._broken("T6", f"{where}: {waiting[0]} waited longer")
-                del self._queued[message_id]
+            case UserMessageEvent(message_id=str(message_id)):
+                self._first.setdefault(message_id, seq)
+                if event.queued_event_id is not None and message_id not in self._queued:
+                    self._broken("T6", f"{where}: it does not wait")
+                # One that steers joins a turn out of its order; for a turn of its own it waits.
+                if self._has_just_started and message_id in self._queued:
+                    longest = min(self._queued, key=self._first.__getitem__)
+                    if longest != message_id:
+                        self._broken("T6", f"{where}: {longest} waited longer")
+                self._queued.pop(message_id, None)
             case _:
                 pass
 
 
 _MARKED_KINDS = frozenset(
-    {"paused", "resumed", "confirmation_requested", "confirmation_given", "conversation_error"}
+    {
+        "condensation",
+        "confirmation_given",
+        "confirmation_requested",
+        "conversation_error",
+        "forked_from",
+        "message_withdrawn",
+        "paused",
+        "resumed",
+        "retraction",
+        "status_changed",
+    }
 )
 
 

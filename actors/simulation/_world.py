@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import anyio
 
@@ -26,6 +26,7 @@ from turnkeeper.runtime import (
 from turnkeeper.runtime.testing import Node, NodeCrashed, Simulation
 
 from .. import _conversation, _owner, _subscriptions, turns
+from ..agents import Agent
 from ..commands import OnOverlap
 from ..condensers import Condenser, NoCondenser, RollingCondenser, SummarizingCondenser
 from ..conversations import Conversations, Turn
@@ -34,7 +35,8 @@ from ..errors import (
     QueueFull,
     TurnInProgress,
 )
-from ._agents import SimulatedAgent, summarize
+from ..events import LoggedEvent
+from ._agents import CarelessCondenser, SimulatedAgent, SimulatedToolAgent, SummaryModel
 from ._disk import FAULTS, Disk, Fault, JournalStrike, SimulatedJournal
 from ._oracles import Oracles, Sending
 
@@ -110,6 +112,13 @@ class Options:
     verifies: bool = False
     extras: bool = False
     """Clients also fork, retract, cancel and look."""
+    is_busy: bool = False
+    """Clients do not rest."""
+    agent: str = "plain"
+    confirms: bool = False
+    unfinished: Literal["end", "resume"] = "end"
+    strikes_at_writes: float = 0.0
+    """How often a node is struck just as a write of its has landed."""
 
     @staticmethod
     def drawn(simulation: Simulation) -> Options:
@@ -133,10 +142,15 @@ class Options:
             off_clocks=chance("has clocks that are off", 0.3),
             takes_over=chance("has forced takeovers", 0.1),
             idle_s=pick("idle", (300.0, 1.0, 5.0)),
-            condenser=pick("condenser", ("none", "rolling", "summary")),
+            condenser=pick("condenser", ("none", "rolling", "summary", "careless")),
             queued_max=pick("queued max", (256, 3)),
             verifies=chance("verifies", 0.3),
             extras=chance("has extras", 0.7),
+            is_busy=chance("is busy", 0.4),
+            agent=pick("agent", ("plain", "tool")),
+            confirms=chance("confirms", 0.3),
+            unfinished=pick("unfinished", ("end", "resume")),
+            strikes_at_writes=pick("strikes at writes", (0.0, 0.0, 0.03, 0.1)),
         )
 
     @staticmethod
@@ -226,12 +240,21 @@ class _Run:
         """What each subscriber follows, and how far it has got."""
         self.is_healed = False
         self.is_stopping = False
+        self.strikes = [
+            kind
+            for kind, is_there in (
+                ("crash", options.crashes),
+                ("freeze", options.freezes),
+                ("cancel", options.cancels),
+            )
+            if is_there
+        ]
         self.names = [f"n{n}" for n in range(1, options.nodes + 1)]
         self.conversation_ids = [f"c{n}" for n in range(1, options.conversations + 1)]
 
     async def play(self) -> None:
         simulation = self.simulation
-        simulation.checks.append(self.oracles.observe)
+        simulation.checks.append(self._look)
         for name in self.names:
             simulation.start_soon(self._operate, name)
         async with anyio.create_task_group() as others:
@@ -253,6 +276,17 @@ class _Run:
             return
         await self._stop_all()
         self.oracles.check_end()
+
+    def _look(self) -> None:
+        """Before every step: the oracles; and, now and then, a strike where it hurts."""
+        self.oracles.observe()
+        writer = self.oracles.last_writer
+        if writer is None:
+            return
+        self.oracles.last_writer = None
+        chance = self.options.strikes_at_writes
+        if chance and not self.is_healed and self.simulation.chance("strike at a write", chance):
+            self._strike(writer.node)
 
     # --- nodes -----------------------------------------------------------------------------------
 
@@ -280,14 +314,26 @@ class _Run:
         server = self.servers[node.name] = _Server(node, journal)
         node.start_soon(journal.keep_lease)
         node.start_soon(partial(self._watch, server))
+        agent: Agent = SimulatedAgent(
+            simulation, self.oracles, journal, misbehaves=options.misbehaves
+        )
+        if options.agent == "tool":
+            agent = SimulatedToolAgent(
+                simulation,
+                self.oracles,
+                journal,
+                misbehaves=options.misbehaves,
+                confirms=options.confirms,
+            )
         conversations = Conversations(
-            SimulatedAgent(simulation, self.oracles, journal, options.misbehaves),
+            agent,
             journal=journal,
             ports=node.ports,
             condenser=self._condenser(),
             idle_s=options.idle_s,
             queued_messages_max=options.queued_max,
             verify="always" if options.verifies else "off",
+            unfinished=options.unfinished,
         )
         async with conversations:
             server.conversations = conversations
@@ -302,7 +348,9 @@ class _Run:
                 return RollingCondenser(max_size=8, keep_first=1)
             case "summary":
                 rolling = RollingCondenser(max_size=8, keep_first=1)
-                return SummarizingCondenser(summarize(self.simulation), rolling)
+                return SummarizingCondenser(SummaryModel(self.simulation), rolling)
+            case "careless":
+                return CarelessCondenser(self.simulation)
             case _:
                 return NoCondenser()
 
@@ -316,17 +364,8 @@ class _Run:
 
     async def _strike_nodes(self) -> None:
         """Crash, freeze and cancel nodes at any time."""
-        simulation, options = self.simulation, self.options
-        kinds = [
-            kind
-            for kind, is_there in (
-                ("crash", options.crashes),
-                ("freeze", options.freezes),
-                ("cancel", options.cancels),
-            )
-            if is_there
-        ]
-        if not kinds:
+        simulation = self.simulation
+        if not self.strikes:
             return
         while not self.is_healed:
             await anyio.sleep(0.2 + 0.2 * simulation.draw("next strike", 50))
@@ -336,18 +375,21 @@ class _Run:
             server = self.servers.get(simulation.pick("strike whom", self.names))
             if server is None or not server.node.is_alive or self.is_healed:
                 continue
-            match simulation.pick("strike how", kinds):
-                case "crash":
-                    if self._condenses(server):
-                        simulation.mark("condensation and a crash")
-                    server.node.crash()
-                case "freeze":
-                    server.node.freeze(simulation.pick("freeze for", (1.0, 15.0, 40.0)))
-                case _:
-                    server.node.cancel()
+            self._strike(server.node)
 
-    def _condenses(self, server: _Server) -> bool:
-        return self.options.condenser != "none" and server.node.is_alive
+    def _strike(self, node: Node) -> None:
+        simulation = self.simulation
+        if not self.strikes or not node.is_alive:
+            return
+        match simulation.pick("strike how", self.strikes):
+            case "crash":
+                if self.options.condenser != "none":
+                    simulation.mark("condensation and a crash")
+                node.crash()
+            case "freeze":
+                node.freeze(simulation.pick("freeze for", (1.0, 15.0, 40.0)))
+            case _:
+                node.cancel()
 
     def _heal(self) -> None:
         self.simulation.note("healed")
@@ -422,7 +464,7 @@ class _Run:
             await self._send_until_known(sending)
             if self.options.extras:
                 await self._do_extra(sending)
-            await simulation.delay("client rests", 0.6, 4.0)
+            await simulation.delay("client rests", 0.1 if self.options.is_busy else 0.6, 4.0)
 
     async def _send_until_known(self, sending: Sending) -> None:
         """Send a chat message until it is known what became of it."""
@@ -433,6 +475,7 @@ class _Run:
             name = self._some_node(sending.attempts)
             send = partial(self._send, sending, overlap)
             if self.options.resends and simulation.chance("sent twice", 0.2):
+                sending.attempts += 1
                 simulation.start_soon(self._send_unheard, sending, overlap)
             sending.attempts += 1
             try:
@@ -484,7 +527,6 @@ class _Run:
 
     async def _send_unheard(self, sending: Sending, overlap: OnOverlap) -> None:
         """The same chat message once more, by another way, and nobody waits for the answer."""
-        sending.attempts += 1
         await self.simulation.delay("late delivery", 0.5, 10.0)
         name = self.simulation.pick("which node", self.names)
         try:
@@ -495,7 +537,10 @@ class _Run:
     async def _do_extra(self, sending: Sending) -> None:
         """Something else, and nobody insists on it."""
         simulation = self.simulation
-        extras = ("nothing", "view", "end", "cancel", "fork", "retract", "read")
+        extras = (
+            "nothing", "view", "end", "cancel", "fork", "retract", "read", "follow", "pause",
+            "resume", "confirm", "reject",
+        )  # fmt: skip
         extra = simulation.pick("extra", extras)
         if extra == "nothing":
             return
@@ -527,7 +572,20 @@ class _Run:
                 fork_id = f"{sending.conversation_id}-{sending.message_id}"
                 at = 1 + simulation.draw("fork at", max(1, oracles.head(sending.conversation_id)))
                 fork = await conversation.fork(fork_id, at=at)
+                oracles.saw_fork(fork_id)
                 oracles.saw_view(fork_id, await fork.view(), "a fork", floor=0)
+            case "pause":
+                await conversation.pause()
+                await simulation.delay("pause", 0.9, 10.0)
+                await conversation.resume()
+            case "resume":
+                await conversation.resume()
+            case "confirm":
+                await conversation.confirm()
+            case "reject":
+                await conversation.reject("no")
+            case "follow" if sending.acknowledged_at is not None:
+                await self._follow(sending, server, conversations)
             case "retract":
                 await conversation.retract_turn(sending.turn_id)
             case "read":
@@ -538,6 +596,29 @@ class _Run:
                     simulation.require(logged.seq == at, "S1", f"{logged.seq} in place of {at}")
             case _:
                 pass
+
+    async def _follow(
+        self, sending: Sending, server: _Server, conversations: Conversations
+    ) -> None:
+        """Follow a turn, with the pieces of its answers."""
+        turn = await conversations[sending.conversation_id].send(
+            sending.content, message_id=sending.message_id
+        )
+        seq = 0
+        async for item in turn:
+            if isinstance(item, LoggedEvent):
+                self.oracles.saw_event(
+                    sending.conversation_id, item, f"a follower on {server.node}"
+                )
+                if item.seq <= seq:
+                    self.oracles.broken("S1", f"a follower at {seq} was given {item.seq}")
+                seq = item.seq
+            else:
+                pieces = self.oracles.streamed.get(item.turn_id, set())
+                self.simulation.mark("delta")
+                if not any(item.text in said for said in pieces):
+                    self.oracles.broken("C1", f"a delta that was never said: {item.text!r}")
+        self.simulation.mark("followed to the end")
 
     async def _subscribe(self, name: str) -> None:
         """Follow a conversation, slowly, and from node to node."""
@@ -574,9 +655,29 @@ class _Run:
 
     async def _finish(self) -> None:
         """All that was sent becomes known, and every accepted turn ends."""
-        async with anyio.create_task_group() as group:
-            for sending in list(self.oracles.sendings.values()):
-                group.start_soon(self._finish_sending, sending)
+        async with anyio.create_task_group() as helpers:
+            for conversation_id in self.conversation_ids:
+                helpers.start_soon(self._release, conversation_id)
+            async with anyio.create_task_group() as group:
+                for sending in list(self.oracles.sendings.values()):
+                    group.start_soon(self._finish_sending, sending)
+            helpers.cancel_scope.cancel()
+
+    async def _release(self, conversation_id: str) -> None:
+        """End every pause, and confirm what waits for it."""
+
+        async def release(_: _Server, conversations: Conversations) -> None:
+            conversation = conversations[conversation_id]
+            await conversation.resume()
+            await conversation.confirm()
+
+        for attempt in count():
+            try:
+                await self._request(self._some_node(attempt), release, 20.0)
+            except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
+                await anyio.sleep(2.0)
+            else:
+                self.simulation.mark("confirmed")
 
     async def _finish_sending(self, sending: Sending) -> None:
         await self._send_until_known(sending)
