@@ -26,7 +26,7 @@ from turnkeeper.runtime import Effect, Ports, Ref, clear_stray_cancellation
 from ._frozen import FrozenObject
 from ._text import error_text, storable
 from .commands import BeginStep, Command, EndTurn, Query, RepairView, Stream, TurnAppend
-from .errors import InvalidInput, TurnSuspended
+from .errors import InvalidInput, LeaseExpired, TurnSuspended
 from .events import (
     RESULT_CLASSES,
     ActionEvent,
@@ -406,14 +406,24 @@ class TurnContext:
             raise failed.exceptions[0] from None
         return [results[action.id] for action in actions]
 
+    def check_lease(self) -> None:
+        """Raise `LeaseExpired` where another process may own this conversation by now.
+
+        `run_calls` looks right before it runs a call. What waits for something between that and its
+        first effect outside looks again: an effect cannot be taken back, or fenced.
+        """
+        self._side.check_lease()
+
     async def _run_call(
         self, action: ActionEvent, run: ToolRunner, results: dict[str, LoggedEvent]
     ) -> None:
         # Between the commit of the call and here, this process may have stood still for long.
-        self._side.check_lease()
+        self.check_lease()
         try:
             returned = await run(action)
             result = ToolResult(returned) if isinstance(returned, str) else returned
+        except LeaseExpired:
+            raise  # nothing was started, and what becomes of the call is the next owner's to say
         except BaseException as error:
             # Whatever a tool raises is its result, a cancellation that nobody asked for too: in
             # the group it would end the other calls without a word.

@@ -272,6 +272,8 @@ class Tools:
         refusal = await self._check(context, turn.ports)
         if refusal is not None:
             return ToolResult(f"refused: {refusal}; nothing happened", is_error=True)
+        # It has waited: for its place among the calls of the turn, and for the check.
+        turn.check_lease()
         result = await _result(found, context, arguments, turn.ports)
         return await self._look_over(context, result, turn.ports)
 
