@@ -33,6 +33,7 @@ from ._record_chain import first_mark, log_number, next_mark, seal
 from ._sqlite_log import Tail, empty_tail, fork_seal, tail_of_row
 from ._sqlite_schema import (
     APPLICATION_ID,
+    SCHEMA_VERSION,
     is_damage,
     make_file,
     refusal,
@@ -86,6 +87,8 @@ def repair(
     nothing of it can be read.
     """
     path = Path(path)
+    if not path.exists() and not repaired_draft(path).exists():
+        raise JournalRefused(f"no journal at {path}: no such file; nothing was created")
     lock = OwnerLock(path, "turnkeeper repair")
     lock.try_acquire()
     try:
@@ -118,8 +121,6 @@ class _End:
 
 class _Repair:
     def __init__(self, path: Path, on_progress: Callable[[int, int], None]) -> None:
-        if not path.exists():
-            raise JournalRefused(f"no journal at {path}: no such file; nothing was created")
         self._path = path
         self._on_progress = on_progress
         number = 1
@@ -146,8 +147,10 @@ class _Repair:
             contextlib.closing(_connect(building, "rw")) as self._new,
             self._aside_path.open("w", encoding="utf-8") as self._aside,
         ):
-            # A damaged text is still worth setting aside.
+            # Without this, SQLite reads nothing of a file that is shorter than it was.
+            self._old.execute("PRAGMA writable_schema = ON")
             _refuse_stranger(self._old, self._path)
+            # A damaged text is still worth setting aside.
             self._old.text_factory = partial(str, encoding="utf-8", errors="replace")
             self._new.execute("BEGIN")
             self._copy_parts()
@@ -503,10 +506,16 @@ class _Repair:
 def _refuse_stranger(connection: sqlite3.Connection, path: Path) -> None:
     try:
         (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
     except _UNREADABLE as error:
         raise refusal(path, error) from error
     if application_id != APPLICATION_ID:
-        raise JournalRefused(f"{path} is no turnkeeper journal; nothing was changed")
+        raise JournalRefused(f"{path}: it is no turnkeeper journal; nothing was changed")
+    if version > SCHEMA_VERSION:
+        raise JournalRefused(
+            f"{path} has schema version {version}, and this code repairs 1 to {SCHEMA_VERSION}; "
+            "nothing was changed; use a newer turnkeeper"
+        )
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:

@@ -43,14 +43,17 @@ class Verification:
     problems: tuple[Problem, ...]
 
 
-# Given a snapshot and the records up to it, says what is wrong with it, if anything.
 CheckSnapshot = Callable[[str, Snapshot, Iterator[StoredRecord]], str | None]
+"""Given a snapshot and the records up to it, says what is wrong with it, if anything."""
+CheckRecord = Callable[[str, StoredRecord], str | None]
+"""Given a record that is as it was written, says what is wrong with what it holds."""
 
 
 def verify(
     path: str | PathLike[str],
     *,
     check_snapshot: CheckSnapshot | None = None,
+    check_record: CheckRecord | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _of: None,
     busy_wait_s: float = 10.0,
 ) -> Verification:
@@ -61,7 +64,7 @@ def verify(
     """
     with reading(Path(path), busy_wait_s=busy_wait_s) as reader:
         return reader.do(
-            lambda reader: _Verifier(reader, check_snapshot, on_progress).run(),
+            lambda reader: _Verifier(reader, check_snapshot, check_record, on_progress).run(),
         )
 
 
@@ -72,11 +75,13 @@ class _Verifier:
         self,
         reader: SQLiteReader,
         check_snapshot: CheckSnapshot | None,
+        check_record: CheckRecord | None,
         on_progress: Callable[[int, int], None],
     ) -> None:
         self._reader = reader
         self._connection = reader.connection
         self._check_snapshot = check_snapshot
+        self._check_record = check_record
         self._on_progress = on_progress
         self._problems: list[Problem] = []
         self._conversations = 0
@@ -134,6 +139,10 @@ class _Verifier:
                 (record.event_id, tail.log_of(record.seq)),
             ).fetchone() != (record.seq,):
                 self._found("its id leads elsewhere", name, record.seq)
+            if self._check_record is not None:
+                found = self._check_record(name, record)
+                if found is not None:
+                    self._found(found, name, record.seq)
         self._check_snapshot_of(tail)
 
     def _records_of(self, tail: Tail, upto: int) -> Iterator[StoredRecord]:

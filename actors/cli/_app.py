@@ -1,4 +1,4 @@
-"""The commands: `demo`, `replay`, `show`, `stress` and `simulate`.
+"""The commands: `demo`, `replay`, `stress`, `simulate`, and those about a journal.
 
 Results go to standard output, all else to standard error. Exit status: 0, all is as promised; 1, a
 promise is broken, the worker failed, or a log cannot be read; 2, the call or a part of the input
@@ -24,15 +24,15 @@ from turnkeeper.runtime import Ports
 
 from .._sqlite_journal import SQLiteJournal
 from ..commands import OnOverlap
-from ..errors import ConversationNotFound, CorruptLog, JournalRefused, JournalUnavailable
-from ..events import LoggedEvent, decode_event
-from ..journal import ConversationInfo
+from ..errors import JournalRefused, JournalUnavailable
 from ..recorded import InputProblem, RecordedConversation, parse_recorded
 from ..samples import read_samples
 from ._display import Display, print_list, print_report, printable
+from ._journal import COMMANDS
+from ._journal_jobs import list_all
+from ._naming import conversation_names
 from ._protocol import Start
 from ._report import Report, empty_report, make_report
-from ._show import conversation_json, infos_json, print_event, print_infos
 from ._simulate import simulate
 from ._stage import WORKER, Replay, WorkerLost
 from ._stress import stress
@@ -48,9 +48,6 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-_READ_PAGE = 512
-_STEM_LENGTH_MAX = 200
 
 _DEMO_OVERLAP = 0.5
 _DEMO_KILLS = 3
@@ -168,7 +165,7 @@ def replay(
         parsed = parse_recorded(content, name)
         found.extend((number, one) for one in parsed.conversations)
         problems.extend(parsed.problems)
-    names = _names(found[:conversations], files, _names_taken(db))
+    names = conversation_names(found[:conversations], files, _names_taken(db))
     parts = [
         _Part(name, one, _ON_OVERLAP[policy])
         for name, (_, one) in zip(names, found[:conversations], strict=True)
@@ -180,52 +177,10 @@ def replay(
         _play(parts, Path(folder, "replay.db"), plan, problems=problems, is_kept=False)
 
 
-@app.command()
-def show(
-    db: Annotated[
-        Path, typer.Argument(metavar="DB", dir_okay=False, help="The journal, an SQLite file.")
-    ],
-    conversation: Annotated[
-        str | None, typer.Argument(metavar="CONVERSATION", help="Print this one as a chat.")
-    ] = None,
-    *,
-    as_json: AsJson = False,
-) -> None:
-    """List the conversations of a journal, or print one of them.
-
-    Takes no ownership, so it also works while another process writes.
-    """
-    console = Console(highlight=False)
-    try:
-        if conversation is not None and not _is_text(conversation):
-            raise ConversationNotFound(printable(conversation))
-        if conversation is None:
-            infos = anyio.run(_list, db)
-            if as_json:
-                print_json(infos_json(infos))
-            else:
-                print_infos(console, infos)
-            return
-        log, unreadable = anyio.run(_read, db, conversation)
-    except (JournalRefused, JournalUnavailable) as error:
-        fail(UNUSABLE, str(error))
-    except ConversationNotFound:
-        fail(
-            UNUSABLE,
-            f"there is no conversation {printable(conversation or '')} in {db}; "
-            f"`turnkeeper show {db}` lists those that are",
-        )
-    if as_json and unreadable is None:
-        print_json(conversation_json(conversation, log))
-    elif not as_json:
-        for logged in log:
-            print_event(console, logged)
-    if unreadable is not None:
-        fail(BROKEN, unreadable)
-
-
 app.command()(stress)
 app.command()(simulate)
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
 
 
 # --- playing -------------------------------------------------------------------------------------
@@ -314,52 +269,6 @@ def _names_taken(db: Path | None) -> frozenset[str]:
     if db is None or not db.exists():
         return frozenset()
     try:
-        return frozenset(info.conversation_id for info in anyio.run(_list, db))
+        return frozenset(info.conversation_id for info in anyio.run(list_all, str(db), ""))
     except (JournalRefused, JournalUnavailable) as error:
         fail(UNUSABLE, str(error))
-
-
-def _names(
-    found: Sequence[tuple[int, RecordedConversation]],
-    files: Sequence[Path],
-    taken: frozenset[str],
-) -> Sequence[str]:
-    """A conversation id for each: file and item; and the run, if the journal has had one."""
-    stems = [printable(file.stem)[:_STEM_LENGTH_MAX] for file in files]
-    if len(set(stems)) < len(stems):
-        stems = [f"{n}.{stem}" for n, stem in enumerate(stems, 1)]
-    run = 1
-    while True:
-        suffix = "" if run == 1 else f"-run{run}"
-        names = [f"{stems[n]}-{one.item}{suffix}" for n, one in found]
-        if taken.isdisjoint(names):
-            return names
-        run += 1
-
-
-# --- reading -------------------------------------------------------------------------------------
-
-
-async def _list(db: Path) -> Sequence[ConversationInfo]:
-    async with SQLiteJournal(db, read_only=True) as journal:
-        return await journal.list()
-
-
-async def _read(db: Path, conversation_id: str) -> tuple[Sequence[LoggedEvent], str | None]:
-    """A log as far as it can be read, and why no further."""
-    log: list[LoggedEvent] = []
-    async with SQLiteJournal(db, read_only=True) as journal:
-        try:
-            while records := await journal.read(conversation_id, after=len(log), limit=_READ_PAGE):
-                # One by one: what can be read before the record that cannot is shown.
-                log.extend(LoggedEvent(r.seq, decode_event(r.payload)) for r in records)
-        except CorruptLog as error:
-            return log, str(error)
-        except ValueError as error:
-            return log, str(CorruptLog(conversation_id, len(log) + 1, str(error)))
-    return log, None
-
-
-def _is_text(value: str) -> bool:
-    """Not so where an argument had bytes that are no text; nothing in a journal is called so."""
-    return value.encode(errors="replace").decode() == value

@@ -24,10 +24,17 @@ from ..events import (
     UserMessageEvent,
     UserRejectEvent,
 )
-from ..journal import ConversationInfo
+from ..journal import ConversationInfo, Rejection
 from ._display import printable
 
-__all__ = ["conversation_json", "infos_json", "print_event", "print_infos"]
+__all__ = [
+    "conversation_json",
+    "infos_json",
+    "print_event",
+    "print_infos",
+    "print_rejection",
+    "rejection_json",
+]
 
 _CALL_LENGTH_MAX = 300
 _RESULT_LENGTH_MAX = 600
@@ -74,6 +81,24 @@ def conversation_json(conversation_id: str, log: Sequence[LoggedEvent]) -> Mappi
         "conversation": conversation_id,
         "events": [{"seq": seq, **event.model_dump(mode="json")} for seq, event in log],
     }
+
+
+def rejection_json(rejection: Rejection) -> Mapping[str, object]:
+    return {
+        "at": datetime.fromtimestamp(rejection.at, UTC).isoformat(),
+        "violation": rejection.violation,
+        "reason": rejection.reason,
+        "event": rejection.payload.decode(errors="replace"),
+    }
+
+
+def print_rejection(console: Console, rejection: Rejection) -> None:
+    """An event that was refused: when, why, and what it was."""
+    at = datetime.fromtimestamp(rejection.at, UTC)
+    head = f"{at:%Y-%m-%d %H:%M:%S}Z  {rejection.violation}: {rejection.reason}"
+    console.print(Text(printable(head), style="bold"), soft_wrap=True)
+    payload = _cut(rejection.payload.decode(errors="replace"), _RESULT_LENGTH_MAX)
+    console.print(Text(f"    {printable(payload)}"), soft_wrap=True)
 
 
 def print_event(console: Console, logged: LoggedEvent) -> None:

@@ -21,6 +21,7 @@ from turnkeeper.actors import (
     MessageQueuedEvent,
     ObservationEvent,
     Record,
+    Rejection,
     SQLiteJournal,
     StepFinishedEvent,
     SystemPromptEvent,
@@ -227,3 +228,20 @@ def test_a_log_is_shown_up_to_what_cannot_be_read(tmp_path: Path) -> None:
     assert result.exit_code == as_json.exit_code == 1
     assert result.stderr.startswith("turnkeeper: conversation alice cannot be read at seq 4: ")
     assert as_json.stdout == ""
+
+
+def test_what_admission_refused_is_shown_with_why(db: Path) -> None:
+    async def refuse() -> None:
+        async with SQLiteJournal(db) as journal:
+            rejection = Rejection(4e9, "unmatched_tool_result", "no call \x1b[1m9", b'{"id": "9"}')
+            await journal.reject("alice", [rejection])
+
+    anyio.run(refuse)
+    lines = show(db, "alice", "--rejected").stdout.splitlines()
+    assert lines == [
+        "2096-10-02 07:06:40Z  unmatched_tool_result: no call \\x1b[1m9",
+        '    {"id": "9"}',
+    ]
+    (as_json,) = json.loads(show(db, "alice", "--rejected", "--json").stdout)["rejected"]
+    assert (as_json["violation"], as_json["event"]) == ("unmatched_tool_result", '{"id": "9"}')
+    assert show(db, "bob\x1b[2J", "--rejected").stdout == ""

@@ -1,0 +1,276 @@
+"""What the commands about a journal do with it: open, read and write it, and tell how far."""
+
+# ruff: noqa: ASYNC240 - a command waits for its file, and its loop has nothing else to do
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from turnkeeper.runtime import OwnershipLost
+
+from .._postgres_journal import PostgresJournal
+from .._records import logged_event
+from .._sqlite_journal import SQLiteJournal
+from ..errors import (
+    ConversationExists,
+    ConversationNotFound,
+    CorruptLog,
+    ImportRefused,
+    JournalRefused,
+    OwnedElsewhere,
+)
+from ..events import LoggedEvent
+from ..journal import ConversationInfo, Deletion, Journal, Rejection
+from ..journal_files import Verification, check_event, check_folds
+from ..journal_files import verify_logs as verify_journal
+from ..recorded import parse_recorded
+from ..transfer import export_lines, import_lines, import_recorded
+from ._naming import conversation_names
+
+__all__ = [
+    "ImportResult",
+    "delete_all",
+    "export",
+    "export_to",
+    "import_all",
+    "is_url",
+    "list_all",
+    "open_journal",
+    "progress",
+    "read",
+    "rejections",
+    "vacuum",
+    "verify_logs",
+]
+
+_READ_PAGE = 512
+_URLS = ("postgresql://", "postgres://")
+_EXPORT_BEGINS = b'{"turnkeeper_export"'
+
+OnProgress = Callable[[int, int], None]
+
+
+def is_url(db: str) -> bool:
+    return db.startswith(_URLS)
+
+
+def open_journal(db: str, schema: str, *, read_only: bool) -> SQLiteJournal | PostgresJournal:
+    """The journal of this path or URL; not entered yet."""
+    if not is_url(db):
+        return SQLiteJournal(db, read_only=read_only)
+    try:
+        return PostgresJournal(db, schema=schema, read_only=read_only)
+    except ValueError as error:
+        raise JournalRefused(str(error)) from error
+
+
+@contextmanager
+def progress(what: str) -> Iterator[OnProgress]:
+    """A bar on a terminal, and nothing elsewhere; on standard error, and gone when it is done."""
+    console = Console(stderr=True)
+    bar = Progress(
+        MofNCompleteColumn(),
+        TextColumn(what),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("", total=None)
+
+        def on_progress(done: int, of: int) -> None:
+            bar.update(task, completed=done, total=of)
+
+        yield on_progress
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+async def list_all(db: str, schema: str) -> Sequence[ConversationInfo]:
+    async with open_journal(db, schema, read_only=True) as journal:
+        return await journal.list()
+
+
+async def rejections(db: str, schema: str, conversation_id: str) -> Sequence[Rejection]:
+    """The events of a conversation that admission refused."""
+    async with open_journal(db, schema, read_only=True) as journal:
+        return await journal.rejections(conversation_id)
+
+
+async def read(
+    db: str, schema: str, conversation_id: str
+) -> tuple[Sequence[LoggedEvent], str | None]:
+    """A log as far as it can be read, and why no further."""
+    log: list[LoggedEvent] = []
+    limit = _READ_PAGE
+    async with open_journal(db, schema, read_only=True) as journal:
+        while True:
+            try:
+                records = await journal.read(conversation_id, after=len(log), limit=limit)
+                # One by one: what comes before the one that cannot be read is kept.
+                log.extend(logged_event(conversation_id, record) for record in records)
+            except CorruptLog as error:
+                # In smaller and smaller pages: what is whole before it is shown.
+                if limit == 1:
+                    return log, str(error)
+                limit //= 8
+            else:
+                if not records:
+                    return log, None
+
+
+async def verify_logs(db: str, schema: str, on_progress: OnProgress) -> Verification:
+    async with open_journal(db, schema, read_only=True) as journal:
+        return await verify_journal(
+            journal, check_snapshot=check_folds, check_record=check_event, on_progress=on_progress
+        )
+
+
+async def export(
+    db: str, schema: str, names: Sequence[str], write: Callable[[str], object]
+) -> tuple[int, int]:
+    """How many conversations, and how many events."""
+    conversations = events = 0
+    async with open_journal(db, schema, read_only=True) as journal:
+        with progress("conversations") as on_progress:
+            async for line in export_lines(journal, names or None, on_progress=on_progress):
+                write(f"{line}\n")
+                conversations += line.startswith('{"conversation":')
+                events += line.startswith('{"seq":')
+    return conversations, events
+
+
+async def export_to(db: str, schema: str, names: Sequence[str], output: Path) -> tuple[int, int]:
+    """As `export`, into a file that is there whole or not at all."""
+    is_file = output.is_file() or not output.exists()
+    draft = output.with_name(f"{output.name}.part") if is_file else output
+    try:
+        with draft.open("w", encoding="utf-8", newline="\n") as file:
+            counts = await export(db, schema, names, file.write)
+            file.flush()
+            if is_file:
+                os.fsync(file.fileno())
+    except BaseException:
+        if is_file:
+            draft.unlink(missing_ok=True)
+        raise
+    if is_file:
+        draft.replace(output)
+    return counts
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ImportResult:
+    """What came in, and what did not."""
+
+    conversations: int = 0
+    events: int = 0
+    """Those that were not there yet."""
+    problems: list[str] = field(default_factory=list)
+
+
+async def import_all(db: str, schema: str, files: Sequence[Path]) -> ImportResult:
+    """Bring these files in, exports and chats; what cannot be used is told, and the rest is in."""
+    result = ImportResult()
+    chats: list[Path] = []
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                is_export = file.read(len(_EXPORT_BEGINS)) == _EXPORT_BEGINS
+        except OSError as error:
+            result.problems.append(f"{path}: cannot be read: {error.strerror}")
+            continue
+        if not is_export:
+            chats.append(path)
+    exports = [path for path in files if path not in chats and path.is_file()]
+    if not exports and not chats:
+        return result
+    async with open_journal(db, schema, read_only=False) as journal:
+        for path in exports:
+            await _import_export(journal, path, result)
+        await _import_chats(journal, chats, result)
+    return result
+
+
+async def _import_export(journal: Journal, path: Path, result: ImportResult) -> None:
+    try:
+        with path.open(encoding="utf-8", newline="\n") as lines, progress("bytes") as on_progress:
+            done = await import_lines(journal, _tracked(lines, path, on_progress))
+    except (ConversationExists, ImportRefused, OwnershipLost) as error:
+        result.problems.append(f"{path}: {error}")
+    except (OSError, UnicodeDecodeError) as error:
+        result.problems.append(f"{path}: cannot be read: {error}")
+    else:
+        result.conversations += done.conversations
+        result.events += done.records
+
+
+def _tracked(lines: Iterator[str], path: Path, on_progress: OnProgress) -> Iterator[str]:
+    size, at = path.stat().st_size, 0
+    for line in lines:
+        at += len(line.encode())
+        on_progress(at, size)
+        yield line
+
+
+async def _import_chats(journal: Journal, files: Sequence[Path], result: ImportResult) -> None:
+    found = []
+    for number, path in enumerate(files):
+        parsed = parse_recorded(path.read_bytes(), str(path))
+        found += [(number, one) for one in parsed.conversations]
+        result.problems += [str(problem) for problem in parsed.problems]
+    names = conversation_names(found, files)
+    with progress("conversations") as on_progress:
+        for done, (name, (_, recorded)) in enumerate(zip(names, found, strict=True)):
+            on_progress(done, len(found))
+            try:
+                imported = await import_recorded(journal, name, recorded)
+            except (ConversationExists, OwnershipLost) as error:
+                result.problems.append(str(error))
+            else:
+                result.conversations += 1
+                result.events += imported.records
+
+
+async def vacuum(db: str) -> int:
+    async with SQLiteJournal(db) as journal:
+        return await journal.vacuum()
+
+
+async def delete_all(
+    db: str, schema: str, infos: Sequence[ConversationInfo]
+) -> tuple[Mapping[str, Deletion], Sequence[str]]:
+    """Delete these as they were listed; what went, and why the others did not."""
+    deleted: dict[str, Deletion] = {}
+    problems: list[str] = []
+    if not infos:
+        return deleted, problems
+    async with open_journal(db, schema, read_only=False) as journal:
+        with progress("conversations") as on_progress:
+            for done, info in enumerate(infos):
+                on_progress(done, len(infos))
+                name = info.conversation_id
+                try:
+                    claim = await journal.claim(name)
+                    if claim.head != info.head:
+                        problems.append(f"{name}: it went on while you were asked")
+                        continue
+                    deleted[name] = await journal.delete(name, epoch=claim.epoch)
+                except ConversationNotFound:
+                    problems.append(f"{name}: it was deleted by somebody else")
+                except (OwnedElsewhere, CorruptLog) as error:
+                    problems.append(str(error))
+    return deleted, problems

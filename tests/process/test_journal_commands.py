@@ -1,0 +1,433 @@
+"""The commands about a journal, as processes: beside a writer, and on damaged files."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pty
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
+from turnkeeper.actors._sqlite_schema import SCHEMA_VERSION
+
+from .. import postgres
+from .test_sqlite_journal import OWNER
+
+COMMAND = (sys.executable, "-P", "-c", "from turnkeeper.actors.cli import main; main()")
+TURNS = 60
+CHATS = [
+    [{"role": "user", "content": f"question {n}"}, {"role": "assistant", "content": "answer"}]
+    for n in range(3)
+]
+
+
+def command(
+    *arguments: str | Path, check: int | None = 0, **more: object
+) -> subprocess.CompletedProcess[str]:
+    """Run it to its end; nothing ever comes out as a traceback."""
+    result: subprocess.CompletedProcess[str] = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        **more,  # type: ignore[call-overload]  # passed on
+    )
+    assert "Traceback" not in result.stderr
+    assert check is None or result.returncode == check, (result.stdout, result.stderr)
+    return result
+
+
+def told(*arguments: str | Path, check: int = 2, **more: object) -> str:
+    """What it says in its one line, and nothing else, when it cannot do what it was told."""
+    result = command(*arguments, check=check, **more)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("turnkeeper: ")
+    return line
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A journal as a process leaves it: two conversations, one with a snapshot."""
+    path = tmp_path_factory.mktemp("whole") / "chats.db"
+
+    @agent
+    async def answer(turn: TurnContext) -> None:
+        await turn.say(f"You said: {turn.message.content}")
+
+    async def fill() -> None:
+        async with Conversations(answer, journal=SQLiteJournal(path)) as conversations:
+            for n in range(TURNS):
+                await (await conversations["alice"].send(f"word {n}")).end()
+            await (await conversations["bob"].send("hello")).end()
+
+    anyio.run(fill)
+    return path
+
+
+@pytest.fixture
+def path(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(whole, tmp_path / "chats.db"))
+
+
+def logs(path: Path) -> dict[str, list[bytes]]:
+    async def read() -> dict[str, list[bytes]]:
+        async with SQLiteJournal(path, read_only=True) as journal:
+            return {
+                info.conversation_id: [
+                    record.payload for record in await journal.read(info.conversation_id, limit=999)
+                ]
+                for info in await journal.list()
+            }
+
+    return anyio.run(read)
+
+
+# --- what they do ---------------------------------------------------------------------------------
+
+
+def test_what_is_exported_is_imported_as_it_was(path: Path, tmp_path: Path) -> None:
+    lines, other = tmp_path / "all.jsonl", tmp_path / "other.db"
+    assert "2 conversations, 244 events, written to " in command("export", path, "-o", lines).stdout
+    assert command("export", path).stdout == lines.read_text()
+    assert len(command("export", path, "bob").stdout.splitlines()) == 1 + 1 + 4
+
+    assert "2 conversations imported, 244 events" in command("import", other, lines).stdout
+    again = json.loads(command("import", other, lines, "--json").stdout)
+    assert again == {"conversations": 2, "events": 0, "problems": []}
+    assert logs(other) == logs(path)
+    assert command("export", other).stdout == lines.read_text()
+
+
+def test_chats_in_the_openai_format_are_imported_and_what_is_wrong_is_told(
+    path: Path, tmp_path: Path
+) -> None:
+    chats = tmp_path / "chats.json"
+    chats.write_text(json.dumps([*CHATS, [{"role": "nobody"}]]))
+    result = command("import", path, chats, tmp_path / "none.json", check=2)
+    assert "3 conversations imported, 6 events" in result.stdout
+    assert "none.json: cannot be read: No such file" in result.stderr
+    assert "chats.json" in result.stderr
+    assert set(logs(path)) == {"alice", "bob", "chats-1", "chats-2", "chats-3"}
+    result = command("import", path, chats, check=2)
+    assert "0 conversations imported" in result.stdout
+    assert "conversation chats-1 exists already" in result.stderr
+
+
+def test_an_import_stops_at_the_line_that_is_wrong(path: Path, tmp_path: Path) -> None:
+    lines = command("export", path).stdout.splitlines(keepends=True)
+    broken, other = tmp_path / "broken.jsonl", tmp_path / "other.db"
+    broken.write_text("".join([*lines[:100], "{}\n", *lines[101:]]))
+    result = command("import", other, broken, check=2)
+    assert "import stopped at line 101" in result.stderr
+    command("import", other, "-", check=2)
+
+
+def test_a_whole_journal_is_verified_as_such_and_not_touched(path: Path) -> None:
+    before = path.read_bytes()
+    assert command("verify", path).stdout.splitlines() == [
+        "2 conversations, 244 events",
+        "everything is as it was written",
+    ]
+    assert json.loads(command("verify", path, "--json").stdout)["problems"] == []
+    assert json.loads(command("repair", path, "--yes", "--json").stdout) == {"repaired": False}
+    assert path.read_bytes() == before
+
+
+def test_conversations_are_deleted_by_name_and_by_age_after_being_asked(path: Path) -> None:
+    assert "1 conversation with 4 events will be deleted for good; nothing was done" in told(
+        "delete", path, "bob"
+    )
+    assert "no conversation carol" in told("delete", path, "bob", "carol", "--yes")
+    assert "nothing to delete" in told("delete", path)
+    assert set(logs(path)) == {"alice", "bob"}
+
+    assert command("delete", path, "bob", "-y").stdout == "1 conversation deleted\n"
+    assert set(logs(path)) == {"alice"}
+    assert command("delete", path, "--older-than", "1", "-y").stdout == "0 conversations deleted\n"
+    done = json.loads(command("delete", path, "--older-than", "0", "-y", "--json").stdout)
+    assert done["deleted"] == [{"conversation": "alice", "kept": 0, "forks": [], "is_erased": True}]
+    assert b"word 7" not in path.read_bytes()
+    assert json.loads(command("vacuum", path, "--json").stdout)["bytes"] > 0
+    assert command("verify", path).stdout.startswith("0 conversations, 0 events\n")
+
+
+@pytest.mark.parametrize(("answer", "left"), [(b"y\n", {"alice"}), (b"n\n", {"alice", "bob"})])
+def test_on_a_terminal_it_asks_before_it_destroys(
+    path: Path, answer: bytes, left: set[str]
+) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "delete", path, "bob"], stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        asked = b""
+        while b"Go on?" not in asked:
+            asked += os.read(ours, 1024)
+        os.write(ours, answer)
+        process.wait()
+    os.close(ours)
+    assert set(logs(path)) == left
+    assert process.returncode == (0 if answer == b"y\n" else 2)
+
+
+def test_on_a_terminal_a_long_one_shows_how_far_it_is(path: Path) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, "verify", path],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while some := os.read(ours, 4096):
+                shown += some
+        except OSError:  # what Linux says when the other end is closed
+            pass
+        assert process.stdout is not None
+        assert process.stdout.read().endswith(b"everything is as it was written\n")
+    os.close(ours)
+    assert b" conversations " in shown
+
+
+def test_what_is_printed_fits_a_terminal_of_80_columns(path: Path) -> None:
+    command("repair", path, "--yes")
+    for arguments in (["show", path], ["show", path, "bob"], ["verify", path], ["vacuum", path]):
+        for line in command(*arguments).stdout.splitlines():
+            assert len(line) <= 80
+    for name in ("show", "export", "import", "verify", "repair", "vacuum", "delete"):
+        lines = command(name, "--help", env={**os.environ, "COLUMNS": "80"}).stdout.splitlines()
+        assert max(map(len, lines)) <= 80
+
+
+def test_output_that_cannot_be_written_is_told_and_a_file_is_whole_or_not_there(
+    path: Path, tmp_path: Path
+) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        result = subprocess.run(
+            [*COMMAND, "export", path], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert result.stderr == (
+        "turnkeeper: output: No space left on device; the rest was not written\n"
+    )
+    assert result.returncode == 2
+    there = tmp_path / "there.jsonl"
+    there.write_text("dear diary")
+    assert "will be replaced; nothing was done" in told("export", path, "-o", there)
+    assert "File too large" in told("export", path, "-yo", there, preexec_fn=small_files)
+    assert there.read_text() == "dear diary"
+    assert {file.name for file in tmp_path.iterdir()} == {"chats.db", "there.jsonl"}
+    assert "is the journal itself" in told("export", path, "-yo", path)
+
+
+def small_files() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+
+# --- beside a process that uses the file ----------------------------------------------------------
+
+
+@pytest.fixture
+def writer(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that writes to this file all the time."""
+    with subprocess.Popen(
+        [sys.executable, str(OWNER), str(path), "asyncio", "never", "1", "kill"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("head")
+        yield process
+        process.kill()
+        process.stdout.read()
+
+
+def test_beside_a_writer_reading_goes_on_and_writing_is_refused_in_a_line(
+    path: Path, tmp_path: Path, writer: subprocess.Popen[str]
+) -> None:
+    exported = tmp_path / "all.jsonl"
+    command("export", path, "-o", exported)
+    command("show", path)
+    report = json.loads(command("verify", path, "--json", check=1).stdout)
+    # The writer's records are no events, and all else is as it was written.
+    assert {one["found"] for one in report["problems"]} == {
+        "the record is no note event (ValidationError)"
+    }
+    for arguments in (
+        ["import", path, exported],
+        ["vacuum", path],
+        ["delete", path, "alice", "-y"],
+        ["repair", path, "-y"],
+    ):
+        assert f"is owned by process {writer.pid} " in told(*arguments)
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    assert command("delete", path, "alice", "-y").stdout == "1 conversation deleted\n"
+    command("import", tmp_path / "other.db", exported)
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    at = -1
+    while (at := content.find(b"word 7", at + 1)) >= 0:  # in the log, and in the snapshot
+        content[at] ^= 1
+    path.write_bytes(content)
+
+
+def drop_a_record(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM event WHERE seq = 100")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def make_newer(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def make_a_diary(path: Path) -> None:
+    path.write_text("dear diary\n" * 500)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], int, str, bool]] = {
+    # What is done; the status and the words of an export; whether it can be mended.
+    "truncated": (truncate, 2, "is damaged", True),
+    "flipped bit": (flip_a_bit, 1, "conversation alice cannot be read at seq 30", True),
+    "missing seq": (drop_a_record, 1, "conversation alice cannot be read at seq", True),
+    "newer schema": (make_newer, 2, f"version {SCHEMA_VERSION + 1}", False),
+    "no journal": (make_a_diary, 2, "it is no turnkeeper journal; nothing was changed", False),
+    "no file": (Path.unlink, 2, "no such file; nothing was created", False),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_told_in_a_line_and_mended_where_that_is_possible(
+    path: Path, damage: str
+) -> None:
+    do, status, words, is_mendable = DAMAGES[damage]
+    do(path)
+    before = path.read_bytes() if path.exists() else None
+    assert words in told("export", path, check=status)
+    assert words in told("show", path, "alice", check=status) if status == 2 else True
+    if status == 1:
+        # As far as it can be read it is shown; the others are not touched by it.
+        shown = command("show", path, "alice", check=1)
+        assert "word 1" in shown.stdout
+        assert words in shown.stderr
+        assert len(command("export", path, "bob").stdout.splitlines()) == 6
+        found = json.loads(command("verify", path, "--json", check=1).stdout)
+        assert any(one["conversation"] == "alice" for one in found["problems"])
+    assert (path.read_bytes() if path.exists() else None) == before
+
+    if not is_mendable:
+        assert words in told("repair", path, "--yes")
+        assert (path.read_bytes() if path.exists() else None) == before
+        if before is None:
+            assert list(path.parent.iterdir()) == []
+        return
+    mended = json.loads(command("repair", path, "--yes", "--json").stdout)
+    assert mended["repaired"]
+    assert Path(mended["backup"]).read_bytes() == before
+    assert "everything is as it was written" in command("verify", path).stdout
+    if damage != "truncated":
+        assert [cut["conversation"] for cut in mended["cut"]] == ["alice"]
+        assert len(logs(path)["bob"]) == 4
+        assert len(logs(path)["alice"]) == mended["cut"][0]["ends_at"] > 20
+
+
+def test_a_full_disk_is_told_and_what_was_there_stays(path: Path, tmp_path: Path) -> None:
+    """A limit on the size of files is as near to one as a test comes without a disk of its own."""
+    exported = tmp_path / "all.jsonl"
+    command("export", path, "-o", exported)
+    before = logs(path)
+    big = tmp_path / "big.json"
+    big.write_text(json.dumps([[{"role": "user", "content": "x" * 3_000_000}]]))
+    size = path.stat().st_size + 1_000_000
+
+    def limit() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    assert "failed: " in told("import", path, big, preexec_fn=limit)
+    assert logs(path) == before
+    command("verify", path)
+
+
+def test_a_file_that_may_only_be_read_is_read_and_refused_for_writing(
+    whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = Path(shutil.copy(whole, folder))
+    path.chmod(0o444)
+    folder.chmod(0o555)
+    try:
+        assert "alice" in command("show", path, preexec_fn=obey_permissions).stdout
+        command("verify", path, preexec_fn=obey_permissions)
+        for arguments in (["vacuum", path], ["delete", path, "bob", "-y"]):
+            assert "ermission" in told(*arguments, preexec_fn=obey_permissions)
+    finally:
+        folder.chmod(0o755)
+
+
+def obey_permissions() -> None:
+    """As everybody but root has to."""
+    if os.geteuid() == 0:
+        drop_from_bounding_set, dac_override = 24, 1
+        assert ctypes.CDLL(None).prctl(drop_from_bounding_set, dac_override, 0, 0, 0) == 0
+
+
+@pytest.mark.slow  # it waits for the lock as long as it should
+def test_a_file_that_another_program_holds_locked_is_told(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert "another program is in the middle of writing it" in told("vacuum", path)
+        assert "alice" in command("show", path).stdout
+
+
+# --- a database -----------------------------------------------------------------------------------
+
+
+def test_a_database_is_read_written_verified_and_deleted_from(path: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "all.jsonl"
+    command("export", path, "-o", exported)
+    with postgres.schema() as schema:
+        url = postgres.conninfo()
+        there = (url, "--schema", schema)
+        assert "no journal in schema" in told("show", *there)
+        assert "2 conversations imported" in command("import", url, exported, *there[1:]).stdout
+        assert "alice" in command("show", *there).stdout
+        assert "word 7" in command("show", url, "alice", *there[1:]).stdout
+        assert command("export", *there).stdout == exported.read_text()
+        assert "everything is as it was written" in command("verify", *there).stdout
+        assert command("delete", url, "bob", "-y", *there[1:]).stdout == "1 conversation deleted\n"
+        assert "no conversation bob" in told("show", url, "bob", *there[1:])
+        for name in ("vacuum", "repair"):
+            assert "this is for files" in told(name, url)
+    assert "lower-case name" in told("show", url, "--schema", "Not A Name")
+    assert "cannot be reached" in told("show", "postgresql://127.0.0.1:1/none?connect_timeout=2")
