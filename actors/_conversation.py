@@ -519,6 +519,8 @@ class ConversationActor(Actor[Command | Query]):
         turn = TurnContext(self._conversation_id, owner.epoch, side, unstarted)
         inside = Inside(self._setup.waits, self._conversation_id)
         turn_of.set(inside)
+        failure: BaseException | None = None
+        end = EndTurn(turn_id, owner.epoch)
         try:
             await self._setup.agent.run(turn)
         except (StaleTurn, TurnSuspended):
@@ -529,19 +531,19 @@ class ConversationActor(Actor[Command | Query]):
             # A cancellation that nobody asked for is a failure like any other.
             if not isinstance(error, Exception) and not clear_stray_cancellation(error):
                 raise
+            failure = error
             end = EndTurn(turn_id, owner.epoch, type(error).__name__, error_text(error))
+        finally:
+            inside.is_over = True
+        if await self._tell_owner(end) and failure is not None:
+            # Not where the owner has ended under its agent, and that is all that failed.
             _log.warning(
                 "turn failed",
                 conversation=self._conversation_id,
                 turn=turn_id,
-                error=type(error).__name__,
-                exc_info=error,
+                error=end.error,
+                exc_info=failure,
             )
-        else:
-            end = EndTurn(turn_id, owner.epoch)
-        finally:
-            inside.is_over = True
-        await self._tell_owner(end)
 
     def _check_lease(self) -> None:
         """Raise where this owner may have been taken over: what it does outside cannot be fenced.
