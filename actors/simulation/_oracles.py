@@ -299,6 +299,7 @@ class Oracles:
             self.broken("T2", f"call {call_id} on {self.tools.started[call_id]}, then on "
                         f"{journal.node}")  # fmt: skip
         self.tools.started[call_id] = repr(journal.node)
+        self.simulation.mark("tool started")
         shadow = self._shadows.get(conversation_id)
         if shadow is None or call_id not in shadow.calls:
             self.broken("C1", f"call {call_id} starts, and its action is not in the log")

@@ -150,13 +150,13 @@ class Options:
             agent=pick("agent", ("plain", "tool")),
             confirms=chance("confirms", 0.3),
             unfinished=pick("unfinished", ("end", "resume")),
-            strikes_at_writes=pick("strikes at writes", (0.0, 0.0, 0.03, 0.1)),
+            strikes_at_writes=pick("strikes at writes", (0.0, 0.0, 0.05, 0.2)),
         )
 
     @staticmethod
     def plain() -> Options:
         """A small run without faults but those that a sweep strikes with."""
-        return Options(nodes=2, clients=2, messages=3, extras=True)
+        return Options(nodes=2, clients=2, messages=2, extras=True, agent="tool", confirms=True)
 
 
 class Lost(Exception):
@@ -387,7 +387,7 @@ class _Run:
                     simulation.mark("condensation and a crash")
                 node.crash()
             case "freeze":
-                node.freeze(simulation.pick("freeze for", (1.0, 15.0, 40.0)))
+                node.freeze(simulation.pick("freeze for", (40.0, 1.0, 15.0, 40.0)))
             case _:
                 node.cancel()
 

@@ -1,0 +1,102 @@
+"""The search itself: fresh seeds, all invariants, every interesting place reached."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from turnkeeper.actors.simulation import (
+    INVARIANTS,
+    MARKS,
+    Campaign,
+    ConversationWorld,
+    TapeFile,
+    replay,
+    run_campaign,
+    silent_logs,
+)
+from turnkeeper.runtime.testing import simulate
+
+from .corpus import tapes
+
+FRESH_SEEDS = 900
+"""About a minute on two cores."""
+MARKED_SEEDS = 400
+
+
+def _first_seed() -> int:
+    """Fresh with each commit, and the same for whoever runs that commit again."""
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return int(head.stdout[:8] or "0", 16)
+
+
+def test_fresh_seeds_break_no_invariant_and_reach_every_interesting_place() -> None:
+    campaign = run_campaign(_first_seed(), seeds=FRESH_SEEDS)
+
+    assert not campaign.failures, "\n".join(map(str, campaign.failures))
+    assert campaign.seeds == FRESH_SEEDS
+    assert campaign.checked >= FRESH_SEEDS // 25
+    assert not campaign.missing_marks
+
+
+@pytest.mark.parametrize("tape", tapes(), ids=lambda tape: tape.stem)
+def test_what_was_found_once_is_not_found_again(tape: Path) -> None:
+    run = replay(TapeFile.from_json(tape.read_text()))
+
+    run.check()
+
+
+def test_the_same_seed_gives_the_same_run_in_another_process_with_other_hashes() -> None:
+    code = (
+        "from turnkeeper.actors.simulation import run_campaign\n"
+        "campaign = run_campaign(7_000, seeds=45)\n"
+        "print(campaign.steps, campaign.trace)"
+    )
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(traces) == 1
+    here = run_campaign(7_000, seeds=45)
+    assert traces == {f"{here.steps} {here.trace}\n"}
+
+
+def test_a_run_and_its_tape_leave_the_same_trace() -> None:
+    with silent_logs():
+        for seed in range(8_000, 8_010):
+            run = simulate(ConversationWorld(), seed=seed)
+            again = simulate(ConversationWorld(), tape=TapeFile.of(run).tape)
+
+            assert again.trace == run.trace
+            assert again.marks == run.marks
+
+
+def test_a_long_campaign_that_misses_an_interesting_place_is_not_ok() -> None:
+    campaign = Campaign(0, seeds=10_000)
+    campaign.marks.update(MARKS)
+    assert campaign.ok
+
+    del campaign.marks["takeover"]
+
+    assert campaign.missing_marks == ["takeover"]
+    assert not campaign.ok
+
+
+def test_each_invariant_has_a_sentence_of_its_own() -> None:
+    assert len(set(INVARIANTS.values())) == len(INVARIANTS)

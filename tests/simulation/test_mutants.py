@@ -1,0 +1,21 @@
+"""Does the search find what is there? Each planted fault, within so many seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from turnkeeper.actors.simulation import ConversationWorld, silent_logs
+from turnkeeper.runtime.testing import simulate
+
+from .mutants import MUTANTS, Mutant, planted
+
+STEPS_MAX = 60_000
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_fault_is_found(mutant: Mutant) -> None:
+    with planted(mutant), silent_logs():
+        for seed in range(mutant.seeds_max):
+            if not simulate(ConversationWorld(), seed=seed, steps_max=STEPS_MAX).ok:
+                return
+    pytest.fail(f"not found in {mutant.seeds_max} seeds: {mutant.name}")
