@@ -167,7 +167,12 @@ def thread_caller() -> Callable[[Callable[[], None]], None]:
         call: Callable[[Callable[[], None]], object] = token.run_sync_soon
     else:
         gone = RuntimeError  # what a closed asyncio loop raises
-        call = asyncio.get_running_loop().call_soon_threadsafe
+        # A callback runs in no task, and by itself in the context of the thread that asked for it:
+        # anyio could not tell there that it is in a loop, and a waiter could not be gone on with.
+        context = contextvars.copy_context()
+        if (sniffio := sys.modules.get("sniffio")) is not None:
+            context.run(sniffio.current_async_library_cvar.set, "asyncio")
+        call = partial(asyncio.get_running_loop().call_soon_threadsafe, context=context)
 
     def call_soon(function: Callable[[], None]) -> None:
         try:

@@ -10,6 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from turnkeeper.runtime import (
+    Actor,
     ActorFailed,
     DaemonThreads,
     OneShot,
@@ -21,7 +22,7 @@ from turnkeeper.runtime import (
 )
 from turnkeeper.runtime.testing import settle
 
-from .actors import Add, Counter, Fail, Get, block
+from .actors import Add, Counter, Fail, Get, Run, block
 
 pytestmark = pytest.mark.anyio
 
@@ -161,3 +162,38 @@ async def test_abandoned_threads_are_counted_and_past_their_bound_nothing_is_sta
     while threads.abandoned:
         await anyio.lowlevel.checkpoint()
     assert await threads(lambda: "started again") == "started again"
+
+
+async def test_an_outcome_may_come_from_a_thread_while_all_workers_wait() -> None:
+    """Found by `turnkeeper stress`: the actor was never heard of again."""
+    cell: OneShot[int] = OneShot()
+    busy, may_end = anyio.Event(), anyio.Event()
+
+    class Waiter(Actor[Get]):
+        async def receive(self, message: Get) -> object:
+            return await self.context.outcome(cell)
+
+    async def keep_busy(_: object) -> None:
+        busy.set()
+        await may_end.wait()
+
+    async with Runtime() as runtime, anyio.create_task_group() as tasks:
+        waiter = runtime.spawn(Waiter, name="waiter")
+        answers: list[object] = []
+
+        async def ask() -> None:
+            answers.append(await waiter.ask(Get()))
+            may_end.set()
+
+        tasks.start_soon(ask)
+        await settle()
+        other = runtime.spawn(Counter, name="other")
+        tasks.start_soon(other.ask, Run(keep_busy))
+        await busy.wait()
+        assert not runtime._system.pool.parked
+
+        call = thread_caller()
+        threading.Thread(target=lambda: call(lambda: cell.set(7))).start()
+        with anyio.fail_after(10):
+            await may_end.wait()
+    assert answers == [7]
