@@ -156,7 +156,9 @@ def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None
         return
     if is_postgres(db):
         if find_spec("psycopg") is None:
-            fail(UNUSABLE, "a PostgreSQL journal needs its extra: pip install turnkeeper[postgres]")
+            fail(
+                UNUSABLE, "a PostgreSQL journal needs its extra: pip install 'turnkeeper[postgres]'"
+            )
     elif printable(db) != db:
         fail(UNUSABLE, f"{printable(db)} is no name that a journal can have")
     elif not Path(db).parent.is_dir():

@@ -126,7 +126,7 @@ def _now(stress: Stress) -> tuple[float, float, dict[str, float]]:
 def print_stress_report(console: Console, report: StressReport) -> None:
     """The numbers, and then what they come to."""
     latency = ", ".join(f"{name} {ms:,.1f}" for name, ms in report.latency_ms.items())
-    console.print(Text(f"latency of an answer to a message in ms: {latency}"), soft_wrap=True)
+    console.print(Text(f"latency in ms: {latency}"), soft_wrap=True)
     if report.recovery_s:
         seconds = ", ".join(f"{seconds:.2f}" for seconds in report.recovery_s)
         console.print(Text(f"seconds from a kill until ready: {seconds}"), soft_wrap=True)

@@ -1,18 +1,19 @@
 """A worker of the command line whose journal is not the usual one; its first argument says which.
 
-Run by the tests in this folder as a process of its own, in place of the real worker.
+Run by the tests in this folder as a process of its own, in place of the real worker; with `stress-`
+before the name, in place of the one of a stress run.
 """
 
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
 
-from turnkeeper.actors import Record, SQLiteJournal, StoredRecord
-from turnkeeper.actors.cli import worker
+from turnkeeper.actors import Journal, Record, SQLiteJournal, StoredRecord
+from turnkeeper.actors.cli import stress_worker, worker
 
 KEPT_BACK_MAX = 30
 APPENDS_BEFORE_DEATH = 40
@@ -92,6 +93,7 @@ class MortalJournal(SQLiteJournal):
     """Takes its process along after some appends."""
 
     appends = 0
+    how = signal.SIGKILL
 
     async def append(
         self,
@@ -105,7 +107,7 @@ class MortalJournal(SQLiteJournal):
         self.appends += 1
         if self.appends > APPENDS_BEFORE_DEATH:
             sys.stderr.write("the disk is on fire\n")
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.how)
         return await super().append(
             conversation_id,
             records,
@@ -122,12 +124,50 @@ class ImpatientJournal(SQLiteJournal):
         super().__init__(path, owner_wait_s=0.0)
 
 
-JOURNALS = {
+class StuckJournal(SQLiteJournal):
+    """Commits for a while, and then answers no more."""
+
+    appends = 0
+
+    async def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+    ) -> Sequence[int]:
+        self.appends += 1
+        if self.appends > APPENDS_BEFORE_DEATH:
+            await anyio.sleep_forever()
+        return await super().append(
+            conversation_id,
+            records,
+            epoch=epoch,
+            expected_seq=expected_seq,
+            is_unfinished=is_unfinished,
+        )
+
+
+class MuteJournal(MortalJournal):
+    """Stops its process after some appends."""
+
+    how = signal.SIGSTOP
+
+
+JOURNALS: Mapping[str, Callable[[str], Journal]] = {
     "eager": EagerJournal,
     "repeating": RepeatingJournal,
     "mortal": MortalJournal,
     "impatient": ImpatientJournal,
+    "stuck": StuckJournal,
+    "mute": MuteJournal,
 }
 
 if __name__ == "__main__":
-    worker.main(JOURNALS[sys.argv[1]])
+    kind = sys.argv[1]
+    if kind.startswith("stress-"):
+        stress_worker.main(sys.argv[2], JOURNALS[kind.removeprefix("stress-")])
+    else:
+        worker.main(JOURNALS[kind])
