@@ -1,26 +1,25 @@
-"""Draw appends a second against the length of the log. Run by `journal.py`, where matplotlib is.
+"""Draw appends a second against the length of the log."""
 
-Usage: python _plot_journal.py OUT.svg '{"NAME": {"LENGTH": RATE, …}, …}'.
-"""
+from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-# Ignored: installed in an environment of its own, not in the checker's.
-import matplotlib as mpl  # type: ignore[import-not-found]
+import matplotlib as mpl
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "turnkeeper"  # the same figures give the same file
-from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib import pyplot as plt  # noqa: E402 - what it draws with has been said by now
 
 
-def main(out: str, series: dict[str, dict[str, float]]) -> None:
+def draw(out: Path, series: Mapping[str, Mapping[int, float]]) -> None:
+    """For each name, the rate at each length."""
     figure: Any
     figure, axes = plt.subplots(figsize=(7.5, 4.5))
     for name, points in series.items():
-        found = sorted((int(length), rate) for length, rate in points.items())
-        axes.plot([length for length, _ in found], [rate for _, rate in found], "o-", label=name)
+        lengths = sorted(points)
+        axes.plot(lengths, [points[length] for length in lengths], "o-", label=name)
     axes.set_xscale("symlog", linthresh=1000)
     axes.set_yscale("log")
     axes.set_xlabel("events in the conversation before")
@@ -29,8 +28,3 @@ def main(out: str, series: dict[str, dict[str, float]]) -> None:
     axes.legend()
     figure.tight_layout()
     figure.savefig(out, metadata={"Date": None})
-    print(json.dumps({"series": len(series)}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))

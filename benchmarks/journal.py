@@ -11,7 +11,6 @@ of the log, for this journal and for the peers at their newest releases.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sqlite3
 import tempfile
@@ -43,6 +42,7 @@ from turnkeeper.actors import (
 from turnkeeper.runtime import Ports
 
 from ._harness import Measure, PeerMissing, costlier, faster, in_turn, run_peer, say, skipped
+from ._plot_journal import draw
 
 US = 1e6
 IDS = Ports().ids
@@ -453,13 +453,11 @@ async def _by_length(folder: Path, lengths: Sequence[int], seconds: float) -> di
 def _plot(series: dict[str, dict[str, float]]) -> None:
     points = {
         name: {
-            key.removeprefix("at_"): rate for key, rate in found.items() if key.startswith("at_")
+            int(key.removeprefix("at_")): rate
+            for key, rate in found.items()
+            if key.startswith("at_")
         }
         for name, found in series.items()
     }
-    try:
-        run_peer("plot", ["matplotlib"], "_plot_journal.py", str(PLOT), json.dumps(points))
-    except PeerMissing as missing:
-        say(f"journal: no plot: {missing}")
-    else:
-        say(f"journal: {PLOT.relative_to(PLOT.parent.parent)} written")
+    draw(PLOT, points)
+    say(f"journal: {PLOT.relative_to(PLOT.parent.parent)} written")

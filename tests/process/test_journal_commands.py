@@ -205,7 +205,7 @@ def test_on_a_terminal_a_long_one_shows_how_far_it_is(path: Path) -> None:
 
 def test_what_is_printed_fits_a_terminal_of_80_columns(path: Path) -> None:
     command("repair", path, "--yes")
-    for arguments in (["show", path], ["show", path, "bob"], ["verify", path], ["vacuum", path]):
+    for arguments in (("show", path), ("show", path, "bob"), ("verify", path), ("vacuum", path)):
         for line in command(*arguments).stdout.splitlines():
             assert len(line) <= 80
     for name in ("show", "export", "import", "verify", "repair", "vacuum", "delete"):
@@ -268,12 +268,13 @@ def test_beside_a_writer_reading_goes_on_and_writing_is_refused_in_a_line(
     assert {one["found"] for one in report["problems"]} == {
         "the record is no note event (ValidationError)"
     }
-    for arguments in (
-        ["import", path, exported],
-        ["vacuum", path],
-        ["delete", path, "alice", "-y"],
-        ["repair", path, "-y"],
-    ):
+    refused: tuple[tuple[str | Path, ...], ...] = (
+        ("import", path, exported),
+        ("vacuum", path),
+        ("delete", path, "alice", "-y"),
+        ("repair", path, "-y"),
+    )
+    for arguments in refused:
         assert f"is owned by process {writer.pid} " in told(*arguments)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
@@ -389,7 +390,7 @@ def test_a_file_that_may_only_be_read_is_read_and_refused_for_writing(
     try:
         assert "alice" in command("show", path, preexec_fn=obey_permissions).stdout
         command("verify", path, preexec_fn=obey_permissions)
-        for arguments in (["vacuum", path], ["delete", path, "bob", "-y"]):
+        for arguments in (("vacuum", path), ("delete", path, "bob", "-y")):
             assert "ermission" in told(*arguments, preexec_fn=obey_permissions)
     finally:
         folder.chmod(0o755)
