@@ -26,7 +26,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 
@@ -93,6 +93,9 @@ class Spec:
     """Its own, in place of its supervisor's; None for most."""
     is_resident: bool = False
 
+
+UNSTARTED: Final = object()
+"""What a coroutine has yielded that has not begun."""
 
 # A coroutine, what it yielded, when it began, and how many messages it handles. (Any: see _drive.)
 Suspended: TypeAlias = tuple[Coroutine[Any, Any, object], object, float, int]
@@ -307,7 +310,7 @@ class Cell(MailQueue):
     # --- the owner: one step after the other -----------------------------------------------------
 
     def step(self) -> Step:
-        if self.suspended is not None:
+        if self.suspended is not None and self.outcome is None:
             return self._resume(self.suspended)
         if self.is_started and not self.control and self.outcome is None:
             assert self.context is not None, f"{self.name} was started without a context"
@@ -399,7 +402,7 @@ class Cell(MailQueue):
     def suspend(
         self,
         coroutine: Coroutine[Any, Any, object],
-        yielded: object = None,
+        yielded: object = UNSTARTED,
         *,
         began: float,
         count: int = 1,
@@ -418,7 +421,10 @@ class Cell(MailQueue):
         call = self._enter_user_code("handling a message")
         try:
             if not self.spec.is_resident:
-                result = await drive_on(context, coroutine, yielded)
+                if yielded is UNSTARTED:
+                    result = await drive(context, coroutine)
+                else:
+                    result = await drive_on(context, coroutine, yielded)
             else:
                 # Its own scope, so that it can be cancelled alone: what the actor has opened
                 # around its whole life must be closed in this very task, by `on_stop`.

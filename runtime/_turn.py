@@ -82,7 +82,9 @@ def run_turn(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, wi
             try:
                 result = receive(message)
                 if type(result) is CoroutineType:
-                    if cell.spec.is_resident:  # it runs in a scope of its own, from its start
+                    # It belongs to one task from its start: a resident's own, or a worker's where
+                    # this may be an asker's.
+                    if cell.spec.is_resident or cell.is_inline:
                         return cell.suspend(result, began=ended)
                     try:
                         yielded = result.send(None)

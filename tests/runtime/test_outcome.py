@@ -72,6 +72,33 @@ async def test_mail_that_comes_meanwhile_waits_its_turn() -> None:
     assert answers == [1, "another message"]
 
 
+@pytest.mark.parametrize("kind", ["unattended", "ordinary"])
+async def test_a_handler_that_begins_in_the_askers_stack_may_wait_for_it(kind: str) -> None:
+    cell: OneShot[int] = OneShot()
+
+    class Inline(Actor):
+        def receive(self, message: object) -> object:
+            if isinstance(message, Run):
+                return "another message"
+            return self._answer()
+
+        async def _answer(self) -> int:
+            return await (self.context.outcome(cell) if kind == "unattended" else cell)
+
+    answers: list[object] = []
+    async with Runtime() as runtime, anyio.create_task_group() as tasks:
+        ref = runtime.spawn(Inline, name="inline")
+        assert await ref.ask(Run(lambda _: None)) == "another message"  # type: ignore[arg-type]
+
+        async def ask() -> None:
+            answers.append(await ref.ask(Get()))
+
+        tasks.start_soon(ask)
+        await settle()
+        cell.set(4)
+    assert answers == [4]
+
+
 async def test_an_outcome_that_is_there_already_is_not_waited_for() -> None:
     cell: OneShot[int] = OneShot()
     cell.set(7)
