@@ -334,6 +334,8 @@ def _confirm(owner: Owner, command: Confirm, stamp: Stamp) -> Decision:
     running = turns.running
     if running is None or not turns.awaiting:
         raise NotConfirmable(owner.conversation_id)
+    if command.tool_call_ids not in (None, frozenset(turns.awaiting)):
+        raise NotConfirmable(owner.conversation_id, turns.awaiting)
     given = ConfirmationGivenEvent(
         id=stamp.new_id(),
         timestamp=stamp.at,

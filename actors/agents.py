@@ -57,6 +57,9 @@ __all__ = [
 ]
 
 
+MALFORMED_LENGTH_MAX = 2_000
+
+
 class Agent(Protocol):
     """Answers chat messages, one turn at a time for each conversation.
 
@@ -363,13 +366,14 @@ class TurnContext:
                 tool_call_id=self.ports.ids.new(),
                 provider_call_id=call.provider_call_id,
                 tool_name=call.name,
-                arguments=FrozenObject(call.arguments),
-                malformed_arguments=call.malformed_arguments,
+                arguments=arguments,
+                malformed_arguments=malformed,
                 llm_response_id=response_id,
                 thinking=thinking if n == 0 else (),
                 text=storable(text) if n == 0 else "",
             )
             for n, call in enumerate(calls)
+            for arguments, malformed in (_arguments(call),)
         ]
         events: Sequence[Event] = actions
         if usage is not None:
@@ -458,3 +462,11 @@ class TurnContext:
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self.ports.now(), UTC)
+
+
+def _arguments(call: ToolCall) -> tuple[FrozenObject, str | None]:
+    """The arguments as the log keeps them; those that JSON cannot hold exactly are malformed."""
+    try:
+        return FrozenObject(call.arguments), call.malformed_arguments
+    except ValueError:
+        return FrozenObject(), storable(repr(dict(call.arguments)))[:MALFORMED_LENGTH_MAX]

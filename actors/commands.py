@@ -187,6 +187,8 @@ class Confirm(Message[bool]):
 
     confirmed: bool
     reason: str = ""
+    tool_call_ids: frozenset[str] | None = None
+    """The calls that are meant; None: whichever wait."""
 
     def __post_init__(self) -> None:
         check_text("reason", self.reason)

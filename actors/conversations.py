@@ -21,7 +21,7 @@ is either in the log or not, and sending it again under its id finds out which.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
@@ -406,16 +406,24 @@ class Conversation:
         await self._setup.journal.info(self.conversation_id)
         return await self._ref.ask(Resume())
 
-    async def confirm(self) -> None:
-        """Let the calls run that wait for a confirmation. Raises `NotConfirmable`."""
-        await self._ref.ask(Confirm(confirmed=True))
+    async def confirm(self, tool_call_ids: Collection[str] | None = None) -> None:
+        """Let the calls run that wait for a confirmation.
 
-    async def reject(self, reason: str = "") -> None:
+        Name those that the user was shown, all of them: then a second click, or sending again
+        after `OutcomeUnknown`, never confirms others. Raises `NotConfirmable`.
+        """
+        named = None if tool_call_ids is None else frozenset(tool_call_ids)
+        await self._ref.ask(Confirm(confirmed=True, tool_call_ids=named))
+
+    async def reject(
+        self, reason: str = "", *, tool_call_ids: Collection[str] | None = None
+    ) -> None:
         """Answer the calls that wait for a confirmation as rejected; the agent sees the reason.
 
-        Raises `NotConfirmable`.
+        `tool_call_ids` as for `confirm`. Raises `NotConfirmable`.
         """
-        await self._ref.ask(Confirm(confirmed=False, reason=reason))
+        named = None if tool_call_ids is None else frozenset(tool_call_ids)
+        await self._ref.ask(Confirm(confirmed=False, reason=reason, tool_call_ids=named))
 
     async def retract(self, event_ids: Sequence[str]) -> Appended:
         """Take events out of the view, by an event of its own; the log keeps them.

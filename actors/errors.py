@@ -7,7 +7,7 @@ the concrete type to know why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from turnkeeper.runtime import OutcomeUnknown, OwnershipLost, Refused, Unavailable
 
@@ -154,14 +154,16 @@ class TurnSuspended(Refused):
 
 
 class NotConfirmable(Refused):
-    """No call waits for a confirmation; nothing was written."""
+    """No call waits for a confirmation, or other calls than were named; nothing was written."""
 
-    def __init__(self, conversation_id: str) -> None:
+    def __init__(self, conversation_id: str, awaiting: Sequence[str] = ()) -> None:
+        found = f"other calls wait: {', '.join(awaiting)}" if awaiting else "no call waits for it"
         super().__init__(
-            f"nothing to confirm on conversation {conversation_id}: no call waits for it; nothing "
-            "was written; look at its status, somebody else may have answered"
+            f"nothing to confirm on conversation {conversation_id}: {found}; nothing was written; "
+            "look at its log, somebody else may have answered"
         )
         self.conversation_id = conversation_id
+        self.awaiting = tuple(awaiting)
 
 
 class TurnNotCompleted(OutcomeUnknown):
