@@ -138,9 +138,9 @@ class ProviderModel(ABC, Generic[ClientT]):
                 text = reading.take(event)
                 if text:
                     await write(text)
+            latency_s = self._ports.monotonic() - began
         if not reading.is_whole:
             raise ModelUnavailable(self.model, "its stream was cut off")
-        latency_s = self._ports.monotonic() - began
         return replace(reading.response(), usage=reading.counts.usage(self._prices, latency_s))
 
     @abstractmethod
@@ -158,7 +158,7 @@ class ProviderModel(ABC, Generic[ClientT]):
 
     @abstractmethod
     def _explained(self, error: Exception) -> ModelFailure:
-        """What an exception of the package means: one of the three below."""
+        """What an exception of the package means; one of `_refused`, `_unreached`, `_unmade`."""
 
     def _and_settings(self, **parts: object) -> Mapping[str, object]:
         """These parts of the request that there are, and the settings, which win."""
