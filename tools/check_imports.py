@@ -26,6 +26,7 @@ PURE = (
     "actors/_owner",
     "actors/_parking",
     "actors/_properties",
+    "actors/_provider_parts",
     "actors/_snapshots",
     "actors/_text",
     "actors/_ties",
