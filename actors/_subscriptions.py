@@ -187,6 +187,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._takes_deltas = deltas
         self._page: deque[StoredRecord] = deque()
         self._offered: deque[LoggedEvent | _DeltaAt] = deque()
+        self._has_answer_so_far = False
+        """All pieces of the answer that is being written were given out; else no more of it is."""
         self._is_behind = True
         # Whether there is an owner now is not known here.
         self._has_owner_ended = True
@@ -209,7 +211,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def _bound_offered(self) -> None:
         if len(self._offered) > BUFFERED_EVENTS_MAX:
             self._offered.clear()
-            self._is_behind = True
+            self._is_behind, self._has_answer_so_far = True, False
         self._wake()
 
     def look(self) -> None:
@@ -243,6 +245,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         while True:
             if self._is_deleted:
                 raise ConversationDeleted(self._conversation_id)
+            if (delta := self._take_due_delta()) is not None:
+                return delta
             if self._page:
                 # Decoded first: a record that cannot be read is not passed over.
                 logged = logged_event(self._conversation_id, self._page[0])
@@ -255,10 +259,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
             elif self._offered:
                 offered = self._offered.popleft()
                 if isinstance(offered, _DeltaAt):
-                    if offered.head == self._cursor:
-                        return offered.delta
-                    # Its place has gone by, or has yet to be read up to; then it is lost.
-                    self._is_behind = offered.head > self._cursor
+                    # Its place has yet to be read up to; it is lost.
+                    self._is_behind, self._has_answer_so_far = True, False
                 elif offered.seq == self._cursor + 1:
                     return self._given(offered)
                 else:
@@ -270,6 +272,24 @@ class EventReader(AsyncIterator[LoggedEvent]):
                 await self._find_owner(self._on_owner_ended)
             else:
                 await self._wait()
+
+    def _take_due_delta(self) -> TextDelta | None:
+        """The next piece, where its place is here: behind what has been given out."""
+        while self._offered:
+            offered = self._offered[0]
+            if isinstance(offered, _DeltaAt):
+                if offered.head > self._cursor:
+                    return None
+                self._offered.popleft()
+                is_next = offered.delta.starts_anew or self._has_answer_so_far
+                self._has_answer_so_far = is_next and offered.head == self._cursor
+                if self._has_answer_so_far:
+                    return offered.delta
+            elif offered.seq > self._cursor:
+                return None
+            else:
+                self._offered.popleft()
+        return None
 
     def _given(self, logged: LoggedEvent) -> LoggedEvent:
         self._cursor, self._cursor_id = logged.seq, logged.event.id

@@ -1,4 +1,4 @@
-"""What `docs/turns.md` says beside its tables: holding a turn, confirming, late output, settings."""
+"""What `docs/turns.md` says beside its tables: what holds a turn, what comes late, settings."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class Turns:
 
     def check_log(self) -> None:
         """The whole log, read by somebody who trusts nothing but its events."""
-        _Reader(self.events, by_hand=self.by_hand).check()
+        LogReader(self.events, by_hand=self.by_hand).check()
         prompts = [n for n, event in enumerate(self.events) if isinstance(event, SystemPromptEvent)]
         assert prompts == ([0] if self.events and self.policy.system_prompt else [])
         state, broken = ConversationState.from_events(self.events)
@@ -610,10 +610,10 @@ policies = st.builds(
 )
 
 
-class _Reader:
+class LogReader:
     """Reads a log from its first event, and works turns, calls and messages out from it."""
 
-    def __init__(self, events: Sequence[Event], *, by_hand: bool) -> None:
+    def __init__(self, events: Sequence[Event], *, by_hand: bool = False) -> None:
         self._events = events
         self._by_hand = by_hand
         self._running: str | None = None
