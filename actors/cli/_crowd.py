@@ -26,13 +26,15 @@ from ..commands import OnOverlap
 from ..recorded import RecordedConversation
 from ._protocol import Accepted, Ended, Logged, Order, Refused, Send, Unserved
 
-__all__ = ["ON_OVERLAP", "RESEND_S", "Crowd"]
+__all__ = ["ON_OVERLAP", "RESEND_S", "RESEND_S_MAX", "Crowd"]
 
 ON_OVERLAP: Sequence[OnOverlap] = ("queue", "interrupt", "steer", "rollback", "reject")
 """Conversation by conversation."""
 
 RESEND_S = 0.1
-"""How long a client waits before it sends again what was refused or could not be served."""
+RESEND_S_MAX = 5.0
+"""How long a client waits before it sends again what was refused or could not be served: twice as
+long each time, or those who wait would keep the others from being served."""
 
 _RECENT_MAX = 64
 _PROBLEMS_MAX = 1_000
@@ -52,6 +54,8 @@ class _Message:
     was_refused: bool = False
     is_waiting: bool = False
     """It is to be sent again a little later."""
+    resends: int = 0
+    resend_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -255,8 +259,8 @@ class Crowd:
         self.rejected += 1
         message.is_refused = message.was_refused = True
         self.latencies.append(now - message.due)
-        message.due = now + RESEND_S
         self._send_later(message, now)
+        message.due = message.resend_at
 
     def _on_ended(self, chat: _Chat, report: Ended) -> None:
         number = report.exchange
@@ -270,8 +274,10 @@ class Crowd:
     def _send_later(self, message: _Message, now: float) -> None:
         if not message.is_waiting:
             message.is_waiting = True
+            message.resend_at = now + min(RESEND_S * 2**message.resends, RESEND_S_MAX)
+            message.resends += 1
             self._resend_count += 1  # so that two of one time are never compared further
-            heappush(self._resends, (now + RESEND_S, self._resend_count, message))
+            heappush(self._resends, (message.resend_at, self._resend_count, message))
 
     def _wrong(self, chat: _Chat, problem: str) -> None:
         if len(self.problems) < _PROBLEMS_MAX:
