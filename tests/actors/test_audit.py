@@ -151,6 +151,85 @@ def test_a_right_log_is_counted_and_clean(is_queued: bool) -> None:
     )
 
 
+# --- several senders, and those who steer --------------------------------------------------------
+
+
+def test_two_senders_have_no_order_among_each_other_and_one_sender_has() -> None:
+    events = play()
+    parts = [
+        [event for event in events if event.turn_id == f"turn-{n}"]
+        for n in range(len(RECORDED.exchanges))
+    ]
+    swapped = [*parts[1], *parts[0], *parts[2]]
+    receipts = receipts_of(swapped)
+
+    receipts.senders = 2
+    assert audit_log(receipts, number(swapped)).is_clean
+
+    receipts.senders = 1
+    audit = audit_log(receipts, number(swapped))
+    assert audit.problems == ("conversation a-1: message 0 comes after message 1",)
+    assert audit.out_of_order == 1
+
+
+def steer(joined_turn: str | None) -> list[Event]:
+    """Message 1 was sent to steer turn 0, and is answered in that one."""
+    events = [
+        changed(event, turn_id="turn-0") if event.turn_id == "turn-1" else event
+        for event in play()
+        if event.id not in {"end-0", "start-1"}
+    ]
+    queued = _queued(1)
+    events.insert(at(events, "say-0-1"), changed(queued, steers=joined_turn))
+    return [
+        changed(event, queued_event_id=queued.id) if event.id == "user-1" else event
+        for event in events
+    ]
+
+
+def test_a_message_that_steers_is_answered_in_the_turn_that_it_joined() -> None:
+    events = steer("turn-0")
+    receipts = receipts_of(events)
+    receipts.ended = {0: "completed", 1: "completed", 2: "completed"}
+
+    assert audit_log(receipts, number(events)).is_clean
+
+    receipts.ended[1] = "interrupted"
+    (told,) = audit_log(receipts, number(events)).problems
+    assert told.endswith("the user of message 1 was told interrupted, it is completed")
+
+
+@pytest.mark.parametrize("joined", [None, "turn-2"])
+def test_a_message_in_a_turn_that_it_did_not_steer_is_told(joined: str | None) -> None:
+    events = steer(joined)
+
+    problems = audit_log(receipts_of(events), number(events)).problems
+
+    assert "conversation a-1: turn turn-0 has 2 user messages" in problems
+
+
+def test_what_was_said_to_one_who_steered_is_compared_too() -> None:
+    events = [event for event in steer("turn-0") if event.id != "say-1-0"]
+    receipts = receipts_of(events)
+    receipts.ended = {0: "completed", 1: "completed", 2: "completed"}
+
+    (told,) = audit_log(receipts, number(events)).problems
+
+    assert told.endswith(
+        "the turn of message 0 is not as recorded: it ends after 3 of 4 texts and calls"
+    )
+
+
+def test_a_turn_that_was_rolled_back_ended_as_it_may() -> None:
+    events = [
+        changed(event, outcome="rolled_back") if event.id == "end-1" else event for event in play()
+    ]
+
+    audit = audit_log(receipts_of(events), number(events))
+
+    assert (audit.problems, audit.interrupted) == ((), 1)
+
+
 # --- what can be wrong ---------------------------------------------------------------------------
 
 Breakage = Callable[[list[Event]], Iterator[Event]]
