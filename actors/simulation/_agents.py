@@ -75,10 +75,9 @@ class _Outside:
             if simulation.chance("tool swallows its cancellation", 0.05):
                 with anyio.CancelScope(shield=True):
                     await anyio.sleep(2.0)
-            if simulation.chance("tool is wordy", 0.1):
-                return "!" * 40_000
-        text = f"done {call_id[-6:]}"
-        ledger.returned[call_id] = text
+        is_wordy = self.misbehaves and simulation.chance("tool is wordy", 0.1)
+        text = f"done {call_id[-6:]}" + "!" * (40_000 * is_wordy)
+        ledger.returned.setdefault(call_id, set()).add(text)
         return text
 
     async def pieces(self, turn: TurnContext) -> AsyncIterator[str]:

@@ -102,7 +102,8 @@ class ToolLedger:
 
     started: dict[str, str] = field(default_factory=dict)
     """Each call id, with the node that started it."""
-    returned: dict[str, str] = field(default_factory=dict)
+    returned: dict[str, set[str]] = field(default_factory=dict)
+    """By call id; an idempotent call may have run more than once."""
 
 
 class _Shadow:
@@ -187,8 +188,10 @@ class Oracles:
             case _:
                 pass
         self._mark(event)
-        if len(shadow.state.turns.queued) > self._queued_max:
-            self.broken("B1", f"{len(shadow.state.turns.queued)} chat messages wait in {name}")
+        # What a rollback puts back into the queue had its place there before.
+        waiting = [q for q in shadow.state.turns.queued.values() if not q.queued_again]
+        if len(waiting) > self._queued_max:
+            self.broken("B1", f"{len(waiting)} chat messages wait in {name}")
 
     def _mark(self, event: Event) -> None:
         match event:
@@ -414,6 +417,7 @@ class _Turns:
         self._said: dict[str, list[str]] = {}
         self._first: dict[str, int] = {}
         self._has_just_started = False
+        self._is_fork = False
 
     def check(self, events: Sequence[Event]) -> None:
         for seq, event in enumerate(events, 1):
@@ -468,12 +472,14 @@ class _Turns:
                 is_denied = isinstance(event, UserRejectEvent) or (
                     isinstance(event, AgentErrorEvent) and not event.may_have_happened
                 )
-                if is_denied and call_id in tools.started:
+                # In a fork it is true of the fork, whatever the other conversation did later.
+                if is_denied and call_id in tools.started and not self._is_fork:
                     self._broken("T4", f"{where}: it ran on {tools.started[call_id]}")
                 if isinstance(event, ObservationEvent) and not event.is_error:
                     returned = tools.returned.get(call_id)
-                    if returned is not None and event.content != returned:
-                        self._broken("T5", f"{where}: {event.content!r}, not {returned!r}")
+                    # A result that is too long is cut, which only its beginning tells.
+                    if returned and not any(text[:100] == event.content[:100] for text in returned):
+                        self._broken("T5", f"{where}: not {sorted(returned)}")
             case AgentMessageEvent() | UserMessageEvent():
                 if self._open:
                     self._broken("T1", f"{where}: while {list(self._open)} have no result")
@@ -489,6 +495,7 @@ class _Turns:
                 self._queued.pop(event.message_id, None)
             case ForkedFromEvent():
                 self._queued.clear()
+                self._is_fork = True
             case UserMessageEvent(message_id=str(message_id)):
                 self._first.setdefault(message_id, seq)
                 if event.queued_event_id is not None and message_id not in self._queued:

@@ -15,19 +15,17 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from turnkeeper.actors import (
-    _conversation,
+    _decide,
     _memory_journal,
-    _subscriptions,
     _turn_rules,
     agents,
-    condensers,
+    conversations,
     turns,
 )
 from turnkeeper.actors._conversation import ConversationActor
 from turnkeeper.actors._memory_journal import MemoryJournal
 from turnkeeper.actors._subscriptions import EventReader, Subscriptions
-from turnkeeper.actors.conversations import Conversation, Turn
-from turnkeeper.actors.simulation import SimulatedJournal
+from turnkeeper.actors.simulation import Options
 
 __all__ = ["MUTANTS", "Mutant", "planted"]
 
@@ -43,20 +41,34 @@ class Mutant(NamedTuple):
     becomes: str
     seeds_max: int = 60
     """Within how many seeds it has to be seen."""
+    options: Options | None = None
+    """The runs to see it in, where drawn ones would seldom be hard on just this."""
 
 
-_COMMIT = """\
-        decided = self._decide(batch)
-        try:
-            await self._commit(decided)
-        except Exception as error:
-            # Parked results that this batch let out are among the decided, and in no mailbox.
-            for one in decided:
-                if one.taken.delivery is not None:
-                    one.taken.delivery.fail(error)
-            raise
-        self._publish(decided)
-"""
+FROZEN = Options(
+    nodes=2,
+    clients=2,
+    messages=3,
+    freezes=True,
+    strikes_at_writes=0.3,
+    agent="tool",
+    is_busy=True,
+    extras=False,
+)
+"""Nodes that stand still right after a write of theirs has landed, for longer than a lease."""
+
+CROWDED = Options(
+    clients=3,
+    messages=5,
+    has_small_limits=True,
+    resends=True,
+    impatient=True,
+    is_busy=True,
+    extras=False,
+    queued_max=3,
+)
+"""One conversation, small tables, and everything is sent twice."""
+
 
 MUTANTS = [
     Mutant(
@@ -101,7 +113,8 @@ MUTANTS = [
         "_look_up_message",
         "return known",
         "return None",
-        600,
+        400,
+        CROWDED,
     ),
     Mutant(
         "a recovered turn leaves its calls open",
@@ -151,6 +164,8 @@ MUTANTS = [
         "_queue",
         "if len(turns.queued) >= owner.policy.queued_messages_max:",
         "if False:",
+        60,
+        CROWDED,
     ),
     Mutant(
         "a message that was refused is kept all the same",
@@ -175,21 +190,13 @@ MUTANTS = [
         "expected_seq = head + 1\n    if not epoch:",
     ),
     Mutant(
-        "the head is read before the epoch is claimed",
-        ConversationActor,
-        "on_start",
-        "claim = await journal.claim(self._conversation_id)",
-        "head = (await journal.info(self._conversation_id)).head\n"
-        "    claim = await journal.claim(self._conversation_id)\n"
-        "    claim = type(claim)(claim.epoch, head)",
-    ),
-    Mutant(
         "a tool starts under a lease that has run out",
         agents.TurnContext,
-        "_run_call",
+        "check_lease",
         "self._side.check_lease()",
         "pass",
-        400,
+        120,
+        FROZEN,
     ),
     Mutant(
         "a lease that was renewed brings back what was lost under it",
@@ -197,7 +204,8 @@ MUTANTS = [
         "_check_lease",
         "since=self._claimed_at",
         "since=None",
-        400,
+        120,
+        FROZEN,
     ),
     Mutant(
         "a tool starts before its call is written down",
@@ -230,29 +238,22 @@ MUTANTS = [
     Mutant(
         "a subscriber that was too slow is not sent to the journal",
         EventReader,
-        "_bound_offered",
-        "self._is_behind = True",
-        "pass",
+        "next_item",
+        "self._is_behind = offered.seq > self._cursor",
+        "self._is_behind = False",
         200,
     ),
     Mutant(
-        "readers do not hear of a new owner",
+        "a reader waits here for what is written elsewhere",
         Subscriptions,
-        "owner_began",
-        "reader.look()",
-        "pass",
+        "is_owned",
+        "return conversation_id in self._owned",
+        "return True",
         400,
     ),
     Mutant(
-        "who waits for a turn does not see to its owner",
-        EventReader,
-        "next_item",
-        "elif self._has_owner_ended and self._on_owner_ended is not None:",
-        "elif False:",
-    ),
-    Mutant(
         "any proposal of a condenser is carried out",
-        condensers,
+        _decide,
         "check_proposal",
         "if cut not in now.manipulation_indices:",
         "if False:",
@@ -267,16 +268,29 @@ MUTANTS = [
         200,
     ),
     Mutant(
-        "the sender is told of another turn's end",
-        Turn,
-        "_find_end",
-        "watch = _TurnWatch(self.message_id, self.turn_id)",
-        "watch = _TurnWatch('another', self.turn_id[:-1])",
-        100,
+        "calls run without the confirmation that they wait for",
+        agents.TurnContext,
+        "propose_calls",
+        "if not needs_confirmation:",
+        "if True:",
+    ),
+    Mutant(
+        "a rollback leaves what it rolls back in the view",
+        _turn_rules,
+        "_roll_back",
+        "(*in_view, *(event.id for event in closing))",
+        "(in_view[0],)",
+    ),
+    Mutant(
+        "what had joined a turn is lost when that is rolled back",
+        _turn_rules,
+        "_roll_back",
+        "for message in running.messages[1:]",
+        "for message in ()",
     ),
     Mutant(
         "a fork runs what the other conversation runs",
-        _turn_rules,
+        conversations,
         "decide_fork",
         "if running is None:",
         "if True:",
@@ -290,8 +304,6 @@ MUTANTS = [
         400,
     ),
 ]
-
-_ = (Conversation, SimulatedJournal, _conversation, _subscriptions, _COMMIT)
 
 
 @contextmanager

@@ -16,6 +16,6 @@ STEPS_MAX = 60_000
 def test_a_planted_fault_is_found(mutant: Mutant) -> None:
     with planted(mutant), silent_logs():
         for seed in range(mutant.seeds_max):
-            if not simulate(ConversationWorld(), seed=seed, steps_max=STEPS_MAX).ok:
+            if not simulate(ConversationWorld(mutant.options), seed=seed, steps_max=STEPS_MAX).ok:
                 return
     pytest.fail(f"not found in {mutant.seeds_max} seeds: {mutant.name}")
