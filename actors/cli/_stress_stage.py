@@ -42,7 +42,7 @@ __all__ = ["SAMPLE_S", "STRESS_WORKER", "Outage", "Sample", "Stress", "plan_kill
 
 STRESS_WORKER: Sequence[str] = (sys.executable, "-P", "-m", "turnkeeper.actors.cli.stress_worker")
 
-SILENCE_S_MAX = 60.0
+SILENCE_S_MAX = 120.0
 SAMPLE_S = 1.0
 _TICK_S = 0.02
 _VIEWS_AT_ONCE = 64

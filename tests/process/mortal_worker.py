@@ -1,10 +1,12 @@
-"""A stress worker that dies, or stops, by itself: `mortal_worker.py POINT NTH HOW BACKEND`.
+"""A stress worker that dies by itself: `mortal_worker.py POINT NTH HOW BACKEND`.
 
-As it passes the named POINT for the NTH time it does HOW to itself: `kill` (SIGKILL) or `stop`
-(SIGSTOP). The points are wrapped around the production code here, so that it needs none.
+As it passes the named POINT for the NTH time it does HOW to itself: `kill` (SIGKILL), or `break`:
+from then on no file can be written beyond its first pages. The points are wrapped around the
+production code here, so that it needs none.
 """
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,6 +21,7 @@ from turnkeeper.actors.journal import Journal
 
 LEASE_S = 1.0
 SNAPSHOT_EVENTS = 12
+FILE_BYTES = 16_384
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,7 +90,10 @@ def main(point: str, nth: int, how: str, backend: str) -> None:
         nonlocal left
         left -= 1
         if not left:
-            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            # Python ignores the signal that comes with it, so each write fails with an error.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, resource.RLIM_INFINITY))
 
     def failpoint(boundary: str) -> None:
         if boundary == JOURNAL_POINTS.get(point):

@@ -1,4 +1,4 @@
-"""The disk fills up under load, and there is room again; nobody has to start anything again."""
+"""The disk fills up, or breaks, under load."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from turnkeeper.actors import SQLiteJournal
 from turnkeeper.actors.cli._stress_stage import Stress
 
 from .stressing import check, small_stress
+
+pytestmark = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 DISK_BYTES = 8 << 20
 REFUSED_MEANWHILE = 10
@@ -37,7 +39,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("room", [0, 200_000])
 async def test_conversations_go_on_when_a_full_disk_has_room_again(
     small_disk: Path, room: int
@@ -73,3 +74,22 @@ async def test_conversations_go_on_when_a_full_disk_has_room_again(
 
     report = await check(stress)
     assert report.unserved["JournalUnavailable"] > 0
+
+
+async def test_on_a_disk_that_fails_nothing_more_is_promised_until_the_process_is_started_again(
+    tmp_path: Path,
+) -> None:
+    """A write that fails is no full disk: what it left behind cannot be known."""
+    stress = small_stress(
+        str(tmp_path / "chats.db"),
+        points=[("before a commit", 20)],
+        how="break",
+        kills=[1.0],
+        duration_s=0.8,
+    )
+
+    await stress.run()
+
+    report = await check(stress)
+    assert report.unserved["JournalUnavailable"] > 0
+    assert report.account.kills == 1

@@ -93,13 +93,13 @@ def test_the_same_on_postgresql_in_eighty_columns() -> None:
 
 
 def test_ctrl_c_accounts_for_what_was_acknowledged_until_then(tmp_path: Path) -> None:
-    options = ["--conversations", "20", "--duration", "600", "--rate", "50", "--json", "--db"]
-    command = [*COMMAND, "stress", *options, str(tmp_path / "chats.db"), "--kills", "900"]
+    options = ["--conversations", "20", "--duration", "20", "--rate", "50", "--kills", "0"]
+    command = [*COMMAND, "stress", *options, "--json", "--db", str(tmp_path / "chats.db")]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        while "ready again" not in process.stderr.readline():
+        while "chat messages" not in process.stderr.readline():
             pass
 
         process.send_signal(signal.SIGINT)
@@ -154,15 +154,15 @@ def test_a_worker_that_dies_by_itself_fails_the_run(broken: str) -> None:
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
-        ("stress-stuck", "nothing has gone on for 1 s; "),
-        ("stress-mute", "the worker has said nothing for 1 s"),
+        ("stress-stuck", "nothing has gone on for 4 s; "),
+        ("stress-mute", "the worker has said nothing for 4 s"),
     ],
     indirect=["broken"],
 )
 def test_a_worker_in_which_nothing_goes_on_fails_the_run(
     monkeypatch: pytest.MonkeyPatch, broken: str, told: str
 ) -> None:
-    monkeypatch.setattr(_stress_stage, "SILENCE_S_MAX", 1.0)
+    monkeypatch.setattr(_stress_stage, "SILENCE_S_MAX", 4.0)
 
     result = run(*SMALL, "--kills", "0", "--json")
 
