@@ -98,7 +98,7 @@ class Scheduler(trio.abc.Instrument):
         self._last: trio.lowlevel.Task | None = None
         self._batch: list[trio.lowlevel.Task] = []
         random = tape.random
-        horizon = 1 << (6 + int(random.random() * 8))
+        horizon = 1 << (4 + int(random.random() * 10))
         self._changes = {int(random.random() * horizon) for _ in range(_PCT_CHANGES)}
 
     def run(self, simulation: Simulation, world: Callable[..., Any]) -> None:

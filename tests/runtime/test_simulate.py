@@ -1,0 +1,473 @@
+"""The simulator: one step at a time, decided by a seed or a tape, under virtual time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from turnkeeper.runtime import Runtime
+from turnkeeper.runtime.testing import (
+    Node,
+    NodeCrashed,
+    Policy,
+    Probe,
+    Run,
+    Simulation,
+    SimulatorUnsupported,
+    Strike,
+    Tape,
+    VirtualClock,
+    shrink,
+    simulate,
+)
+from turnkeeper.runtime.testing import _scheduler as scheduler
+
+World = Callable[[Simulation], Awaitable[None]]
+POLICIES: list[Policy] = ["random", "pct", "batch"]
+
+
+async def _steps(count: int) -> None:
+    for _ in range(count):
+        await anyio.lowlevel.checkpoint()
+
+
+def _orders(order: list[str]) -> World:
+    """Two tasks of four steps each; the order in which they took them."""
+
+    async def world(simulation: Simulation) -> None:
+        async def walk(name: str) -> None:
+            for n in range(4):
+                await anyio.lowlevel.checkpoint()
+                order.append(f"{name}{n}")
+                simulation.note(f"{name}{n}")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(walk, "a")
+            group.start_soon(walk, "b")
+
+    return world
+
+
+def _run_orders(seed: int, policy: Policy, tape: Tape | None = None) -> tuple[Run, str]:
+    order: list[str] = []
+    run = simulate(_orders(order), seed=seed, policy=policy, tape=tape)
+    return run, " ".join(order)
+
+
+# --- the schedule --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_seed_gives_the_same_run_and_others_give_others(policy: Policy) -> None:
+    runs = {seed: _run_orders(seed, policy) for seed in range(40)}
+
+    for seed, (run, order) in runs.items():
+        again, same_order = _run_orders(seed, policy)
+        assert (again.trace, same_order) == (run.trace, order)
+    assert len({order for _, order in runs.values()}) > 2
+    assert len({run.trace for run, _ in runs.values()}) > 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_tape_plays_the_run_that_it_is_of(policy: Policy) -> None:
+    for seed in range(20):
+        run, order = _run_orders(seed, policy)
+        played, same_order = _run_orders(0, "random", Tape.from_json(run.tape.to_json()))
+
+        assert same_order == order
+        assert played.trace == run.trace
+
+
+def test_a_tape_of_zeros_serves_the_one_that_waits_longest() -> None:
+    _, order = _run_orders(0, "random", Tape(played={}))
+
+    assert order == "a0 b0 a1 b1 a2 b2 a3 b3"
+
+
+def test_one_task_may_get_far_ahead_of_another() -> None:
+    """A scheduler that runs each task once in a round could never give one of them three steps."""
+    for policy in ("random", "pct"):
+        orders = [_run_orders(seed, policy)[1] for seed in range(60)]
+        assert any("a0 a1 a2 a3 b0" in order for order in orders), policy
+
+
+def test_the_seed_chooses_the_policy_where_none_is_given() -> None:
+    assert {simulate(_orders([]), seed=seed).policy for seed in range(20)} == set(POLICIES)
+
+
+# --- time ----------------------------------------------------------------------------------------
+
+
+def test_an_hour_takes_no_time_and_everybody_sees_the_same_hour() -> None:
+    seen: list[float] = []
+
+    async def world(simulation: Simulation) -> None:
+        async def serve(node: Node) -> None:
+            began = node.ports.monotonic(), node.ports.now()
+            await node.ports.sleep(3_600.0)
+            seen.extend([node.ports.monotonic() - began[0], node.ports.now() - began[1]])
+
+        await simulation.start("n", serve).ended()
+        seen.append(simulation.now())
+
+    run = simulate(world)
+
+    run.check()
+    assert seen == pytest.approx([3_600.0] * 3)
+    assert run.seconds == pytest.approx(3_600.0)
+
+
+def test_a_clock_that_drifts_drifts_for_its_node_alone() -> None:
+    seen: list[float] = []
+
+    async def world(simulation: Simulation) -> None:
+        async def serve(node: Node) -> None:
+            await node.ports.sleep(110.0)
+            seen.extend([node.ports.monotonic(), simulation.now()])
+
+        await simulation.start("n", serve, clock_rate=1.1).ended()
+
+    simulate(world).check()
+    assert seen == pytest.approx([110.0, 100.0])
+
+
+def test_threads_and_blocking_calls_are_tasks_in_virtual_time() -> None:
+    found: list[object] = []
+
+    async def world(simulation: Simulation) -> None:
+        async def serve(node: Node) -> None:
+            done = anyio.Event()
+            node.ports.start_thread("t", done.set)
+            found.append(await node.ports.blocking(lambda: 42))
+            await done.wait()
+            found.append(node.ports.ids.new())
+
+        await simulation.start("n", serve).ended()
+
+    for seed in range(10):
+        simulate(world, seed=seed).check()
+    assert found[::2] == [42] * 10
+    assert len(set(found[1::2])) == 10
+
+
+# --- nodes ---------------------------------------------------------------------------------------
+
+
+def test_a_crashed_node_takes_no_further_step_not_even_to_clean_up() -> None:
+    done: list[str] = []
+
+    async def world(simulation: Simulation) -> None:
+        async def serve(node: Node) -> None:
+            try:
+                await anyio.sleep(10.0)
+                done.append("went on")
+            finally:
+                done.append("cleaned up" if simulation.is_over else "cleaned up too early")
+
+        node = simulation.start("n", serve)
+        await anyio.sleep(1.0)
+        node.crash()
+        with pytest.raises(NodeCrashed):
+            await node.call(anyio.sleep_forever)
+        await anyio.sleep(100.0)
+        with pytest.raises(NodeCrashed):
+            node.check_alive()
+
+    simulate(world).check()
+    assert done == ["cleaned up"]
+
+
+def test_a_call_ends_at_once_when_its_node_crashes_and_the_next_incarnation_serves() -> None:
+    answers: list[str] = []
+
+    async def world(simulation: Simulation) -> None:
+        async def serve(node: Node) -> None:
+            await anyio.sleep_forever()
+
+        async def hang() -> str:
+            await anyio.sleep(1_000.0)
+            return "late"
+
+        async def answer() -> str:
+            return "here"
+
+        node = simulation.start("n", serve)
+        await anyio.sleep(1.0)
+        simulation.start_soon(_after(5.0, node.crash))
+        with pytest.raises(NodeCrashed):
+            await node.call(hang)
+        assert simulation.now() == pytest.approx(6.0)
+        simulation.start("n", serve)
+        await anyio.sleep(1.0)
+        newest = simulation.nodes["n"]
+        assert newest.incarnation == 2
+        answers.append(await newest.call(answer))
+
+    simulate(world).check()
+    assert answers == ["here"]
+
+
+def _after(seconds: float, do: Callable[[], None]) -> Callable[[], Coroutine[Any, Any, None]]:
+    async def later() -> None:
+        await anyio.sleep(seconds)
+        do()
+
+    return later
+
+
+def test_time_goes_on_for_others_while_a_node_is_frozen() -> None:
+    ticks: dict[str, list[float]] = {"n1": [], "n2": []}
+
+    async def world(simulation: Simulation) -> None:
+        async def serve(node: Node) -> None:
+            for _ in range(4):
+                await anyio.sleep(1.0)
+                ticks[node.name].append(simulation.now())
+
+        simulation.start("n1", serve)
+        simulation.start("n2", serve)
+        await anyio.sleep(1.5)
+        simulation.nodes["n1"].freeze(10.0)
+        await anyio.sleep(30.0)
+
+    simulate(world).check()
+    assert ticks["n2"] == pytest.approx([1.0, 2.0, 3.0, 4.0])
+    assert ticks["n1"] == pytest.approx([1.0, 11.5, 12.5, 13.5])
+
+
+def test_a_cancelled_node_cleans_up() -> None:
+    done: list[str] = []
+
+    async def world(simulation: Simulation) -> None:
+        async def serve(node: Node) -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                done.append("cleaned up")
+
+        node = simulation.start("n", serve)
+        await anyio.sleep(1.0)
+        node.cancel()
+        await node.ended()
+        assert node.has_ended
+
+    simulate(world).check()
+    assert done == ["cleaned up"]
+
+
+@pytest.mark.parametrize("kind", ["crash", "freeze", "cancel"])
+def test_a_strike_hits_before_every_step_that_it_may_be_given(kind: str) -> None:
+    async def world(simulation: Simulation) -> None:
+        async def serve(node: Node) -> None:
+            await _steps(5)
+
+        await simulation.start("n", serve).ended()
+        simulation.note("over")
+
+    plain = simulate(world)
+    plain.check()
+    notes = set()
+    for step in range(1, plain.node_steps["n"] + 1):
+        strike = Strike(kind, "n", step)  # type: ignore[arg-type] - parametrized
+        struck = simulate(world, strike=strike)
+        struck.check()
+        said = {"crash": "crashed", "freeze": "frozen", "cancel": "cancelled"}[kind]
+        (note,) = [note for note in struck.notes if said in note]
+        notes.add(note)
+    assert len(notes) == plain.node_steps["n"]
+
+
+def test_a_runtime_with_actors_survives_being_crashed_and_is_cleaned_up_in_the_end() -> None:
+    async def world(simulation: Simulation) -> None:
+        async def serve(node: Node) -> None:
+            async with Runtime(ports=node.ports) as runtime:
+                probe = runtime.spawn(Probe[str], name="probe")
+                while True:
+                    await probe.tell("again")
+                    await node.ports.sleep(0.1)
+
+        for _ in range(3):
+            node = simulation.start("n", serve)
+            await anyio.sleep(1.05)
+            node.crash()
+        simulation.start("n", serve)
+        await anyio.sleep(1.0)
+
+    for seed in range(10):
+        simulate(world, seed=seed).check()
+
+
+# --- what is found -------------------------------------------------------------------------------
+
+
+def test_the_first_broken_invariant_ends_the_run_and_says_where() -> None:
+    async def world(simulation: Simulation) -> None:
+        count = 0
+
+        def check() -> None:
+            simulation.require(count < 3, "few", f"{count} are too many")
+
+        simulation.checks.append(check)
+        for count in range(10):
+            simulation.note(f"now {count}")
+            await anyio.sleep(1.0)
+        simulation.broken("late", "never reached")
+
+    run = simulate(world)
+
+    assert run.broken is not None
+    assert run.broken.invariant == "few"
+    assert run.broken.at_s == pytest.approx(4.0)  # before the step after the one that broke it
+    assert "3 are too many" in str(run)
+    with pytest.raises(AssertionError, match="few"):
+        run.check()
+
+
+def test_an_error_of_the_world_is_a_finding() -> None:
+    async def world(_: Simulation) -> None:
+        raise LookupError("lost")
+
+    run = simulate(world)
+
+    assert run.broken is not None
+    assert run.broken.invariant == "world"
+    assert "LookupError: lost" in run.broken.detail
+
+
+def test_a_deadlock_is_found_and_not_waited_for() -> None:
+    async def world(_: Simulation) -> None:
+        await anyio.Event().wait()
+
+    run = simulate(world)
+
+    assert run.broken is not None
+    assert run.broken.invariant == "deadlock"
+
+
+def test_a_livelock_ends_at_the_budget() -> None:
+    async def world(_: Simulation) -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+
+    run = simulate(world, steps_max=500)
+
+    assert run.broken is not None
+    assert run.broken.invariant == "budget"
+
+
+def test_a_task_that_outlives_its_node_is_an_orphan() -> None:
+    async def world(simulation: Simulation) -> None:
+        async with anyio.create_task_group() as elsewhere:
+
+            async def serve(node: Node) -> None:
+                elsewhere.start_soon(anyio.sleep, 100.0)
+
+            await simulation.start("n", serve).ended()
+            simulation.scheduler.end()
+            elsewhere.cancel_scope.cancel()
+
+    run = simulate(world)
+
+    assert run.broken is not None
+    assert run.broken.invariant == "orphan"
+
+
+def _racy(simulation: Simulation) -> Awaitable[None]:
+    """Two clients that read, wait, and write: one update may be lost."""
+
+    async def world() -> None:
+        value = 0
+
+        async def add() -> None:
+            nonlocal value
+            await simulation.delay("thinks")
+            seen = value
+            await _steps(2)
+            value = seen + 1
+
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(add)
+            for _ in range(3):
+                group.start_soon(simulation.delay, "noise")
+        simulation.require(value == 3, "count", f"{value} of 3")
+
+    return world()
+
+
+def test_a_failing_tape_is_shrunk_to_the_decisions_that_matter() -> None:
+    def is_failing(seed: int) -> bool:
+        return not simulate(_racy, seed=seed).ok
+
+    seed = next(seed for seed in range(100) if is_failing(seed))
+    run = simulate(_racy, seed=seed)
+
+    smallest = shrink(_racy, run)
+
+    assert smallest.broken is not None
+    assert smallest.broken.invariant == "count"
+    assert smallest.tape.interesting < run.tape.interesting
+    played = simulate(_racy, tape=Tape.from_json(smallest.tape.to_json()))
+    assert played.trace == smallest.trace
+    with pytest.raises(ValueError, match="held"):
+        shrink(_racy, simulate(_orders([])))
+
+
+@pytest.mark.parametrize("text", ["[]", '{"a": 1}', '{"a": [-1]}', '{"a": [true]}', "nothing"])
+def test_what_is_no_tape_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+        Tape.from_json(text)
+
+
+def test_marks_are_counted() -> None:
+    async def world(simulation: Simulation) -> None:
+        simulation.mark("here")
+        simulation.mark("here")
+
+    assert simulate(world).marks == {"here": 2}
+
+
+# --- trio ----------------------------------------------------------------------------------------
+
+
+def test_trio_still_has_what_the_simulator_uses() -> None:
+    """When this fails, trio has changed: the error says what is gone."""
+    scheduler.find_trio_parts()
+
+
+def test_a_trio_that_has_changed_is_refused_with_a_clear_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("trio._core._run._r")
+
+    with pytest.raises(SimulatorUnsupported, match=r"trio \S+ has no trio._core._run._r any more"):
+        simulate(_orders([]))
+
+
+def test_trio_is_as_it_was_after_a_run() -> None:
+    parts = scheduler.find_trio_parts()
+    before = parts.module._r, parts.module._ALLOW_DETERMINISTIC_SCHEDULING
+
+    simulate(_orders([]))
+
+    assert (parts.module._r, parts.module._ALLOW_DETERMINISTIC_SCHEDULING) == before
+
+
+def test_without_trio_the_rest_can_be_used_and_simulate_says_what_it_needs() -> None:
+    code = (
+        "import sys; sys.modules['trio'] = None\n"
+        "from turnkeeper.runtime.testing import VirtualClock, simulate\n"
+        "try: simulate(lambda simulation: None)\n"
+        "except RuntimeError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.home()
+    )
+    assert VirtualClock is not None
+    assert done.stdout == "simulate runs on trio, which is not installed: pip install trio\n"
