@@ -61,6 +61,8 @@ INVARIANTS: Final = {
     "T7": "what is kept of an interrupted answer is what was said of it, and is nowhere else",
     "T8": "a model is not asked while a call is open",
     "T9": "a call that waits for a confirmation does not start without it",
+    "T10": "of a turn that was rolled back nothing is left in the view",
+    "T11": "a chat message that had joined a turn waits again when that is rolled back",
     "F1": "a fork begins with nothing that runs or waits",
     "C1": "nothing is seen before it is in the log: no event, reply, action or view",
     "S1": "a subscriber sees every event once, in order",
@@ -185,6 +187,9 @@ class Oracles:
                 shadow.unconfirmed.update(calls)
             case ConfirmationGivenEvent(confirmed=True):
                 shadow.unconfirmed.clear()
+            case TurnEndedEvent(outcome="rolled_back", turn_id=turn_id):
+                if any(e.turn_id == turn_id for e in shadow.state.view):
+                    self.broken("T10", f"{name}[{record.seq}] turn {turn_id}")
             case _:
                 pass
         self._mark(event)
@@ -418,6 +423,7 @@ class _Turns:
         self._first: dict[str, int] = {}
         self._has_just_started = False
         self._is_fork = False
+        self._joined: list[str] = []
 
     def check(self, events: Sequence[Event]) -> None:
         for seq, event in enumerate(events, 1):
@@ -445,6 +451,12 @@ class _Turns:
                 self._broken("T3", f"{where}: its turn {turn_id} does not run")
             case TurnEndedEvent():
                 self._running = None
+                lost = [m for m in self._joined[1:] if m not in self._queued]
+                if event.outcome == "rolled_back" and lost:
+                    self._broken("T11", f"{where}: {lost}")
+                self._joined = []
+            case UserMessageEvent(message_id=str(message_id)):
+                self._joined.append(message_id)
             case _:
                 pass
         if isinstance(event, AgentMessageEvent):

@@ -646,7 +646,9 @@ class _Run:
 
         for attempt in count():
             try:
-                await self._request(self._some_node(attempt), follow, 30.0)
+                # In the end it stays where it is, and must be given all that is written anywhere.
+                limit_s = LIVENESS_S if self.is_healed else 30.0
+                await self._request(self._some_node(attempt), follow, limit_s)
             except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
                 simulation.mark("subscriber moved on")
             await anyio.sleep(0.5)

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from turnkeeper.actors import (
-    _decide,
     _memory_journal,
     _turn_rules,
     agents,
@@ -232,15 +231,22 @@ MUTANTS = [
         "a subscriber is given what it has had",
         EventReader,
         "next_item",
-        "elif offered.seq == self._cursor + 1:",
-        "elif True:",
+        "self._page.popleft()",
+        "pass",
     ),
     Mutant(
-        "a subscriber that was too slow is not sent to the journal",
+        "the last event of a batch is not offered to subscribers",
         EventReader,
-        "next_item",
-        "self._is_behind = offered.seq > self._cursor",
-        "self._is_behind = False",
+        "offer",
+        "self._offered.extend(events)",
+        "self._offered.extend(events[:-1])",
+    ),
+    Mutant(
+        "a subscriber that was too slow loses what it missed",
+        EventReader,
+        "_bound_offered",
+        "self._is_behind = True",
+        "self._cursor += 1",
         200,
     ),
     Mutant(
@@ -249,14 +255,6 @@ MUTANTS = [
         "is_owned",
         "return conversation_id in self._owned",
         "return True",
-        400,
-    ),
-    Mutant(
-        "any proposal of a condenser is carried out",
-        _decide,
-        "check_proposal",
-        "if cut not in now.manipulation_indices:",
-        "if False:",
         400,
     ),
     Mutant(
@@ -271,8 +269,8 @@ MUTANTS = [
         "calls run without the confirmation that they wait for",
         agents.TurnContext,
         "propose_calls",
-        "if not needs_confirmation:",
-        "if True:",
+        "raise TurnSuspended(self.conversation_id, self.turn_id)",
+        "return actions",
     ),
     Mutant(
         "a rollback leaves what it rolls back in the view",
