@@ -184,7 +184,7 @@ async def test_messages_that_steer_count_towards_the_bound() -> None:
 
         for on_overlap in ("steer", "queue"):
             with pytest.raises(QueueFull):
-                await chat.send("D", on_overlap=on_overlap)  # type: ignore[arg-type]  # a loop over literals
+                await chat.send("D", on_overlap=on_overlap)
         # What makes room for itself is not held up by those that wait.
         assert await (await chat.send("D", on_overlap="interrupt")).reply() == "D"
 

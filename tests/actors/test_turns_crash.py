@@ -106,7 +106,7 @@ class FailingMemoryJournal(MemoryJournal):
 class FailingSQLiteJournal(SQLiteJournal):
     fails: Fails | None = None
 
-    async def append(
+    async def append(  # type: ignore[override]  # awaited alike
         self,
         conversation_id: str,
         records: Sequence[Record],

@@ -133,7 +133,7 @@ async def _told(turn: Turn | None) -> str:
 
 
 def _answer(turn: Turn) -> str:
-    words = [turn.overlapped or "at once"]
+    words: list[str] = [turn.overlapped or "at once"]
     if turn.waits_for is not None:
         words.append(f"waits for {turn.waits_for}")
     return ", ".join(words)
@@ -181,7 +181,7 @@ async def test_what_a_message_does_that_comes_while_a_turn_runs(
 
 async def cancel(what: str) -> Row:
     """Cancel what the table says, while A stands where that is."""
-    where, on_overlap, whose = {
+    moments: dict[str, tuple[str, OnOverlap | None, str]] = {
         "A, which runs": ("runs two tools", None, "A"),
         "A, which writes, while B waits": ("writes", "queue", "A"),
         "A, which is paused, while B waits": ("is paused", "queue", "A"),
@@ -191,7 +191,8 @@ async def cancel(what: str) -> Row:
         "B, which waits to join A's turn": ("runs two tools", "steer", "B"),
         "B, which has joined A's turn": ("runs two tools", "steer", "B"),
         "B, which waits while A is paused": ("is paused", "queue", "B"),
-    }[what]
+    }
+    where, on_overlap, whose = moments[what]
     agent = StepAgent({"A": SCRIPTS[where]})
     async with verified(agent, journal=MemoryJournal()) as conversations:
         scene = Scene(conversations["c"], agent)
