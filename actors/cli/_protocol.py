@@ -183,11 +183,9 @@ class Vitals(Line):
 
     kind: Literal["vitals"] = "vitals"
     waiting: int
-    """Messages in all mailboxes."""
+    """Chat messages in all mailboxes."""
     waiting_max: int
     """In the fullest one."""
-    active: int
-    """Conversations in memory."""
     memory_max: int
     """Bytes of memory that this process has needed so far."""
 

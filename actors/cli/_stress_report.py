@@ -208,7 +208,9 @@ def _plots(report: StressReport) -> str:
     throughput.set_ylabel("acknowledgements a second")
     depth.plot(times, [s.waiting for s in samples], color="tab:blue", label="in all mailboxes")
     depth.plot(times, [s.waiting_max for s in samples], color="tab:orange", label="in the fullest")
-    depth.set_ylabel("messages waiting")
+    throughput.set_ylim(bottom=0)
+    depth.set_ylim(bottom=0)
+    depth.set_ylabel("chat messages waiting")
     depth.set_xlabel("seconds")
     depth.legend(loc="upper left")
     for axes in (latency, throughput, depth):

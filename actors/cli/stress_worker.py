@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from random import Random
 
@@ -20,7 +22,6 @@ from turnkeeper.runtime import (
     OutcomeUnknown,
     OwnershipLost,
     Ports,
-    Runtime,
     Unavailable,
 )
 
@@ -102,16 +103,13 @@ class _Desk:
         self._start = start
         self._conversations = conversations
         self._report = report
+        # Counted here: to look into all mailboxes would hold up ten thousand of them each time.
+        self._waiting: Counter[str] = Counter()
 
-    async def work(self, orders_: AsyncIterator[Order], tell_vitals: Callable[[], None]) -> None:
-        async def keep_telling() -> None:
-            while True:
-                tell_vitals()
-                await anyio.sleep(_VITALS_EVERY_S)
-
+    async def work(self, orders_: AsyncIterator[Order]) -> None:
         async with anyio.create_task_group() as group:
             self._report(Ready())
-            group.start_soon(keep_telling)
+            group.start_soon(self._keep_telling)
             async for order in orders_:
                 match order:
                     case Send():
@@ -122,14 +120,37 @@ class _Desk:
                         raise ValueError(f"no order of a stress worker: {order.kind}")
             group.cancel_scope.cancel()
 
+    async def _keep_telling(self) -> None:
+        while True:
+            self._report(
+                Vitals(
+                    waiting=self._waiting.total(),
+                    waiting_max=max(self._waiting.values(), default=0),
+                    memory_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEMORY_UNIT,
+                )
+            )
+            await anyio.sleep(_VITALS_EVERY_S)
+
+    @contextmanager
+    def _counted(self, name: str) -> Iterator[None]:
+        """While inside, a chat message waits in this conversation's mailbox."""
+        self._waiting[name] += 1
+        try:
+            yield
+        finally:
+            self._waiting[name] -= 1
+            if not self._waiting[name]:
+                del self._waiting[name]
+
     async def _send(self, order: Send) -> None:
         name, number = order.conversation, order.exchange
         try:
-            turn = await self._conversations[name].send(
-                exchange(self._start.seed, name, number).content,
-                message_id=message_id(name, number),
-                on_overlap=order.on_overlap,
-            )
+            with self._counted(name):
+                turn = await self._conversations[name].send(
+                    exchange(self._start.seed, name, number).content,
+                    message_id=message_id(name, number),
+                    on_overlap=order.on_overlap,
+                )
             self._report(
                 Accepted(
                     conversation=name,
@@ -157,28 +178,14 @@ async def _main(
     start = await anext(lines)
     if not isinstance(start, StartStress):
         raise TypeError(f"the first order is {start.kind}, not start_stress")
-    async with Runtime() as runtime:
-
-        def tell_vitals() -> None:
-            depths = [actor.mailbox_depth for actor in runtime.tree().walk()]
-            report(
-                Vitals(
-                    waiting=sum(depths),
-                    waiting_max=max(depths, default=0),
-                    active=len(depths),
-                    memory_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEMORY_UNIT,
-                )
-            )
-
-        async with Conversations(
-            _Answerer(start, report, runtime.ports),
-            journal=journal(start.db),
-            runtime=runtime,
-            condenser=RollingCondenser(max_size=start.view_events_max),
-            # What others left unfinished is not ours to end, and not ours to answer.
-            recover="on_enter" if start.is_own_journal else "on_message",
-        ) as conversations:
-            await _Desk(start, conversations, report).work(lines, tell_vitals)
+    async with Conversations(
+        _Answerer(start, report, Ports()),
+        journal=journal(start.db),
+        condenser=RollingCondenser(max_size=start.view_events_max),
+        # What others left unfinished is not ours to end, and not ours to answer.
+        recover="on_enter" if start.is_own_journal else "on_message",
+    ) as conversations:
+        await _Desk(start, conversations, report).work(lines)
 
 
 def main(backend: str, journal: Callable[[str], Journal] = open_journal) -> None:
