@@ -96,6 +96,7 @@ class Options:
     messages: int = 3
     overlaps: Sequence[OnOverlap] = OVERLAPS
     has_locks: bool = False
+    has_cells: bool = True
     has_small_limits: bool = False
     journal_faults: dict[Fault, float] = field(default_factory=dict)
     crashes: bool = False
@@ -131,6 +132,7 @@ class Options:
             conversations=pick("conversations", (1, 1, 2)),
             messages=pick("messages", (2, 3, 5)),
             has_locks=chance("has locks", 0.25),
+            has_cells=not chance("has no cells", 0.25),
             has_small_limits=chance("has small limits", 0.7),
             journal_faults={f: heat for f in FAULTS if chance(f"has {f}", 0.3)},
             crashes=chance("has crashes", 0.4),
@@ -231,6 +233,7 @@ class _Run:
         self.disk = Disk(
             simulation,
             has_locks=options.has_locks,
+            has_cells=options.has_cells,
             strike=strike,
             fault_chances=options.journal_faults,
         )

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -262,7 +262,9 @@ def test_a_cancelled_node_cleans_up() -> None:
 
 
 @pytest.mark.parametrize("kind", ["crash", "freeze", "cancel"])
-def test_a_strike_hits_before_every_step_that_it_may_be_given(kind: str) -> None:
+def test_a_strike_hits_before_every_step_that_it_may_be_given(
+    kind: Literal["crash", "freeze", "cancel"],
+) -> None:
     async def world(simulation: Simulation) -> None:
         async def serve(node: Node) -> None:
             await _steps(5)
@@ -274,7 +276,7 @@ def test_a_strike_hits_before_every_step_that_it_may_be_given(kind: str) -> None
     plain.check()
     notes = set()
     for step in range(1, plain.node_steps["n"] + 1):
-        strike = Strike(kind, "n", step)  # type: ignore[arg-type] - parametrized
+        strike = Strike(kind, "n", step)
         struck = simulate(world, strike=strike)
         struck.check()
         said = {"crash": "crashed", "freeze": "frozen", "cancel": "cancelled"}[kind]
