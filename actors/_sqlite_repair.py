@@ -158,7 +158,8 @@ class _Repair:
             tails = self._copy_conversations()
             self._new.execute("DROP INDEX repair")
             self._new.execute("COMMIT")
-            if not tails and not self._set_aside:
+            (records,) = self._new.execute("SELECT count(*) FROM event").fetchone()
+            if not records and not self._set_aside:
                 raise JournalRefused(
                     f"{self._path} cannot be repaired: nothing of it can be read; nothing was "
                     "changed; restore it from a backup"
@@ -207,7 +208,7 @@ class _Repair:
         """Every row that a scan from the front, or else one from the back, comes to."""
         seen: set[object] = set()
         for order, beyond, start in (("", ">", -(1 << 63)), (" DESC", "<", (1 << 63) - 1)):
-            at: object = start
+            at = start
             while True:
                 try:
                     rows = self._old.execute(
@@ -227,7 +228,11 @@ class _Repair:
                     if found not in seen:
                         seen.add(found)
                         yield row
-                at = rows[-1][0]
+                last = rows[-1][0]
+                # On a damaged page a key is anything; a scan that does not get on has ended.
+                if not isinstance(last, int) or (last <= at if beyond == ">" else last >= at):
+                    break
+                at = last
 
     def _events(self) -> Iterator[Sequence[Any]]:
         """Every event that can be read: page by page, and one by one where a page cannot."""
@@ -395,7 +400,8 @@ class _Repair:
         self._copy_rejections()
         generation = 1
         with contextlib.suppress(*_UNREADABLE):
-            (generation,) = self._old.execute("SELECT generation + 1 FROM journal").fetchone()
+            (found,) = self._old.execute("SELECT generation + 1 FROM journal").fetchone()
+            generation = int(found)
         self._new.execute("UPDATE journal SET generation = ?", (generation,))
         return kept
 

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -13,6 +15,7 @@ import pytest
 from turnkeeper.actors._sqlite_journal import SQLiteJournal
 from turnkeeper.actors._sqlite_reader import reading
 from turnkeeper.actors._sqlite_repair import repair
+from turnkeeper.actors._sqlite_schema import SCHEMA_VERSION
 from turnkeeper.actors._sqlite_verify import verify
 from turnkeeper.actors.errors import JournalRefused, OwnedElsewhere
 from turnkeeper.actors.journal import StoredRecord
@@ -213,3 +216,37 @@ async def test_an_interrupted_repair_is_told_and_finished(path: Path, original: 
     assert repair(path) is None
 
     assert logs(path) == original
+
+
+def test_a_file_that_was_cut_off_anywhere_is_mended_or_refused_and_never_made_empty(
+    path: Path, whole: bytes, original: Logs
+) -> None:
+    """Each page's end, and places within pages; what is mended has the beginnings of the logs."""
+    mended = 0
+    for length in sorted({*range(0, len(whole), 8192), *range(100, len(whole), 30_000)}):
+        for file in path.parent.iterdir():
+            file.unlink()
+        path.write_bytes(whole[:length])
+        try:
+            done = repair(path)
+        except JournalRefused:
+            assert path.read_bytes() == whole[:length]
+            continue
+        assert done is not None
+        assert done.records + done.set_aside > 0
+        assert done.backup.read_bytes() == whole[:length]
+        assert verify(path).problems == ()
+        for name, records in logs(path).items():
+            assert records == original[name][: len(records)]
+        mended += 1
+    assert mended > 10
+
+
+def test_a_newer_file_is_not_mended_into_an_older_one(path: Path, original: Logs) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = path.read_bytes()
+    with pytest.raises(JournalRefused, match=f"version {SCHEMA_VERSION + 1}"):
+        repair(path)
+    assert path.read_bytes() == before
