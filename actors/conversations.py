@@ -474,6 +474,20 @@ class Conversation:
             raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
         return self._setup.subscriptions.read(self.conversation_id, after=after, live=live)
 
+    def follow(self, *, after: int = 0) -> AsyncIterator[LoggedEvent | TextDelta]:
+        """As live `events`, with the pieces of answers between them while they are written.
+
+        What a user interface shows of a conversation. Pieces come live, from an owner in this
+        process, from the first of an answer to the first that whoever iterates misses.
+        """
+        if after < 0:
+            raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
+        return _Follower(
+            self._setup.subscriptions.read(
+                self.conversation_id, after=after, live=True, deltas=True
+            )
+        )
+
     def follow_owner(self, seq: int, *, deltas: bool = False) -> EventReader:
         """The events from `seq` on, which is in the log, for those who wait for what follows.
 
@@ -600,6 +614,16 @@ class _TurnWatch:
             case _:
                 return event.turn_id == self.turn_id
         return True
+
+
+class _Follower(AsyncIterator[LoggedEvent | TextDelta]):
+    """What `async for … in conversation.follow()` goes over; by one task."""
+
+    def __init__(self, reader: EventReader) -> None:
+        self._reader = reader
+
+    async def __anext__(self) -> LoggedEvent | TextDelta:
+        return await self._reader.next_item()
 
 
 class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):

@@ -13,6 +13,7 @@ from turnkeeper.actors import (
     AgentMessageEvent,
     Conversation,
     ConversationsClosed,
+    InvalidInput,
     LoggedEvent,
     MemoryJournal,
     Record,
@@ -419,3 +420,30 @@ async def test_many_followers_of_one_turn_see_the_same() -> None:
             "uA call call result result aA completed"
         }
         assert {follower.pieces for follower in followers} == {HALF}
+
+
+async def test_a_whole_conversation_is_followed_with_the_pieces_of_its_answers() -> None:
+    """Also one that does not exist yet; it ends where the conversations are left."""
+    items: list[Item] = []
+    async with (
+        anyio.create_task_group() as group,
+        verified(StepAgent(), journal=MemoryJournal()) as conversations,
+    ):
+        chat = conversations["c"]
+        with pytest.raises(InvalidInput):
+            chat.follow(after=-1)
+
+        async def follow() -> None:
+            items.extend([item async for item in chat.follow()])
+
+        group.start_soon(follow)
+        await anyio.wait_all_tasks_blocked()
+        for name in ("A", "B"):
+            await (await chat.send(name)).end()
+        events = await events_of(chat)
+        later = aiter(chat.follow(after=4))
+        seqs = [getattr(await anext(later), "seq", None) for _ in range(len(events) - 4)]
+
+    assert [item.event for item in items if isinstance(item, LoggedEvent)] == events
+    assert [item.text for item in items if isinstance(item, TextDelta)] == [HALF, HALF]
+    assert seqs == list(range(5, len(events) + 1))
