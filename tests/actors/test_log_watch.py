@@ -134,3 +134,33 @@ async def test_what_is_written_during_a_look_is_looked_for_again(logs: Logs) -> 
 
     assert len(logs.asked) == 3
     assert logs.returned == ["a"]
+
+
+async def test_a_look_that_is_cut_off_is_made_by_the_one_that_leads_next(logs: Logs) -> None:
+    looking, held = anyio.Event(), anyio.Event()
+
+    async def slow(names: Sequence[str]) -> Mapping[str, int]:
+        if len(logs.asked) == 2:
+            looking.set()
+            logs.asked.append([])
+            await held.wait()
+        return await Logs.read_heads(logs, names)
+
+    logs.watch = LogWatch(slow, poll_s=3600)
+    leader = anyio.CancelScope()
+
+    async def lead() -> None:
+        with leader:
+            await logs.wait("a", 3)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(lead)
+        await wait_all_tasks_blocked()
+        group.start_soon(logs.wait, "a", 3)
+        await wait_all_tasks_blocked()
+        logs.grow("a")
+        await looking.wait()
+
+        leader.cancel()
+
+    assert logs.returned == ["a"]
