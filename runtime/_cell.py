@@ -38,7 +38,7 @@ from ._pool import Resident
 from ._reports import Failure, Restart
 from ._supervision import RestartLog, Supervision, leaves
 from ._turn import Outcome, leave_trace
-from .errors import ActorFailed, TurnkeeperError
+from .errors import ActorFailed, TooManyRestarts, TurnkeeperError
 
 if TYPE_CHECKING:
     from ._actor import Actor
@@ -711,8 +711,11 @@ class Cell(MailQueue):
         elif after is After.REFUSE:
             self.phase = Phase.REFUSING
             self.capacity = 0
-            self.return_mail("it failed too often", error)
-            self.error = error
+            supervision = self.supervisor.supervision
+            given_up = TooManyRestarts(self.name, supervision.restarts_max, supervision.window_s)
+            given_up.__cause__ = error
+            self.return_mail("it failed too often", given_up)
+            self.error = given_up
             self._alarm = self.system.clock.call_later(self.delay_s, self._end_refusal)
         elif after is After.PASSIVATE and (self.mail or self.control or self.waiting is not None):
             self.phase = Phase.LIVE

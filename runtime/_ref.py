@@ -17,7 +17,7 @@ from ._mailbox import Waiter
 from ._messages import Ask, Message, Tell
 from ._reports import Terminated
 from ._turn import Outcome, run_turn
-from .errors import AskCycle, MailboxFull, TooManyRestarts
+from .errors import AskCycle, MailboxFull
 
 if TYPE_CHECKING:
     from ._region import Region
@@ -204,7 +204,7 @@ class Ref(Generic[M_contra]):
             self._hand_back(item, cell, "it has stopped")
             return None
         if cell.phase is Phase.REFUSING:
-            self._hand_back(item, cell, "it failed too often", self._too_many(cell))
+            self._hand_back(item, cell, "it failed too often", cell.error)
             return None
         if system.is_closing and sender is None:
             self._hand_back(item, cell, "the runtime is shutting down")
@@ -235,12 +235,6 @@ class Ref(Generic[M_contra]):
             item.fail(error)
         else:
             item.return_to_sender(reason)
-
-    def _too_many(self, cell: Cell) -> BaseException:
-        if isinstance(cell.error, TooManyRestarts):
-            return cell.error
-        supervision = cell.supervisor.supervision
-        return TooManyRestarts(cell.name, supervision.restarts_max, supervision.window_s)
 
     def _drop_oldest(self, cell: Cell) -> None:
         oldest = cell.mail.popleft()
