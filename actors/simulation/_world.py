@@ -49,6 +49,8 @@ OVERLAPS: Sequence[OnOverlap] = get_args(OnOverlap)
 SAFETY_S = 120.0
 LIVENESS_S = 600.0
 STOP_S = 60.0
+CATCH_UP_S = 100.0
+"""Less than it takes until an idle owner goes, at which its readers look by themselves."""
 _OPERATOR_PAUSE_S = 1.0
 
 MARKS = frozenset(
@@ -271,7 +273,11 @@ class _Run:
             self._heal()
             with anyio.move_on_after(LIVENESS_S) as bound:
                 await self._finish()
-                await self._catch_up()
+                with anyio.move_on_after(CATCH_UP_S) as catching_up:
+                    await self._catch_up()
+                if catching_up.cancelled_caught:
+                    heads = {name: self.oracles.head(name) for name in self.conversation_ids}
+                    self.oracles.broken("P1", f"subscribers at {self.cursors}, logs at {heads}")
             others.cancel_scope.cancel()
         if bound.cancelled_caught:
             waiting = [s.message_id for s in self.oracles.sendings.values() if s.end is None]

@@ -107,15 +107,6 @@ MUTANTS = [
         "if True:",
     ),
     Mutant(
-        "what is known is not taken before the batch is decided",
-        ConversationActor,
-        "_look_up_message",
-        "return known",
-        "return None",
-        400,
-        CROWDED,
-    ),
-    Mutant(
         "a recovered turn leaves its calls open",
         _turn_rules,
         "_close",
@@ -242,14 +233,6 @@ MUTANTS = [
         "self._offered.extend(events[:-1])",
     ),
     Mutant(
-        "a subscriber that was too slow loses what it missed",
-        EventReader,
-        "_bound_offered",
-        "self._is_behind = True",
-        "self._cursor += 1",
-        200,
-    ),
-    Mutant(
         "a reader waits here for what is written elsewhere",
         Subscriptions,
         "is_owned",
@@ -285,6 +268,7 @@ MUTANTS = [
         "_roll_back",
         "for message in running.messages[1:]",
         "for message in ()",
+        200,
     ),
     Mutant(
         "a fork runs what the other conversation runs",

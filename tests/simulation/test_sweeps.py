@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal, get_args
 
 import pytest
@@ -15,7 +16,6 @@ from turnkeeper.actors.simulation import (
 )
 from turnkeeper.runtime.testing import Run, Strike, simulate
 
-SEED = 2
 FREEZE_S = 40.0
 """Longer than a lease."""
 STEPS_MAX = 30_000
@@ -26,21 +26,19 @@ def world(strike: JournalStrike | None = None) -> ConversationWorld:
     return ConversationWorld(Options.plain(), strike=strike)
 
 
+@cache
 def plain_run() -> tuple[Run, int]:
-    """The run without a fault, and how many journal calls it has."""
-    plain = world()
+    """A run without a fault that has something to break, and how many journal calls it has."""
     with silent_logs():
-        run = simulate(plain, seed=SEED, steps_max=STEPS_MAX)
-    run.check()
-    return run, plain.journal_calls
-
-
-def test_the_run_that_is_swept_has_something_to_break() -> None:
-    run, calls = plain_run()
-
-    assert {"turn completed", "turn interrupted", "tool started"} <= run.marks.keys()
-    assert calls > 20
-    assert all(steps > 50 for steps in run.node_steps.values())
+        for seed in range(200):
+            plain = world()
+            run = simulate(plain, seed=seed, steps_max=STEPS_MAX)
+            run.check()
+            wanted = {"turn completed", "turn interrupted", "tool started", "confirmation_given"}
+            is_rich = wanted <= run.marks.keys() and min(run.node_steps.values()) > 80
+            if is_rich and run.steps < 700:
+                return run, plain.journal_calls
+    pytest.fail("no seed gives a run that is worth a sweep")
 
 
 @pytest.mark.parametrize("kind", ["crash", "freeze", "cancel"])
@@ -52,13 +50,13 @@ def test_a_node_may_be_struck_at_every_step(
     with silent_logs():
         for step in range(1, run.node_steps[node] + 1):
             strike = Strike(kind, node, step, FREEZE_S)
-            simulate(world(), seed=SEED, strike=strike, steps_max=STEPS_MAX).check()
+            simulate(world(), seed=run.seed, strike=strike, steps_max=STEPS_MAX).check()
 
 
 @pytest.mark.parametrize("fault", get_args(Fault))
 def test_every_journal_call_may_fail_in_each_way(fault: Fault) -> None:
-    _, calls = plain_run()
+    run, calls = plain_run()
     with silent_logs():
         for call in range(1, calls + 1):
             strike = JournalStrike(fault, call)
-            simulate(world(strike), seed=SEED, steps_max=STEPS_MAX).check()
+            simulate(world(strike), seed=run.seed, steps_max=STEPS_MAX).check()
