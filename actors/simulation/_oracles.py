@@ -390,8 +390,14 @@ class Oracles:
                 if isinstance(e, AgentMessageEvent) and e.turn_id in turn_ids]  # fmt: skip
         if reply and reply not in said:
             self.broken("E1", f"{sending.message_id} was told {reply!r}, and {said} was said")
-        if outcome == "completed" and said and reply != said[-1]:
-            self.broken("E1", f"{sending.message_id} was told {reply!r}, last was {said[-1]!r}")
+        # What was said before it had joined is no answer to it.
+        answers = [
+            e.content
+            for e in events[begun[-1][0] :]
+            if isinstance(e, AgentMessageEvent) and e.turn_id in turn_ids
+        ]
+        if outcome == "completed" and answers and reply != answers[-1]:
+            self.broken("E1", f"{sending.message_id} was told {reply!r}, last was {answers[-1]!r}")
 
     def _check_order(self) -> None:
         for name in self._shadows:

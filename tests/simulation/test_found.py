@@ -57,7 +57,7 @@ async def test_a_resent_message_is_known_though_its_batch_made_the_table_forget_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Seed 55: it was taken for a new one, and the journal refused the whole batch."""
-    monkeypatch.setattr(turns, "KNOWN_MESSAGES_MAX", 2)
+    monkeypatch.setattr(turns, "KNOWN_MESSAGES_MAX", 3)
     held, journal = HeldAgent(), HeldJournal()
     held.hold("3")
     async with verified(held, journal=journal) as conversations:
