@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -16,11 +18,12 @@ from tests.actors.turn_worlds import (
     log_of,
     until,
 )
-from tests.actors.worlds import HeldAgent, verified
+from tests.actors.worlds import HeldAgent, WatchedJournal, verified
 from turnkeeper.actors import (
     ActionEvent,
     AgentExecutionStatus,
     AgentMessageEvent,
+    CondensationRequestEvent,
     Conversation,
     ConversationConfig,
     ConversationNotFound,
@@ -31,7 +34,9 @@ from turnkeeper.actors import (
     MessageIdConflict,
     NotConfirmable,
     OnOverlap,
+    Proposal,
     QueueFull,
+    Record,
     StaleTurn,
     ToolCall,
     Turn,
@@ -41,9 +46,11 @@ from turnkeeper.actors import (
     TurnSuspended,
     UserMessageEvent,
     UserRejectEvent,
+    View,
     agent,
     to_llm_messages,
 )
+from turnkeeper.actors.condensers import Need
 
 pytestmark = pytest.mark.anyio
 
@@ -402,6 +409,9 @@ async def test_a_turn_that_is_held_keeps_nothing_active_and_goes_on_after_passiv
             await anyio.wait_all_tasks_blocked()
             for name in ("paused", "asks"):
                 await until_passivated(conversations, name)
+            await anyio.wait_all_tasks_blocked()
+            assert conversations._region is not None
+            assert conversations._region.active == ()
             await paused.resume()
             await asks.confirm()
 
@@ -589,11 +599,85 @@ async def test_a_call_that_is_run_again_has_its_own_id_again() -> None:
     assert steps.ran == calls * 2
 
 
+# --- what comes together -------------------------------------------------------------------------
+
+
+class HeldJournal(WatchedJournal):
+    """Holds its appends while a test says so, so that what comes meanwhile is one batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = anyio.Event()
+        self.gate.set()
+
+    async def before_append(self, records: Sequence[Record]) -> None:
+        await self.gate.wait()
+
+
+async def test_a_turn_that_is_interrupted_in_the_batch_that_began_it_is_never_run() -> None:
+    journal, held = HeldJournal(), HeldAgent()
+    async with verified(held, journal=journal) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("first")).end()
+        journal.gate = anyio.Event()
+        outcomes: dict[str, str] = {}
+
+        async def send(name: str, on_overlap: OnOverlap) -> None:
+            turn = await chat.send(name, on_overlap=on_overlap)
+            outcomes[name] = (await turn.end()).outcome
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(send, "before", "queue")
+            await anyio.wait_all_tasks_blocked()
+            for name in ("A", "B", "C"):
+                group.start_soon(send, name, "interrupt")
+                await anyio.wait_all_tasks_blocked()
+            journal.gate.set()
+
+        assert outcomes == {
+            "before": "interrupted",
+            "A": "interrupted",
+            "B": "interrupted",
+            "C": "completed",
+        }
+        assert [name for name in held.turns if name in "AB"] == []
+
+
+async def test_a_pause_that_comes_while_a_step_waits_for_its_condensation_is_heeded() -> None:
+    steps, condenses, go_on = StepAgent(), anyio.Event(), anyio.Event()
+
+    class Slow:
+        def need(self, view: View) -> Need | None:
+            return "hard" if view.unhandled_condensation_request else None
+
+        async def propose(self, view: View, need: Need) -> Proposal | None:
+            condenses.set()
+            await go_on.wait()
+            return Proposal(tuple(event.id for event in view[:2]), None)
+
+    async with verified(steps, journal=MemoryJournal(), condenser=Slow()) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        await chat.append(CondensationRequestEvent())
+        await condenses.wait()
+        turn = await chat.send("B")
+        await anyio.wait_all_tasks_blocked()
+        await chat.pause()
+        go_on.set()
+        await until(chat, "condensation")
+        await until_passivated(conversations, "c")
+        assert len(steps.shown) == 1
+
+        await chat.resume()
+        assert await turn.reply() == "B"
+        assert steps.shown[1] == "uB"
+
+
 # --- status --------------------------------------------------------------------------------------
 
 
 async def test_the_status_is_what_the_table_says_at_each_point() -> None:
-    steps = StepAgent({"A": "call asks", "C": "call"})
+    steps = StepAgent({"A": "call asks", "C": "call", "D": "asks"})
     steps.hold("A calls 0", "A writes")
     async with verified(steps, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
@@ -638,6 +722,21 @@ async def test_the_status_is_what_the_table_says_at_each_point() -> None:
         await chat.resume()
         await note()
         assert statuses == [S.PAUSED, S.FINISHED, S.PAUSED, S.IDLE]
+
+        # Calls that are asked about during a pause: that is what it resumes as.
+        statuses.clear()
+        steps.hold("D thinks")
+        fourth = await chat.send("D")
+        await steps.reached["D thinks"].wait()
+        await chat.pause()
+        steps.release()
+        await until(chat, "confirmation_requested", times=2)
+        await note()
+        await chat.resume()
+        await note()
+        await chat.reject()
+        await fourth.end()
+        assert statuses == [S.PAUSED, S.WAITING_FOR_CONFIRMATION]
 
         statuses.clear()
         await (await chat.send("fails")).end()

@@ -326,6 +326,61 @@ async def test_a_message_whose_turn_is_rolled_back_shows_its_next_one() -> None:
         assert late.line == followers[1].line
 
 
+async def test_a_message_that_waits_shows_nothing_of_the_turn_before_its_own() -> None:
+    steps = StepAgent()
+    steps.hold("A thinks")
+    async with verified(steps, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        followers = [Follower(await chat.send(name)) for name in ("A", "B")]
+        async with anyio.create_task_group() as group:
+            for follower in followers:
+                group.start_soon(follower.follow)
+            await anyio.wait_all_tasks_blocked()
+            steps.release()
+
+        assert [f.line for f in followers] == ["uA aA completed", "qB started uB aB completed"]
+        assert [f.pieces for f in followers] == [HALF, HALF]
+
+
+async def test_a_piece_keeps_its_place_among_the_events_of_its_batch() -> None:
+    start, go_on, gate = anyio.Event(), anyio.Event(), anyio.Event()
+    gate.set()
+
+    class Held(WatchedJournal):
+        async def before_append(self, records: Sequence[Record]) -> None:
+            await gate.wait()
+
+    @agent
+    async def writes_on(turn: TurnContext) -> None:
+        if turn.message.content == "A":
+            write = turn.writer()
+            await start.wait()
+            await write("one ")
+            await go_on.wait()
+            await write("two")
+            await turn.say("one two")
+
+    async with verified(writes_on, journal=Held()) as conversations:
+        chat = conversations["c"]
+        followed = Follower(await chat.send("A"))
+        async with anyio.create_task_group() as group:
+            group.start_soon(followed.follow)
+            await anyio.wait_all_tasks_blocked()
+            start.set()
+            await anyio.wait_all_tasks_blocked()
+            gate = anyio.Event()
+            group.start_soon(chat.send, "B")  # its commit is held; what comes now is one batch
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(chat.send, "C")
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+            await anyio.wait_all_tasks_blocked()
+            gate.set()
+
+        assert followed.pieces == "one two"
+        assert followed.line == "uA aone two completed"
+
+
 async def test_a_message_that_is_withdrawn_ends_with_that() -> None:
     steps = StepAgent()
     steps.hold("A thinks")
