@@ -13,7 +13,7 @@ FIND_PYTHON = set -e; for python in python3.11 python3; do \
 	done; \
 	if [ -z "$$python" ]; then echo 'turnkeeper needs Python 3.11 or later on the path, as python3.11 or python3' >&2; exit 1; fi
 
-.PHONY: help venv demo test check bench lock clean
+.PHONY: help venv demo test check soak bench lock clean
 
 help:
 	@echo 'make demo    a conversation, with what the library keeps right about it'
@@ -48,6 +48,10 @@ check: .venv/installed
 	$(BIN)/python tools/check_wheel.py
 
 # Named as a folder, not with -m: that needs the root on sys.path.
+# As long as SOAK_MINUTES say; 30 if they say nothing.
+soak: .venv/installed
+	$(BIN)/python -m pytest -m slow tests/simulation
+
 bench: .venv/installed
 	$(BIN)/python benchmarks
 

@@ -1,0 +1,87 @@
+"""`turnkeeper simulate`: what it prints, what it leaves, and how it exits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from turnkeeper.actors.cli._app import app
+from turnkeeper.actors.simulation import silent_logs
+
+from .mutants import MUTANTS, planted
+
+BEFORE_COMMIT = next(m for m in MUTANTS if m.name == "an answer goes out before the commit")
+
+
+def test_a_clean_campaign_says_so_and_exits_with_zero() -> None:
+    done = CliRunner().invoke(app, ["simulate", "--seeds", "3", "--seed", "5", "--json"])
+
+    assert done.exit_code == 0
+    told = json.loads(done.stdout)
+    assert told["ok"] is True
+    assert (told["seeds"], told["first_seed"], told["failures"]) == (3, 5, [])
+    assert told["steps"] > 100
+    assert told["marks"]
+    assert "seeds from 5 on" in done.stderr
+
+
+def test_the_same_seeds_are_told_the_same() -> None:
+    traces = {
+        json.loads(CliRunner().invoke(app, ["simulate", "--seeds", "3", *more]).stdout)["trace"]
+        for more in (["--seed", "5", "--json"], ["--seed", "5", "--json", "--minutes", "9"])
+    }
+
+    assert len(traces) == 1
+
+
+def test_a_failure_is_told_with_its_invariant_and_a_tape_that_plays_it_again(
+    tmp_path: Path,
+) -> None:
+    options = ["simulate", "--seeds", "1", "--seed", "0", "--json", "--tapes", str(tmp_path)]
+    with planted(BEFORE_COMMIT):
+        done = CliRunner().invoke(app, options)
+
+        assert done.exit_code == 1
+        told = json.loads(done.stdout)
+        assert told["ok"] is False
+        (failure,) = told["failures"]
+        assert failure["invariant"] == "C1"
+        assert failure["sentence"]
+        assert failure["last"]
+        tape = tmp_path / "turnkeeper-0.tape.json"
+        assert failure["replay"] == f"turnkeeper simulate --replay {tape}"
+        assert "C1" in done.stderr
+        assert failure["replay"] in done.stderr
+
+        again = CliRunner().invoke(app, ["simulate", "--replay", str(tape)])
+        assert again.exit_code == 1
+        assert "broken: C1" in again.stdout
+
+    mended = CliRunner().invoke(app, ["simulate", "--replay", str(tape), "--json"])
+    assert mended.exit_code == 0
+    assert json.loads(mended.stdout)["ok"] is True
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"seed": 1}', '{"seed": 1, "tape": {"a": "b"}}'])
+def test_what_is_no_tape_is_said_to_be_none(tmp_path: Path, text: str) -> None:
+    tape = tmp_path / "a.tape.json"
+    tape.write_text(text)
+
+    done = CliRunner().invoke(app, ["simulate", "--replay", str(tape)])
+
+    assert done.exit_code == 2
+    assert "is no tape" in done.stderr
+
+
+def test_the_logs_of_a_simulated_world_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    import structlog
+
+    with silent_logs():
+        structlog.get_logger().warning("planned")
+    structlog.get_logger().warning("not planned")
+
+    assert "not planned" in (printed := capsys.readouterr().out)
+    assert printed.count("planned") == 1
