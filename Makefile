@@ -19,6 +19,7 @@ help:
 	@echo 'make demo    a conversation, with what the library keeps right about it'
 	@echo 'make test    the tests'
 	@echo 'make check   style, imports, the wheel, its types'
+	@echo 'make soak    simulated conversations for as long as SOAK_MINUTES say'
 	@echo 'make bench   the benchmarks'
 	@echo 'make lock    write requirements.lock again; this one needs the network for uv'
 	@echo 'make clean   remove what the others made'

@@ -258,7 +258,8 @@ class SimulatedJournal(MemoryJournal):
         disk.granted[key] = self
         return claim
 
-    def append(  # type: ignore[override] - the port says Awaitable; its base says more
+    # The port says Awaitable; that its base says more is no promise.
+    def append(  # type: ignore[override]
         self,
         conversation_id: str,
         records: Sequence[Record],
