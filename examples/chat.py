@@ -27,8 +27,8 @@ import re
 import signal
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import get_args
 
 import anyio
@@ -53,12 +53,12 @@ from turnkeeper.actors import (
     ScriptedModel,
     SQLiteJournal,
     TextDelta,
+    ToolAgent,
     ToolCall,
     TurnEndedEvent,
     UserMessageEvent,
     UserRejectEvent,
 )
-from turnkeeper.actors.tool_agent import ToolAgent
 from turnkeeper.runtime import TurnkeeperError
 
 WIDTH = 78
@@ -122,19 +122,23 @@ class Paced:
         return await self._model.respond(request, slowly)
 
 
-def make_model(pause_s: float) -> tuple[Model, str]:
-    """The model that there is a key for, and its name."""
+@asynccontextmanager
+async def open_model(pause_s: float) -> AsyncIterator[tuple[Model, str]]:
+    """The model that there is a key for, and its name; its connections are closed after it."""
     if os.environ.get("ANTHROPIC_API_KEY"):
         from turnkeeper.actors.anthropic_model import AnthropicModel  # noqa: PLC0415 - an extra
 
         name = os.environ.get("CHAT_MODEL", "claude-sonnet-4-5")
-        return AnthropicModel(name), name
-    if os.environ.get("OPENAI_API_KEY"):
+        async with AnthropicModel(name) as model:
+            yield model, name
+    elif os.environ.get("OPENAI_API_KEY"):
         from turnkeeper.actors.openai_model import OpenAIChatModel  # noqa: PLC0415 - an extra
 
         name = os.environ.get("CHAT_MODEL", "gpt-4.1-mini")
-        return OpenAIChatModel(name), name
-    return Paced(ScriptedModel(answer), pause_s), "a scripted model"
+        async with OpenAIChatModel(name) as chat_model:
+            yield chat_model, name
+    else:
+        yield Paced(ScriptedModel(answer), pause_s), "a scripted model"
 
 
 # --- the screen ----------------------------------------------------------------------------------
@@ -383,19 +387,20 @@ _PROMPTS = {
 async def chat(arguments: argparse.Namespace) -> None:
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and sys.platform != "win32"
     screen = Screen(is_terminal=is_terminal)
-    model, name = make_model(arguments.pause_s)
-    agent = ToolAgent(model, [look_up, refund], confirm=["refund"])
-    async with Conversations(
-        agent,
-        journal=SQLiteJournal(arguments.db),
-        system_prompt=PROMPT,
-        on_overlap=arguments.on_overlap,
-        unfinished="resume",
-    ) as conversations:
+    async with (
+        open_model(arguments.pause_s) as (model, name),
+        Conversations(
+            ToolAgent(model, [look_up, refund], confirm=["refund"]),
+            journal=SQLiteJournal(arguments.db),
+            system_prompt=PROMPT,
+            on_overlap=arguments.on_overlap,
+            unfinished="resume",
+        ) as conversations,
+    ):
         known = {info.conversation_id: info for info in await conversations.list()}
         here = Chat(conversations["chat"], screen)
-        print(f"Talking to {name}; kept in {arguments.db}. Type while it answers; /quit ends.")
-        print(f"A line that overlaps: {arguments.on_overlap}. Try: tell me a story")
+        print("\n".join(wrapped("", f"Talking to {name}; the chat is kept in {arguments.db}.")))
+        print(f"Type while it answers ({arguments.on_overlap}); /quit ends. Try: tell me a story")
         if "chat" in known:
             print("--- so far ".ljust(WIDTH, "-"))
         async with anyio.create_task_group() as group:

@@ -13,11 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+
+from tests.actors.providers.servers import Answer, AnthropicApi, Api, Call, ChatApi, serving
 
 pty = pytest.importorskip("pty", reason="pseudo-terminals are a thing of POSIX")
 
@@ -91,10 +94,13 @@ class Terminal:
 
 
 @contextmanager
-def running(folder: Path, *options: str) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+def running(
+    folder: Path, *options: str, env: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     """The program in a terminal of its own; it is gone when this is left."""
     ours, theirs = pty.openpty()
     environment = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
+    environment.update(env)
     process = subprocess.Popen(
         [sys.executable, CHAT, *options],
         stdin=theirs,
@@ -181,3 +187,32 @@ def test_after_a_kill_the_answer_is_begun_again_and_ends(tmp_path: Path) -> None
         terminal.wait_for("you:   now\nagent: You said: 'now'")
         terminal.type("/dance\r/quit\r")
         assert "there is no /dance" in ended(terminal, process)
+
+
+@pytest.mark.parametrize(
+    ("api", "key", "path"),
+    [(ChatApi, "OPENAI", "/v1"), (AnthropicApi, "ANTHROPIC", "")],
+    ids=["openai", "anthropic"],
+)
+def test_with_a_key_a_real_model_is_asked(
+    api: type[Api], key: str, path: str, tmp_path: Path
+) -> None:
+    """Its server is one of the tests', and as strict about a history as the real one."""
+    with serving(api()) as server:
+        server.replies += [
+            Answer(text=["Let me ", "see."], calls=[Call("refund", ['{"order":', " 7}"])]),
+            Answer(text=["Order 7 ", "is done."]),
+        ]
+        env = {f"{key}_API_KEY": "made up", f"{key}_BASE_URL": f"{server.url}{path}"}
+        with running(tmp_path, env=env) as (terminal, process):
+            terminal.wait_for("> $")
+            terminal.type("a refund of order 7\r")
+            terminal.wait_for("agent: Let me see\\.\n.*calls refund\\(order=7\\)")
+            terminal.wait_for("confirm\\?> $")
+            terminal.type("/confirm\r")
+            terminal.wait_for("agent: Order 7 is done\\.")
+            terminal.type("/quit\r")
+            ended(terminal, process)
+
+        assert server.faults == []
+        assert len(server.bodies) == 2
