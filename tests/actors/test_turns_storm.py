@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -20,12 +21,14 @@ from turnkeeper.actors import (
     AgentMessageEvent,
     Conversation,
     Event,
+    Journal,
     LoggedEvent,
     MemoryJournal,
     MessageWithdrawnEvent,
     NotConfirmable,
     OnOverlap,
     QueueFull,
+    SQLiteJournal,
     Turn,
     TurnEnd,
     TurnEndedEvent,
@@ -146,9 +149,17 @@ _KINDS: list[tuple[OnOverlap, ...]] = [*((policy,) for policy in POLICIES), POLI
 async def test_fifty_at_once_of_every_policy_keep_the_laws(
     seed: int, policies: Sequence[OnOverlap]
 ) -> None:
+    await _storm(MemoryJournal(), seed, policies)
+
+
+async def test_fifty_at_once_over_a_file_keep_the_laws(tmp_path: Path) -> None:
+    await _storm(SQLiteJournal(tmp_path / "chats.db"), len(_KINDS), POLICIES)
+
+
+async def _storm(journal: Journal, seed: int, policies: Sequence[OnOverlap]) -> None:
     draw = random.Random(seed)
     agent = HastyAgent(draw)
-    async with verified(agent, journal=MemoryJournal(), queued_messages_max=40) as conversations:
+    async with verified(agent, journal=journal, queued_messages_max=40) as conversations:
         chat = conversations["c"]
         storm = Storm(chat, draw, policies)
         with anyio.fail_after(60):
