@@ -127,6 +127,13 @@ class Options:
     def drawn(simulation: Simulation) -> Options:
         """What this run is like."""
         chance, pick = simulation.chance, simulation.pick
+        match pick("profile", (*["any"] * 8, "standing still", "crowded")):
+            case "standing still":
+                return Options.standing_still()
+            case "crowded":
+                return Options.crowded()
+            case _:
+                pass
         heat = pick("heat", (0.02, 0.05, 0.15, 0.5))
         return Options(
             nodes=pick("nodes", (1, 2, 2, 3)),
@@ -155,6 +162,32 @@ class Options:
             confirms=chance("confirms", 0.3),
             unfinished=pick("unfinished", ("end", "resume")),
             strikes_at_writes=pick("strikes at writes", (0.0, 0.0, 0.05, 0.2)),
+        )
+
+    @staticmethod
+    def standing_still() -> Options:
+        """Nodes stand still right after a write of theirs has landed, for longer than a lease."""
+        return Options(
+            nodes=2,
+            clients=2,
+            messages=3,
+            freezes=True,
+            strikes_at_writes=0.3,
+            agent="tool",
+            is_busy=True,
+        )
+
+    @staticmethod
+    def crowded() -> Options:
+        """One conversation, small tables, a short queue, and much is sent twice."""
+        return Options(
+            clients=3,
+            messages=5,
+            has_small_limits=True,
+            resends=True,
+            impatient=True,
+            is_busy=True,
+            queued_max=3,
         )
 
     @staticmethod

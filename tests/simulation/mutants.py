@@ -44,31 +44,6 @@ class Mutant(NamedTuple):
     """The runs to see it in, where drawn ones would seldom be hard on just this."""
 
 
-FROZEN = Options(
-    nodes=2,
-    clients=2,
-    messages=3,
-    freezes=True,
-    strikes_at_writes=0.3,
-    agent="tool",
-    is_busy=True,
-    extras=False,
-)
-"""Nodes that stand still right after a write of theirs has landed, for longer than a lease."""
-
-CROWDED = Options(
-    clients=3,
-    messages=5,
-    has_small_limits=True,
-    resends=True,
-    impatient=True,
-    is_busy=True,
-    extras=False,
-    queued_max=3,
-)
-"""One conversation, small tables, and everything is sent twice."""
-
-
 MUTANTS = [
     Mutant(
         "an answer goes out before the commit",
@@ -147,6 +122,7 @@ MUTANTS = [
         "check_running",
         "if running is None or running.turn_id != turn_id or epoch != owner.epoch:",
         "if running is None:",
+        200,
     ),
     Mutant(
         "the queue has no limit",
@@ -155,7 +131,7 @@ MUTANTS = [
         "if len(turns.queued) >= owner.policy.queued_messages_max:",
         "if False:",
         60,
-        CROWDED,
+        Options.crowded(),
     ),
     Mutant(
         "a message that was refused is kept all the same",
@@ -186,7 +162,7 @@ MUTANTS = [
         "self._side.check_lease()",
         "pass",
         120,
-        FROZEN,
+        Options.standing_still(),
     ),
     Mutant(
         "a lease that was renewed brings back what was lost under it",
@@ -195,7 +171,7 @@ MUTANTS = [
         "since=self._claimed_at",
         "since=None",
         120,
-        FROZEN,
+        Options.standing_still(),
     ),
     Mutant(
         "a tool starts before its call is written down",
@@ -217,6 +193,7 @@ MUTANTS = [
         "_close",
         'said = storable("".join(owner.streamed))',
         'said = storable("".join(owner.streamed[1:]))',
+        200,
     ),
     Mutant(
         "a subscriber is given what it has had",
