@@ -13,9 +13,9 @@ the other two here would take away the locks that SQLite holds on it in this pro
 
 from __future__ import annotations
 
+import io
 import struct
 from pathlib import Path
-from typing import BinaryIO
 
 _MAGIC = 0x377F0682
 _HEADER_BYTES = 32
@@ -26,18 +26,31 @@ _NO_SIZE = bytes(4)
 def has_lost_commits(database: Path) -> bool:
     """Whether finished transactions lie behind a bad frame. A writer may go on meanwhile."""
     try:
-        with Path(f"{database}-wal").open("rb") as file:
-            return _Log(file).has_lost_commits()
+        # Unbuffered: what is looked at again is read again.
+        with Path(f"{database}-wal").open("rb", buffering=0) as file:
+            while True:
+                header = _header(file)
+                if not _Log(file, header).has_lost_commits():
+                    return False
+                if _header(file) == header:
+                    return True
+                # A writer has begun its next round through the file while this one was looked at.
     except FileNotFoundError:
         return False
 
 
+def _header(file: io.FileIO) -> bytes:
+    file.seek(0)
+    return file.read(_HEADER_BYTES)
+
+
 class _Log:
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: io.FileIO, header: bytes) -> None:
         self._file = file
+        self._header = header
 
     def has_lost_commits(self) -> bool:
-        header = self._file.read(_HEADER_BYTES)
+        header = self._header
         if len(header) < _HEADER_BYTES:
             return False
         magic, _, page_bytes = struct.unpack(">III", header[:12])
@@ -46,7 +59,7 @@ class _Log:
         self._salts = header[16:24]
         self._sums = self._sum(header[:24], (0, 0))
         if magic & ~1 != _MAGIC or header[24:] != struct.pack(">II", *self._sums):
-            return bool(self._file.read(1))
+            return bool(self._read(0, 1))
         frame = 0
         while self._is_good(frame):
             frame += 1
