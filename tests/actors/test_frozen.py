@@ -107,7 +107,7 @@ def _nested(depth: int) -> dict[str, object]:
         {"\ud83d": 1},
         {1: 2},
         {"a": {1, 2}},
-        {"a": object()},
+        {"a": object},
         {"a": b"bytes"},
         {"a": 1 << 9000},
         _nested(102),
