@@ -196,13 +196,6 @@ MUTANTS = [
         200,
     ),
     Mutant(
-        "a subscriber is given what it has had",
-        EventReader,
-        "next_item",
-        "self._page.popleft()",
-        "pass",
-    ),
-    Mutant(
         "the last event of a batch is not offered to subscribers",
         EventReader,
         "offer",
