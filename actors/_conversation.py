@@ -523,18 +523,30 @@ class ConversationActor(Actor[Command | Query]):
         end = EndTurn(turn_id, owner.epoch)
         try:
             await self._setup.agent.run(turn)
-        except (StaleTurn, TurnSuspended):
-            return  # ended or held from outside; whoever did it has written that down
         except LeaseExpired:
             raise  # not the turn's failure but its owner's
         except BaseException as error:
             # A cancellation that nobody asked for is a failure like any other.
             if not isinstance(error, Exception) and not clear_stray_cancellation(error):
                 raise
+            if isinstance(error, StaleTurn | TurnSuspended) and not self._is_going_on(turn):
+                return  # ended or held from outside; whoever did it has written that down
             failure = error
             end = EndTurn(turn_id, owner.epoch, type(error).__name__, error_text(error))
         finally:
             inside.is_over = True
+        if turn.is_held:
+            # It swallowed that, or it came in a group. The turn is another run's to end.
+            if isinstance(failure, BaseExceptionGroup):
+                failure = failure.split((StaleTurn, TurnSuspended))[1]
+            if failure is not None:
+                _log.warning(
+                    "agent failed in a turn that is held",
+                    conversation=self._conversation_id,
+                    turn=turn_id,
+                    exc_info=failure,
+                )
+            return
         if await self._tell_owner(end) and failure is not None:
             # Not where the owner has ended under its agent, and that is all that failed.
             _log.warning(
@@ -567,6 +579,11 @@ class ConversationActor(Actor[Command | Query]):
         if self._running is None or self._running.turn_id != turn_id:
             raise StaleTurn(self._conversation_id, turn_id)
         return self._running
+
+    def _is_going_on(self, turn: TurnContext) -> bool:
+        """Whether this run is still its turn's: what says otherwise was of another turn."""
+        running = self._running
+        return running is not None and running.turn_id == turn.turn_id and not turn.is_held
 
     def _condensing(self) -> Effect | None:
         effect = self._condenser_effect

@@ -15,7 +15,12 @@ ERROR_LENGTH_MAX = 2_000
 
 
 def storable(text: str) -> str:
-    """This text with halves joined, and what is still no character replaced by U+FFFD."""
+    """This text with halves joined, and what is still no character replaced by U+FFFD.
+
+    Raises `InvalidInput` where it is no text at all.
+    """
+    if not isinstance(text, str):
+        raise InvalidInput(f"a text is a str, and {type(text).__name__} is not")
     try:
         text.encode()
     except UnicodeEncodeError:

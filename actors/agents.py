@@ -17,11 +17,12 @@ import inspect
 from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import anyio
+import anyio.lowlevel
 
-from turnkeeper.runtime import Effect, Ports, Ref, clear_stray_cancellation
+from turnkeeper.runtime import Effect, Message, Ports, Ref, clear_stray_cancellation
 
 from ._frozen import FrozenObject
 from ._text import error_text, storable
@@ -56,6 +57,8 @@ __all__ = [
     "agent",
 ]
 
+
+T = TypeVar("T")
 
 MALFORMED_LENGTH_MAX = 2_000
 
@@ -107,6 +110,12 @@ class ToolResult:
     may_have_happened: bool = False
     """It is not known whether the call had its effect, and it is not run again to find out."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.content, str):
+            raise InvalidInput(
+                f"a result's content is a str, and {type(self.content).__name__} is not"
+            )
+
 
 ToolRunner = Callable[[ActionEvent], Awaitable[str | ToolResult]]
 """Runs one call and returns its result. Raising makes the result an error."""
@@ -150,6 +159,12 @@ class TurnContext:
         self._epoch = epoch
         self._side = side
         self._unstarted = frozenset(unstarted)
+        self._is_held = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this run has been ended by `TurnSuspended`; every call here raises it again."""
+        return self._is_held
 
     @property
     def messages(self) -> tuple[UserMessageEvent, ...]:
@@ -212,8 +227,9 @@ class TurnContext:
         """
         side = self._side
         while True:
+            self._check_going_on()
             if side.is_step_held() and not await side.ref.ask(BeginStep(self.turn_id, self._epoch)):
-                raise TurnSuspended(self.conversation_id, self.turn_id)
+                raise self._held()
             condensing = side.condensing()
             if condensing is None or not side.is_condensing_hard():
                 return self.view
@@ -238,7 +254,7 @@ class TurnContext:
         """
         broken = await self._side.find_broken()
         repair = RepairView(self.turn_id, self._epoch, broken, storable(detail))
-        has_forgotten = await self._side.ref.ask(repair)
+        has_forgotten = await self._ask(repair)
         return await self._is_condensed() or has_forgotten
 
     async def _is_condensed(self) -> bool:
@@ -249,8 +265,8 @@ class TurnContext:
     async def end_as_stuck(self, detail: str) -> None:
         """End the turn: its agent goes round in circles. Return after it."""
         end = EndTurn(self.turn_id, self._epoch, "Stuck", storable(detail), is_stuck=True)
-        if not await self._side.ref.ask(end):
-            raise TurnSuspended(self.conversation_id, self.turn_id)
+        if not await self._ask(end):
+            raise self._held()
 
     # --- saying ----------------------------------------------------------------------------------
 
@@ -285,9 +301,13 @@ class TurnContext:
 
         async def write(piece: str) -> None:
             nonlocal is_first
+            self._check_going_on()
             stream = Stream(self.turn_id, self._epoch, piece, is_first=is_first)
             is_first = False
             await self._side.ref.tell(stream)
+            # What brings the pieces may never wait: then nobody else would run, and no interrupt
+            # get through.
+            await anyio.lowlevel.checkpoint()
 
         return write
 
@@ -364,10 +384,10 @@ class TurnContext:
                 timestamp=self._now(),
                 turn_id=self.turn_id,
                 tool_call_id=self.ports.ids.new(),
-                provider_call_id=call.provider_call_id,
-                tool_name=call.name,
+                provider_call_id=call.provider_call_id and storable(call.provider_call_id),
+                tool_name=storable(call.name),
                 arguments=arguments,
-                malformed_arguments=malformed,
+                malformed_arguments=malformed and storable(malformed),
                 llm_response_id=response_id,
                 thinking=thinking if n == 0 else (),
                 text=storable(text) if n == 0 else "",
@@ -389,7 +409,7 @@ class TurnContext:
             tool_call_ids=tuple(action.tool_call_id for action in actions),
         )
         await self._append(*events, requested, suspends=True)
-        raise TurnSuspended(self.conversation_id, self.turn_id)
+        raise self._held()
 
     async def run_calls(
         self, actions: Sequence[ActionEvent], run: ToolRunner
@@ -421,11 +441,15 @@ class TurnContext:
     async def _run_call(
         self, action: ActionEvent, run: ToolRunner, results: dict[str, LoggedEvent]
     ) -> None:
+        # An agent that swallowed what ended its run runs nothing more.
+        self._check_going_on()
         # Between the commit of the call and here, this process may have stood still for long.
         self.check_lease()
         try:
             returned = await run(action)
             result = ToolResult(returned) if isinstance(returned, str) else returned
+            if not isinstance(result, ToolResult):
+                raise TypeError(f"the call ran, and gave a {type(result).__name__}, no text")
         except LeaseExpired:
             raise  # nothing was started, and what becomes of the call is the next owner's to say
         except BaseException as error:
@@ -456,9 +480,22 @@ class TurnContext:
         results[action.id] = (await self._append(observation))[0]
 
     async def _append(self, *events: Event, suspends: bool = False) -> Sequence[LoggedEvent]:
-        return await self._side.ref.ask(
-            TurnAppend(self.turn_id, self._epoch, events, suspends=suspends)
-        )
+        return await self._ask(TurnAppend(self.turn_id, self._epoch, events, suspends=suspends))
+
+    async def _ask(self, command: Message[T]) -> T:
+        self._check_going_on()
+        return await self._side.ref.ask(command)
+
+    def _held(self) -> TurnSuspended:
+        """The turn is held, and with that this run is over: what goes on is another."""
+        self._is_held = True
+        return TurnSuspended(self.conversation_id, self.turn_id)
+
+    def _check_going_on(self) -> None:
+        """Raise what ended this run, where the turn has ended or is held."""
+        if self._is_held:
+            raise self._held()
+        self._side.running()
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self.ports.now(), UTC)
@@ -469,4 +506,8 @@ def _arguments(call: ToolCall) -> tuple[FrozenObject, str | None]:
     try:
         return FrozenObject(call.arguments), call.malformed_arguments
     except ValueError:
-        return FrozenObject(), storable(repr(dict(call.arguments)))[:MALFORMED_LENGTH_MAX]
+        try:
+            written = repr(dict(call.arguments))
+        except RecursionError:
+            written = "arguments that are nested too deeply"
+        return FrozenObject(), storable(written)[:MALFORMED_LENGTH_MAX]

@@ -151,6 +151,11 @@ class Stream(Message[None]):
     is_first: bool = False
     """It begins the answer anew; what an earlier stream had brought does not count."""
 
+    def __post_init__(self) -> None:
+        # No more: a piece may end in half a character.
+        if not isinstance(self.text, str):
+            raise InvalidInput(f"a piece of an answer takes a str, not {type(self.text).__name__}")
+
 
 @dataclass(frozen=True, slots=True)
 class BeginStep(Message[bool]):

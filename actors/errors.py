@@ -141,7 +141,8 @@ class TurnPaused(Refused):
 class TurnSuspended(Refused):
     """The turn is paused or waits for a confirmation, and its agent is run again when it goes on.
 
-    Raised inside an agent's run, to end it; an agent lets it pass.
+    Raised inside an agent's run, to end it; an agent lets it pass. One that goes on regardless gets
+    it from every call on its turn, and its run ends nothing.
     """
 
     def __init__(self, conversation_id: str, turn_id: str) -> None:

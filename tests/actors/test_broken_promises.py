@@ -1,8 +1,24 @@
 """Promises that were broken once, by programs as users write them."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
 import anyio
 import pytest
 
+from turnkeeper.actors import (
+    ActionEvent,
+    Agent,
+    Conversation,
+    Conversations,
+    InvalidInput,
+    MemoryJournal,
+    ToolCall,
+    TurnContext,
+    TurnSuspended,
+    agent,
+)
 from turnkeeper.runtime import Actor, Message, Runtime, Supervision
 from turnkeeper.runtime.testing import settle
 
@@ -44,3 +60,215 @@ async def test_mail_that_waits_for_an_actor_that_fails_too_often_is_refused_with
     told = sorted(type(error).__name__ for error in heard)
     assert told == ["ActorFailed", "TooManyRestarts", "TooManyRestarts"]
     assert all(isinstance(error.__cause__, ValueError) for error in heard)
+
+
+# --- agents -------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def conversations(agent: Agent) -> AsyncIterator[Conversations]:
+    async with Conversations(agent, journal=MemoryJournal(), verify="always") as opened:
+        yield opened
+
+
+async def kinds(conversation: Conversation) -> list[str]:
+    return [logged.event.kind async for logged in conversation.events(live=False)]
+
+
+async def test_a_turn_whose_agent_uses_another_turn_fails_and_does_not_hang() -> None:
+    class Shared:
+        """Keeps what is of one turn in itself, and serves several."""
+
+        turn: TurnContext
+
+        async def run(self, turn: TurnContext) -> None:
+            self.turn = turn
+            if turn.conversation_id == "first":
+                await other_has_ended.wait()
+            await self.turn.say("hello")
+
+    other_has_ended = anyio.Event()
+    async with conversations(Shared()) as opened:
+        first = await opened["first"].send("?")
+        await settle()
+        await (await opened["second"].send("?")).reply()
+        other_has_ended.set()
+        with anyio.fail_after(5):
+            end = await first.end()
+    assert end.outcome == "failed"
+    assert end.detail.startswith("StaleTurn")
+
+
+class Swallowing:
+    """Asks for a confirmation, takes the end of its run for a mishap, and goes on regardless."""
+
+    is_resumable = True
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.heard: list[str] = []
+        self.runs = 0
+
+    async def run(self, turn: TurnContext) -> None:
+        self.runs += 1
+
+        async def delete(action: ActionEvent) -> str:
+            self.ran.append(f"run {self.runs}")
+            return action.tool_name
+
+        if not turn.open_calls:
+            with suppress(TurnSuspended):
+                await turn.propose_calls([ToolCall("delete")], needs_confirmation=True)
+            for go_on in (
+                lambda: turn.run_calls(tuple(turn.open_calls.values()), delete),
+                lambda: turn.say("done already"),
+                lambda: turn.writer()("done"),
+                turn.begin_step,
+            ):
+                try:
+                    await go_on()
+                except TurnSuspended as error:
+                    self.heard.append(type(error).__name__)
+            return
+        await turn.run_calls(tuple(turn.open_calls.values()), delete)
+        await turn.say("done")
+
+
+async def test_an_agent_that_swallows_the_end_of_its_run_runs_nothing_unconfirmed() -> None:
+    agent = Swallowing()
+    async with conversations(agent) as opened:
+        conversation = opened["it"]
+        turn = await conversation.send("?")
+        await settle()
+        assert agent.ran == []
+        assert agent.heard == ["TurnSuspended"] * 4
+        await conversation.confirm()
+        assert await turn.reply() == "done"
+        assert agent.ran == ["run 2"]
+        assert await kinds(conversation) == [
+            "turn_started",
+            "user_message",
+            "action",
+            "confirmation_requested",
+            "confirmation_given",
+            "observation",
+            "agent_message",
+            "turn_ended",
+        ]
+
+
+async def test_a_run_that_goes_on_after_it_was_held_does_not_end_the_turn_of_the_next_one() -> None:
+    is_resumed, may_answer = anyio.Event(), anyio.Event()
+
+    class Late:
+        is_resumable = True
+        runs = 0
+
+        async def run(self, turn: TurnContext) -> None:
+            self.runs += 1
+            if self.runs > 1:
+                is_resumed.set()
+                await may_answer.wait()
+                await turn.say("from the second run")
+                return
+            await held.wait()
+            with suppress(TurnSuspended):
+                await turn.begin_step()
+            await is_resumed.wait()
+            raise ValueError("too late to fail this turn")
+
+    held = anyio.Event()
+    async with conversations(Late()) as opened:
+        conversation = opened["it"]
+        turn = await conversation.send("?")
+        await conversation.pause()
+        held.set()
+        await settle()
+        await conversation.resume()
+        await settle()
+        may_answer.set()
+        assert await turn.reply() == "from the second run"
+
+
+@pytest.mark.parametrize("piece", [None, 5, b"x"])
+async def test_a_piece_that_is_no_text_is_refused_and_the_turn_can_be_ended(
+    piece: Any,  # noqa: ANN401 - of a wrong type
+) -> None:
+    refused = anyio.Event()
+
+    @agent
+    async def streaming(turn: TurnContext) -> None:
+        write = turn.writer()
+        await write("said")
+        with pytest.raises(InvalidInput):
+            await write(piece)
+        refused.set()
+        await anyio.sleep_forever()
+
+    async with conversations(streaming) as opened:
+        turn = await opened["it"].send("?")
+        await refused.wait()
+        assert await turn.cancel()
+        assert (await turn.end()).reply == "said"
+
+
+async def test_what_brings_its_pieces_without_waiting_holds_nobody_up() -> None:
+    began = anyio.Event()
+
+    @agent
+    async def endless(turn: TurnContext) -> None:
+        write = turn.writer()
+        began.set()
+        for _ in range(10_000):
+            await write("x")
+        await turn.say("nobody could interrupt this")
+
+    async with conversations(endless) as opened:
+        turn = await opened["it"].send("?")
+        await began.wait()
+        await turn.cancel()
+        assert set((await turn.end()).reply) <= {"x"}
+
+
+@pytest.mark.parametrize("returned", [None, 5, ["a result"]])
+async def test_a_runner_that_returns_no_result_answers_its_call_with_an_error(
+    returned: Any,  # noqa: ANN401 - of a wrong type
+) -> None:
+    results = []
+
+    @agent
+    async def calling(turn: TurnContext) -> None:
+        async def run(action: ActionEvent) -> Any:  # noqa: ANN401 - of a wrong type
+            return "fine" if action.tool_name == "good" else returned
+
+        results.extend(await turn.call_tools([ToolCall("bad"), ToolCall("good")], run))
+        await turn.say("done")
+
+    async with conversations(calling) as opened:
+        assert await (await opened["it"].send("?")).reply() == "done"
+    bad, good = (logged.event for logged in results)
+    assert bad.is_error
+    assert type(returned).__name__ in bad.content
+    assert good.content == "fine"
+
+
+async def test_what_a_model_calls_is_written_down_however_odd_it_is() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5_000):
+        deep = {"deeper": deep}
+    odd = [
+        ToolCall("half \ud83d", {}, provider_call_id="half \ud83d"),
+        ToolCall("deep", deep),
+        ToolCall("unread", malformed_arguments="half \ud83d"),
+    ]
+
+    @agent
+    async def calling(turn: TurnContext) -> None:
+        async def run(action: ActionEvent) -> str:
+            return action.malformed_arguments or action.tool_name
+
+        await turn.call_tools(odd, run)
+        await turn.say("done")
+
+    async with conversations(calling) as opened:
+        assert await (await opened["it"].send("?")).reply() == "done"
