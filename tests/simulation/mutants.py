@@ -216,7 +216,7 @@ MUTANTS = [
         "fold",
         "case MessageWithdrawnEvent():\n            self._queued.pop(event.message_id, None)",
         "case MessageWithdrawnEvent():\n            pass",
-        200,
+        400,
     ),
     Mutant(
         "calls run without the confirmation that they wait for",
@@ -238,7 +238,7 @@ MUTANTS = [
         "_roll_back",
         "for message in running.messages[1:]",
         "for message in ()",
-        200,
+        400,
     ),
     Mutant(
         "a fork runs what the other conversation runs",
