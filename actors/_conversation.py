@@ -66,7 +66,7 @@ from .commands import (
     Send,
     Stream,
 )
-from .condensers import Condenser
+from .condensers import Condenser, Proposal
 from .errors import (
     ConversationDeleted,
     LeaseExpired,
@@ -609,7 +609,12 @@ class ConversationActor(Actor[Command | Query]):
                 need = condenser.need(shown)
                 self._is_condensing_hard = need == "hard"
                 proposal = None if need is None else await condenser.propose(shown, need)
-            except Exception as error:  # noqa: BLE001 - it becomes a recorded event
+                if not isinstance(proposal, Proposal | None):
+                    raise TypeError(f"its proposal is a {type(proposal).__name__}")
+            except BaseException as error:
+                # A cancellation that nobody asked for is a failure like any other.
+                if not isinstance(error, Exception) and not clear_stray_cancellation(error):
+                    raise
                 await self._rest_condenser(shown, error)
                 return
             if need is None:
@@ -621,7 +626,7 @@ class ConversationActor(Actor[Command | Query]):
                 self._condenser_rests_at = _appetite(shown)
                 return
 
-    async def _rest_condenser(self, shown: View, error: Exception) -> None:
+    async def _rest_condenser(self, shown: View, error: BaseException) -> None:
         """Write down that the condenser failed, and let it rest until the view has grown."""
         self._condenser_rests_at = _appetite(shown)
         failed = ProposeFailed(self._owner.epoch, type(error).__name__, error_text(error))

@@ -12,11 +12,11 @@ from typing import Literal, get_args
 
 from turnkeeper.runtime import Message
 
-from ._text import check_id, check_text
+from ._text import check_id, check_text, error_text
 from .admission import Appended, Duplicate
 from .condensers import Proposal
 from .errors import InvalidInput
-from .events import Event, ImageContent, LoggedEvent
+from .events import Event, ImageContent, LoggedEvent, decode_event
 from .journal import Deletion
 from .view import View
 
@@ -58,6 +58,24 @@ def check_overlap(on_overlap: str) -> None:
         raise InvalidInput(f"on_overlap is {on_overlap!r}; it takes one of {known}")
 
 
+def _check_event(event: Event) -> None:
+    """Raise `InvalidInput` where this could not be read again as it is written.
+
+    pydantic checks nothing in `model_construct` and `model_copy`, and a subclass holds more than
+    its kind: one such record, and the log could not be opened any more.
+    """
+    if not isinstance(event, Event):
+        raise InvalidInput(f"an event is an Event, and {type(event).__name__} is not")
+    try:
+        written = event.__pydantic_serializer__.to_json(event, warnings="error")
+        read = type(decode_event(written))
+    except ValueError as error:
+        said = f"a {type(event).__name__} holds what it cannot: {error_text(error)}"
+        raise InvalidInput(f"{said}; make it as pydantic checks it") from error
+    if read is not type(event):
+        raise InvalidInput(f"a {type(event).__name__} would be read as {read.__name__}")
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """Where a chat message went: durable when this is seen."""
@@ -87,6 +105,9 @@ class Send(Message[Sent]):
     def __post_init__(self) -> None:
         check_id("message_id", self.message_id)
         check_text("content", self.content)
+        for image in self.images:
+            if not isinstance(image, ImageContent):
+                raise InvalidInput(f"an image takes ImageContent, not {type(image).__name__}")
         if self.on_overlap is not None:
             check_overlap(self.on_overlap)
 
@@ -99,6 +120,9 @@ class Append(Message[Appended | Duplicate]):
     park: bool = False
     """Keep a result whose call has not come for a while, and answer when it has."""
 
+    def __post_init__(self) -> None:
+        _check_event(self.event)
+
 
 @dataclass(frozen=True, slots=True)
 class AppendAll(Message[Appended | Duplicate]):
@@ -110,6 +134,8 @@ class AppendAll(Message[Appended | Duplicate]):
     events: tuple[Event, ...]
 
     def __post_init__(self) -> None:
+        for event in self.events:
+            _check_event(event)
         if len({event.id for event in self.events}) < len(self.events):
             raise InvalidInput("two of the events have the same id; each takes one of its own")
 

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+from ._text import storable
+from .errors import InvalidInput
 from .events import (
     ActionEvent,
     AgentErrorEvent,
@@ -60,6 +62,13 @@ class Proposal:
 
     forgotten_event_ids: tuple[str, ...]
     summary: str | None = None
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(event_id, str) for event_id in self.forgotten_event_ids):
+            raise InvalidInput("a proposal forgets events by their ids, which are str")
+        if self.summary is not None:
+            # What a model wrote: mended, not refused.
+            object.__setattr__(self, "summary", storable(self.summary))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from ._loading import load_state
 from ._owner import Owner, Policy, Stamp, Unfinished
 from ._records import record_of
 from ._subscriptions import EventReader, Subscriptions
-from ._text import check_id
+from ._text import check_id, check_text
 from ._turn_rules import decide_fork
 from ._waits import Waits, turn_of
 from .admission import Appended, Duplicate
@@ -171,6 +171,14 @@ class Conversations:
             )
         check_overlap(on_overlap)
         _check_agent(agent)
+        _check_system_prompt(system_prompt)
+        check_id("name", name)
+        if recover not in ("on_enter", "on_message"):
+            raise InvalidInput(f'recover is {recover!r}; it takes "on_enter" or "on_message"')
+        if verify not in get_args(Verify):
+            raise InvalidInput(
+                f"verify is {verify!r}; it takes one of {', '.join(get_args(Verify))}"
+            )
         if unfinished not in get_args(Unfinished):
             raise InvalidInput(f'unfinished is {unfinished!r}; it takes "end" or "resume"')
         self._configure = configure
@@ -316,7 +324,10 @@ class Conversations:
 
 
 def _configured(setup: Setup, config: ConversationConfig) -> Setup:
+    if not isinstance(config, ConversationConfig):
+        raise InvalidInput(f"configure returns a ConversationConfig, and gave {config!r}")
     policy = setup.policy
+    _check_system_prompt(config.system_prompt)
     agent = setup.agent if config.agent is None else config.agent
     if config.agent is not None:
         _check_agent(agent)
@@ -332,6 +343,11 @@ def _configured(setup: Setup, config: ConversationConfig) -> Setup:
 def _check_agent(agent: Agent) -> None:
     if not callable(getattr(agent, "run", None)):
         raise InvalidInput(f"an agent has `async run(turn)`, and {agent!r} has not; use @agent")
+
+
+def _check_system_prompt(system_prompt: str | None) -> None:
+    if system_prompt is not None:
+        check_text("system_prompt", system_prompt)
 
 
 def _is_resumable(agent: Agent) -> bool:
@@ -376,8 +392,6 @@ class Conversation:
         result that comes before its call waits for it in memory, and this with it: not
         acknowledged, for `park_s` at the most, and `ResultNotKept` when the owner stops.
         """
-        if not isinstance(event, Event):
-            raise InvalidInput(f"an event is an Event, and {type(event).__name__} is not")
         return await self._ref.ask(Append(event, park))
 
     async def append_all(self, events: Sequence[Event]) -> Appended | Duplicate:
@@ -387,9 +401,6 @@ class Conversation:
         here. The same events again are a `Duplicate`. Gives where the last one is; where there are
         none, where the log ends, from the owner: so this process owns the conversation.
         """
-        for event in events:
-            if not isinstance(event, Event):
-                raise InvalidInput(f"an event is an Event, and {type(event).__name__} is not")
         return await self._ref.ask(AppendAll(tuple(events)))
 
     async def pause(self) -> bool:

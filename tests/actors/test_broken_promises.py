@@ -1,8 +1,8 @@
 """Promises that were broken once, by programs as users write them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Literal, cast
 
 import anyio
 import pytest
@@ -10,13 +10,20 @@ import pytest
 from turnkeeper.actors import (
     ActionEvent,
     Agent,
+    AgentMessageEvent,
+    CondensationEvent,
     Conversation,
+    ConversationConfig,
     Conversations,
+    Event,
     InvalidInput,
     MemoryJournal,
+    Proposal,
     ToolCall,
     TurnContext,
     TurnSuspended,
+    UserMessageEvent,
+    View,
     agent,
 )
 from turnkeeper.runtime import Actor, Message, Runtime, Supervision
@@ -272,3 +279,128 @@ async def test_what_a_model_calls_is_written_down_however_odd_it_is() -> None:
 
     async with conversations(calling) as opened:
         assert await (await opened["it"].send("?")).reply() == "done"
+
+
+# --- the boundary -------------------------------------------------------------------------------
+
+
+@agent
+async def echo(turn: TurnContext) -> None:
+    await turn.begin_step()
+    await turn.say(turn.message.content)
+
+
+class Particular(AgentMessageEvent):
+    """An event of an application's own."""
+
+    mood: object = None
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        AgentMessageEvent.model_construct(content=5),
+        AgentMessageEvent.model_construct(),
+        AgentMessageEvent(content="fine").model_copy(update={"content": None}),
+        Particular(content="fine"),
+        Particular(content="fine", mood=object()),
+        UserMessageEvent.model_construct(content="fine", images=("no image",)),
+    ],
+)
+async def test_an_event_that_could_not_be_read_again_is_refused_alone(event: Event) -> None:
+    async with conversations(echo) as opened:
+        conversation = opened["it"]
+        turn = await conversation.send("a")
+        with pytest.raises(InvalidInput):
+            await conversation.append(event)
+        with pytest.raises(InvalidInput):
+            await conversation.append_all([AgentMessageEvent(content="fine"), event])
+        assert await turn.reply() == "a"
+        assert await kinds(conversation) == [
+            "turn_started",
+            "user_message",
+            "agent_message",
+            "turn_ended",
+        ]
+
+
+async def test_an_image_that_is_none_is_refused() -> None:
+    async with conversations(echo) as opened:
+        urls: Any = ["https://example.com/a.png"]
+        with pytest.raises(InvalidInput, match="ImageContent"):
+            await opened["it"].send("look", images=urls)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"recover": "on_entry"},
+        {"verify": "on"},
+        {"system_prompt": 5},
+        {"system_prompt": "half \ud83d"},
+        {"name": 5},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_wrong_setting_is_refused_before_anything_is_opened(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(wrong))):
+        Conversations(echo, journal=MemoryJournal(), **wrong)
+
+
+async def test_a_configuration_that_is_none_is_refused_with_that() -> None:
+    configured: dict[str, Any] = {"other": ConversationConfig(system_prompt=cast("str", 5))}
+    async with Conversations(echo, journal=MemoryJournal(), configure=configured.get) as opened:
+        with pytest.raises(InvalidInput, match="ConversationConfig"):
+            await opened["it"].send("?")
+        with pytest.raises(InvalidInput, match="system_prompt"):
+            await opened["other"].send("?")
+
+
+class Proposing:
+    """A condenser that proposes what it is told to."""
+
+    def __init__(self, propose: Callable[[View], Any]) -> None:
+        self._propose = propose
+
+    def need(self, view: View) -> Literal["soft"] | None:
+        return "soft" if len(view) > 1 else None
+
+    async def propose(self, view: View, need: object) -> Any:  # noqa: ANN401 - wrong ones
+        return self._propose(view)
+
+
+@pytest.mark.parametrize(
+    "propose",
+    [
+        lambda _: 5,
+        lambda _: Proposal(cast("Any", 5)),
+        lambda _: Proposal(cast("Any", (5,))),
+        lambda view: Proposal((view[0].id,), cast("Any", 5)),
+    ],
+)
+async def test_a_proposal_that_is_none_is_written_down_as_the_condensers_failure(
+    propose: Callable[[View], Any],
+) -> None:
+    async with Conversations(echo, journal=MemoryJournal(), condenser=Proposing(propose)) as opened:
+        for _ in range(8):
+            assert await (await opened["it"].send("a")).reply() == "a"
+        assert "conversation_error" in await kinds(opened["it"])
+
+
+async def test_half_a_character_in_a_summary_is_mended() -> None:
+    def propose(view: View) -> Proposal:
+        return Proposal(tuple(event.id for event in view), "half \ud83d")
+
+    async with Conversations(
+        echo, journal=MemoryJournal(), condenser=Proposing(propose), verify="always"
+    ) as opened:
+        assert await (await opened["it"].send("a")).reply() == "a"
+        assert await (await opened["it"].send("b")).reply() == "b"
+        await settle()
+        summaries = [
+            logged.event.summary
+            async for logged in opened["it"].events(live=False)
+            if isinstance(logged.event, CondensationEvent)
+        ]
+    assert summaries
+    assert set(summaries) == {"half �"}
