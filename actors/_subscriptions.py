@@ -86,6 +86,11 @@ class Subscriptions:
         for reader in self._live(conversation_id):
             reader.deleted()
 
+    @property
+    def is_closing(self) -> bool:
+        """The `Conversations` are being left, or were: there is no other owner to come here."""
+        return self._is_closing
+
     def begin_closing(self) -> None:
         """Owners end from now on because they are told to: nobody shall call them back."""
         self._is_closing = True

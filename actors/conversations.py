@@ -526,6 +526,9 @@ class Conversation:
             try:
                 await self._ref.ask(GetView())
             except NotDelivered:
+                if self._setup.subscriptions.is_closing:
+                    # There will be no other, and nobody to say when this one has stopped.
+                    raise ConversationsClosed(self.conversation_id) from None
                 # The last one is stopping. No await since that was found, so this only waits.
                 await self._region.stop_actor(self.conversation_id)
             except (Unavailable, OutcomeUnknown, OwnershipLost):

@@ -279,6 +279,8 @@ class Cell(MailQueue):
     async def stop(self, reason: str) -> None:
         """Stop it, and wait until it has ended; the watchdog sees to it that it does."""
         self.request_stop(reason)
+        if self.system.pool.is_closed and self.phase is not Phase.ENDED:
+            self.end(None)  # it was activated after the runtime was left: nobody would step it
         if self.phase is not Phase.ENDED:
             if self._ended is None:
                 self._ended = anyio.Event()

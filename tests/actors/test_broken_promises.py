@@ -1,10 +1,11 @@
 """Promises that were broken once, by programs as users write them."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Literal, cast
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from turnkeeper.actors import (
@@ -15,18 +16,20 @@ from turnkeeper.actors import (
     Conversation,
     ConversationConfig,
     Conversations,
+    ConversationsClosed,
     Event,
     InvalidInput,
     MemoryJournal,
     Proposal,
     ToolCall,
+    Turn,
     TurnContext,
     TurnSuspended,
     UserMessageEvent,
     View,
     agent,
 )
-from turnkeeper.runtime import Actor, Message, Runtime, Supervision
+from turnkeeper.runtime import Actor, Message, NotDelivered, Runtime, Supervision
 from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -404,3 +407,48 @@ async def test_half_a_character_in_a_summary_is_mended() -> None:
         ]
     assert summaries
     assert set(summaries) == {"half �"}
+
+
+# --- leaving ------------------------------------------------------------------------------------
+
+
+async def test_an_actor_that_is_found_after_its_runtime_was_left_is_stopped_at_once() -> None:
+    async with Runtime() as runtime:
+        region = runtime.region("late", lambda _: Exploding(anyio.Event()))
+    with pytest.raises(NotDelivered):
+        await region["key"].ask(Explode())
+    with anyio.fail_after(5):
+        await region.stop_actor("key")
+
+
+async def test_whoever_looks_for_an_owner_while_it_is_left_hears_that() -> None:
+    @agent
+    async def thinking(turn: TurnContext) -> None:
+        await anyio.sleep_forever()
+
+    async with AsyncExitStack() as stack:
+        opened = await stack.enter_async_context(conversations(thinking))
+        turn = await opened["it"].send("?")
+        await settle()
+        await stack.aclose()
+        with anyio.fail_after(5), pytest.raises(ConversationsClosed):
+            await turn.end()
+
+    heard: list[str] = []
+
+    async def wait(turn: Turn) -> None:
+        with anyio.fail_after(5):
+            try:
+                await turn.end()
+            except ConversationsClosed as error:
+                heard.append(type(error).__name__)
+
+    async with anyio.create_task_group() as tasks:
+        for moment in range(12):
+            async with conversations(thinking) as opened:
+                turn = await opened["it"].send("?")
+                for _ in range(4):
+                    tasks.start_soon(wait, turn)
+                for _ in range(moment):
+                    await anyio.lowlevel.checkpoint()
+    assert len(heard) == 48
