@@ -14,7 +14,16 @@ Another is run once; a pause holds it where it calls `begin_step`, or at its end
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar
@@ -315,13 +324,15 @@ class TurnContext:
         """Say something piece by piece; one chat message, durable when this returns.
 
         If the turn is interrupted half-way, the pieces that had come are kept as a chat message
-        that is marked as interrupted.
+        that is marked as interrupted. A generator that is not taken to its end is closed.
         """
         pieces: list[str] = []
         write = self.writer()
-        async for piece in chunks:
-            await write(piece)
-            pieces.append(piece)
+        closing = aclosing(chunks) if isinstance(chunks, AsyncGenerator) else nullcontext()
+        async with closing:
+            async for piece in chunks:
+                await write(piece)
+                pieces.append(piece)
         return await self.say("".join(pieces))
 
     async def remind(self, text: str) -> LoggedEvent:

@@ -222,7 +222,7 @@ MUTANTS = [
         "calls run without the confirmation that they wait for",
         agents.TurnContext,
         "propose_calls",
-        "raise TurnSuspended(self.conversation_id, self.turn_id)",
+        "raise self._held()",
         "return actions",
     ),
     Mutant(
