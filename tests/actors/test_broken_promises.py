@@ -452,3 +452,26 @@ async def test_whoever_looks_for_an_owner_while_it_is_left_hears_that() -> None:
                 for _ in range(moment):
                     await anyio.lowlevel.checkpoint()
     assert len(heard) == 48
+
+
+async def test_a_generator_that_is_streamed_and_left_half_way_is_closed() -> None:
+    began, closed = anyio.Event(), anyio.Event()
+
+    async def pieces() -> AsyncIterator[str]:
+        try:
+            while True:
+                began.set()
+                yield "x"
+        finally:
+            closed.set()
+
+    @agent
+    async def streaming(turn: TurnContext) -> None:
+        await turn.stream(pieces())
+
+    async with conversations(streaming) as opened:
+        turn = await opened["it"].send("?")
+        await began.wait()
+        await turn.cancel()
+        with anyio.fail_after(5):
+            await closed.wait()
