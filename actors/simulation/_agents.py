@@ -9,7 +9,8 @@ and breaks off in the middle.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -80,7 +81,7 @@ class _Outside:
         ledger.returned.setdefault(call_id, set()).add(text)
         return text
 
-    async def pieces(self, turn: TurnContext) -> AsyncIterator[str]:
+    async def pieces(self, turn: TurnContext) -> AsyncGenerator[str, None]:
         """An answer, piece by piece; no two answers begin alike."""
         simulation = self.simulation
         said = f"{simulation.steps}:"
@@ -252,9 +253,10 @@ class _SimulatedModel:
             case _:
                 said = ""
                 try:
-                    async for piece in self.outside.pieces(turn):
-                        await write(piece)
-                        said += piece
+                    async with aclosing(self.outside.pieces(turn)) as pieces:
+                        async for piece in pieces:
+                            await write(piece)
+                            said += piece
                 except ToolBroke as error:
                     raise ModelUnavailable("simulated", str(error)) from error
                 return ModelResponse(text=said, usage=usage)
