@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -190,7 +190,7 @@ class PostgresJournal:
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
-    ) -> OneShot[Sequence[int]]:
+    ) -> Awaitable[Sequence[int]]:
         if not records:
             raise ValueError("an append of zero records")
         return self._write(

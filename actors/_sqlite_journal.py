@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import socket
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Self, TypeVar
 
 import anyio
 
-from turnkeeper.runtime import OneShot, Ports
+from turnkeeper.runtime import Ports
 
 from ._append_rules import Append
 from ._job_thread import JobThread, Worker
@@ -199,7 +199,7 @@ class SQLiteJournal:
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
-    ) -> OneShot[Sequence[int]]:
+    ) -> Awaitable[Sequence[int]]:
         if not records:
             raise ValueError("an append of zero records")
         self._refuse_if_read_only()

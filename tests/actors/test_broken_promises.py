@@ -244,7 +244,7 @@ async def test_what_brings_its_pieces_without_waiting_holds_nobody_up() -> None:
 async def test_a_runner_that_returns_no_result_answers_its_call_with_an_error(
     returned: Any,  # noqa: ANN401 - of a wrong type
 ) -> None:
-    results = []
+    results: list[Any] = []  # logged events; which, is what is tested
 
     @agent
     async def calling(turn: TurnContext) -> None:
@@ -351,8 +351,12 @@ def test_a_wrong_setting_is_refused_before_anything_is_opened(wrong: dict[str, A
 
 
 async def test_a_configuration_that_is_none_is_refused_with_that() -> None:
-    configured: dict[str, Any] = {"other": ConversationConfig(system_prompt=cast("str", 5))}
-    async with Conversations(echo, journal=MemoryJournal(), configure=configured.get) as opened:
+    configured = {"other": ConversationConfig(system_prompt=cast("str", 5))}
+
+    def configure(conversation_id: str) -> ConversationConfig:
+        return cast("ConversationConfig", configured.get(conversation_id))
+
+    async with Conversations(echo, journal=MemoryJournal(), configure=configure) as opened:
         with pytest.raises(InvalidInput, match="ConversationConfig"):
             await opened["it"].send("?")
         with pytest.raises(InvalidInput, match="system_prompt"):

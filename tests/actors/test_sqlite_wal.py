@@ -32,7 +32,7 @@ def writer(path: Path) -> Iterator[sqlite3.Connection]:
 def test_a_writer_that_begins_its_next_round_meanwhile_is_no_damage(
     path: Path, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds = []
+    rounds: list[int] = []
 
     class Overtaken(_sqlite_wal._Log):
         def _is_good(self, frame: int) -> bool:

@@ -106,7 +106,7 @@ class FailingMemoryJournal(MemoryJournal):
 class FailingSQLiteJournal(SQLiteJournal):
     fails: Fails | None = None
 
-    async def append(  # type: ignore[override]  # awaited alike
+    async def append(
         self,
         conversation_id: str,
         records: Sequence[Record],

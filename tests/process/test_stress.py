@@ -52,7 +52,7 @@ def test_everything_acknowledged_is_found_once_and_in_order_after_kills(
     tmp_path: Path, backend: str
 ) -> None:
     page = tmp_path / "page.html"
-    options = ["--overlap", "0.5", "--kills", "2", "--backend", backend, "--report", page]
+    options = ["--overlap", "0.5", "--kills", "2", "--backend", backend, "--report", str(page)]
 
     result = run(*SMALL, *options, "--db", tmp_path / "chats.db", "--json")
 

@@ -6,12 +6,26 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from turnkeeper.runtime import Actor, ActorFailed, OneShot, Refused, Runtime, TurnkeeperError
+from turnkeeper.runtime import (
+    Actor,
+    ActorFailed,
+    Message,
+    OneShot,
+    Refused,
+    Runtime,
+    TurnkeeperError,
+)
 from turnkeeper.runtime.testing import VirtualClock, settle
 
-from .actors import Get, Run
-
 pytestmark = pytest.mark.anyio
+
+
+class Wait(Message[object]):
+    """Wait for the cell."""
+
+
+class Other(Message[object]):
+    """Something that waits for nothing."""
 
 
 class Waiter(Actor):
@@ -23,7 +37,7 @@ class Waiter(Actor):
         self.ended: list[str] = []
 
     async def receive(self, message: object) -> object:
-        if isinstance(message, Run):
+        if isinstance(message, Other):
             return "another message"
         try:
             value = await self.context.outcome(self.cell)
@@ -42,7 +56,7 @@ async def test_actors_that_wait_for_an_outcome_hold_no_worker() -> None:
 
         async def ask(number: int) -> None:
             ref = runtime.spawn(lambda: Waiter(cells[number]), name=f"waiter {number}")
-            answers.append(await ref.ask(Get()))
+            answers.append(await ref.ask(Wait()))
 
         for number in range(100):
             tasks.start_soon(ask, number)
@@ -60,12 +74,12 @@ async def test_mail_that_comes_meanwhile_waits_its_turn() -> None:
     async with Runtime() as runtime, anyio.create_task_group() as tasks:
         ref = runtime.spawn(lambda: Waiter(cell), name="waiter")
 
-        async def ask(message: Get | Run) -> None:
+        async def ask(message: Wait | Other) -> None:
             answers.append(await ref.ask(message))
 
-        tasks.start_soon(ask, Get())
+        tasks.start_soon(ask, Wait())
         await settle()
-        tasks.start_soon(ask, Run(lambda _: None))  # type: ignore[arg-type]  # never run here
+        tasks.start_soon(ask, Other())
         await settle()
         assert answers == []
         cell.set(1)
@@ -78,7 +92,7 @@ async def test_a_handler_that_begins_in_the_askers_stack_may_wait_for_it(kind: s
 
     class Inline(Actor):
         def receive(self, message: object) -> object:
-            if isinstance(message, Run):
+            if isinstance(message, Other):
                 return "another message"
             return self._answer()
 
@@ -88,10 +102,10 @@ async def test_a_handler_that_begins_in_the_askers_stack_may_wait_for_it(kind: s
     answers: list[object] = []
     async with Runtime() as runtime, anyio.create_task_group() as tasks:
         ref = runtime.spawn(Inline, name="inline")
-        assert await ref.ask(Run(lambda _: None)) == "another message"  # type: ignore[arg-type]
+        assert await ref.ask(Other()) == "another message"
 
         async def ask() -> None:
-            answers.append(await ref.ask(Get()))
+            answers.append(await ref.ask(Wait()))
 
         tasks.start_soon(ask)
         await settle()
@@ -104,7 +118,7 @@ async def test_an_outcome_that_is_there_already_is_not_waited_for() -> None:
     cell.set(7)
     async with Runtime() as runtime:
         ref = runtime.spawn(lambda: Waiter(cell), name="waiter")
-        assert await ref.ask(Get()) == 7
+        assert await ref.ask(Wait()) == 7
 
 
 async def test_a_handler_may_wait_in_the_ordinary_way_after_it() -> None:
@@ -116,7 +130,7 @@ async def test_a_handler_may_wait_in_the_ordinary_way_after_it() -> None:
         ref = runtime.spawn(lambda: Waiter(cell, goes_on=goes_on), name="waiter")
 
         async def ask() -> None:
-            answers.append(await ref.ask(Get()))
+            answers.append(await ref.ask(Wait()))
 
         tasks.start_soon(ask)
         await settle()
@@ -139,7 +153,7 @@ async def test_an_outcome_that_is_an_error_is_raised_in_the_handler(
 
         async def ask() -> None:
             with pytest.raises(heard):
-                await ref.ask(Get())
+                await ref.ask(Wait())
 
         tasks.start_soon(ask)
         await settle()
@@ -159,7 +173,7 @@ async def test_a_resident_actor_and_one_that_starts_wait_for_it_too() -> None:
             ref = runtime.spawn(make, name="starts", resident=is_resident)
 
             async def ask() -> None:
-                answers.append(await ref.ask(Get()))  # noqa: B023
+                answers.append(await ref.ask(Wait()))  # noqa: B023
 
             tasks.start_soon(ask)
             await settle()
@@ -178,7 +192,7 @@ async def test_one_that_waits_too_long_to_stop_is_cancelled() -> None:
 
         async def ask() -> None:
             try:
-                await ref.ask(Get())
+                await ref.ask(Wait())
             except TurnkeeperError as error:
                 heard.append(error)
 
@@ -205,7 +219,7 @@ async def test_an_order_to_stop_is_obeyed_once_the_outcome_has_come() -> None:
         ref = runtime.spawn(lambda: Waiter(cell), name="waiter")
 
         async def ask() -> None:
-            answers.append(await ref.ask(Get()))
+            answers.append(await ref.ask(Wait()))
 
         tasks.start_soon(ask)
         await settle()

@@ -182,7 +182,8 @@ async def test_an_outcome_may_come_from_a_thread_while_all_workers_wait() -> Non
         answers: list[object] = []
 
         async def ask() -> None:
-            answers.append(await waiter.ask(Get()))
+            answer: int = await waiter.ask(Get())
+            answers.append(answer)
             may_end.set()
 
         tasks.start_soon(ask)

@@ -149,13 +149,13 @@ def test_a_new_worker_is_told_all_that_is_open_under_the_same_numbers() -> None:
 def test_it_is_done_when_every_turn_has_ended() -> None:
     clients = crowd(rate=1.0, duration_s=0.9, seed=3)
     clients.due(5.0)
-    assert not clients.is_done
+    are_done = [clients.is_done]
     clients.on(accepted(0, 2), 5.0)
-    assert not clients.is_done
-
+    are_done.append(clients.is_done)
     clients.on(ended(0), 5.0)
+    are_done.append(clients.is_done)
 
-    assert clients.is_done
+    assert are_done == [False, False, True]
     assert [receipts.is_finished for receipts in clients.used] == [True]
     clients.on(ended(0), 5.0)
     assert clients.open == 0
