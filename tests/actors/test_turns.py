@@ -234,8 +234,8 @@ async def test_whatever_an_agent_sends_late_is_refused_as_stale(how: str) -> Non
                 refused.append(what)
             with pytest.raises(StaleTurn):
                 _ = turn.view
-            # A piece is told, not asked: nobody waits for it, and nothing comes of it.
-            await write("late")
+            with pytest.raises(StaleTurn):
+                await write("late")
             done.set()
 
     async with verified(stubborn, journal=MemoryJournal()) as conversations:
