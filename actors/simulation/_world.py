@@ -49,8 +49,9 @@ OVERLAPS: Sequence[OnOverlap] = get_args(OnOverlap)
 SAFETY_S = 120.0
 LIVENESS_S = 600.0
 STOP_S = 60.0
-CATCH_UP_S = 100.0
-"""Less than it takes until an idle owner goes, at which its readers look by themselves."""
+CATCH_UP_S = 400.0
+"""More than it takes until an idle owner goes: readers beside one that stood still past its lease,
+and does not know, hear only then of what its successor elsewhere wrote."""
 _OPERATOR_PAUSE_S = 1.0
 
 MARKS = frozenset(
