@@ -201,6 +201,8 @@ MUTANTS = [
         "offer",
         "self._offered.extend(events)",
         "self._offered.extend(events[:-1])",
+        # Where no owner is ever passivated, a reader has no second way to hear of it.
+        options=Options(nodes=1, idle_s=None),
     ),
     Mutant(
         "a reader waits here for what is written elsewhere",
