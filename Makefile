@@ -2,58 +2,102 @@
 
 # Keeps the root off sys.path, so that a plain `import runtime` cannot load a second copy.
 export PYTHONSAFEPATH = 1
+# Compiled modules are kept: the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE =
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-BIN = .venv/bin
+VENV = .venv
+BIN = $(VENV)/bin
+# One process for each core; those that are done early take work from the others.
+PYTEST = $(BIN)/python -m pytest
+ON_ALL_CORES = -n logical --dist worksteal
 
 # The first Python on the path that is new enough.
-FIND_PYTHON = set -e; for python in python3.11 python3; do \
+FIND_PYTHON = set -e; for python in $(PYTHON) python3.11 python3; do \
 	    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then break; fi; \
 	    python=; \
 	done; \
 	if [ -z "$$python" ]; then echo 'turnkeeper needs Python 3.11 or later on the path, as python3.11 or python3' >&2; exit 1; fi
 
-.PHONY: help venv demo test check soak bench lock clean
+# Those that the project supports; each is tried if it is there.
+PYTHONS = python3.11 python3.12 python3.13 python3.14
+
+.PHONY: help venv demo test quick sweep test-all-pythons check cover hooks soak seek bench lock clean
 
 help:
 	@echo 'make demo    a conversation, with what the library keeps right about it'
-	@echo 'make test    the tests'
-	@echo 'make check   style, imports, the wheel, its types'
-	@echo 'make soak    simulated conversations for as long as SOAK_MINUTES say'
+	@echo 'make quick   the tests of the core, the runtime and the contract, within a minute'
+	@echo 'make test    all tests; of sweeps a share that the commit draws'
+	@echo 'make sweep   the sweeps, whole'
+	@echo 'make check   style, spelling, words, imports, the wheel, its types'
+	@echo 'make cover   the tests, and which branches they run'
+	@echo 'make hooks   check style and spelling before each commit'
+	@echo 'make soak    simulated conversations for SOAK_MINUTES, 30 by default'
+	@echo 'make seek    how long the simulator seeks each planted fault'
 	@echo 'make bench   the benchmarks'
 	@echo 'make lock    write requirements.lock again; this one needs the network for uv'
 	@echo 'make clean   remove what the others made'
+	@echo 'make test-all-pythons   the tests, on each Python of PYTHONS that is there'
 
-venv: .venv/installed
+venv: $(VENV)/installed
 
 # A new lock makes a new environment; a changed pyproject.toml only installs the project again.
-.venv/locked: requirements.lock
-	@$(FIND_PYTHON); rm -rf .venv; $$python -m venv .venv
+$(VENV)/locked: requirements.lock
+	@$(FIND_PYTHON); rm -rf $(VENV); $$python -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements.lock
 	@touch $@
 
-.venv/installed: .venv/locked pyproject.toml
+$(VENV)/installed: $(VENV)/locked pyproject.toml
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: .venv/installed
+demo: $(VENV)/installed
 	$(BIN)/turnkeeper demo
 
-test: .venv/installed
-	$(BIN)/python -m pytest
+test: $(VENV)/installed
+	$(PYTEST) $(ON_ALL_CORES)
 
-check: .venv/installed
+quick: $(VENV)/installed
+	$(PYTEST) $(ON_ALL_CORES) --backend asyncio -m 'not slow and not sweep' tests/runtime \
+	    tests/actors/core tests/actors/values tests/contract/test_journal.py::TestMemoryJournal
+
+sweep: $(VENV)/installed
+	$(PYTEST) $(ON_ALL_CORES) --whole -m sweep
+
+test-all-pythons:
+	@for python in $(PYTHONS); do \
+	    if $$python -c '' 2>/dev/null; then \
+	        $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$(basename $$python) || exit 1; \
+	    else echo "no $$python here: not tried"; fi; \
+	done
+
+check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell . .ci .github
+	$(BIN)/python tools/check_words.py
 	$(BIN)/python tools/check_imports.py
 	$(BIN)/python tools/check_wheel.py
 
-# Named as a folder, not with -m: that needs the root on sys.path.
-# As long as SOAK_MINUTES say; 30 if they say nothing.
-soak: .venv/installed
-	$(BIN)/python -m pytest -m slow tests/simulation
+# Counts what runs in processes of the tests' own; fails below the floor in pyproject.toml.
+cover: $(VENV)/installed
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(ON_ALL_CORES)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
-bench: .venv/installed
+hooks: $(VENV)/installed
+	ln -sf "$(CURDIR)/tools/pre-commit" "$$(git rev-parse --git-path hooks/pre-commit)"
+
+soak: $(VENV)/installed
+	$(PYTEST) -m slow tests/simulation
+
+# CPU seconds to the first detection of each planted fault; twenty minutes.
+seek: $(VENV)/installed
+	$(BIN)/python tools/seek_faults.py
+
+# Named as a folder, not with -m: that needs the root on sys.path.
+bench: $(VENV)/installed
 	$(BIN)/python benchmarks
 
 # Keeps the pins it finds; remove requirements.lock first to renew all of them.

@@ -1,224 +1,96 @@
-"""The conversation actors: one actor per conversation, the only writer of its event log."""
+"""The conversation actors: one actor per conversation, the only writer of its event log.
+
+The names that applications need are here, and are loaded when they are first used. The event
+classes are in `turnkeeper.actors.events`, the errors in `turnkeeper.actors.errors`, the journals'
+port in `turnkeeper.actors.journal`, and the models' in `turnkeeper.actors.models.base`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 if __name__ != "turnkeeper.actors":
     raise ImportError(
         f"import turnkeeper.actors, not {__name__}: a second copy would share nothing"
     )
 
-from ._frozen import FrozenObject
-from ._memory_journal import MemoryJournal, MemoryStore
-from ._postgres_journal import PostgresJournal
-from ._sqlite_journal import SQLiteJournal
-from .admission import AdmissionRefused, Appended, Duplicate, Outcome, Rejected, Violation
-from .agents import Agent, ToolCall, ToolResult, TurnContext, agent
-from .commands import OnOverlap, Sent
-from .condensers import (
-    Condenser,
-    Need,
-    NoCondenser,
-    PipelineCondenser,
-    Proposal,
-    RollingCondenser,
-    SummarizingCondenser,
-)
-from .conversations import Conversation, ConversationConfig, Conversations, Turn, TurnEnd
-from .errors import (
-    ConversationDeleted,
-    ConversationExists,
-    ConversationNotFound,
-    ConversationsClosed,
-    CorruptLog,
-    EventIdConflict,
-    Fenced,
-    ImportRefused,
-    InvalidInput,
-    JournalOutcomeUnknown,
-    JournalRefused,
-    JournalUnavailable,
-    LeaseExpired,
-    MessageIdConflict,
-    NotAppendable,
-    NotConfirmable,
-    NothingToRetract,
-    OwnedElsewhere,
-    QueueFull,
-    RecordNotFound,
-    ResultNotKept,
-    StaleTurn,
-    TurnInProgress,
-    TurnNotCompleted,
-    TurnSuspended,
-)
-from .events import (
-    ActionEvent,
-    AgentErrorEvent,
-    AgentMessageEvent,
-    CondensationEvent,
-    CondensationRequestEvent,
-    CondensationSummaryEvent,
-    ConfirmationGivenEvent,
-    ConfirmationRequestedEvent,
-    ConversationErrorEvent,
-    Event,
-    ForkedFromEvent,
-    ImageContent,
-    LLMConvertibleEvent,
-    LoggedEvent,
-    MessageQueuedEvent,
-    MessageWithdrawnEvent,
-    ObservationEvent,
-    PausedEvent,
-    ResumedEvent,
-    RetractionEvent,
-    StatusChangedEvent,
-    StepFinishedEvent,
-    SystemPromptEvent,
-    Task,
-    TaskListUpdatedEvent,
-    TextDelta,
-    ThinkingBlock,
-    TokenUsage,
-    TurnEndedEvent,
-    TurnStartedEvent,
-    UnknownEvent,
-    UserMessageEvent,
-    UserRejectEvent,
-    decode_event,
-    encode_event,
-)
-from .journal import (
-    Claim,
-    ConversationInfo,
-    Deletion,
-    Journal,
-    Record,
-    Rejection,
-    Snapshot,
-    StoredRecord,
-)
-from .llm import LLMMessages, OpenCalls, to_llm_messages
-from .metrics import Metrics
-from .models import (
-    ContextOverflow,
-    MalformedHistory,
-    Model,
-    ModelError,
-    ModelRefusal,
-    ModelRequest,
-    ModelResponse,
-    ModelUnavailable,
-    Prices,
-    ToolSpec,
-)
-from .scripted_model import ScriptedModel
-from .state import ConversationState
-from .status import AgentExecutionStatus
-from .stuck import Circle, StuckDetector
-from .tool_agent import ConfirmationPolicy, ToolAgent
-from .tools import AfterCall, BeforeCall, Tool, ToolContext, Tools, tool
-from .view import View
+if TYPE_CHECKING:
+    from .agents.tool_agent import ConfirmationPolicy, ConfirmRisky, ToolAgent
+    from .agents.tools import AfterCall, BeforeCall, Tool, ToolContext, Tools, tool
+    from .agents.turn_context import Agent, TurnContext, agent
+    from .conversations.conversation import Conversation
+    from .conversations.conversations import ConversationConfig, Conversations
+    from .conversations.turn import Turn, TurnEnd
+    from .core.admission import Appended, AppendResult, Duplicate, Rejected, Violation
+    from .core.commands import OnOverlap, Sent
+    from .core.condensation import (
+        Condenser,
+        Need,
+        NoCondenser,
+        PipelineCondenser,
+        Proposal,
+        RollingCondenser,
+        SummarizingCondenser,
+    )
+    from .core.metrics import Metrics
+    from .core.status import AgentExecutionStatus
+    from .core.stuck import Circle, StuckDetector
+    from .core.view import View
+    from .events import Event, ImageContent, LoggedEvent, Task, TextDelta, TokenUsage
+    from .journal import ConversationInfo, Deletion, Journal
+    from .journals.memory import MemoryJournal, MemoryStore
+    from .journals.postgres.journal import PostgresJournal
+    from .journals.sqlite.journal import SQLiteJournal
+    from .journals.sqlite.state import ConversationState
+    from .models.base import Model, ModelRequest, ModelResponse, Prices, ToolSpec
+    from .models.scripted import ScriptedModel
+    from .tool_calls import ToolCall, ToolResult
+    from .values.frozen import FrozenObject
 
 __all__ = [
-    "ActionEvent",
-    "AdmissionRefused",
     "AfterCall",
     "Agent",
-    "AgentErrorEvent",
     "AgentExecutionStatus",
-    "AgentMessageEvent",
+    "AppendResult",
     "Appended",
     "BeforeCall",
     "Circle",
-    "Claim",
-    "CondensationEvent",
-    "CondensationRequestEvent",
-    "CondensationSummaryEvent",
     "Condenser",
-    "ConfirmationGivenEvent",
+    "ConfirmRisky",
     "ConfirmationPolicy",
-    "ConfirmationRequestedEvent",
-    "ContextOverflow",
     "Conversation",
     "ConversationConfig",
-    "ConversationDeleted",
-    "ConversationErrorEvent",
-    "ConversationExists",
     "ConversationInfo",
-    "ConversationNotFound",
     "ConversationState",
     "Conversations",
-    "ConversationsClosed",
-    "CorruptLog",
     "Deletion",
     "Duplicate",
     "Event",
-    "EventIdConflict",
-    "Fenced",
-    "ForkedFromEvent",
     "FrozenObject",
     "ImageContent",
-    "ImportRefused",
-    "InvalidInput",
     "Journal",
-    "JournalOutcomeUnknown",
-    "JournalRefused",
-    "JournalUnavailable",
-    "LLMConvertibleEvent",
-    "LLMMessages",
-    "LeaseExpired",
     "LoggedEvent",
-    "MalformedHistory",
     "MemoryJournal",
     "MemoryStore",
-    "MessageIdConflict",
-    "MessageQueuedEvent",
-    "MessageWithdrawnEvent",
     "Metrics",
     "Model",
-    "ModelError",
-    "ModelRefusal",
     "ModelRequest",
     "ModelResponse",
-    "ModelUnavailable",
     "Need",
     "NoCondenser",
-    "NotAppendable",
-    "NotConfirmable",
-    "NothingToRetract",
-    "ObservationEvent",
     "OnOverlap",
-    "OpenCalls",
-    "Outcome",
-    "OwnedElsewhere",
-    "PausedEvent",
     "PipelineCondenser",
     "PostgresJournal",
     "Prices",
     "Proposal",
-    "QueueFull",
-    "Record",
-    "RecordNotFound",
     "Rejected",
-    "Rejection",
-    "ResultNotKept",
-    "ResumedEvent",
-    "RetractionEvent",
     "RollingCondenser",
     "SQLiteJournal",
     "ScriptedModel",
     "Sent",
-    "Snapshot",
-    "StaleTurn",
-    "StatusChangedEvent",
-    "StepFinishedEvent",
-    "StoredRecord",
     "StuckDetector",
     "SummarizingCondenser",
-    "SystemPromptEvent",
     "Task",
-    "TaskListUpdatedEvent",
     "TextDelta",
-    "ThinkingBlock",
     "TokenUsage",
     "Tool",
     "ToolAgent",
@@ -230,19 +102,88 @@ __all__ = [
     "Turn",
     "TurnContext",
     "TurnEnd",
-    "TurnEndedEvent",
-    "TurnInProgress",
-    "TurnNotCompleted",
-    "TurnStartedEvent",
-    "TurnSuspended",
-    "UnknownEvent",
-    "UserMessageEvent",
-    "UserRejectEvent",
     "View",
     "Violation",
     "agent",
-    "decode_event",
-    "encode_event",
-    "to_llm_messages",
     "tool",
 ]
+
+_PLACE_OF = {
+    "AfterCall": "agents.tools",
+    "Agent": "agents.turn_context",
+    "AgentExecutionStatus": "core.status",
+    "Appended": "core.admission",
+    "BeforeCall": "agents.tools",
+    "Circle": "core.stuck",
+    "Condenser": "core.condensation",
+    "ConfirmRisky": "agents.tool_agent",
+    "ConfirmationPolicy": "agents.tool_agent",
+    "Conversation": "conversations.conversation",
+    "ConversationConfig": "conversations.conversations",
+    "ConversationInfo": "journal",
+    "ConversationState": "journals.sqlite.state",
+    "Conversations": "conversations.conversations",
+    "Deletion": "journal",
+    "Duplicate": "core.admission",
+    "Event": "events",
+    "FrozenObject": "values.frozen",
+    "ImageContent": "events",
+    "Journal": "journal",
+    "LoggedEvent": "events",
+    "MemoryJournal": "journals.memory",
+    "MemoryStore": "journals.memory",
+    "Metrics": "core.metrics",
+    "Model": "models.base",
+    "ModelRequest": "models.base",
+    "ModelResponse": "models.base",
+    "Need": "core.condensation",
+    "NoCondenser": "core.condensation",
+    "OnOverlap": "core.commands",
+    "AppendResult": "core.admission",
+    "PipelineCondenser": "core.condensation",
+    "PostgresJournal": "journals.postgres.journal",
+    "Prices": "models.base",
+    "Proposal": "core.condensation",
+    "Rejected": "core.admission",
+    "RollingCondenser": "core.condensation",
+    "SQLiteJournal": "journals.sqlite.journal",
+    "ScriptedModel": "models.scripted",
+    "Sent": "core.commands",
+    "StuckDetector": "core.stuck",
+    "SummarizingCondenser": "core.condensation",
+    "Task": "events",
+    "TextDelta": "events",
+    "TokenUsage": "events",
+    "Tool": "agents.tools",
+    "ToolAgent": "agents.tool_agent",
+    "ToolCall": "tool_calls",
+    "ToolContext": "agents.tools",
+    "ToolResult": "tool_calls",
+    "ToolSpec": "models.base",
+    "Tools": "agents.tools",
+    "Turn": "conversations.turn",
+    "TurnContext": "agents.turn_context",
+    "TurnEnd": "conversations.turn",
+    "View": "core.view",
+    "Violation": "core.admission",
+    "agent": "agents.turn_context",
+    "tool": "agents.tools",
+}
+# Modules with public names of their own, which this face leaves to them.
+_OTHER_FACES = ("errors", "events", "journal", "models.base", "models.messages")
+
+
+def __getattr__(name: str) -> object:
+    """Load a name where it is first used. Raises ImportError if another module has it."""
+    if name in _PLACE_OF:
+        value: object = getattr(import_module(f".{_PLACE_OF[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    for place in () if name.startswith("_") else _OTHER_FACES:
+        if name in vars(import_module(f".{place}", __name__)):
+            raise ImportError(f"{name} is in {__name__}.{place}", name=name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,8 +1,8 @@
-"""What can go wrong with a conversation, divided by what the caller can do.
+"""The errors of conversations.
 
-Each error here is one of the five kinds of `turnkeeper.runtime` (`Refused`, `OwnershipLost`,
-`Unavailable`, `OutcomeUnknown`, `InvariantViolation`); catch the kind to decide what to do next,
-the concrete type to know why.
+Each is of one of the five kinds of `turnkeeper.runtime` (`Refused`, `OwnershipLost`, `Unavailable`,
+`OutcomeUnknown`, `InvariantViolation`). Catch the kind to decide what to do next, the concrete type
+to know the reason.
 """
 
 from __future__ import annotations
@@ -13,18 +13,31 @@ from turnkeeper.runtime import OutcomeUnknown, OwnershipLost, Refused, Unavailab
 
 
 class InvalidInput(Refused, ValueError):
-    """What was given cannot be meant, or cannot be written down; nothing was written."""
+    """The argument is invalid, or cannot be stored; nothing was written."""
 
 
 class ConversationsClosed(Refused):
-    """The `Conversations` are being left, or were; what is in the log stays there."""
+    """The `Conversations` are closing, or closed; the log keeps all that it has."""
 
     def __init__(self, conversation_id: str) -> None:
         super().__init__(
             f"conversation {conversation_id} is not served here any more: its Conversations were "
-            "left; what is in the log stays, and unfinished turns end when it is next opened"
+            "left; its log is kept, and unfinished turns end when it is next opened"
         )
         self.conversation_id = conversation_id
+
+
+class ContextTooLong(Refused):
+    """The history is too long for the model, and nothing more of it can be left out."""
+
+    def __init__(self, conversation_id: str, turn_id: str) -> None:
+        super().__init__(
+            f"turn {turn_id} of conversation {conversation_id} cannot go on: its history is too "
+            "long for the model, and nothing more can be forgotten or shortened; its chat message "
+            "is in the log; send a shorter one, or use a model or a condenser with a larger limit"
+        )
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
 
 
 class TurnInProgress(Refused):
@@ -39,13 +52,25 @@ class TurnInProgress(Refused):
         self.turn_id = turn_id
 
 
+class NotWhileTurnRuns(Refused):
+    """It would change the history that a running turn builds on; nothing was written."""
+
+    def __init__(self, conversation_id: str, turn_id: str, attempted: str) -> None:
+        super().__init__(
+            f"{attempted} refused on conversation {conversation_id}: turn {turn_id} is running and "
+            "builds on its history; nothing was written; wait for its end, or cancel it first"
+        )
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
+
+
 class QueueFull(Refused):
-    """As many chat messages wait as may; nothing was written."""
+    """The queue of chat messages is full; nothing was written."""
 
     def __init__(self, conversation_id: str, queued_messages_max: int) -> None:
         super().__init__(
             f"chat message refused on conversation {conversation_id}: {queued_messages_max} are "
-            "queued already; nothing was written; send again when some have had their turns"
+            "queued already; nothing was written; send again when some of them have been answered"
         )
         self.conversation_id = conversation_id
         self.queued_messages_max = queued_messages_max
@@ -83,20 +108,21 @@ class NotAppendable(Refused):
     def __init__(self, conversation_id: str, event_type: str) -> None:
         super().__init__(
             f"append refused on conversation {conversation_id}: only its owner writes a "
-            f"{event_type}; nothing was written; send chat messages, or append what the model sees"
+            f"{event_type}; nothing was written; send chat messages, or append events that the "
+            "model sees"
         )
         self.conversation_id = conversation_id
         self.event_type = event_type
 
 
 class NothingToRetract(Refused):
-    """Nothing of what was to be retracted is in the view; nothing was written."""
+    """None of the events to retract is in the view; nothing was written."""
 
     def __init__(self, conversation_id: str, turn_id: str | None) -> None:
         what = "no event was named" if turn_id is None else f"turn {turn_id} has none in the view"
         super().__init__(
             f"retraction refused on conversation {conversation_id}: {what}; nothing was written; "
-            "retract what the view still has"
+            "retract events that the view still has"
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id
@@ -115,7 +141,7 @@ class ResultNotKept(Unavailable):
 
 
 class StaleTurn(Refused):
-    """What an effect sent back belongs to a turn that no longer runs; nothing was written."""
+    """The command is from the effect of a turn that no longer runs; nothing was written."""
 
     def __init__(self, conversation_id: str, turn_id: str) -> None:
         super().__init__(
@@ -139,10 +165,10 @@ class TurnPaused(Refused):
 
 
 class TurnSuspended(Refused):
-    """The turn is paused or waits for a confirmation, and its agent is run again when it goes on.
+    """The turn is paused or waits for a confirmation; its agent is run again when it goes on.
 
-    Raised inside an agent's run, to end it; an agent lets it pass. One that goes on regardless gets
-    it from every call on its turn, and its run ends nothing.
+    Raised inside an agent's run, to end the run; an agent lets it pass. An agent that goes on
+    regardless gets it from every call on its turn, and its run does not end the turn.
     """
 
     def __init__(self, conversation_id: str, turn_id: str) -> None:
@@ -161,7 +187,7 @@ class NotConfirmable(Refused):
         found = f"other calls wait: {', '.join(awaiting)}" if awaiting else "no call waits for it"
         super().__init__(
             f"nothing to confirm on conversation {conversation_id}: {found}; nothing was written; "
-            "look at its log, somebody else may have answered"
+            "read its log, another caller may have answered"
         )
         self.conversation_id = conversation_id
         self.awaiting = tuple(awaiting)
@@ -170,7 +196,7 @@ class NotConfirmable(Refused):
 class TurnNotCompleted(OutcomeUnknown):
     """The turn ended without a full answer; the chat message is in the log.
 
-    `outcome` says how it ended, `reply` what had been said by then. Tools may have run.
+    `outcome` is how it ended, `reply` the text that had been said by then. Tools may have run.
     """
 
     def __init__(
@@ -178,7 +204,7 @@ class TurnNotCompleted(OutcomeUnknown):
     ) -> None:
         super().__init__(
             f"turn {turn_id} of conversation {conversation_id} was {outcome}: {detail}; its chat "
-            "message and what was said are in the log; read them, or send another chat message"
+            "message and all that was said are in the log; read them, or send another chat message"
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id
@@ -188,7 +214,7 @@ class TurnNotCompleted(OutcomeUnknown):
 
 
 class ConversationNotFound(Refused):
-    """There is no such conversation; reading it created nothing."""
+    """The conversation does not exist; reading it created nothing."""
 
     def __init__(self, conversation_id: str) -> None:
         super().__init__(
@@ -199,18 +225,18 @@ class ConversationNotFound(Refused):
 
 
 class ConversationDeleted(Refused):
-    """The conversation that was read or waited for was deleted; its log is gone."""
+    """The conversation was deleted while it was read or waited for; its log is gone."""
 
     def __init__(self, conversation_id: str) -> None:
         super().__init__(
-            f"conversation {conversation_id} was deleted, and with it what was read or waited for; "
-            "nothing was changed by this; send a chat message to begin a new one of that name"
+            f"conversation {conversation_id} was deleted while it was read or waited for; "
+            "this call changed nothing; send a chat message to begin a new one of that name"
         )
         self.conversation_id = conversation_id
 
 
 class ConversationExists(Refused):
-    """There is such a conversation already; nothing was changed."""
+    """The conversation exists already; nothing was changed."""
 
     def __init__(self, conversation_id: str, head: int) -> None:
         super().__init__(
@@ -239,8 +265,8 @@ class ImportRefused(Refused):
 
     def __init__(self, line: int, found: str) -> None:
         super().__init__(
-            f"import stopped at line {line}: {found}; what came before is in; mend the file and "
-            "import it again"
+            f"import stopped at line {line}: {found}; the conversations before it are in; mend the "
+            "file and import it again"
         )
         self.line = line
         self.found = found
@@ -260,7 +286,7 @@ class CorruptLog(Refused):
 
 
 class JournalRefused(Refused):
-    """The journal cannot be used as it is (not a journal, a newer schema, in use); says why."""
+    """The journal cannot be used as it is: not a journal, a newer schema, in use."""
 
 
 class OwnedElsewhere(OwnershipLost):
@@ -275,7 +301,7 @@ class OwnedElsewhere(OwnershipLost):
 
 
 class Fenced(OwnershipLost):
-    """A newer epoch, or a head that moved, shut this append out; nothing was written."""
+    """A newer epoch, or a head that has moved, shut out this append; nothing was written."""
 
     def __init__(
         self, conversation_id: str, *, epoch: int, expected_seq: int, found_epoch: int, head: int
@@ -293,20 +319,24 @@ class Fenced(OwnershipLost):
 
 
 class LeaseExpired(OwnershipLost):
-    """This process's lease ran out before an effect could start; it was not started."""
+    """This process's lease ran out: another may own the conversation. Nothing was shown or begun.
+
+    Effects do not start, and the owner answers nothing from what it remembers.
+    """
 
     def __init__(self, conversation_id: str, epoch: int) -> None:
         super().__init__(
-            f"effect refused on conversation {conversation_id}: the lease behind epoch {epoch} has "
-            "run out; it was not started; go to the newer owner, or send again to open it here"
+            f"the owner of conversation {conversation_id} has ended: the lease behind its epoch "
+            f"{epoch} has run out, so another process may own it; nothing was done; send again to "
+            "open it here, or go to the newer owner"
         )
         self.conversation_id = conversation_id
         self.epoch = epoch
 
 
 class JournalUnavailable(Unavailable):
-    """The journal cannot write, or read, now; nothing was written."""
+    """The journal cannot write or read at the moment; nothing was written."""
 
 
 class JournalOutcomeUnknown(OutcomeUnknown):
-    """The journal went away around a commit; send again under the same ids."""
+    """The journal was lost around a commit; send again under the same ids."""

@@ -1,12 +1,12 @@
 """The events of a conversation: immutable facts, one pydantic model per kind.
 
-A log is a sequence of these. They are frozen all the way down, carry a time-ordered id and a UTC
-timestamp, and survive a round trip through JSON exactly. A kind from a newer version is kept as
-an `UnknownEvent` and passed on as it came, never dropped. Shapes that an older version wrote are
-brought up to date as they are read (`_upcasters.py`).
+A log is a sequence of events. They are frozen all the way down, carry a time-ordered id and a UTC
+timestamp, and survive a round trip through JSON exactly. An event of a kind from a newer version
+is kept as an `UnknownEvent` and passed on unchanged, never dropped. Shapes that an older version
+wrote are brought up to date as they are read (`values/upcasters.py`).
 
-Ids: an event draws its own id and timestamp only where a caller makes it by hand. What the
-conversation actor decides carries the id and the time of the command that led to it.
+Ids: an event draws its own id and timestamp only if a caller makes it by hand. The events that the
+conversation actor decides carry the ids and the time of the command that led to them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from pydantic_core import from_json
 
 from turnkeeper.runtime import Ports
 
-from ._frozen import FrozenObject, frozen
-from ._upcasters import UPCASTERS, Upcasters
-from ._wire import wire_call_id, wire_tool_name
+from .tool_calls import Risk
+from .values.api_names import api_call_id, api_tool_name
+from .values.frozen import FrozenObject, frozen
+from .values.upcasters import UPCASTERS, Upcasters
 
 _ports = Ports()
 
@@ -44,21 +45,30 @@ def _in_utc(timestamp: datetime) -> datetime:
     return timestamp.astimezone(UTC)
 
 
+def _lengths(by_id: FrozenObject) -> FrozenObject:
+    for length in by_id.values():
+        if not isinstance(length, int) or isinstance(length, bool) or length < 0:
+            raise ValueError("a length is a number of characters, 0 or more")
+    return by_id
+
+
 LLMMessage: TypeAlias = FrozenObject
 """One message for a model, in the shape that its provider's API takes."""
 
 
 class Value(BaseModel):
-    """A part of an event: frozen, and no stranger to unknown fields."""
+    """A part of an event. Frozen; unknown fields are refused."""
 
     model_config = ConfigDict(
         frozen=True,
+        # Built when a class is first used: half of them are not, in most programs.
+        defer_build=True,
         extra="forbid",
-        # Only what JSON gives back exactly. Any bound makes pydantic look into each string, and
-        # refuse a lone surrogate here instead of at the commit.
+        # Only values that JSON gives back exactly. Any bound makes pydantic look into each string,
+        # and refuse a lone surrogate here instead of at the commit.
         allow_inf_nan=False,
         str_min_length=0,
-        # What is wrong with a value may be told; the value itself can be chat text.
+        # An error may describe the fault, but not show the value: that can be chat text.
         hide_input_in_errors=True,
     )
 
@@ -70,22 +80,31 @@ class ImageContent(Value):
 
 
 class ThinkingBlock(Value):
-    """What a model thought before it answered, as the provider wants it back."""
+    """A model's thinking before its answer, as the provider wants it back."""
 
     thinking: str
     signature: str | None = None
     redacted_data: str | None = None
-    """Set where the provider gave its thinking encrypted; `thinking` is empty then."""
+    """The thinking in encrypted form, if the provider gave it so; `thinking` is empty then."""
+    item_id: str | None = None
+    """The id of this part of a response, if the provider wants that back too."""
+    made_by: str | None = None
+    """The API and the model that can read it, as `openai_responses:o4-mini`; None: Anthropic's."""
 
 
 class TokenUsage(Value):
-    """What one model call took."""
+    """The tokens, the cost and the time of one model call."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     cost: float = 0.0
     latency_s: float = 0.0
+    reasoning_tokens: int = 0
+    """Those of the output that the model used to think, if the provider counts them apart."""
+    cache_written_tokens: int = 0
+    """Those of the input that were written to a cache."""
+    model: str | None = None
 
 
 class Task(Value):
@@ -96,7 +115,7 @@ class Task(Value):
 
 
 class Event(Value):
-    """What every event has."""
+    """The base of all events, with the fields that every event has."""
 
     kind: str
     id: str = Field(default_factory=_ports.ids.new, min_length=1)
@@ -109,7 +128,7 @@ class Event(Value):
         json_data: str | bytes | bytearray,
         **options: Any,  # noqa: ANN401 - pydantic's own options, passed through
     ) -> Self:
-        """The event that this JSON holds; asked of a base class, of its concrete type."""
+        """Return the event that this JSON holds; on a base class, as its concrete type."""
         if cls not in _BASES:
             return super().model_validate_json(json_data, **options)
         event = decode_event(bytes(json_data) if isinstance(json_data, bytearray) else json_data)
@@ -128,19 +147,19 @@ class LoggedEvent(NamedTuple):
 
 
 class TextDelta(NamedTuple):
-    """A piece of an answer while it is being written: live only, never stored, and not an event."""
+    """A piece of an answer that is being written: live only, never stored, not an event."""
 
     turn_id: str
     text: str
     starts_anew: bool
-    """It is the first of the answer; what came before of one that is not in the log is void."""
+    """True for the first piece of an answer; earlier pieces that are not in the log are void."""
 
 
 class LLMConvertibleEvent(Event):
     """An event that the model sees."""
 
     def to_llm_message(self) -> LLMMessage:
-        """This event alone as a message of the OpenAI chat API.
+        """Return this event alone as a message of the OpenAI chat API.
 
         A model response with several calls is several events; `to_llm_messages` joins them.
         """
@@ -167,7 +186,7 @@ class UserMessageEvent(LLMConvertibleEvent):
     message_id: str | None = None
     queued_event_id: str | None = None
     is_reminder: bool = False
-    """Not by the user: the agent's own loop tells its model something in the middle of a turn."""
+    """True if it is not by the user: the agent's loop tells its model something during a turn."""
 
     def to_llm_message(self) -> LLMMessage:
         if not self.images:
@@ -199,11 +218,13 @@ class ActionEvent(LLMConvertibleEvent):
     tool_name: str
     arguments: FrozenObject = FrozenObject()
     malformed_arguments: str | None = None
-    """What the model wrote where it was not a JSON object; `arguments` is empty then."""
+    """The model's text, if it was not a JSON object; `arguments` is empty then."""
     llm_response_id: str
     thinking: tuple[ThinkingBlock, ...] = ()
     text: str = ""
-    """What the model said with its calls; only in the first action of a response."""
+    """The text that came with the calls; only in the first action of a response."""
+    risk: Risk | None = None
+    """The risk that the tool declares; None if it declares none."""
 
     def to_llm_message(self) -> LLMMessage:
         return openai_response((self,))
@@ -222,7 +243,7 @@ class ObservationEvent(LLMConvertibleEvent):
 
 
 class AgentErrorEvent(LLMConvertibleEvent):
-    """A call that got no result of its own: not run, interrupted, or ended with the process."""
+    """The answer to a call without a result: not run, interrupted, cut off with the process."""
 
     kind: Literal["agent_error"] = "agent_error"
     tool_call_id: str
@@ -234,7 +255,7 @@ class AgentErrorEvent(LLMConvertibleEvent):
 
 
 class UserRejectEvent(LLMConvertibleEvent):
-    """A call that the user would not have."""
+    """The answer to a tool call that the user rejected."""
 
     kind: Literal["user_reject"] = "user_reject"
     tool_call_id: str
@@ -245,7 +266,7 @@ class UserRejectEvent(LLMConvertibleEvent):
 
 
 class CondensationSummaryEvent(LLMConvertibleEvent):
-    """Stands in the view for what a condensation forgot; made by the view, never in a log."""
+    """The summary of forgotten events, in the view only: the view makes it of a condensation."""
 
     kind: Literal["condensation_summary"] = "condensation_summary"
     content: str
@@ -262,28 +283,30 @@ class CondensationRequestEvent(Event):
 
 
 class CondensationEvent(Event):
-    """Forgets part of the view, and may put a summary in its place."""
+    """Forgets part of the view, and may put a summary in its place; may shorten results, too."""
 
     kind: Literal["condensation"] = "condensation"
     forgotten_event_ids: tuple[str, ...]
     summary: str | None = None
     summary_offset: int | None = Field(default=None, ge=0)
+    shortened: Annotated[FrozenObject, AfterValidator(_lengths)] = FrozenObject()
+    """The characters that the view keeps of a result, by event id; the log keeps the whole."""
 
 
 # --- turns -------------------------------------------------------------------------------------
 
 
 class MessageQueuedEvent(Event):
-    """A chat message that waits for its turn; the `UserMessageEvent` that follows names it."""
+    """A chat message that waits for its turn; the later `UserMessageEvent` names this event."""
 
     kind: Literal["message_queued"] = "message_queued"
     message_id: str
     content: str
     images: tuple[ImageContent, ...] = ()
     steers: str | None = None
-    """The turn that it joins at the next step, unless that ends first."""
+    """The turn that it joins at the next step, unless that turn ends first."""
     queued_again: bool = False
-    """It had joined a turn that was rolled back, and waits once more."""
+    """True if it had joined a turn that was rolled back, and waits once more."""
 
 
 class MessageWithdrawnEvent(Event):
@@ -298,7 +321,7 @@ class TurnStartedEvent(Event):
 
 
 class StepFinishedEvent(Event):
-    """One model call is done, and what it answered is in the log; calls it made may still run."""
+    """One model call is done and its answer is in the log; the tool calls of it may still run."""
 
     kind: Literal["step_finished"] = "step_finished"
     usage: TokenUsage = TokenUsage()
@@ -361,10 +384,10 @@ class ForkedFromEvent(Event):
 
 
 class UnknownEvent(Event):
-    """An event of a kind that this version does not know, kept and passed on as it came."""
+    """An event of a kind that this version does not know, kept and passed on unchanged."""
 
     fields: FrozenObject
-    """The whole event, `kind` and `id` included; this is what is written again."""
+    """The whole event, `kind` and `id` included; it is written again as it is here."""
 
     @model_validator(mode="after")
     def _is_what_came(self) -> Self:
@@ -378,7 +401,7 @@ class UnknownEvent(Event):
 
 
 ObservationLikeEvent: TypeAlias = ObservationEvent | AgentErrorEvent | UserRejectEvent
-"""What answers a tool call."""
+"""An answer to a tool call."""
 
 _KnownEvent: TypeAlias = (
     SystemPromptEvent
@@ -407,7 +430,7 @@ _KnownEvent: TypeAlias = (
     | ForkedFromEvent
 )
 AnyEvent = Annotated[_KnownEvent, Field(discriminator="kind")]
-"""Every kind that this version knows, as pydantic tells them apart."""
+"""Every kind that this version knows, as a union that pydantic discriminates."""
 
 RESULT_CLASSES = (ObservationEvent, AgentErrorEvent, UserRejectEvent)
 """`ObservationLikeEvent`, for `isinstance`."""
@@ -429,21 +452,22 @@ _SEEN_KINDS = frozenset(
 
 
 def is_seen_by_model(event: Event) -> TypeGuard[LLMConvertibleEvent]:
-    """`isinstance(event, LLMConvertibleEvent)`, quickly."""
+    """Return `isinstance(event, LLMConvertibleEvent)`, but quickly."""
     return event.kind in _SEEN_KINDS
 
 
 def encode_event(event: Event) -> bytes:
-    """The event as JSON, UTF-8."""
+    """Return the event as JSON, in UTF-8."""
     return event.__pydantic_serializer__.to_json(event)
 
 
 def decode_event(
     payload: bytes | str, *, kind: str | None = None, upcasters: Upcasters = UPCASTERS
 ) -> Event:
-    """The event that `encode_event` wrote, in this or another version; `ValueError` if none did.
+    """Return the event that `encode_event` wrote, in this or another version.
 
-    A caller that knows the kind, as a journal does, saves a look into the payload.
+    Raises `ValueError` if the payload is no event. A caller that knows the kind, as a journal does,
+    saves the time to look for it in the payload.
     """
     known = EVENT_CLASSES.get(kind) if kind is not None and kind not in upcasters.kinds else None
     if known is not None:
@@ -462,21 +486,21 @@ def decode_event(
 
 
 def _as_written(event: Event) -> Event:
-    """The event; `ValueError` where it drew its id or its time here, so had none when written."""
+    """Return the event. Raise `ValueError` if its id or time was drawn here, not read."""
     if not _ALWAYS_WRITTEN.issubset(event.__pydantic_fields_set__):
         raise ValueError("an event without an id or a timestamp")
     return event
 
 
 def openai_response(actions: Sequence[ActionEvent]) -> LLMMessage:
-    """One model response with calls, as the OpenAI chat API has it."""
+    """Return one model response with calls as a message of the OpenAI chat API."""
     calls = tuple(
         frozen(
-            id=wire_call_id(action.tool_call_id),
+            id=api_call_id(action.tool_call_id),
             type="function",
             function=frozen(
-                name=wire_tool_name(action.tool_name),
-                # Not `malformed_arguments`: some servers parse this. The call's result has said it.
+                name=api_tool_name(action.tool_name),
+                # Not `malformed_arguments`: some servers parse this. The result reports the fault.
                 arguments=json.dumps(action.arguments, ensure_ascii=False),
             ),
         )
@@ -489,4 +513,4 @@ def openai_response(actions: Sequence[ActionEvent]) -> LLMMessage:
 
 
 def _tool_message(tool_call_id: str, content: str) -> LLMMessage:
-    return frozen(role="tool", tool_call_id=wire_call_id(tool_call_id), content=content)
+    return frozen(role="tool", tool_call_id=api_call_id(tool_call_id), content=content)

@@ -1,29 +1,30 @@
 """The journal port: the durable store of all logs, as the conversation actors see it.
 
-A journal keeps encoded records and knows nothing of what they mean. It promises:
+A journal stores encoded records and never interprets them. It promises:
 
 1. `append` is atomic, and durable when it returns: all of its records or none.
 2. An append has three outcomes: committed (it returns), refused (`Refused` or `OwnershipLost`:
    nothing was written), unknown (`OutcomeUnknown`: send the same ids again). `Unavailable` means
    that nothing was written and that the same append may be tried again.
-3. An append is accepted only from the newest epoch and only at the expected seq; both are
-   checked in the transaction that writes. So two owners can never interleave one log.
+3. An append is accepted only from the newest epoch and only at the expected seq. Both are checked
+   in the transaction that writes, so two owners can never interleave one log.
 4. An append whose event ids are all in the log already returns their seqs, whatever its epoch.
-5. Event ids, and message ids, are unique in a conversation, a fork's prefix included. An append
-   that repeats some of them is refused with the seqs they have; its neighbours in the same commit
-   are not touched.
-6. Seqs start at 1 and have no gaps. What `read` returns never changes.
+5. Event ids and message ids are unique in a conversation, including a fork's prefix. An append
+   that repeats some of them is refused with their seqs. Its neighbours in the same commit are not
+   affected.
+6. Seqs start at 1 and have no gaps. A record that `read` has returned never changes.
 7. After an I/O error in a commit the journal is closed for writing in this process; reads go on.
 
 It does not promise an order between conversations. Any number of tasks of one event loop may call
-it at once. Cancelling a caller of `append` leaves the append to finish by itself.
+it at once. Cancelling a caller of `append` does not cancel the append, which finishes by itself.
 
-`tests/contract` holds the suite that every journal passes; whoever writes another inherits it.
+`turnkeeper.actors.journals.contract` holds the suite that every journal passes. Authors of another
+journal inherit it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -32,11 +33,15 @@ __all__ = [
     "ConversationInfo",
     "Deletion",
     "Journal",
+    "LogPages",
     "Record",
     "Rejection",
     "Snapshot",
     "StoredRecord",
 ]
+
+READ_PAGE = 512
+"""The records that are read at once: a page holds up other reads for a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What opening a conversation as its owner gives: the new epoch, and where the log ends."""
+    """The new owner's epoch, and the seq that the log ends at."""
 
     epoch: int
     head: int
@@ -73,27 +78,27 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ConversationInfo:
-    """What the journal knows of a conversation without reading its log."""
+    """The facts about a conversation that the journal has without reading its log."""
 
     conversation_id: str
     head: int
     epoch: int
     is_unfinished: bool
-    """It has an unfinished turn or queued chat messages; its owner said so with its last append."""
+    """True if the last append said that a turn is unfinished or chat messages are queued."""
     updated_at: float
-    """When its last record was written: seconds since the epoch, UTC."""
+    """The time of its last record: seconds since the Unix epoch, UTC."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What deleting a conversation left behind."""
+    """The outcome of deleting a conversation."""
 
     kept: int
-    """So many records, from the first on, stay because forks begin with them."""
+    """The number of records, from the first on, that stay because forks begin with them."""
     forks: Sequence[str]
     """The conversations that need them."""
     is_erased: bool
-    """What does not stay is gone from the store's files too, and not only out of reach."""
+    """True if the other records are gone from the store's files too, and not just unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Folds written down at a seq; a cache, thrown away whenever it does not fit."""
+    """Folds written down at a seq. It is a cache, discarded whenever it does not fit."""
 
     seq: int
     version: str
@@ -116,24 +121,34 @@ class Snapshot:
 
 
 class Journal(Protocol):
-    """The port. Enter it before use; leaving it waits for what was appended."""
+    """The port. Enter it before use; leaving it waits for the appends that were submitted."""
 
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *exc_info: object) -> None: ...
 
     def is_lease_valid(self, *, since: float | None = None) -> bool:
-        """Whether this process may still start effects, by its monotonic clock, with a margin.
+        """Return True if this process may still start effects.
 
-        With `since`, a moment of that clock: whether it could all the time from then on. A lease
-        that ran out and was renewed does not bring back what was claimed before.
+        The lease is judged by the process's monotonic clock, less a margin. With `since`, a moment
+        of that clock, return True only if the lease has held ever since then: a lease that ran out
+        and was renewed does not revive claims from before.
+        """
+
+    def watch_lease(self, on_loss: Callable[[], None]) -> None:
+        """Call `on_loss` in this loop each time that this process has lost its lease.
+
+        `is_lease_valid(since=…)` then tells which claims are lost. A loss is noticed when the lease
+        runs out or is renewed too late; after a forced takeover, at the next look at the store.
+        One watcher at a time, from entering to leaving.
         """
 
     async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
-        """Take the next epoch of a conversation, which is made if it is not there.
+        """Take the next epoch of a conversation, creating the conversation if it does not exist.
 
         Returns after every append of an older epoch has either landed or been shut out for good.
-        Raises `OwnedElsewhere` while another process that owns it is alive, unless `takeover`.
+        Raises `OwnedElsewhere` while another process that owns it is alive, unless `takeover`, and
+        `InvalidInput` for a new name that is too long or has control characters.
         """
 
     def append(
@@ -145,52 +160,55 @@ class Journal(Protocol):
         expected_seq: int,
         is_unfinished: bool,
     ) -> Awaitable[Sequence[int]]:
-        """Write records at `expected_seq` (the seq of the first) and on; returns their seqs.
+        """Write records from `expected_seq` on (the seq of the first) and return their seqs.
 
-        Zero records are a `ValueError`. `is_unfinished` is stored beside the log in the same
-        transaction, for `list`.
+        `is_unfinished` is stored beside the log in the same transaction, for `list`. Raises
+        `ValueError` for zero records, and `InvalidInput` for an id or an event beyond the limits.
         """
 
     async def read(
         self, conversation_id: str, *, after: int = 0, limit: int = 512
     ) -> Sequence[StoredRecord]:
-        """At most `limit` records with a seq above `after`, in order; empty at the end.
+        """Return at most `limit` records with a seq above `after`, in order; none at the end.
 
-        Needs no ownership. Raises `ConversationNotFound`, and `CorruptLog` at a record that
-        is not what was written.
+        Needs no ownership. Raises `ConversationNotFound`, or `CorruptLog` if a record differs
+        from the one that was written.
         """
 
     async def info(self, conversation_id: str) -> ConversationInfo:
-        """Raises `ConversationNotFound`; a conversation without records counts as not there."""
+        """Return the facts about one conversation.
+
+        Raises `ConversationNotFound`, also for a conversation that was claimed and never written.
+        """
 
     async def list(self, *, only_unfinished: bool = False) -> Sequence[ConversationInfo]:
-        """All conversations that have records, by id, without reading their logs."""
+        """Return all conversations that have records, sorted by id, without reading their logs."""
 
     async def find_events(
         self, conversation_id: str, event_ids: Sequence[str]
     ) -> Mapping[str, int]:
-        """The seq of each of these event ids that the log has."""
+        """Return the seq of each of these event ids that the log has."""
 
     async def find_messages(
         self, conversation_id: str, message_ids: Sequence[str]
     ) -> Mapping[str, int]:
-        """The seq of the first record of each of these message ids that the log has."""
+        """Return the seq of the first record of each of these message ids that the log has."""
 
     async def reject(self, conversation_id: str, rejections: Sequence[Rejection]) -> None:
-        """Keep rejected events, durably, beside the log; they go by age."""
+        """Keep rejected events durably beside the log, until they are old enough to be dropped."""
 
     async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
-        """The rejected events that are kept, oldest first."""
+        """Return the rejected events that are kept, oldest first."""
 
     async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
-        """Keep a snapshot; an older one of this conversation may go.
+        """Keep a snapshot; an older one of this conversation may be dropped.
 
-        `epoch` is the newest that its writer knows of. A record at its seq that is of a later one
-        belongs to another log, which has begun anew under this name: `Fenced`.
+        `epoch` is the newest that its writer knows of. Raises `Fenced` if the record at its seq
+        has a later one: the conversation was deleted, and another log has begun under its name.
         """
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
-        """The newest snapshot that is undamaged, or None."""
+        """Return the newest undamaged snapshot, or None."""
 
     async def fork(
         self,
@@ -203,20 +221,51 @@ class Journal(Protocol):
     ) -> Claim:
         """Begin conversation `fork_id` with the records of another up to `at`, then `records`.
 
-        One transaction, however long the prefix, which is shared and not copied; the other
-        conversation is only read. The caller owns the fork. Raises `ConversationNotFound`,
-        `RecordNotFound` when there is none at `at`, and `ConversationExists` when the fork has
-        records already, unless those are just these (so after `OutcomeUnknown`, fork again).
+        This is one transaction, however long the prefix: the prefix is shared, not copied, and the
+        other conversation is only read. The caller owns the fork. Raises `ConversationNotFound`,
+        `RecordNotFound` if there is no record at `at`, and `ConversationExists` if the fork
+        already has records other than these (so after `OutcomeUnknown`, fork again).
         """
 
     async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
-        """Delete a conversation with all that is kept beside its log; only its owner may.
+        """Delete a conversation with everything kept beside its log. Only its owner may.
 
-        Its name keeps the epoch, so that a conversation of that name begins above it.
+        The journal remembers the name and its epoch, so that a new conversation of that name
+        begins above it.
         """
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
-        """Return when a log does not end at `after`, whichever process has written or deleted.
+        """Return once a log does not end at `after`, whichever process wrote or deleted it.
 
-        What is not there ends at 0.
+        A conversation that does not exist ends at 0.
         """
+
+
+class LogPages:
+    """Iterate over the records above `after`, up to a seq or to the end of the log, by pages.
+
+    The one way to read a log that may be long. Raises as `Journal.read` does. It holds nothing
+    open, so an iteration may be left at any point (an async generator left half-way would wait for
+    the garbage collector).
+    """
+
+    def __init__(
+        self, journal: Journal, conversation_id: str, *, after: int = 0, upto: int | None = None
+    ) -> None:
+        self._journal = journal
+        self._conversation_id = conversation_id
+        self._after = after
+        self._upto = upto
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Sequence[StoredRecord]:
+        limit = READ_PAGE if self._upto is None else min(READ_PAGE, self._upto - self._after)
+        if limit <= 0:
+            raise StopAsyncIteration
+        page = await self._journal.read(self._conversation_id, after=self._after, limit=limit)
+        if not page:
+            raise StopAsyncIteration
+        self._after += len(page)
+        return page

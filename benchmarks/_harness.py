@@ -67,7 +67,7 @@ def say(text: str) -> None:
 def faster(
     name: str, pairs: list[tuple[float, float]], *, baseline: str, goal: str, unit: str = "µs"
 ) -> Measure:
-    """How many times as fast as the baseline, from (ours, baseline) times of each round."""
+    """Return how many times as fast as the baseline, from (ours, baseline) times of each round."""
     ours, base = _medians(pairs)
     ratio = statistics.median(theirs / mine for mine, theirs in pairs)
     return Measure(name, ours, unit, baseline, base, ratio, goal)
@@ -76,7 +76,7 @@ def faster(
 def costlier(
     name: str, pairs: list[tuple[float, float]], *, baseline: str, goal: str, unit: str = "µs"
 ) -> Measure:
-    """How many times as much as the baseline."""
+    """Return how many times as much as the baseline."""
     ours, base = _medians(pairs)
     ratio = statistics.median(mine / theirs for mine, theirs in pairs)
     return Measure(name, ours, unit, baseline, base, ratio, goal)
@@ -113,7 +113,7 @@ class PeerMissing(Exception):
 
 
 def find_python(version: str) -> str:
-    """An interpreter of this version that runs, or `PeerMissing`."""
+    """Return an interpreter of this version that runs; raise `PeerMissing` if there is none."""
     pyenv = Path.home() / ".pyenv" / "versions"
     found = (shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python")))
     for python in (sys.executable, *found):
@@ -132,7 +132,7 @@ def run_peer(
     *arguments: str,
     interpreter: str = sys.executable,
 ) -> dict[str, float]:
-    """What a peer's program prints, in an environment of its own with the newest releases."""
+    """Return what a peer's program prints, in an environment of its own with new releases."""
     home = CACHE / name
     python = home / "bin" / "python"
     ready = home / "ready"

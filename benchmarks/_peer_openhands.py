@@ -89,7 +89,7 @@ def timed(act: Callable[[], object], rounds: int) -> float:
 
 
 def reopened_differently(tries: int) -> float:
-    """The share of correct logs whose view, reopened at a random event, is not the whole log's."""
+    """Return the share of correct logs whose view differs when reopened at a random event."""
     draw = random.Random(1)
     differing = 0
     for _ in range(tries):

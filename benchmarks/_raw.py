@@ -33,7 +33,7 @@ async def asyncio_tell(count: int) -> float:
 
 
 async def trio_tell(count: int) -> float:
-    """A trio memory channel of 1024 with a task that reads it; microseconds an item."""
+    """Time a trio memory channel of 1024 with a task that reads it; microseconds an item."""
     send, receive = trio.open_memory_channel[int](1024)
 
     async def read() -> None:
@@ -50,7 +50,7 @@ async def trio_tell(count: int) -> float:
 
 
 async def asyncio_ask(callers: int, count: int) -> float:
-    """A deque, one waiter, and a future for the reply; microseconds an ask."""
+    """Time a deque, one waiter, and a future for the reply; microseconds an ask."""
     loop = asyncio.get_running_loop()
     waiting: deque[asyncio.Future[int]] = deque()
     waiter: asyncio.Future[None] | None = None
@@ -90,7 +90,7 @@ async def asyncio_ask(callers: int, count: int) -> float:
 
 
 async def trio_ask(callers: int, count: int) -> float:
-    """A deque, one waiter, and a task to reschedule for the reply; microseconds an ask."""
+    """Time a deque, one waiter, and a task to reschedule for the reply; microseconds an ask."""
     waiting: deque[lowlevel.Task] = deque()
     waiter: lowlevel.Task | None = None
 

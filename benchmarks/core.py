@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import gc
 import random
+import resource
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -23,34 +26,35 @@ import anyio
 from pydantic import TypeAdapter
 
 from turnkeeper.actors import (
-    ActionEvent,
-    AgentMessageEvent,
-    CondensationEvent,
     Conversation,
     Conversations,
     Event,
     FrozenObject,
-    ObservationEvent,
     SQLiteJournal,
+    TokenUsage,
+    TurnContext,
+    View,
+    agent,
+)
+from turnkeeper.actors.core.records import encode_record
+from turnkeeper.actors.core.state import Folded
+from turnkeeper.actors.core.view import ViewFold
+from turnkeeper.actors.events import (
+    ActionEvent,
+    AgentMessageEvent,
+    AnyEvent,
+    CondensationEvent,
+    ObservationEvent,
     StepFinishedEvent,
     SystemPromptEvent,
     ThinkingBlock,
-    TokenUsage,
-    TurnContext,
     TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
-    View,
-    agent,
     encode_event,
-    to_llm_messages,
 )
-from turnkeeper.actors._loading import load_state
-from turnkeeper.actors._records import record_of
-from turnkeeper.actors.events import AnyEvent
-from turnkeeper.actors.llm import LLMShape
-from turnkeeper.actors.state import ConversationState
-from turnkeeper.actors.view import ViewFold
+from turnkeeper.actors.models.messages import LLMShape, to_llm_messages
+from turnkeeper.actors.owner.loading import load_state
 
 from ._harness import (
     Measure,
@@ -73,7 +77,7 @@ Pairs = list[tuple[float, float]]
 
 
 def talk(length: int, *, thinking: bool = False) -> list[Event]:
-    """A conversation of about so many events, whole turns only."""
+    """Return a conversation of about so many events, whole turns only."""
     log: list[Event] = [SystemPromptEvent(content="be kind")]
     for turn in turns(thinking=thinking):
         if len(log) + len(turn) > length:
@@ -117,10 +121,37 @@ def turns(*, thinking: bool = False) -> Iterator[list[Event]]:
 def run(*, quick: bool) -> Iterator[Measure]:
     rounds = 3 if quick else 7
     lengths = LENGTHS[:2] if quick else LENGTHS
+    yield _imports(rounds)
     yield from _views(lengths, rounds)
     yield from _memory(40_000 if quick else 100_000)
     yield from anyio.run(_stored, lengths, rounds)
     yield from _peer(lengths, rounds)
+
+
+# --- importing ------------------------------------------------------------------------------------
+
+
+def _imports(rounds: int) -> Measure:
+    """Compare the CPU time of a first program's imports with that of `import pydantic`."""
+    say("core: importing")
+    first = "from turnkeeper import Conversations, SQLiteJournal, agent"
+    pairs = []
+    for _ in range(rounds):
+        nothing = _cpu_ms("pass")
+        pairs.append((_cpu_ms(first) - nothing, _cpu_ms("import pydantic") - nothing))
+    return costlier("core.import", pairs, baseline="import pydantic", goal="≤ 3.0", unit="ms")
+
+
+def _cpu_ms(code: str) -> float:
+    """Return the CPU milliseconds of a fresh interpreter; the least of five."""
+    least = float("inf")
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code], check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+        least = min(least, (user + system) * 1_000)
+    return least
 
 
 # --- the view -------------------------------------------------------------------------------------
@@ -144,8 +175,8 @@ def _views(lengths: Sequence[int], rounds: int) -> Iterator[Measure]:
         yield costlier(name, pairs, baseline="a bare fold of the view", goal="≤ 1.5")
 
 
-def _folded(log: Sequence[Event]) -> ConversationState:
-    state = ConversationState()
+def _folded(log: Sequence[Event]) -> Folded:
+    state = Folded()
     for event in log:
         state.fold(event)
     return state
@@ -157,8 +188,8 @@ def _fold(log: Sequence[Event]) -> None:
         fold.fold(event)
 
 
-def _two_new(state: ConversationState, shape: LLMShape, rounds: int) -> float:
-    """The messages of a view that has grown by two events, where those before it were made."""
+def _two_new(state: Folded, shape: LLMShape, rounds: int) -> float:
+    """Time the messages of a view that has grown by two events since its messages were made."""
     times = []
     kept = to_llm_messages(state.view, shape)
     for _ in range(rounds):
@@ -211,14 +242,14 @@ def _memory(length: int) -> Iterator[Measure]:
 
 
 def _bytes_held(length: int | None) -> tuple[float, int]:
-    """What a state holds that has folded so many events and was condensed to 240 all along.
+    """Return the bytes of a state that has folded so many events, condensed to 240 all along.
 
     Without a length: one that has folded no more than it shows.
     """
     gc.collect()
     tracemalloc.start()
     try:
-        state = ConversationState()
+        state = Folded()
         for turn in turns():
             for event in turn:
                 state.fold(event)
@@ -240,7 +271,7 @@ def _bytes_held(length: int | None) -> tuple[float, int]:
 
 @agent
 async def answering(turn: TurnContext) -> None:
-    """A model that answers at once: it is given the messages, and says one thing."""
+    """Answer at once, as a model that is given the messages and says one thing."""
     messages = to_llm_messages(turn.view)
     await turn.say(f"done, after {len(messages)}")
 
@@ -292,7 +323,7 @@ async def raw_commit(path: Path, times: int = 100) -> float:
 
 
 async def _step(folder: Path, length: int, rounds: int) -> tuple[float, int]:
-    """A chat message sent, answered and its turn ended; and how many commits that took."""
+    """Time a chat message sent, answered and its turn ended; count the commits that it took."""
     passed: list[str] = []
     path = folder / f"step{length}.db"
     await fill(path, talk(length))
@@ -317,7 +348,7 @@ async def _converse(conversation: Conversation) -> None:
 
 async def fill(path: Path, log: Sequence[Event]) -> int:
     """Write a log into a fresh journal; gives the bytes of its payloads."""
-    records = [record_of(event) for event in log]
+    records = [encode_record(event) for event in log]
     async with SQLiteJournal(path) as journal:
         claim = await journal.claim("c")
         for at in range(0, len(records), 500):
@@ -367,7 +398,7 @@ async def _open(folder: Path, length: int, raw: float, rounds: int) -> list[Meas
         claim = await journal.claim("c")
         await journal.append(
             "c",
-            [record_of(condensed[-1])],
+            [encode_record(condensed[-1])],
             epoch=claim.epoch,
             expected_seq=len(condensed),
             is_unfinished=False,
@@ -453,13 +484,13 @@ async def _as_the_peer(length: int, rounds: int) -> dict[str, float]:
 
 
 def _reopened_differently(tries: int) -> float:
-    """The share of logs whose view, reopened at a random event, is not the whole log's."""
+    """Return the share of logs whose view, reopened at a random event, is not the whole log's."""
     draw = random.Random(1)
     differing = 0
     for _ in range(tries):
         log = talk(60)
         at = draw.randrange(1, len(log))
-        state, _ = ConversationState.from_events(log[:at])
+        state, _ = Folded.from_events(log[:at])
         for event in log[at:]:
             state.fold(event)
         differing += state.view != View.from_events(log)

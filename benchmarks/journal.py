@@ -26,19 +26,16 @@ import anyio
 import psycopg
 
 from turnkeeper.actors import (
-    AgentMessageEvent,
-    Claim,
     Conversation,
     Conversations,
     Journal,
     PostgresJournal,
-    Record,
     SQLiteJournal,
     TurnContext,
-    UserMessageEvent,
     agent,
-    encode_event,
 )
+from turnkeeper.actors.events import AgentMessageEvent, UserMessageEvent, encode_event
+from turnkeeper.actors.journal import Claim, Record
 from turnkeeper.runtime import Ports
 
 from ._harness import Measure, PeerMissing, costlier, faster, in_turn, run_peer, say, skipped
@@ -78,7 +75,7 @@ def run(*, quick: bool) -> Iterator[Measure]:
 
 @contextmanager
 def raw_file(folder: Path) -> Iterator[sqlite3.Connection]:
-    """The same rows, with the keys that a log needs, and no journal around them."""
+    """Write the same rows, with the keys that a log needs, and no journal around them."""
     path = folder / f"raw-{IDS.new()}.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -229,7 +226,7 @@ async def _lengthen(journal: Journal, many: int, length: int) -> None:
 
 @agent
 async def silent(_: TurnContext) -> None:
-    """An agent that is never asked: events are appended by their callers."""
+    """Do nothing: events are appended by their callers, and this agent is never asked."""
 
 
 async def _appended(folder: Path, many: int, each: int, *, follow: bool) -> float:
@@ -310,7 +307,7 @@ def _postgres(rounds: int) -> Iterator[Measure]:
 
 @contextmanager
 def _server() -> Iterator[str]:
-    """The one in `TURNKEEPER_TEST_POSTGRES`, or one that is started for this."""
+    """Give the server in `TURNKEEPER_TEST_POSTGRES`, or one that is started for this."""
     given = os.environ.get("TURNKEEPER_TEST_POSTGRES")
     if given:
         yield given

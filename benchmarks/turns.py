@@ -28,9 +28,9 @@ from turnkeeper.actors import (
     SQLiteJournal,
     ToolAgent,
     ToolCall,
-    UserMessageEvent,
     View,
 )
+from turnkeeper.actors.events import UserMessageEvent
 
 from ._harness import Measure, PeerMissing, costlier, faster, find_python, run_peer, say, skipped
 from .core import LENGTHS, US, fill, raw_commit, talk
@@ -87,7 +87,7 @@ async def _steps(lengths: Sequence[int], rounds: int) -> list[Measure]:
 
 
 async def _turn(folder: Path, length: int, rounds: int) -> tuple[float, float, int]:
-    """The median time of a whole turn, that beside as many raw commits, and how many it took."""
+    """Return the median times of a whole turn and of as many raw commits, and their number."""
     passed: list[str] = []
     path = folder / f"turn{length}.db"
     await fill(path, talk(length))
@@ -189,7 +189,7 @@ async def _many(rounds: int) -> list[Measure]:
 
 
 async def _memory() -> list[Measure]:
-    """What a conversation holds while its turn waits for a tool, beside one that is at rest."""
+    """Compare the bytes of a conversation whose turn waits for a tool with one that is at rest."""
     say("turns: memory")
     began = 0
 
@@ -247,7 +247,7 @@ def _peer(lengths: Sequence[int], rounds: int) -> Iterator[Measure]:
 
 
 async def _answer(length: int, rounds: int) -> float:
-    """A turn of one model call, as the peer's program measures."""
+    """Time a turn of one model call, as the peer's program measures."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "answer.db"
         await fill(path, talk(length))

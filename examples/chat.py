@@ -1,7 +1,7 @@
 """A chat in the terminal in which one can type while the agent answers.
 
-What it teaches: one `Conversation.follow()` shows everything that comes, whoever asked for it; what
-a line does to the answer that is being written is its `on_overlap`; a tool that needs a
+What it teaches: one `Conversation.follow()` shows everything that comes, whichever client asked for
+it; what a line does to the answer that is being written is its `on_overlap`; a tool that needs a
 confirmation; a turn that goes on after the program was killed.
 
     python examples/chat.py                    a scripted model, without a network or a key
@@ -35,26 +35,28 @@ import anyio
 import structlog
 
 from turnkeeper.actors import (
-    ActionEvent,
-    AgentErrorEvent,
-    AgentMessageEvent,
-    ConfirmationRequestedEvent,
     Conversation,
     Conversations,
     Event,
-    MessageQueuedEvent,
-    MessageWithdrawnEvent,
     Model,
     ModelRequest,
     ModelResponse,
-    ObservationEvent,
     OnOverlap,
-    RetractionEvent,
     ScriptedModel,
     SQLiteJournal,
     TextDelta,
     ToolAgent,
     ToolCall,
+)
+from turnkeeper.actors.events import (
+    ActionEvent,
+    AgentErrorEvent,
+    AgentMessageEvent,
+    ConfirmationRequestedEvent,
+    MessageQueuedEvent,
+    MessageWithdrawnEvent,
+    ObservationEvent,
+    RetractionEvent,
     TurnEndedEvent,
     UserMessageEvent,
     UserRejectEvent,
@@ -69,7 +71,7 @@ PROMPT = "You are the support desk of a small bookshop. Be brief and kind."
 
 
 async def look_up(order: int) -> str:
-    """Where an order is."""
+    """Look up where an order is."""
     await anyio.sleep(0.5)
     return f"order {order}: left the warehouse on Monday, 2 books"
 
@@ -81,7 +83,7 @@ async def refund(order: int) -> str:
 
 
 def answer(request: ModelRequest) -> str | ModelResponse:
-    """What the scripted model says: a function of what it is shown, over a restart too."""
+    """Answer as the scripted model: by the view alone, so that a restart changes nothing."""
     newest = request.view[-1]
     texts = [event.content for event in request.view if isinstance(event, UserMessageEvent)]
     order = next((int(n) for text in reversed(texts) for n in re.findall(r"\d+", text)), 0)
@@ -106,7 +108,7 @@ def answer(request: ModelRequest) -> str | ModelResponse:
 
 
 class Paced:
-    """A model that writes no faster than somebody reads."""
+    """A model that writes no faster than a person reads."""
 
     def __init__(self, model: Model, pause_s: float) -> None:
         self._model = model
@@ -124,15 +126,15 @@ class Paced:
 
 @asynccontextmanager
 async def open_model(pause_s: float) -> AsyncIterator[tuple[Model, str]]:
-    """The model that there is a key for, and its name; its connections are closed after it."""
+    """Give the model that there is a key for, and its name; close its connections afterwards."""
     if os.environ.get("ANTHROPIC_API_KEY"):
-        from turnkeeper.actors.anthropic_model import AnthropicModel  # noqa: PLC0415 - an extra
+        from turnkeeper.actors.models.anthropic import AnthropicModel  # noqa: PLC0415 - an extra
 
         name = os.environ.get("CHAT_MODEL", "claude-sonnet-4-5")
         async with AnthropicModel(name) as model:
             yield model, name
     elif os.environ.get("OPENAI_API_KEY"):
-        from turnkeeper.actors.openai_model import OpenAIChatModel  # noqa: PLC0415 - an extra
+        from turnkeeper.actors.models.openai import OpenAIChatModel  # noqa: PLC0415 - an extra
 
         name = os.environ.get("CHAT_MODEL", "gpt-4.1-mini")
         async with OpenAIChatModel(name) as chat_model:
@@ -180,7 +182,7 @@ class Screen:
 
 
 def wrapped(who: str, text: str) -> list[str]:
-    """A text in lines, the first of which says whose it is."""
+    """Break a text into lines; the first says who is speaking."""
     indent = " " * len(who)
     lines: list[str] = []
     for paragraph in text.split("\n"):
@@ -238,7 +240,7 @@ class Printer:
                 self._screen.redraw()
 
     def _say(self, text: str, mark: str = "") -> None:
-        """The whole of what was said, of which some may be on the screen."""
+        """Show all of what was said; some of it may be on the screen already."""
         if not text.startswith(self._said):
             self._finish()
         self._said = text
@@ -250,7 +252,7 @@ class Printer:
         self._screen.show(*new, *wrapped("       · ", text), writing=writing)
 
     def _finish(self, mark: str = "") -> None:
-        """What is being said stays as it is on the screen."""
+        """Leave what is being said on the screen as it is."""
         if self._said:
             lines = wrapped("agent: ", self._said.rstrip() + mark)
             self._screen.show(*lines[self._lines_shown :])
@@ -262,7 +264,7 @@ class Printer:
 
 @contextmanager
 def keys_one_by_one() -> Iterator[None]:
-    """The terminal gives each key as it is pressed, and does not print it."""
+    """Have the terminal give each key as it is pressed, and not print it."""
     import termios  # noqa: PLC0415 - there is none on Windows, where lines are read as they come
     import tty  # noqa: PLC0415
 
@@ -368,7 +370,7 @@ class Chat:
             await self._conversation.retract_turn(turn_ids[-1])
 
     async def until_quiet(self) -> None:
-        """Until nothing runs, or somebody would have to say something."""
+        """Wait until nothing runs, or the user is asked something."""
         async for _ in self._conversation.events():
             turns = (await self._conversation.at()).turns
             if not turns.is_unfinished or turns.waits_for is not None:

@@ -21,7 +21,12 @@ from typing import Any
 
 import anyio
 
-from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
+from turnkeeper.actors import (
+    Conversations,
+    SQLiteJournal,
+    TurnContext,
+    agent,
+)
 
 # What ASGI itself calls these; its messages are plain dictionaries.
 Message = MutableMapping[str, Any]

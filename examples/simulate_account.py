@@ -1,8 +1,8 @@
 """Simulation of an actor of your own: a bank account that loses money, and the seed that shows it.
 
-What it teaches: a world is an `async def` that starts nodes and clients; what a crash must not
-lose lives outside of the node; `simulate` runs it one step of one task at a time, under virtual
-time; the seed decides everything, and `shrink` leaves the few decisions that matter.
+It teaches: a world is an `async def` that starts nodes and clients; data that a crash must not
+lose lives outside of the node; a campaign runs it one step of one task at a time, under virtual
+time, seed after seed; the failure is made smaller and tells its story.
 
     python examples/simulate_account.py
 
@@ -17,7 +17,7 @@ from functools import partial
 import anyio
 
 from turnkeeper.runtime import Actor, Message, Ports, Ref, Runtime, TurnkeeperError
-from turnkeeper.runtime.testing import Node, Simulation, shrink, simulate
+from turnkeeper.runtime.testing import Node, Simulation, run_campaign, simulate
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Deposit(Message[int]):
 
 @dataclass
 class Disk:
-    """What a crash leaves: the deposits that were written, by id, in their order."""
+    """The deposits that were written, with their ids, in their order. A crash leaves them."""
 
     written: list[tuple[str, int]] = field(default_factory=list)
 
 
 class CarelessAccount(Actor[Deposit]):
-    """Answers with the balance. A deposit that was resent is paid in twice."""
+    """Answers with the balance. It pays a deposit in twice that was sent again."""
 
     def __init__(self, disk: Disk, ports: Ports) -> None:
         self._disk = disk
@@ -50,7 +50,7 @@ class CarelessAccount(Actor[Deposit]):
 
 
 class CarefulAccount(CarelessAccount):
-    """Looks whether it knows the deposit already."""
+    """Pays in no deposit that it knows already."""
 
     async def receive(self, message: Deposit) -> int:
         if any(message.deposit_id == known for known, _ in self._disk.written):
@@ -60,7 +60,7 @@ class CarefulAccount(CarelessAccount):
 
 @dataclass(frozen=True)
 class World:
-    """One node that may crash, two clients that insist."""
+    """One node that may crash, and two clients that send again until they have an answer."""
 
     account: type[CarelessAccount]
 
@@ -101,18 +101,14 @@ class World:
 
 def main() -> None:
     careless, careful = World(CarelessAccount), World(CarefulAccount)
-    failing = next(run for seed in range(1_000) if not (run := simulate(careless, seed=seed)).ok)
-    print(f"the careless account: seed {failing.seed} breaks it")
-    smallest = shrink(careless, failing)
+    campaign = run_campaign(careless, seeds=1_000)
+    smallest = campaign.failure
+    assert smallest is not None, "the planted bug was not found"
+    print(f"the careless account: {campaign.runs} runs, and seed {smallest.seed} breaks it")
     print(smallest)
-    print(
-        f"of {failing.tape.interesting} decisions that were not the boring one, "
-        f"{smallest.tape.interesting} are needed"
-    )
     again = simulate(careless, tape=smallest.tape)
     print(f"played again, it breaks the same: {again.trace == smallest.trace}")
-    for seed in range(300):
-        simulate(careful, seed=seed).check()
+    run_campaign(careful, seeds=300).check()
     print("the careful account: 300 seeds, all invariants held")
 
 

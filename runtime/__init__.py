@@ -1,4 +1,8 @@
-"""The actor runtime: actors, mailboxes, supervision, regions. It knows nothing of conversations."""
+"""The actor runtime: actors, mailboxes, supervision, regions. It knows no conversations.
+
+Primitives for authors of journals and adapters are in `turnkeeper.runtime.lowlevel`; a simulator
+and a virtual clock for tests are in `turnkeeper.runtime.testing`.
+"""
 
 if __name__ != "turnkeeper.runtime":
     raise ImportError(
@@ -6,15 +10,14 @@ if __name__ != "turnkeeper.runtime":
     )
 
 from ._actor import Actor, ActorContext
-from ._backend import OneShot, clear_stray_cancellation, thread_caller
 from ._dead_letters import DeadLetters
 from ._effects import Effect
 from ._event_stream import EventStream, Subscription
 from ._log import add_actor, bind_log
-from ._mailbox import Mailbox, Overflow
+from ._mailbox import MailboxSettings, Overflow
 from ._messages import Delivery, Message
 from ._portal import Portal
-from ._ref import Ref
+from ._ref import Ref, Terminated
 from ._region import Region
 from ._reports import (
     DeadLetter,
@@ -23,7 +26,6 @@ from ._reports import (
     Restart,
     Stopped,
     Stuck,
-    Terminated,
 )
 from ._runtime import LeftUndone, Runtime
 from ._supervision import Backoff, Directive, Strategy, Supervision
@@ -31,6 +33,7 @@ from ._supervisor import Supervisor
 from ._timers import Timer, Timers
 from ._tree import ActorState, HandlingTimes, Tree
 from .errors import (
+    ActorEnded,
     ActorFailed,
     AskCycle,
     InvariantViolation,
@@ -51,6 +54,7 @@ from .ports import Blocking, DaemonThreads, Ids, Ports, format_id
 __all__ = [
     "Actor",
     "ActorContext",
+    "ActorEnded",
     "ActorFailed",
     "ActorState",
     "AskCycle",
@@ -68,13 +72,12 @@ __all__ = [
     "Ids",
     "InvariantViolation",
     "LeftUndone",
-    "Mailbox",
     "MailboxFull",
+    "MailboxSettings",
     "Message",
     "NotAnsweredInTime",
     "NotDelivered",
     "NotStartedInTime",
-    "OneShot",
     "OutcomeUnknown",
     "Overflow",
     "OwnershipLost",
@@ -102,7 +105,5 @@ __all__ = [
     "Unavailable",
     "add_actor",
     "bind_log",
-    "clear_stray_cancellation",
     "format_id",
-    "thread_caller",
 ]

@@ -1,32 +1,35 @@
-"""What a user writes and holds: the actor and its context.
+"""The actor, which applications write, and its context, through which it uses the runtime.
 
-An actor's hooks and handlers run one at a time, on whichever task owns it just then, inside the
-actor's own context. Nothing but its owner may touch it: effects talk back through its mailbox.
+An actor's hooks and handlers run one at a time, in the task of its current runner, inside the
+actor's own context variables. No other code may touch the actor: effects talk back through its
+mailbox.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import Any, ClassVar, Generic, cast
 
 from typing_extensions import TypeVar
 
 from ._backend import OneShot, unattended
+from ._cell import Cell
 from ._effects import Effect
-from ._mailbox import Mailbox
+from ._hooks import Hooks, Traits
+from ._incarnation import Incarnation
+from ._mailbox import MailboxSettings
 from ._messages import Delivery
-from ._ref import Ref
+from ._ref import KeyedActors, Ref, Watching
+from ._stats import Stats
 from ._supervision import Supervision
 from ._supervisor import Supervisor
 from ._timers import Timers
 from .ports import Ports
 
-if TYPE_CHECKING:
-    from ._cell import Cell
+__all__ = ["Actor", "ActorContext", "bind", "traits_of"]
 
-__all__ = ["Actor", "ActorContext"]
-
-# Any: whoever does not say which messages an actor takes is not checked for it.
+# Any: an actor that does not name its messages is not checked for them.
 M = TypeVar("M", default=Any)
 N = TypeVar("N", default=Any)
 T = TypeVar("T")
@@ -35,13 +38,13 @@ T = TypeVar("T")
 class Actor(Generic[M]):
     """The base of all actors. Write `receive`, as `def` or as `async def`, or `receive_batch`.
 
-    What `receive` returns is the reply. `Refused` raised by it is an answer; every other error
-    is a failure: the asker gets it (as it is when it is one of the five kinds, else inside
-    `ActorFailed`), and the supervisor decides what becomes of the actor.
+    The return value of `receive` is the reply. `Refused` raised by it is an answer. Every other
+    error is a failure: the asker gets it, as it is if it is one of the five kinds and else inside
+    `ActorFailed`, and the supervisor decides about the actor.
     """
 
     batch_max: ClassVar[int] = 1
-    """At most so many messages are handed to `receive_batch` at once."""
+    """The most messages that `receive_batch` is given at once."""
 
     supervision: ClassVar[Supervision] = Supervision()
     """How this actor supervises the children that it spawns."""
@@ -50,78 +53,89 @@ class Actor(Generic[M]):
     """Set by the runtime before `on_start`."""
 
     def receive(self, message: M) -> object:
+        """Handle one message and return the reply."""
         raise NotImplementedError(f"{type(self).__name__} has neither receive nor receive_batch")
 
     async def receive_batch(self, deliveries: Sequence[Delivery[M]]) -> None:
-        """Take several messages at once. Whatever is left unanswered may be answered later."""
+        """Handle several messages at once. Those left unanswered may be answered later."""
         raise NotImplementedError
 
     async def on_start(self) -> None:
-        """Runs before the first message. An error is a failed start."""
+        """Run before the first message. An error is a failed start."""
 
     async def on_stop(self) -> None:
-        """Runs after the last message, shielded from cancellation, within a bound."""
+        """Run after the last message, shielded from cancellation, for `cleanup_s` seconds at most.
+
+        Nothing can be started here any more: that raises `ActorEnded`.
+        """
 
     async def on_restart(self, error: BaseException) -> None:
-        """Runs on the actor that failed, before its successor is made. By default, `on_stop`."""
+        """Run on the actor that failed, before its successor is made. By default, `on_stop`."""
         del error
         await self.on_stop()
 
 
 class ActorContext:
-    """What an actor has of the runtime: itself, its children, effects and timers, the world."""
+    """An actor's access to the runtime: itself, its children, effects and timers, the world.
 
-    __slots__ = ("_cell",)
+    It belongs to one incarnation. Once that ends, nothing can be started through it any more:
+    effects, timers, children and watches are refused with `ActorEnded`.
+    """
 
-    def __init__(self, cell: Cell) -> None:
-        self._cell = cell
+    __slots__ = ("_life",)
+
+    def __init__(self, life: Incarnation) -> None:
+        self._life = life
 
     @property
     def name(self) -> str:
-        return self._cell.name
+        """The actor's path in the tree of actors."""
+        return self._life.name
 
     @property
     def key(self) -> str:
         """The actor's key in its region; empty outside of one."""
-        return self._cell.key
+        return _cell_of(self._life).key
 
     @property
     def ref(self) -> Ref[Any]:
-        """The actor's own ref. Any, since the context does not know the actor's type.
+        """The actor's own ref. Any, because the context does not know the actor's type.
 
-        What the actor and its effects send here never waits for room and is never refused for it.
+        Messages that the actor and its effects send here never wait for room, and are never
+        refused for lack of it.
         """
-        cell = self._cell
-        return Ref(cell, cell.region, cell.key)
+        return _ref_to(_cell_of(self._life))
 
     @property
     def ports(self) -> Ports:
-        return self._cell.system.ports
+        """The ports of the runtime."""
+        return self._life.system.ports
 
     @property
     def timers(self) -> Timers:
-        """Messages to itself, later; gone with this incarnation."""
-        return Timers(self._cell)
+        """Messages of the actor to itself, later; they end with this incarnation."""
+        return Timers(self._life)
 
     def defer(self) -> Delivery[Any]:
-        """Take charge of the answer to the message being handled: it is given later, by this.
+        """Take over the answer to the message being handled, to give it later.
 
-        Until then the actor is not idle. Any, since the context does not know the actor's type.
+        Until then the actor is not idle. Any, because the context does not know the actor's type.
         """
-        cell = self._cell
-        ask = cell.current
+        life = self._life
+        cell = _cell_of(life)
+        ask = cell.current if cell.life is life else None
         if ask is None:
-            return Delivery(cell, None, None)
+            return Delivery(life, None, None)
         cell.current = None
-        cell.defer(ask)
-        return Delivery(cell, ask.message, ask)
+        life.defer(ask)
+        return Delivery(life, ask.message, ask)
 
-    async def outcome(self, awaited: Awaitable[T]) -> T:
-        """Await something in the middle of a handler; a `OneShot`, without holding a worker.
+    async def wait_for(self, awaited: Awaitable[T]) -> T:
+        """Await something in the middle of a handler; a `OneShot`, without keeping a worker.
 
-        A thousand actors that wait for one group commit then need no task each. What belongs to a
-        task, a cancel scope or a task group, must not be open around this: the handler may go on
-        in another one.
+        So a thousand actors that wait for one group commit need no task each. Nothing that belongs
+        to a task, such as a cancel scope or a task group, may be open around this call: the
+        handler may go on in another task.
         """
         if isinstance(awaited, OneShot):
             return await unattended(awaited)
@@ -131,43 +145,94 @@ class ActorContext:
         """Run something beside the actor, in a task of its own, and return at once.
 
         An effect that raises fails the actor with that error. All effects are cancelled when the
-        actor stops or restarts.
+        actor stops or restarts. Raises `ActorEnded` once the actor ends.
         """
-        return Effect(self._cell, run, name)
+        return self._life.start_effect(run, name)
 
     def spawn(
         self,
         factory: Callable[[], Actor[N]],
         *,
         name: str,
-        mailbox: Mailbox | None = None,
+        mailbox: MailboxSettings | None = None,
         supervision: Supervision | None = None,
         resident: bool = False,
     ) -> Ref[N]:
-        """Start a child; it stops before this actor does, and this actor's class supervises it."""
-        return self._children().spawn(
+        """Start a child; it stops before this actor does, and this actor's class supervises it.
+
+        Raises `ActorEnded` once the actor ends.
+        """
+        return self._children(name).spawn(
             factory, name=name, mailbox=mailbox, supervision=supervision, resident=resident
         )
 
     def spawn_supervisor(self, name: str, supervision: Supervision) -> Supervisor:
         """Start a supervisor as a child, for actors that stand or fall together."""
-        return self._children().spawn_supervisor(name, supervision)
+        return self._children(name).spawn_supervisor(name, supervision)
 
     def watch(self, ref: Ref[Any]) -> None:
-        """Get a `Terminated`, before other mail, when that actor stops for good."""
-        ref.watch(self.ref)
+        """Get a `Terminated`, before other mail, when that actor stops for good.
+
+        The watch ends with this incarnation: watch again in `on_start`. Raises `ActorEnded` once
+        the actor ends.
+        """
+        life = self._life
+        life.check_open(f"watch {ref.name}")
+        watching = Watching(ref, self.ref)
+        if not ref.has_ended:
+            if life.watches is None:
+                life.watches = {}
+            life.watches[ref] = watching
 
     def unwatch(self, ref: Ref[Any]) -> None:
-        ref.unwatch(self.ref)
+        """Take `watch` back."""
+        watching = (self._life.watches or {}).pop(ref, None)
+        if watching is not None:
+            watching.take_back()
 
     def stop(self) -> None:
-        """Stop after the current message or batch. What still waits is handed back."""
-        self._cell.request_stop("it stopped itself")
+        """Stop after the current message or batch. Messages that still wait are handed back."""
+        if self._life.is_open:
+            _cell_of(self._life).request_stop("it stopped itself")
 
-    def _children(self) -> Supervisor:
-        cell = self._cell
-        if cell.children is None:
-            actor = cell.actor
-            supervision = Supervision() if actor is None else type(actor).supervision
-            cell.children = Supervisor(cell.system, cell.name, supervision, owner=cell)
-        return cell.children
+    def _children(self, name: str) -> Supervisor:
+        life = self._life
+        life.check_open(f"start {name!r} below it")
+        if life.children is None:
+            actor = life.actor
+            supervision = actor.supervision if isinstance(actor, Actor) else Supervision()
+            system = _cell_of(life).system
+            life.children = Supervisor(system, life.name, supervision, above=life)
+        assert isinstance(life.children, Supervisor)
+        return life.children
+
+
+def _cell_of(life: Incarnation) -> Cell:
+    assert isinstance(life.place, Cell), f"{life.name} lives in no cell"
+    return life.place
+
+
+def _ref_to(cell: Cell) -> Ref[Any]:
+    # The one directory that there is, a region, is what a ref needs, too.
+    return Ref(cell, cast("KeyedActors | None", cell.directory), cell.key)
+
+
+def bind(actor: Hooks, life: Incarnation) -> None:
+    """Give an actor its context."""
+    assert isinstance(actor, Actor), f"{life.name} is made by a factory that returns no Actor"
+    actor.context = ActorContext(life)
+
+
+def traits_of(kind: type[Hooks]) -> Traits:
+    """Return the facts about an actor class."""
+    is_batching = kind.receive_batch is not Actor.receive_batch
+    has_on_stop = kind.on_stop is not Actor.on_stop
+    has_on_restart = kind.on_restart is not Actor.on_restart
+    return Traits(
+        is_batching=is_batching,
+        is_inline=not is_batching and not inspect.iscoroutinefunction(kind.receive),
+        has_on_start=kind.on_start is not Actor.on_start,
+        has_on_stop=has_on_stop or has_on_restart,
+        has_on_restart=has_on_restart or has_on_stop,
+        stats=Stats(),
+    )

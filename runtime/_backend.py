@@ -1,10 +1,10 @@
 """The few lines that know whether asyncio or trio is running.
 
-Owns what anyio has no cheap or no equal word for: parking one task until somebody answers it,
-calling into the loop from a thread, holding a task that may outlive its owner, and telling a
-stray native cancellation from a real one. Nothing else in either package imports a backend.
+Owns the primitives that anyio lacks or makes expensive: parking one task until its answer comes,
+calling into the loop from a thread, starting a task that belongs to no group, and telling a stray
+native cancellation from a real one. No other module of either package imports a backend.
 
-Everything here belongs to the loop that runs it, except what `thread_caller` returns.
+Everything here belongs to the loop that runs it, except the function that `thread_caller` returns.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import contextvars
 import math
 import sys
 import types
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
 
 import anyio
+from anyio.abc import TaskGroup
 
 if TYPE_CHECKING:
     import trio
@@ -26,10 +28,16 @@ if TYPE_CHECKING:
 __all__ = [
     "OneShot",
     "Park",
+    "Tasks",
     "checkpointing",
     "clear_stray_cancellation",
+    "loop_time",
+    "open_tasks",
     "parking",
+    "pausing",
+    "persist",
     "spawn_host",
+    "task_end_watch",
     "thread_caller",
     "unattended",
     "uncancel",
@@ -39,7 +47,7 @@ T = TypeVar("T")
 
 
 def _trio() -> Any:  # noqa: ANN401 - the module trio, which only those who use it have
-    """Trio, when the running task is one of its own, and None otherwise."""
+    """Return the module trio if the running task is one of its tasks, else None."""
     trio_module = sys.modules.get("trio")
     if trio_module is not None and trio_module.lowlevel.in_trio_task():
         return trio_module
@@ -47,10 +55,10 @@ def _trio() -> Any:  # noqa: ANN401 - the module trio, which only those who use 
 
 
 class OneShot(Generic[T]):
-    """A value or an error that will come once, and at most one task that waits for it.
+    """A value or an error that comes once, for at most one task that waits for it.
 
-    `set` and `fail` never raise and never wait: on a cell that is done, or whose waiter was
-    cancelled, they change nothing that anybody sees. Call them in the loop that waits.
+    `set` and `fail` never raise and never wait. After the first of them, or once the waiter was
+    cancelled, they have no effect. Call them in the loop that waits.
     """
 
     __slots__ = ("error", "is_done", "value", "wake")
@@ -59,10 +67,11 @@ class OneShot(Generic[T]):
         self.is_done = False
         self.value: T | None = None
         self.error: BaseException | None = None
-        # Set by whoever parks, cleared by whoever wakes it, so a waiter is woken at most once.
+        # Set by the task that parks, cleared by the call that wakes it: one wake-up at most.
         self.wake: Callable[[None], object] | None = None
 
     def set(self, value: T) -> None:
+        """Store the value and wake the waiter."""
         if self.is_done:
             return
         self.is_done = True
@@ -75,23 +84,24 @@ class OneShot(Generic[T]):
                 return  # it was cancelled natively, and is on its way out
 
     def fail(self, error: BaseException) -> None:
+        """Store the error, which the waiter raises, and wake the waiter."""
         if not self.is_done:
             self.error = error
             self.set(cast("T", None))
 
     async def wait(self) -> T:
-        """The value, as soon as there is one; raises what `fail` was given.
+        """Return the value once it has come; raise the error that `fail` was given.
 
-        Not a checkpoint when the cell is done already.
+        No checkpoint if it has come already.
         """
         await self.wait_until_done()
         return self.result()
 
     async def wait_until_done(self) -> None:
-        """As `wait`, and leaves what has come where it is."""
+        """Wait as `wait` does, but neither return the value nor raise the error."""
         if not self.is_done:
             if self.wake is not None:
-                raise RuntimeError("a one-shot cell has one waiter, and it is waiting already")
+                raise RuntimeError("another task waits for this OneShot; it takes one waiter")
             try:
                 await parking()(self)
             finally:
@@ -101,64 +111,65 @@ class OneShot(Generic[T]):
         return self.wait().__await__()
 
     def result(self) -> T:
-        """What a cell that is done holds; raises what `fail` was given."""
+        """Return the value that has come; raise the error that `fail` was given."""
         if self.error is not None:
             raise self.error
         return cast("T", self.value)
 
 
 @types.coroutine
-def unattended(cell: OneShot[T]) -> Generator[OneShot[T], None, T]:
-    """As `cell.wait()`, for code that `_drive.py` or a turn steps: no task has to wait with it.
+def unattended(awaited: OneShot[T]) -> Generator[OneShot[T], None, T]:
+    """Wait as `awaited.wait()` does, in a coroutine that the runtime steps; needs no task.
 
-    What drives the coroutine finds the cell itself, and may leave it alone until that is set.
+    The coroutine yields the one-shot itself. Its caller may leave it suspended until that is set.
     """
-    if not cell.is_done:
-        yield cell
-    return cell.result()
+    if not awaited.is_done:
+        yield awaited
+    return awaited.result()
 
 
-Park: TypeAlias = Callable[[OneShot[Any]], Awaitable[None]]  # Any: whatever it will hold
+Park: TypeAlias = Callable[[OneShot[Any]], Awaitable[None]]  # Any: of whatever value
 
 
 def parking() -> Park:
-    """How a task of the running loop waits until a cell is set: await what this returns.
+    """Return the function that parks a task of the running loop until a one-shot is set.
 
-    For those who wait often and have looked up the loop before. The cell must not be done.
+    It saves a task that waits often from looking up the loop each time. The one-shot that it is
+    given must not be done.
     """
     trio_module = _trio()
     if trio_module is not None:
         return partial(_park_trio, trio_module.lowlevel)
-    # What `loop.create_future` calls in the end; a park is half of what an ask costs.
+    # `loop.create_future` ends in this call; parking is half the cost of an ask.
     create_future = partial(asyncio.Future, loop=asyncio.get_running_loop())
 
-    def park(cell: OneShot[Any]) -> Awaitable[None]:
+    def park(awaited: OneShot[Any]) -> Awaitable[None]:
         future: asyncio.Future[None] = create_future()
-        cell.wake = future.set_result
+        awaited.wake = future.set_result
         return future
 
     return park
 
 
-# Any: trio.lowlevel, see _trio; what it returns is awaited and nothing else.
-def _park_trio(lowlevel: Any, cell: OneShot[Any]) -> Awaitable[None]:  # noqa: ANN401
+# Any: trio.lowlevel, as in _trio; its result is only awaited.
+def _park_trio(lowlevel: Any, awaited: OneShot[Any]) -> Awaitable[None]:  # noqa: ANN401
     task = lowlevel.current_task()
 
     def wake(_: None) -> None:
         lowlevel.reschedule(task)
 
     def abort(_: object) -> trio.lowlevel.Abort:
-        cell.wake = None
+        awaited.wake = None
         return cast("trio.lowlevel.Abort", lowlevel.Abort.SUCCEEDED)
 
-    cell.wake = wake
+    awaited.wake = wake
     return cast("Awaitable[None]", lowlevel.wait_task_rescheduled(abort))
 
 
 def thread_caller() -> Callable[[Callable[[], None]], None]:
-    """A function that any thread may call to have another one run soon in this loop.
+    """Return a function that runs its argument soon in this loop, from whichever thread.
 
-    It also serves signal handlers and finalizers. Once the loop is gone it does nothing.
+    Signal handlers and finalizers may call it, too. Once the loop is gone it does nothing.
     """
     trio_module = _trio()
     if trio_module is not None:
@@ -167,8 +178,8 @@ def thread_caller() -> Callable[[Callable[[], None]], None]:
         call: Callable[[Callable[[], None]], object] = token.run_sync_soon
     else:
         gone = RuntimeError  # what a closed asyncio loop raises
-        # A callback runs in no task, and by itself in the context of the thread that asked for it:
-        # anyio could not tell there that it is in a loop, and a waiter could not be gone on with.
+        # A callback runs in no task, and would run in the context of the thread that asked for
+        # it. There anyio could not tell which loop is running, and could wake no waiter.
         context = contextvars.copy_context()
         if (sniffio := sys.modules.get("sniffio")) is not None:
             context.run(sniffio.current_async_library_cvar.set, "asyncio")
@@ -178,20 +189,28 @@ def thread_caller() -> Callable[[Callable[[], None]], None]:
         try:
             call(function)
         except gone:
-            return  # by contract: nobody is left to run it
+            return  # by contract: the loop is gone
 
     return call_soon
 
 
 def checkpointing() -> Callable[[], Awaitable[object]]:
-    """How a task of the running loop lets all others that are ready run once.
+    """Return the function by which a task lets all others that are ready run once.
 
-    On trio it does not look whether the task was cancelled; the next wait does.
+    On trio it does not deliver a cancellation; the next wait does.
     """
     trio_module = _trio()
     if trio_module is not None:
         shielded = trio_module.lowlevel.cancel_shielded_checkpoint
         return cast("Callable[[], Awaitable[object]]", shielded)
+    return _asyncio_checkpoint
+
+
+def pausing() -> Callable[[], Awaitable[object]]:
+    """Return a function that does the same, and delivers a cancellation on both backends."""
+    trio_module = _trio()
+    if trio_module is not None:
+        return cast("Callable[[], Awaitable[object]]", trio_module.lowlevel.checkpoint)
     return _asyncio_checkpoint
 
 
@@ -203,12 +222,128 @@ def _asyncio_checkpoint() -> Generator[None, None, None]:
 # asyncio keeps only weak references to its tasks.
 _hosts: set[asyncio.Task[None]] = set()
 
+Args = TypeVarTuple("Args")
+
+
+class Tasks(Protocol):
+    """The tasks of one runtime."""
+
+    def start_soon(
+        self, run: Callable[[*Args], Coroutine[Any, Any, None]], *args: *Args
+    ) -> None: ...
+
+    def cancel(self) -> None:
+        """Cancel all tasks but those that are shielded, and start no more."""
+        ...
+
+
+@asynccontextmanager
+async def open_tasks() -> AsyncIterator[Tasks]:
+    """Open a group of tasks, as `anyio.create_task_group` does; waits for them on leaving.
+
+    In a group of anyio's, a task that a library cancels natively, perhaps before its first step,
+    takes all others with it. Here it is started again if it had not begun, and else ends alone.
+    An error of a task does end the others.
+    """
+    if _trio() is not None:
+        async with anyio.create_task_group() as group:
+            yield _TrioTasks(group)
+        return
+    tasks = _AsyncioTasks()
+    try:
+        with anyio.CancelScope() as tasks.body:
+            yield tasks
+    except BaseException:
+        tasks.cancel()
+        await persist(tasks.ended)
+        raise
+    await persist(tasks.ended)
+    if tasks.errors:
+        raise BaseExceptionGroup("tasks of the runtime failed", tasks.errors)
+
+
+class _TrioTasks:
+    def __init__(self, group: TaskGroup) -> None:
+        self._group = group
+
+    def start_soon(self, run: Callable[[*Args], Coroutine[Any, Any, None]], *args: *Args) -> None:
+        if not self._group.cancel_scope.cancel_called:
+            self._group.start_soon(run, *args)
+
+    def cancel(self) -> None:
+        self._group.cancel_scope.cancel()
+
+
+class _AsyncioTasks:
+    def __init__(self) -> None:
+        self.body = anyio.CancelScope()
+        self.errors: list[BaseException] = []
+        self._is_closed = False
+        self._scopes: dict[asyncio.Task[None], anyio.CancelScope | None] = {}
+        self._last_ended: OneShot[None] | None = None
+
+    def start_soon(self, run: Callable[[*Args], Coroutine[Any, Any, None]], *args: *Args) -> None:
+        if self._is_closed:
+            return
+        is_begun = False
+
+        async def main() -> None:
+            nonlocal is_begun
+            is_begun = True
+            if not self._is_closed:
+                # Made here: a task may be started by a callback, in which anyio makes none.
+                with anyio.CancelScope() as self._scopes[task]:
+                    await run(*args)
+
+        def note_end(task: asyncio.Task[None]) -> None:
+            del self._scopes[task]
+            if not is_begun:
+                self.start_soon(run, *args)
+            elif not task.cancelled() and (error := task.exception()) is not None:
+                self.errors.append(error)
+                self.cancel()
+                self.body.cancel()
+            if not self._scopes and self._last_ended is not None:
+                self._last_ended.set(None)
+
+        # Any: methods and functions have these two, which their type does not say.
+        named: Any = run
+        name = f"{named.__module__}.{named.__qualname__}"
+        task = asyncio.get_running_loop().create_task(main(), name=name)
+        self._scopes[task] = None
+        task.add_done_callback(note_end)
+
+    def cancel(self) -> None:
+        self._is_closed = True
+        for scope in self._scopes.values():
+            if scope is not None:
+                scope.cancel()
+
+    async def ended(self) -> None:
+        if self._scopes:
+            self._last_ended = OneShot()
+            await self._last_ended.wait()
+
+
+async def persist(wait: Callable[[], Awaitable[T]]) -> T:
+    """Await `wait()`, and once more after each native cancellation that no scope asked for.
+
+    For the runtime's own tasks: a library that cancels one of them must not leave its work undone.
+    """
+    while True:
+        try:
+            return await wait()
+        except BaseException as error:
+            if not clear_stray_cancellation(error):
+                raise
+
 
 def spawn_host(run: Callable[[], Awaitable[None]]) -> None:
-    """Run a function in a task that nobody waits for; it must not raise.
+    """Run a function in a task of its own, outside all task groups; it must not raise.
 
-    Everything else lives in a task group. This one task holds a group that its owner may have to
-    leave behind: a task that refuses to be cancelled cannot be ended, only deserted.
+    All other tasks live in a task group. This one holds the runtime's group, which the runtime
+    may have to leave behind: a task that swallows its cancellation cannot be ended. If it is
+    cancelled natively before its first step, it is started again.
     """
     context = contextvars.copy_context()
     trio_module = _trio()
@@ -216,19 +351,53 @@ def spawn_host(run: Callable[[], Awaitable[None]]) -> None:
         trio_module.lowlevel.spawn_system_task(run, context=context)
         return
 
+    is_begun = False
+
     async def host() -> None:
+        nonlocal is_begun
+        is_begun = True
         await run()
+
+    def note_end(task: asyncio.Task[None]) -> None:
+        _hosts.discard(task)
+        if not is_begun:
+            spawn_host(run)
 
     task = asyncio.get_running_loop().create_task(host(), context=context)
     _hosts.add(task)
-    task.add_done_callback(_hosts.discard)
+    task.add_done_callback(note_end)
+
+
+def task_end_watch() -> Callable[[Callable[[], None]], None]:
+    """Return a function that has its argument called once the now running task has ended.
+
+    On trio it is never called: nothing there cancels a task natively, so no one has to ask.
+    """
+    task = asyncio.current_task() if _trio() is None else None
+
+    def watch(note_end: Callable[[], None]) -> None:
+        if task is not None:
+            task.add_done_callback(lambda _: note_end())
+
+    return watch
+
+
+def loop_time() -> Callable[[], float] | None:
+    """Return the reading of the running trio loop's clock if that is no real one, else None."""
+    trio_module = _trio()
+    if trio_module is None:
+        return None
+    clock = trio_module.lowlevel.current_clock()
+    if type(clock).__name__ == "SystemClock":
+        return None
+    return cast("Callable[[], float]", clock.current_time)
 
 
 def clear_stray_cancellation(error: BaseException) -> bool:
-    """Whether `error` is a cancellation that no enclosing scope asked for; if so, undo it.
+    """Undo a cancellation that no enclosing scope asked for; True if `error` is one.
 
     Libraries cancel asyncio tasks natively (`task.cancel()`), or let a cancelled future's error
-    escape. Inside a task group such an error ends all siblings without a word.
+    escape. Inside a task group such an error ends all siblings silently.
     """
     if not isinstance(error, anyio.get_cancelled_exc_class()):
         return False
@@ -239,7 +408,7 @@ def clear_stray_cancellation(error: BaseException) -> bool:
 
 
 def uncancel() -> None:
-    """Forget that the running task was cancelled natively, however often."""
+    """Forget all native cancellations of the running task."""
     if _trio() is None and (task := asyncio.current_task()) is not None:
         while task.cancelling():
             task.uncancel()

@@ -1,153 +1,135 @@
 """The cell: one actor's place in the runtime, which outlives each of its incarnations.
 
-Owns an actor's mail, its current incarnation, and everything that incarnation has started:
-effects, timers, children, unanswered asks. The per-message path is `_turn.py`; here is how a life
-begins, fails, rests and ends.
+Owns an actor's mail, its phase and its current incarnation. `_incarnation.py` holds everything
+that the actor has started, `_slice.py` is the path of each message, `_lifecycle.py` is the table
+of phases. Here is how an incarnation begins, fails, rests and ends.
 
 Invariants:
 
-1. At most one owner. A cell is at rest (no owner, no mail), or in the pool's queue, or in one
-   worker's hands, or waiting to start again (backing off or held). Only the owner touches the
-   actor.
+1. At most one runner. A cell is at rest (no runner, no mail), or in the pool's queue, or in one
+   worker's hands, or waiting to start again. Only the runner touches the actor.
 2. There is no await between "there is no mail" and "at rest" or "gone from the directory", so
-   mail either finds an owner or makes one.
+   mail either finds a runner or makes one.
 3. Every ask ends: it is answered, or failed when its handler fails, or handed back when the cell
-   stops, or failed when whoever deferred it is gone.
-4. An ended cell is never touched again, not even by a handler that would not stop.
+   stops, or failed when the incarnation that deferred it ends.
+4. An ended cell is never touched again, not even by a handler that was given up as stuck.
 
-User code is bounded from outside, by alarms: past its patience it is cancelled, and when it
-swallows that, the cell is given up as stuck, and its worker left to it until it returns.
+User code is bounded from outside, by a watchdog: past its patience it is cancelled. If it
+swallows that, the cell is given up as stuck, and its worker is left to it until it returns.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar
+from collections.abc import Coroutine, Mapping
+from contextvars import Context
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
 
 import anyio
 
-from ._backend import OneShot, uncancel
-from ._drive import drive, drive_on
-from ._mailbox import NO_MAIL, Mailbox, MailQueue
-from ._messages import Ask, Firing, Item, Order
+from ._asking import current_actor, in_effect
+from ._backend import OneShot
+from ._failures import as_failure, error_for_asker
+from ._hooks import NO_TRAITS
+from ._incarnation import Incarnation
+from ._inside import run_inside
+from ._lifecycle import After, Phase, is_over, is_waiting, phase_after, step
+from ._mailbox import NO_MAIL, Mailbox, MailboxSettings
+from ._messages import Ask, Firing, Item, Order, OrderKind
 from ._pool import Resident
-from ._reports import Failure, Restart
-from ._supervision import RestartLog, Supervision, leaves
-from ._turn import Outcome, leave_trace
-from .errors import ActorFailed, TooManyRestarts, TurnkeeperError
+from ._reports import Failure, Restart, Stopped
+from ._resumption import UNSTARTED, SuspendedHandler
+from ._slice import Outcome, leave_trace, run_batch, run_slice
+from ._supervision import RestartLog, Supervision
+from ._watchdog import UserCode, Watchdog
+from .errors import ActorFailed, TooManyRestarts
 
 if TYPE_CHECKING:
-    from ._actor import Actor
+    from ._asking import Party
     from ._clock import Alarm
-    from ._effects import Effect
+    from ._hooks import Factory, Hooks, Traits
+    from ._parent import Parent
     from ._pool import Host, Step
-    from ._ref import Ref
-    from ._region import Region
-    from ._supervisor import Supervisor
-    from ._system import System, Traits
-    from ._timers import Timer
+    from ._system import System
 
-__all__ = ["After", "Cell", "Phase", "Spec", "current_cell", "in_effect"]
+__all__ = ["Cell", "Directory", "Spec", "Watcher"]
 
-current_cell: ContextVar[Cell] = ContextVar("turnkeeper_current_cell")
-"""The actor on whose behalf this code runs: its handlers, its effects, tasks they started."""
-
-in_effect: ContextVar[bool] = ContextVar("turnkeeper_in_effect", default=False)
-"""Whether this code is an effect's: its actor does not wait for it."""
-
-
-class Phase(Enum):
-    LIVE = "live"
-    BACKOFF = "backing off"
-    """It failed, and starts again in a while. Mail waits, under the mailbox's own policy."""
-    HELD = "held"
-    """Its supervisor holds it until its siblings are ready. Mail waits."""
-    REFUSING = "refusing"
-    """It failed too often. Mail is refused for a while."""
-    STOPPING = "stopping"
-    """It takes no mail any more, and cleans up."""
-    ENDED = "ended"
-
-
-class After(Enum):
-    """What follows when an incarnation has been cleaned up."""
-
-    START = "start the next one"
-    BACK_OFF = "start the next one in a while"
-    HOLD = "wait until the supervisor releases it"
-    PASSIVATE = "leave the directory, unless there is mail"
-    REFUSE = "refuse all mail for a while"
-    END = "stop for good"
+_KILLED: Final = "it was cancelled, for it did not end in time"
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
     """How to keep one actor; shared by all of a region."""
 
-    mailbox: Mailbox
+    mailbox: MailboxSettings
     supervision: Supervision | None = None
     """Its own, in place of its supervisor's; None for most."""
     is_resident: bool = False
 
 
-UNSTARTED: Final = object()
-"""What a coroutine has yielded that has not begun."""
+@dataclass(slots=True)
+class Ending:
+    """The clean-up of an incarnation that is going on, and what follows it."""
 
-# A coroutine, what it yielded, when it began, and how many messages it handles. (Any: see _drive.)
-Suspended: TypeAlias = tuple[Coroutine[Any, Any, object], object, float, int]
+    after: After
+    delay_s: float
+    error: BaseException | None
+    patient_until: float
+    is_hook_begun: bool = False
 
 
-class Cell(MailQueue):
-    """One actor's place: what a ref points to."""
+class Watcher(Protocol):
+    """The ref of an actor that watches; `target` is the ref under which it watches."""
+
+    def notify_end(self, target: object, error: BaseException | None) -> None: ...
+
+
+class Directory(Protocol):
+    """The region of a cell, as the cell sees it."""
+
+    def note_woken(self, cell: Cell) -> None: ...
+
+    def note_resting(self, cell: Cell) -> None: ...
+
+    def take_watchers(self, key: str) -> Mapping[Watcher, object]: ...
+
+
+class Cell(Mailbox):
+    """One actor's place: refs point to it."""
 
     __slots__ = (
         "_alarm",
-        "_call",
-        "_call_scope",
-        "_ended",
-        "_killed_call",
         "_settlers",
-        "_user_code",
-        "_watchdog",
-        "actor",
-        "after",
         "asking",
         "at_rest",
         "backoff_log",
         "base_context",
         "batch",
-        "children",
-        "context",
         "current",
-        "deferred",
-        "delay_s",
-        "effects",
+        "directory",
+        "ending",
         "error",
         "factory",
         "failed",
         "handled",
-        "is_cleaning",
         "is_inline",
         "is_parked",
-        "is_started",
         "key",
+        "life",
         "name",
         "order",
         "outcome",
         "own_log",
+        "parent",
         "phase",
-        "region",
         "restarts",
         "spec",
-        "supervisor",
         "suspended",
         "system",
-        "timers",
         "traits",
+        "user_code",
+        "watchdog",
         "watchers",
         "worker",
     )
@@ -156,12 +138,12 @@ class Cell(MailQueue):
         self,
         system: System,
         name: str,
-        factory: Callable[[], Actor[Any]],
+        factory: Factory,
         spec: Spec,
-        supervisor: Supervisor,
+        parent: Parent,
         *,
         base_context: Context,
-        region: Region[Any] | None = None,
+        directory: Directory | None = None,
         key: str = "",
     ) -> None:
         # Written out, and not through super(): this runs once per actor.
@@ -172,51 +154,42 @@ class Cell(MailQueue):
         self.name = name
         self.factory = factory
         self.spec = spec
-        self.supervisor = supervisor
+        self.parent = parent
         self.base_context = base_context
-        self.region = region
+        self.directory = directory
         self.key = key
         # The life of the cell
-        self.phase = Phase.LIVE
+        self.phase = Phase.STARTING
         self.at_rest = self.is_parked = True
         self.worker: Host | None = None
-        self.watchers: dict[Ref[Any], None] | None = None
+        self.watchers: dict[Watcher, object] | None = None
         self.backoff_log: RestartLog | None = None
         self.own_log: RestartLog | None = None
         self.handled = self.failed = self.restarts = 0
-        self.after = After.START
-        self.delay_s = 0.0
         self._settlers: list[OneShot[None]] | None = None
-        self._ended: anyio.Event | None = None
         self._alarm: Alarm | None = None
-        self._watchdog: Alarm | None = None
-        # The life of one incarnation
-        self.actor: Actor[Any] | None = None
-        self.context: Context | None = None
-        self.traits: Traits = system.no_traits
-        self.is_started = self.is_inline = self.is_cleaning = False
-        self.children: Supervisor | None = None
-        self.effects: dict[Effect, None] | None = None
-        self.timers: dict[object, Timer] | None = None
-        self.deferred: dict[Ask, None] | None = None
-        self.asking: dict[Ask, Cell] | None = None
-        # The turn that is going on, and how it ended
+        # Its incarnation, and the facts about its class
+        self.life: Incarnation | None = None
+        self.traits: Traits = NO_TRAITS
+        self.is_inline = False
+        self.ending: Ending | None = None
+        # The slice that is going on, and how it ended
         self.outcome: Outcome | None = None
         self.current: Ask | None = None
         self.batch: list[Ask] | None = None
-        self.suspended: Suspended | None = None
+        self.suspended: SuspendedHandler | None = None
         self.error: BaseException | None = None
+        """The failure of the slice; while the cell refuses mail, the reason for that."""
         self.order: Order | None = None
-        # The call of user code that is going on
-        self._user_code = ""
-        self._call = 0
-        self._killed_call = -1
-        self._call_scope: anyio.CancelScope | None = None
+        self.asking: dict[Ask, Party] | None = None
+        # The call of user code that a worker waits for, and its bound
+        self.user_code: UserCode | None = None
+        self.watchdog: Watchdog | None = None
 
     # --- what others do to a cell: put mail into it, give it orders ------------------------------
 
     def put(self, item: Item, *, control: bool = False) -> None:
-        """Take an item, room or not, and see to it that somebody handles it."""
+        """Queue an item whether there is room or not, and make sure that a runner comes."""
         if self.at_rest:
             self.unpark()
             self.submit()
@@ -226,76 +199,92 @@ class Cell(MailQueue):
             self.mail.append(item)
 
     def wake_for(self, item: Item) -> None:
-        """The short way from rest, for a cell that `is_parked`: take an item, find an owner."""
+        """Queue an item and make a runner come: the short way, for a cell that `is_parked`."""
         self.at_rest = self.is_parked = False
         mail: deque[Item] = deque()
         mail.append(item)
         self.mail = mail
-        if self.region is not None:
-            self.region.woke(self)
+        if self.directory is not None:
+            self.directory.note_woken(self)
         pool = self.system.pool
         if self.spec.is_resident:
             self.submit()
         else:
             pool.ready.append(self)
-            if pool.runner is None:
+            if pool.dispatcher is None:
                 pool.elect()
 
     def unpark(self) -> None:
-        """End the rest; the caller makes itself the owner, or submits."""
+        """End the rest; the caller makes itself the runner, or submits the cell."""
         self.at_rest = self.is_parked = False
         self.mail = deque()
-        if self.region is not None:
-            self.region.woke(self)
+        if self.directory is not None:
+            self.directory.note_woken(self)
         if self.system.is_closing:
             self.capacity = self.spec.mailbox.capacity
-            self.system.is_busy(self)
+            self.system.note_busy(self)
 
     def submit(self) -> None:
-        """See to it that the owner steps it."""
+        """Make a runner step the cell soon."""
         if not self.spec.is_resident:
             self.system.pool.submit(self)
         elif isinstance(self.worker, Resident):
             self.worker.wake()
         else:
-            self.worker = self.system.pool.settle(self)
+            self.worker = self.system.pool.start_resident(self)
 
     def give_order(self, order: Order) -> None:
-        """Have the owner obey before it handles another message; bounded by the watchdog."""
-        if self.phase is Phase.ENDED or self.phase is Phase.STOPPING:
+        """Have the runner obey before it handles another message, within a bounded time."""
+        if is_over(self.phase):
             return
         if self.at_rest:
             self.unpark()
             self.submit()
-        elif self.phase is not Phase.LIVE and not self.is_cleaning:
+        elif is_waiting(self.phase):
             self._cancel_alarm()
             self.submit()
         self.push_control(order, first=True)
-        self._watch(self.system.limits.stop_s)
+        now = self.system.now()
+        if order.patient_until is None:
+            order.patient_until = now + self.system.limits.stop_s
+        self._watch(max(0.0, order.patient_until - now))
 
-    def request_stop(self, reason: str, error: BaseException | None = None) -> None:
-        self.give_order(Order("stop", error, reason))
+    def request_stop(self, reason: str, *, patient_until: float | None = None) -> None:
+        """Stop the actor after its current message; does not wait for that."""
+        self.system.check_home(self.name)
+        if self.at_rest and self._has_nothing_to_clean_up:
+            self.phase = step(self.phase, Phase.STOPPING)
+            self.end(None)
+            return
+        self.give_order(Order(OrderKind.STOP, None, reason, patient_until=patient_until))
 
-    async def stop(self, reason: str) -> None:
-        """Stop it, and wait until it has ended; the watchdog sees to it that it does."""
-        self.request_stop(reason)
+    async def stop(self, reason: str, *, patient_until: float | None = None) -> None:
+        """Stop the actor and wait until it has ended; its watchdog bounds that."""
+        self.request_stop(reason, patient_until=patient_until)
         if self.system.pool.is_closed and self.phase is not Phase.ENDED:
-            self.end(None)  # it was activated after the runtime was left: nobody would step it
-        if self.phase is not Phase.ENDED:
-            if self._ended is None:
-                self._ended = anyio.Event()
-            await self._ended.wait()
+            self.end(None)  # it was activated after the runtime was left: it has no runner
+        while self.phase is not Phase.ENDED:
+            await self.when_settled().wait()
 
     async def hold(self) -> None:
-        """Bring it to HELD: no incarnation, mail kept."""
+        """Bring the cell to HELD: no incarnation, mail kept."""
         if self.phase is not Phase.HELD and self.phase is not Phase.ENDED:
             settled = self.when_settled()
-            if not (self.is_cleaning and self.after is After.HOLD):  # else it is on its way
-                self.give_order(Order("hold"))
+            if not self._is_going_to_hold:
+                self.give_order(Order(OrderKind.HOLD))
             await settled.wait()
 
+    @property
+    def _is_going_to_hold(self) -> bool:
+        if self.ending is not None and self.ending.after is After.HOLD:
+            return True
+        return any(isinstance(each, Order) and each.kind is OrderKind.HOLD for each in self.control)
+
     def when_settled(self) -> OneShot[None]:
-        """Done once it is held, or has started, or failed to, or ended, or decided to stay."""
+        """Return a one-shot, set once the cell is held, ended, started, or failed to start.
+
+        It is also set if the cell decides not to passivate. Ask again if it is not the wanted one.
+        """
         settled: OneShot[None] = OneShot()
         if self._settlers is None:
             self._settlers = []
@@ -303,33 +292,48 @@ class Cell(MailQueue):
         return settled
 
     async def release(self) -> None:
-        """End HELD, and wait until it has started, or failed to."""
+        """End HELD, and wait until the cell has started, or failed to."""
         if self.phase is Phase.HELD:
             settled = self.when_settled()
             self._begin_again()
             await settled.wait()
 
-    # --- the owner: one step after the other -----------------------------------------------------
+    def hurry(self) -> None:
+        """Use up the patience with the current message: the runtime was told to stop at once."""
+        if self.watchdog is not None and self.ending is None:
+            self.watchdog.hurry(0.0)
+
+    def note_quiet_intake(self) -> None:
+        """Take mail by the long way only, which asks for its sender: the runtime is closing."""
+        if self.at_rest:
+            # An idle cell has no lane to append to: no capacity keeps the short way off it.
+            self.is_parked = False
+            self.capacity = 0
+
+    # --- the runner: one step after the other ----------------------------------------------------
 
     def step(self) -> Step:
+        """Take the next step: a slice, an order, a start, or the rest of something suspended."""
         if self.suspended is not None and self.outcome is None:
             return self._resume(self.suspended)
-        if self.is_started and not self.control and self.outcome is None:
-            assert self.context is not None, f"{self.name} was started without a context"
-            outcome = self.context.run(self.traits.turn, self)
-        elif self.outcome is not None:  # a turn that was taken in an asker's stack
+        if self.phase is Phase.LIVE and not self.control and self.outcome is None:
+            outcome = self._run_slice()
+        elif (
+            self.outcome is not None
+        ):  # of a slice that ran in an asker's stack, or was killed late
             outcome, self.outcome = self.outcome, None
+        elif self.ending is not None:
+            return self._continue_clean_up(self.ending)
         elif self.control and isinstance(order := self.control[0], Order):
             self.control.popleft()
             self.order = order
             outcome = Outcome.ORDERED
-        elif self.phase is not Phase.LIVE:
-            return False
-        elif not self.is_started:
+        elif self.phase is Phase.STARTING:
             return self.start()
+        elif self.phase is Phase.LIVE:
+            outcome = self._run_slice()
         else:
-            assert self.context is not None, f"{self.name} was started without a context"
-            outcome = self.context.run(self.traits.turn, self)
+            return False
         if outcome is Outcome.EMPTY:
             return self.rest()
         if outcome is Outcome.SPENT:
@@ -338,65 +342,68 @@ class Cell(MailQueue):
             return False
         return self._follow_slowly(outcome)
 
-    def _resume(self, suspended: Suspended) -> Step:
-        """Go on with a handler whose cell has been set; where it has not, a worker waits for it."""
-        coroutine, awaited, began, count = suspended
-        assert isinstance(awaited, OneShot), f"{self.name} was left alone with {awaited!r}"
-        if not awaited.is_done:
+    def _run_slice(self) -> Outcome:
+        life = self.life
+        assert life is not None, f"{self.name} is live without an incarnation"
+        return life.context.run(run_batch if self.traits.is_batching else run_slice, self)
+
+    def _resume(self, suspended: SuspendedHandler) -> Step:
+        """Go on with a handler whose one-shot is set; if it is not, a worker waits for it."""
+        if not suspended.is_due:
             return self._follow_slowly(Outcome.SUSPENDED)
-        assert self.context is not None, f"{self.name} was started without a context"
+        life = self.life
+        assert life is not None, f"{self.name} resumes a handler without an incarnation"
         self.suspended = None
         try:
-            yielded = self.context.run(coroutine.send, None)
+            suspended.step(life.context)
         except StopIteration as stop:
-            self._handled(stop.value, began, count)
+            self._note_handled(stop.value, suspended)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
             self.error = error
             return self._follow_slowly(Outcome.FAILED)
         else:
-            if self.suspend(coroutine, yielded, began=began, count=count) is Outcome.SUSPENDED:
-                return self._follow_slowly(Outcome.SUSPENDED)
-            return False
+            self.suspended = suspended
+            if suspended.leave_to(self._go_on):
+                return False
+            return self._follow_slowly(Outcome.SUSPENDED)
         if self.mail or self.control or self.waiting is not None:
             return True
         return self.rest()
 
     def _go_on(self, _: None) -> None:
-        """The one-shot cell that the handler waits for is set."""
+        """Step the cell: the one-shot that its handler waits for is set."""
         self.submit()
 
     def rest(self) -> bool:
-        """Nothing to do. No await has happened since the mailbox was seen empty."""
+        """Do nothing until mail comes. No await has happened since the mailbox was seen empty."""
         assert not self.mail, f"{self.name} rests with {len(self.mail)} messages"
         assert not self.control, f"{self.name} rests with {len(self.control)} control messages"
         assert self.waiting is None, f"{self.name} rests while senders wait for room"
         self.mail = self.control = NO_MAIL
         self.at_rest = self.is_parked = True
-        if self.region is not None and self.is_idle:
-            self.region.rests(self)
+        if self.directory is not None:
+            self.note_if_idle()
         if self.system.is_closing:
-            self.close_intake()
-            self.system.is_done(self)
+            self.note_quiet_intake()
+            self.system.note_done(self)
         return False
-
-    def close_intake(self) -> None:
-        """From now on mail comes the long way, which asks who sends it."""
-        if self.at_rest:
-            # An idle cell has no lane to append to: no capacity keeps the short way off it.
-            self.is_parked = False
-            self.capacity = 0
 
     async def _follow_slowly(self, outcome: Outcome) -> bool:
         if outcome is Outcome.SUSPENDED:
             outcome = await self._finish_handler()
+            if outcome is Outcome.FAILED and self.worker is not None and self.worker.is_killed:
+                # It failed by itself in the step in which it was cancelled. Its clean-up may
+                # await only outside the cancelled scope, which the worker leaves now.
+                self.outcome = outcome
+                return True
         if self.phase is Phase.ENDED:
             return False
         if outcome is Outcome.FAILED:
             error, self.error = self.error, None
             assert error is not None, f"{self.name} failed without an error"
-            return await self._recover(self.as_failure(error, self.worker))
+            return await self._recover(self._as_failure(error))
         if outcome is Outcome.ORDERED:
             return await self._obey()
         return True
@@ -409,182 +416,182 @@ class Cell(MailQueue):
         began: float,
         count: int = 1,
     ) -> Outcome:
-        self.suspended = (coroutine, yielded, began, count)
-        if type(yielded) is OneShot:
-            yielded.wake = self._go_on
+        """Leave a handler until its one-shot is set; else say that a worker has to wait."""
+        self.suspended = SuspendedHandler(coroutine, yielded, began, count)
+        if self.suspended.leave_to(self._go_on):
             return Outcome.UNATTENDED
         return Outcome.SUSPENDED
 
     async def _finish_handler(self) -> Outcome:
-        assert self.suspended is not None, f"{self.name} resumes what was not suspended"
-        coroutine, yielded, began, count = self.suspended
-        context, self.suspended = self.context, None
-        assert context is not None, f"{self.name} was started without a context"
-        call = self._enter_user_code("handling a message")
+        suspended, life = self.suspended, self.life
+        assert suspended is not None, f"{self.name} resumes what was not suspended"
+        assert life is not None, f"{self.name} resumes a handler without an incarnation"
+        self.suspended = None
+        code = self.user_code = UserCode("handling a message")
         try:
-            if not self.spec.is_resident:
-                if yielded is UNSTARTED:
-                    result = await drive(context, coroutine)
-                else:
-                    result = await drive_on(context, coroutine, yielded)
-            else:
+            if self.spec.is_resident:
                 # Its own scope, so that it can be cancelled alone: what the actor has opened
                 # around its whole life must be closed in this very task, by `on_stop`.
-                result = await self._in_scope(drive(context, coroutine))
+                result = await self._finish_in_scope(suspended, life, code)
+            else:
+                result = await suspended.finish(life.context)
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
             if self._is_too_late(error):
                 return Outcome.EMPTY
-            self.error = self.as_failure(error, self.worker)
+            self.error = self._as_failure(error)
             return Outcome.FAILED
         finally:
-            self._leave_user_code(call)
+            self._leave_user_code(code)
         if self.phase is not Phase.ENDED:
-            self._handled(result, began, count)
+            self._note_handled(result, suspended)
         return Outcome.SPENT
 
-    def _handled(self, result: object, began: float, count: int) -> None:
-        self.handled += count
-        self.traits.stats.record((self.system.now() - began) / count, count)
-        self._leave_trace(None)
-        self.answered(result)
-
-    async def _in_scope(self, call: Coroutine[Any, Any, object]) -> object:
+    async def _finish_in_scope(
+        self, suspended: SuspendedHandler, life: Incarnation, code: UserCode
+    ) -> object:
         try:
-            with anyio.CancelScope() as self._call_scope:
-                return await call
+            with anyio.CancelScope() as code.scope:
+                return await suspended.finish(life.context)
         finally:
-            self._call_scope = None
-        raise self._was_killed()
+            code.scope = None
+        raise ActorFailed(self.name, _KILLED)
+
+    def _note_handled(self, result: object, suspended: SuspendedHandler) -> None:
+        count = suspended.count
+        self.handled += count
+        self.traits.stats.record((self.system.now() - suspended.began) / count, count)
+        self._leave_trace(None)
+        if self.batch is not None:
+            self.settle_batch()
+        elif self.current is not None:
+            self.current.set(result)
+            self.current = None
+
+    def settle_batch(self) -> None:
+        """Defer the asks that a batch handler has left unanswered."""
+        assert self.life is not None, f"{self.name} has a batch without an incarnation"
+        for ask in self.batch or ():
+            if not ask.is_done:
+                self.life.defer(ask)
+        self.batch = None
 
     # --- beginning -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Make the actor now, in its parent's stack; whatever may wait is left to its owner."""
+        """Make the actor now, in its parent's stack; all that may wait is left to its runner."""
         if not self.spec.is_resident:
             self.error = self._make_actor()
             if self.error is None and not self.traits.has_on_start:
-                self._has_started()
+                self._become_live()
                 return
         self.unpark()
         self.submit()
 
     def start(self) -> Step:
         """Start the actor; if nothing has to wait for that, go on with its mail."""
-        if self.actor is None and self.error is None:
+        if self.life is None and self.error is None:
             self.error = self._make_actor()
         if self.error is not None:
             error, self.error = self.error, None
             return self._start_failed(error)
+        life = self.life
+        assert life is not None, f"{self.name} is started before it is made"
         if self.traits.has_on_start:
-            return self._run_on_start()
-        self._has_started()
+            return self._run_on_start(life)
+        self._become_live()
         return self.step()
 
     def _make_actor(self) -> BaseException | None:
-        context = self.context = self.base_context.copy()
+        life = Incarnation(self, self.base_context.copy())
         try:
-            self.actor = context.run(_make, self)
+            actor = life.context.run(_make, self, life)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
+            life.end()
             return error
-        self.traits = self.system.traits_of(type(self.actor))
+        self.life = life
+        self.traits = self.system.traits_of(type(actor))
         return None
 
-    async def _run_on_start(self) -> bool:
-        assert self.actor is not None, f"{self.name} is started before it is made"
-        assert self.context is not None, f"{self.name} was started without a context"
-        call = self._enter_user_code("starting")
+    async def _run_on_start(self, life: Incarnation) -> bool:
+        assert life.actor is not None, f"{self.name} is started before it is made"
+        code = self.user_code = UserCode("starting")
         try:
-            await drive(self.context, self.actor.on_start())
+            await run_inside(life.context, life.actor.on_start())
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
             if self._is_too_late(error):
                 return False
             return await self._start_failed(error)
         finally:
-            self._leave_user_code(call)
-        if self.phase is not Phase.ENDED:
-            self._has_started()
-        return self.phase is Phase.LIVE
+            self._leave_user_code(code)
+        if self.phase is Phase.ENDED:
+            return False
+        self._become_live()
+        return True
 
-    def _has_started(self) -> None:
-        self.is_started = True
+    def _become_live(self) -> None:
+        self.phase = step(self.phase, Phase.LIVE)
         self.is_inline = self.traits.is_inline and not self.spec.is_resident
         if self.restarts:
             self.system.events.publish(Restart(self.name, self.restarts))
-        self._settle()
+        self._wake_settlers()
 
     async def _start_failed(self, error: BaseException) -> bool:
-        """Who waits hears it at once; the next start is the supervisor's to decide."""
-        failure = self.as_failure(error, self.worker)
-        self.actor = None
-        self.return_mail(f"it could not start: {failure!r}", self.shown(failure))
-        self._settle()
+        """Tell those who wait at once; the next start is the supervisor's to decide."""
+        failure = self._as_failure(error)
+        self.return_mail(f"it could not start: {failure!r}", error_for_asker(self.name, failure))
+        self._wake_settlers()
         return await self._recover(failure)
 
     # --- failing ---------------------------------------------------------------------------------
 
-    def as_failure(self, error: BaseException, host: Host | None) -> BaseException:
-        """The failure to supervise, found in the task of `host`.
-
-        Raises what is not the actor's own: a cancellation from outside, an interrupt.
-        """
-        cancelled = anyio.get_cancelled_exc_class()
-        found = tuple(leaves(error))
-        if any(isinstance(leaf, KeyboardInterrupt | SystemExit | GeneratorExit) for leaf in found):
-            raise error
-        if not any(isinstance(leaf, cancelled) for leaf in found):
-            return error
-        rest = error.split(cancelled)[1] if isinstance(error, BaseExceptionGroup) else None
-        if host is not None and host.is_killed:
-            if rest is not None:
-                self.system.report(Failure(self.name, rest, "its cancellation goes on"))
-            raise next(leaf for leaf in found if isinstance(leaf, cancelled))
-        # Nobody here cancelled it: some library did so natively, or a scope that the actor itself
-        # holds open was cancelled. Either way it is this actor's failure, and nobody else's.
-        uncancel()
-        if rest is not None:
-            return rest
-        failure = ActorFailed(self.name, "its task was cancelled by neither it nor the runtime")
-        failure.__cause__ = error
-        return failure
+    def _as_failure(self, error: BaseException) -> BaseException:
+        return as_failure(self.name, error, self.worker, self.system.report)
 
     def _is_too_late(self, error: BaseException) -> bool:
-        """Whether this is the end of a call that was given up as stuck; it is said, no more."""
+        """Report the end of a call that was given up as stuck; True if it was."""
         if self.phase is not Phase.ENDED:
             return False
-        failure = self.as_failure(error, self.worker)
+        failure = self._as_failure(error)
         self.system.report(Failure(self.name, failure, "it had been given up as stuck"))
         return True
-
-    def shown(self, error: BaseException) -> BaseException:
-        """What askers get: the five kinds as they are, everything else inside `ActorFailed`."""
-        if isinstance(error, TurnkeeperError):
-            return error
-        wrapped = ActorFailed(self.name, f"it raised {type(error).__name__}")
-        wrapped.__cause__ = error
-        return wrapped
 
     async def _recover(self, error: BaseException) -> bool:
         self.failed += 1
         self._leave_trace(error)
-        self._fail_current(self.shown(error))
-        if self.control and isinstance(order := self.control[0], Order):
-            # Whoever gave the order wants it gone, or held, however it fares.
-            self.control.popleft()
+        self._fail_current(error_for_asker(self.name, error))
+        if (order := self._pop_order()) is not None:
+            # The order ends this incarnation anyway, so the failure needs no decision.
+            said = f"an order came first: {order.kind.value}"
+            self.system.report(Failure(self.name, error, said))
             self.order = order
-            self.system.report(Failure(self.name, error, "its supervisor had other plans"))
             return await self._obey()
-        after, self.delay_s = self.supervisor.judge(self, error)
+        after, delay_s = self.parent.judge(self, error)
         said = "it goes on as it is" if after is None else after.value
         self.system.report(Failure(self.name, error, said))
         if after is None:
+            self._unwatch()  # the order of an effect that failed had armed it
             return True
-        return await self._clean_up(after, error)
+        return await self._clean_up(after, error, delay_s=delay_s)
+
+    def _pop_order(self) -> Order | None:
+        """Take the next order; errors of this very incarnation's effects are only reported."""
+        while self.control and isinstance(order := self.control[0], Order):
+            self.control.popleft()
+            if order.kind is not OrderKind.FAIL:
+                return order
+            self._report_late(order)
+        return None
+
+    def _report_late(self, order: Order) -> None:
+        assert order.error is not None, "an order to fail brings its error"
+        said = "it counts as no further failure: the actor was ending already"
+        self.system.report(Failure(self.name, order.error, said))
 
     def _leave_trace(self, error: BaseException | None) -> None:
-        if self.system.tracing is not None and self.context is not None:
-            self.context.run(leave_trace, self, error)
+        if self.system.tracing is not None and self.life is not None:
+            self.life.context.run(leave_trace, self, error)
 
     def _fail_current(self, error: BaseException) -> None:
         if self.current is not None:
@@ -599,210 +606,204 @@ class Cell(MailQueue):
     async def _obey(self) -> bool:
         order, self.order = self.order, None
         assert order is not None, f"{self.name} obeys no order"
-        if order.kind == "fail":
-            assert order.error is not None, "an order to fail says why"
-            return await self._recover(order.error)
-        if order.kind == "hold":
-            return await self._clean_up(After.HOLD)
-        if order.kind == "passivate":
-            if self.mail or self.control or not self.is_quiet:
-                self._unwatch()
-                self._settle()
-                return True
-            return await self._clean_up(After.PASSIVATE)
-        return await self._clean_up(After.END, order.error, order.reason)
+        until = order.patient_until
+        match order.kind:
+            case OrderKind.FAIL:
+                assert order.error is not None, "an order to fail brings its error"
+                if order.given_by is not self.life:
+                    self._unwatch()
+                    self._report_late(order)
+                    return True
+                return await self._recover(order.error)
+            case OrderKind.HOLD:
+                return await self._clean_up(After.HOLD, patient_until=until)
+            case OrderKind.PASSIVATE:
+                if self.mail or self.control or not self.is_quiet:
+                    self._unwatch()
+                    self._wake_settlers()
+                    return True
+                return await self._clean_up(After.PASSIVATE, patient_until=until)
+            case OrderKind.STOP:
+                return await self._clean_up(
+                    After.END, order.error, order.reason, patient_until=until
+                )
+            case _:
+                assert_never(order.kind)
 
     # --- ending an incarnation -------------------------------------------------------------------
 
     async def _clean_up(
-        self, after: After, error: BaseException | None = None, reason: str = ""
+        self,
+        after: After,
+        error: BaseException | None = None,
+        reason: str = "",
+        *,
+        delay_s: float = 0.0,
+        patient_until: float | None = None,
     ) -> bool:
-        """End this incarnation: what it started first, then itself."""
-        self.after = after
-        self.error = error
-        self.is_cleaning = True
+        """End this incarnation: what it has started first, then itself."""
+        if patient_until is None:
+            patient_until = self.system.now() + self.system.limits.stop_s
+        is_started = self.phase is Phase.LIVE
+        ending = self.ending = Ending(after, delay_s, error, patient_until)
+        ending.is_hook_begun = not is_started  # an actor that has not started has nothing to stop
+        self.phase = step(self.phase, Phase.STOPPING if after is After.END else Phase.CLEANING)
         self.is_inline = False
         if after is After.END:
-            self.phase = Phase.STOPPING
             self.return_mail(reason or f"it has stopped: {error!r}")
-        for timer in tuple((self.timers or {}).values()):
-            timer.cancel()
-        await self._end_offspring()
-        if self.is_started and self.actor is not None:
-            await self._run_last_hook(self.actor)
-        return self._proceed()
+        if self.life is not None:
+            self.life.close()
+        return await self._continue_clean_up(ending)
 
-    async def _end_offspring(self) -> None:
-        """End its effects and children. Shielded; each of them is bounded by itself."""
-        for effect in tuple(self.effects or ()):
-            effect.cancel()
-        if self.effects or self.children is not None:
-            with anyio.CancelScope(shield=True):
-                for effect in tuple(self.effects or ()):
-                    await effect.ended()
-                if self.children is not None:
-                    await self.children.stop_children("its parent has stopped")
-                    self.children = None
+    async def _continue_clean_up(self, ending: Ending) -> bool:
+        """Do the rest of a clean-up; it can be cancelled at each wait, and begun again."""
+        life = self.life
+        if life is not None:
+            if life.has_offspring:
+                with anyio.CancelScope(shield=True):
+                    await life.end_offspring(ending.patient_until)
+            if not ending.is_hook_begun:
+                if self.worker is not None and self.worker.is_killed and not self.spec.is_resident:
+                    return True  # the hook may await only outside the cancelled scope
+                ending.is_hook_begun = True
+                await self._run_last_hook(life, ending)
+        return self._proceed(ending)
 
-    async def _run_last_hook(self, actor: Actor[Any]) -> None:
-        is_restart = self.after in (After.START, After.BACK_OFF, After.HOLD)
-        failed_with = self.error if is_restart else None
-        if failed_with is not None and self.traits.has_on_restart:
-            hook = actor.on_restart(failed_with)
-        elif self.traits.has_on_stop:
+    async def _run_last_hook(self, life: Incarnation, ending: Ending) -> None:
+        actor, traits = life.actor, self.traits
+        assert actor is not None, f"{self.name} was started before it was made"
+        is_restart = ending.after in (After.START, After.BACK_OFF, After.HOLD)
+        if is_restart and ending.error is not None and traits.has_on_restart:
+            hook = actor.on_restart(ending.error)
+        elif traits.has_on_stop:
             hook = actor.on_stop()
         else:
             return
-        assert self.context is not None, f"{self.name} was started without a context"
         self._unwatch()
         self._watch(self.system.limits.cleanup_s)
-        call = self._enter_user_code("cleaning up")
+        code = self.user_code = UserCode("cleaning up")
         try:
-            await drive(self.context, hook)
+            await run_inside(life.context, hook)
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
             if not self._is_too_late(error):
                 self.failed += 1
-                failure = self.as_failure(error, self.worker)
+                failure = self._as_failure(error)
                 self.system.report(Failure(self.name, failure, "it ends regardless"))
         finally:
-            self._leave_user_code(call)
+            self._leave_user_code(code)
 
     async def after_kill(self) -> bool:
-        """Our worker was cancelled: the handler, the start or the clean-up took too long."""
+        """Recover: the handler, the start or the clean-up was cancelled with its worker."""
         if self.phase is Phase.ENDED:
             return False
-        self._leave_user_code(self._call)
-        if self.is_cleaning:
-            await self._end_offspring()
-            return self._proceed()
-        error = self._was_killed()
+        self.user_code = None
+        if self.ending is not None:
+            return await self._continue_clean_up(self.ending)
+        error = ActorFailed(self.name, _KILLED)
         self._fail_current(error)
-        if not self.is_started:
-            self.actor = None
-        if self.control and isinstance(order := self.control[0], Order):
-            self.control.popleft()
+        if (order := self._pop_order()) is not None:
             self.order = order
             return await self._obey()
         return await self._recover(error)
 
-    def _was_killed(self) -> ActorFailed:
-        return ActorFailed(self.name, "it was cancelled, for it did not end in time")
-
-    def _proceed(self) -> bool:
-        """The incarnation is over. No await here: mail stays in the cell, or the cell is gone."""
+    def _proceed(self, ending: Ending) -> bool:
+        """Go on after an incarnation. No await: mail stays in the cell, or the cell is gone."""
         if self.phase is Phase.ENDED:
             return False
-        for ask in tuple(self.deferred or ()):
-            ask.fail(ActorFailed(self.name, "it ended before it answered"))
-        self.deferred = None
-        self._fail_current(self._was_killed())
-        self.actor = self.context = None
-        self.is_started = self.is_cleaning = False
+        self._end_incarnation()
+        self.ending = None
         self._unwatch()
-        after, error, self.error = self.after, self.error, None
-        if after is After.START:
-            self.restarts += 1
-            self.phase = Phase.LIVE
-            return True
-        if after is After.BACK_OFF:
-            self.phase = Phase.BACKOFF
-            self._alarm = self.system.clock.call_later(self.delay_s, self._backed_off)
-        elif after is After.HOLD:
-            self.phase = Phase.HELD
-            self._settle()
-        elif after is After.REFUSE:
-            self.phase = Phase.REFUSING
-            self.capacity = 0
-            supervision = self.supervisor.supervision
-            given_up = TooManyRestarts(self.name, supervision.restarts_max, supervision.window_s)
-            given_up.__cause__ = error
-            self.return_mail("it failed too often", given_up)
-            self.error = given_up
-            self._alarm = self.system.clock.call_later(self.delay_s, self._end_refusal)
-        elif after is After.PASSIVATE and (self.mail or self.control or self.waiting is not None):
-            self.phase = Phase.LIVE
-            return True
-        else:
+        after, error = ending.after, ending.error
+        has_mail = bool(self.mail or self.control) or self.waiting is not None
+        to = phase_after(after, has_mail=has_mail)
+        if to is Phase.ENDED:
             self.end(error, is_passivated=after is After.PASSIVATE)
             return False
+        self.phase = step(self.phase, to)
+        if to is Phase.STARTING:
+            if after is After.START:
+                self.restarts += 1
+            return True
+        if to is Phase.BACKOFF:
+            self._alarm = self.system.clock.call_later(ending.delay_s, self._begin_again)
+        elif to is Phase.HELD:
+            self._wake_settlers()
+        elif to is Phase.REFUSING:
+            self._begin_refusal(error, ending.delay_s)
         if self.control and isinstance(self.control[0], Order):
             self._cancel_alarm()
             return True
         return False
 
-    def _backed_off(self) -> None:
-        self._alarm = None
-        self._begin_again()
+    def _begin_refusal(self, error: BaseException | None, seconds: float) -> None:
+        self.capacity = 0
+        supervision = self.parent.supervision
+        given_up = TooManyRestarts(self.name, supervision.restarts_max, supervision.window_s)
+        given_up.__cause__ = error
+        self.return_mail("it failed too often", given_up)
+        self.error = given_up
+        self._alarm = self.system.clock.call_later(seconds, self._end_refusal)
 
     def _begin_again(self) -> None:
+        self._alarm = None
         self.restarts += 1
-        self.phase = Phase.LIVE
+        self.phase = step(self.phase, Phase.STARTING)
         self.submit()
 
     def _end_refusal(self) -> None:
         self._alarm = None
         self.end(self.error)
 
+    def _end_incarnation(self, error: BaseException | None = None) -> None:
+        if self.life is not None:
+            self.life.end(error)
+            self.life = None
+        self._fail_current(error or ActorFailed(self.name, _KILLED))
+
     def end(self, error: BaseException | None, *, is_passivated: bool = False) -> None:
-        """Gone: from the directory, from its supervisor, from memory."""
-        self.phase = Phase.ENDED
+        """Remove the cell: from the directory, from its supervisor, from memory."""
+        if self.phase is Phase.ENDED:
+            return
+        self.phase = step(self.phase, Phase.ENDED)
         self.at_rest = self.is_parked = self.is_inline = False
         self.return_mail("it has stopped")
         self._unwatch()
         self._cancel_alarm()
-        self.actor = self.context = self.error = None
-        self.supervisor.ended(self)
+        self._end_incarnation()
+        self.ending = self.error = None
+        self.parent.remove(self)
         if not is_passivated:
-            self.system.said_stopped(self, error)
-        self._settle()
-        if self._ended is not None:
-            self._ended.set()
+            self._announce_end(error)
+        self._wake_settlers()
         if isinstance(self.worker, Resident):
             self.worker.end()
         if self.system.is_closing:
-            self.system.is_done(self)
+            self.system.note_done(self)
 
-    def give_up(self) -> None:
-        """It swallows its cancellation: it is detached, and its worker left to it."""
-        doing = self._user_code
+    def _announce_end(self, error: BaseException | None) -> None:
+        self.system.events.publish(Stopped(self.name, error))
+        watchers: dict[Watcher, object] = dict(self.watchers or {})
+        self.watchers = None
+        if self.directory is not None:
+            watchers.update(self.directory.take_watchers(self.key))
+        for watcher, target in watchers.items():
+            watcher.notify_end(target, error)
+
+    def give_up(self, doing: str) -> None:
+        """Detach the actor, and leave its worker to it: it swallows its cancellation."""
         error = ActorFailed(self.name, f"it is stuck {doing}: it swallows its cancellation")
         self._fail_current(error)
-        for ask in tuple(self.deferred or ()):
-            ask.fail(error)
-        for effect in tuple(self.effects or ()):
-            effect.cancel()
-        if self.children is not None:
-            self.children.request_stop("its parent is stuck")
-        self.system.say_stuck(self.name, doing)
+        if self.life is not None:
+            self.life.abandon_offspring()
+            self.life.end(error)
+        self.system.report_stuck(self.name, doing)
         self.end(error)
 
-    # --- what mail comes to ----------------------------------------------------------------------
-
-    def answered(self, result: object) -> None:
-        """A handler has returned. What it left unanswered in a batch is now deferred."""
-        if self.batch is not None:
-            for ask in self.batch:
-                if not ask.is_done:
-                    self.defer(ask)
-            self.batch = None
-        elif self.current is not None:
-            self.current.set(result)
-            self.current = None
-
-    def defer(self, ask: Ask) -> None:
-        if self.deferred is None:
-            self.deferred = {}
-        self.deferred[ask] = None
-
-    def is_answered(self, ask: Ask) -> None:
-        """A deferred ask has its answer."""
-        if self.deferred is not None and ask in self.deferred:
-            del self.deferred[ask]
-            self.maybe_idle()
+    # --- mail that is not handled ----------------------------------------------------------------
 
     def return_mail(self, reason: str, error: BaseException | None = None) -> None:
-        """Hand back all that waits: asks to their askers, the rest to the dead letters."""
-        if self.phase is Phase.STOPPING or self.phase is Phase.ENDED:
+        """Hand back all mail: asks to their askers, the rest to the dead letters."""
+        if is_over(self.phase):
             self.capacity = 0  # nothing more gets in by the short way
         orders: list[Order] = []
         for item in self.drain():
@@ -817,83 +818,97 @@ class Cell(MailQueue):
                 item.return_to_sender(reason)
         if self.phase is Phase.ENDED:
             self.mail = self.control = NO_MAIL
+            for order in orders:
+                if order.kind is OrderKind.FAIL:
+                    self._report_late(order)
         else:
             self.control.extend(orders)
 
     # --- rest ------------------------------------------------------------------------------------
 
     @property
+    def actor(self) -> Hooks | None:
+        """The actor of the current incarnation, if there is one."""
+        return None if self.life is None else self.life.actor
+
+    @property
     def is_quiet(self) -> bool:
-        """Nothing that it has started is going on."""
-        has_children = self.children is not None and self.children.children
-        return not (self.effects or self.deferred or self.timers or has_children)
+        """True if nothing that the actor has started is going on."""
+        return self.life is None or self.life.is_quiet
 
     @property
     def is_idle(self) -> bool:
         return self.at_rest and self.is_quiet
 
     @property
-    def doing(self) -> str:
-        """Which code of its user's it waits for; empty when for none."""
-        return self._user_code
+    def _has_nothing_to_clean_up(self) -> bool:
+        if self.life is None or self.spec.is_resident:
+            return False
+        has_hook = self.traits.has_on_stop
+        return not has_hook and self.phase is Phase.LIVE and not self.life.has_offspring
 
-    def maybe_idle(self) -> None:
-        if self.region is not None and self.is_idle:
-            self.region.rests(self)
+    @property
+    def is_busy(self) -> bool:
+        """True if it has mail to handle, or is doing something that ends by itself."""
+        if self.at_rest or self.phase is Phase.ENDED:
+            return False
+        return bool(self.depth) or not (is_waiting(self.phase) or self.phase is Phase.STOPPING)
+
+    @property
+    def effect_names(self) -> tuple[str, ...]:
+        """The names of the effects that are going on."""
+        effects = None if self.life is None else self.life.effects
+        return tuple(effect.name for effect in effects or ())
+
+    @property
+    def doing(self) -> str:
+        """The call of user code that a worker waits for, in words; empty if there is none."""
+        return "" if self.user_code is None else self.user_code.doing
+
+    def note_if_idle(self) -> None:
+        """Tell the region if the actor has become idle."""
+        if self.directory is not None and self.is_idle:
+            self.directory.note_resting(self)
 
     # --- bounds on user code ---------------------------------------------------------------------
 
-    def _enter_user_code(self, doing: str) -> int:
-        self._call += 1
-        self._user_code = doing
-        return self._call
-
-    def _leave_user_code(self, call: int) -> None:
-        if call == self._call:
-            self._user_code = ""
+    def _leave_user_code(self, code: UserCode) -> None:
+        if self.user_code is code:
+            self.user_code = None
 
     def _watch(self, patience_s: float) -> None:
-        if self._watchdog is None:
-            self._watchdog = self.system.clock.call_later(patience_s, self._overdue)
+        if self.watchdog is None:
+            self.watchdog = Watchdog(self, patience_s)
+        else:
+            self.watchdog.hurry(patience_s)
 
     def _unwatch(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
+        if self.watchdog is not None:
+            self.watchdog.disarm()
+            self.watchdog = None
 
-    def _overdue(self) -> None:
-        self._watchdog = None
-        if self.suspended is not None and isinstance(awaited := self.suspended[1], OneShot):
-            # It waits unattended. A worker waits in its place, for the cancellation to end that.
-            awaited.wake = None
-            self.submit()
-        if not self._user_code:
-            # It waits for its effects or children, which have bounds of their own, or its turn.
-            self._watch(self.system.limits.stop_s)
-        elif self._killed_call == self._call:
-            self.give_up()
-        else:
-            self._killed_call = self._call
-            if self._call_scope is not None:
-                self._call_scope.cancel()
-            elif self.worker is not None:
-                self.worker.kill()
-            self._watch(self.system.limits.kill_s)
+    def attend(self) -> bool:
+        """Have a worker wait for a handler that was left lying, to be cancelled; True if it was."""
+        if self.suspended is None or not self.suspended.attend():
+            return False
+        self.submit()
+        return True
 
     def _cancel_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
 
-    def _settle(self) -> None:
+    def _wake_settlers(self) -> None:
         settlers, self._settlers = self._settlers, None
         for each in settlers or ():
             each.set(None)
 
 
-def _make(cell: Cell) -> Actor[Any]:
-    """Runs inside the actor's context, which every handler and effect of it shares."""
-    current_cell.set(cell)
-    actor = cell.factory()
-    actor.context = cell.system.context_for(cell)
+def _make(cell: Cell, life: Incarnation) -> Hooks:
+    """Make the actor, inside its own context, which all its handlers and effects share."""
+    current_actor.set(cell)
+    in_effect.set(False)
+    actor = life.actor = cell.factory()
+    cell.system.makers.bind(actor, life)
     return actor

@@ -1,8 +1,9 @@
-"""The runtime's one clock task: everything that is due later waits here.
+"""The runtime's clock: one task that runs everything that is due later.
 
-Owns the timers and the deadlines of asks. Deadlines cost next to nothing: asks with the same
-timeout expire in the order they were sent, so each distinct timeout is a FIFO, and only its head
-is on the heap. Nothing else in the package sleeps, so a virtual clock has one task to move.
+Owns the alarms and the deadlines of asks. A deadline costs almost nothing: asks with the same
+timeout expire in the order in which they were sent, so each distinct timeout is a FIFO, and only
+its head is on the heap. No other code of the package sleeps, so a virtual clock has one task to
+move.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _COMPACT_MIN: Final = 1024
 
 
 class Alarm:
-    """Something that will run at a time, unless it is cancelled before."""
+    """A function that runs at a given time, unless it is cancelled before."""
 
     __slots__ = ("_clock", "run", "when")
 
@@ -35,9 +36,10 @@ class Alarm:
         self.run = run
 
     def cancel(self) -> None:
+        """Keep the function from running; no effect once it has run."""
         if self.run is not None:
             self.run = None
-            self._clock.sift()
+            self._clock.note_cancelled()
 
 
 class _Deadlines:
@@ -52,8 +54,8 @@ class _Deadlines:
 
     def append(self, ask: Ask) -> None:
         asks = self.asks
-        # Most asks are answered long before their deadline: the answered ones at the head go
-        # first, and when one slow ask at the head hides many, they are sifted out.
+        # Most asks are answered long before their deadline. Answered ones are dropped from the
+        # head; if one slow ask at the head hides many, the whole queue is filtered.
         while asks and asks[0].is_done:
             del asks[0]
         if len(asks) >= self.compact_at:
@@ -70,10 +72,12 @@ class _Deadlines:
 
 
 class Clock:
-    """Runs what is due, in the order of time; what is due together, in the order of arming."""
+    """Runs alarms and deadlines in the order of time; those due together, in order of arming."""
 
-    def __init__(self, ports: Ports) -> None:
-        self._now = ports.monotonic
+    def __init__(self, ports: Ports, note_broken: Callable[[Exception], None]) -> None:
+        """`note_broken` hears of an alarm that raises; the clock goes on."""
+        self.now = ports.monotonic
+        self._note_broken = note_broken
         self._sleep: Callable[[float], Awaitable[None]] = ports.sleep
         self._heap: list[tuple[float, int, Alarm | float]] = []
         self._count = 0
@@ -83,12 +87,13 @@ class Clock:
         self._wakes_at = -math.inf
 
     def call_later(self, delay_s: float, run: Callable[[], None]) -> Alarm:
-        alarm = Alarm(self, self._now() + delay_s, run)
+        """Run a function in `delay_s` seconds, in the clock's task."""
+        alarm = Alarm(self, self.now() + delay_s, run)
         self._list(alarm.when, alarm)
         return alarm
 
     def arm(self, ask: Ask, timeout_s: float) -> None:
-        """Expire the ask when its time is up."""
+        """Expire the ask `timeout_s` seconds after it was sent."""
         ask.timeout_s = timeout_s
         ask.deadline = ask.sent_at + timeout_s
         deadlines = self._deadlines.get(timeout_s)
@@ -101,7 +106,7 @@ class Clock:
 
     @contextmanager
     def at_most(self, seconds: float) -> Iterator[anyio.CancelScope]:
-        """A scope that is cancelled when the time is up, by this clock."""
+        """Open a cancel scope that this clock cancels after so many seconds."""
         with anyio.CancelScope() as scope:
             alarm = self.call_later(seconds, scope.cancel)
             try:
@@ -109,8 +114,8 @@ class Clock:
             finally:
                 alarm.cancel()
 
-    def sift(self) -> None:
-        """One alarm was cancelled: it stays on the heap, until such are the greater part."""
+    def note_cancelled(self) -> None:
+        """Count a cancelled alarm; it stays on the heap until half of the heap is cancelled."""
         self._cancelled += 1
         if self._cancelled >= _COMPACT_MIN and 2 * self._cancelled > len(self._heap):
             self._heap = [
@@ -122,13 +127,13 @@ class Clock:
             self._cancelled = 0
 
     async def run(self) -> None:
-        """The clock task; ends only by cancellation."""
+        """Run all that falls due; ends only by cancellation."""
         while True:
             self._run_due()
             with anyio.CancelScope() as self._asleep:
                 if self._heap:
                     self._wakes_at = self._heap[0][0]
-                    await self._sleep(max(0.0, self._wakes_at - self._now()))
+                    await self._sleep(max(0.0, self._wakes_at - self.now()))
                 else:
                     self._wakes_at = math.inf
                     await anyio.sleep_forever()
@@ -142,13 +147,16 @@ class Clock:
             self._asleep.cancel()
 
     def _run_due(self) -> None:
-        now = self._now()
+        now = self.now()
         while self._heap and self._heap[0][0] <= now:
             entry = heapq.heappop(self._heap)[2]
             if isinstance(entry, Alarm):
                 if (run := entry.run) is not None:
                     entry.run = None
-                    run()
+                    try:
+                        run()
+                    except Exception as error:  # noqa: BLE001 - no alarm may end the clock
+                        self._note_broken(error)
                 else:
                     self._cancelled -= 1
             else:
@@ -160,5 +168,5 @@ class Clock:
         if deadlines.asks:
             self._list(deadlines.asks[0].deadline, timeout_s)
         else:
-            # Callers may compute their timeouts: a value nobody uses any more is forgotten.
+            # Callers may compute their timeouts: a value out of use is forgotten.
             del self._deadlines[timeout_s]

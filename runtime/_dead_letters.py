@@ -1,7 +1,8 @@
 """Dead letters: every message that reached no actor, with the reason.
 
-Counted and published, all of them; logged, only so many in a while, with a line that says how many
-more there were. A message that is handed back inside an error is no dead letter: its sender knows.
+All are counted and published. The log shows at most ten in ten seconds, and then one line with
+the number of those it left out. A message that is handed back inside an error is not a dead
+letter: its sender knows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ._event_stream import EventStream
-from ._log import logger
+from ._logger import logger
 from ._reports import DeadLetter
 
 __all__ = ["DeadLetters"]
@@ -38,7 +39,7 @@ class DeadLetters:
         self._log(type(message).__name__, actor, reason)
 
     def _log(self, kind: str, actor: str, reason: str) -> None:
-        """The kind of the message, never what it says."""
+        """Log the type of the message, never its content."""
         now = self._now()
         if now - self._window_began >= _WINDOW_S:
             if self._unlogged:

@@ -1,66 +1,82 @@
 """Effects: work that an actor starts and does not wait for.
 
 An effect runs on a worker of its own, in a copy of its actor's context. It keeps its actor from
-being idle, ends with it, and can reach it only through its mailbox. One that raises fails the
-actor; one that swallows its cancellation is given up as stuck.
+being idle, ends with the incarnation that started it, and can reach the actor only through its
+mailbox. If it raises, the actor fails. If it swallows its cancellation, it is given up as stuck.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from ._cell import Phase, in_effect
-from ._drive import drive
-from ._messages import Order
+from ._asking import in_effect
+from ._failures import as_failure
+from ._inside import run_inside
 from ._reports import Failure
+from ._world import World
 
 if TYPE_CHECKING:
-    from ._cell import Cell
     from ._clock import Alarm
     from ._pool import Host, Step
 
-__all__ = ["Effect"]
+__all__ = ["Effect", "EffectOwner"]
+
+
+class EffectOwner(Protocol):
+    """The incarnation that an effect belongs to, as the effect sees it."""
+
+    context: Context
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def system(self) -> World: ...
+
+    def remove_effect(self, effect: Effect) -> None: ...
+
+    def fail(self, error: BaseException, found: str) -> None: ...
 
 
 class Effect:
-    """Work that an actor has started; what `start_effect` returns."""
+    """Work that an actor has started; returned by `start_effect`."""
 
-    __slots__ = ("_alarm", "_cell", "_context", "_ended", "_run", "is_done", "name", "worker")
+    __slots__ = ("_alarm", "_context", "_ended", "_owner", "_run", "is_done", "name", "worker")
 
-    def __init__(self, cell: Cell, run: Callable[[], Awaitable[None]], name: str) -> None:
-        assert cell.context is not None, f"{cell.name} starts an effect before it is made"
+    def __init__(self, owner: EffectOwner, run: Callable[[], Awaitable[None]], name: str) -> None:
         self.name = name
         self.is_done = False
         self.worker: Host | None = None
-        self._cell = cell
+        self._owner = owner
         self._run = run
-        self._context: Context = cell.context.copy()
+        self._context: Context = owner.context.copy()
         self._context.run(in_effect.set, True)
         self._ended: anyio.Event | None = None
         self._alarm: Alarm | None = None
-        if cell.effects is None:
-            cell.effects = {}
-        cell.effects[self] = None
-        cell.system.pool.submit(self)
+        owner.system.pool.submit(self)
+
+    def __repr__(self) -> str:
+        return f"Effect({self.name!r} of {self._owner.name!r})"
 
     @property
     def is_cancelled(self) -> bool:
         return self._alarm is not None
 
     def cancel(self) -> None:
-        """Ask it to end; does not wait. Whoever it talks to last hears nothing of this."""
+        """Ask the effect to end; does not wait. Its actor is not told."""
         if self.is_done or self.is_cancelled:
             return
-        system = self._cell.system
-        self._alarm = system.clock.call_later(system.limits.kill_s, self._is_stuck)
+        system = self._owner.system
+        self._alarm = system.clock.call_later(system.limits.kill_s, self._give_up)
         if self.worker is not None:
             self.worker.kill()
 
     async def ended(self) -> None:
+        """Wait until the effect has ended, or was given up."""
         if not self.is_done:
             if self._ended is None:
                 self._ended = anyio.Event()
@@ -69,31 +85,32 @@ class Effect:
     # --- as a job of the pool --------------------------------------------------------------------
 
     def step(self) -> Step:
+        """Run the effect, unless it was cancelled before it began."""
         if self.is_done or self.is_cancelled:
             self._end()
             return False
-        return self._live()
+        return self._run_to_its_end()
 
-    async def _live(self) -> bool:
+    async def _run_to_its_end(self) -> bool:
         try:
-            await drive(self._context, self._awaited())
+            await run_inside(self._context, self._awaited())
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
-            cell = self._cell
-            failure = cell.as_failure(error, self.worker)
+            owner = self._owner
+            failure = as_failure(owner.name, error, self.worker, owner.system.report)
             if self.is_done:
-                cell.system.report(Failure(cell.name, failure, "its effect had been given up"))
+                said = "its effect had been given up as stuck"
+                owner.system.report(Failure(owner.name, failure, said))
             else:
                 self._end()
-                cell.give_order(Order("fail", failure))
+                owner.fail(failure, f"its effect {self.name} failed in its clean-up")
         else:
             self._end()
         return False
 
     async def after_kill(self) -> bool:
+        """End: the cancellation has gone through the effect."""
         self._end()
         return False
-
-    # --- its end ---------------------------------------------------------------------------------
 
     async def _awaited(self) -> None:
         await self._run()
@@ -106,15 +123,10 @@ class Effect:
             self._alarm.cancel()
         if self._ended is not None:
             self._ended.set()
-        cell = self._cell
-        if cell.effects is not None:
-            cell.effects.pop(self, None)
-        if cell.phase is not Phase.ENDED:
-            cell.maybe_idle()
+        self._owner.remove_effect(self)
 
-    def _is_stuck(self) -> None:
-        """It has swallowed its cancellation."""
-        if self.is_done:
-            return
-        self._cell.system.say_stuck(self._cell.name, f"in its effect {self.name}")
-        self._end()
+    def _give_up(self) -> None:
+        """Go on without the effect: it has swallowed its cancellation."""
+        if not self.is_done:
+            self._owner.system.report_stuck(self._owner.name, f"in its effect {self.name}")
+            self._end()

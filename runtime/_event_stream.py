@@ -1,7 +1,7 @@
 """The event stream: typed publish and subscribe, inside one process.
 
-Publishing never waits and never fails. Each subscription has a bounded buffer; when its reader is
-too slow the oldest events go, and it says how many it missed. Nothing is kept for later
+Publishing never waits and never fails. Each subscription has a bounded buffer. If its reader is
+too slow, the oldest events are dropped, and `missed` counts them. Nothing is kept for later
 subscribers. All of it belongs to the runtime's loop.
 """
 
@@ -22,11 +22,11 @@ E = TypeVar("E")
 
 
 class Subscription(Generic[E]):
-    """What a subscriber reads: `with` it, and iterate. One reader."""
+    """The events of one subscriber: enter it with `with`, then iterate. One reader only."""
 
     def __init__(self, stream: EventStream, kind: type[E], buffer_max: int) -> None:
         self.missed = 0
-        """How many events went by because the buffer was full."""
+        """How many events were dropped because the buffer was full."""
         self._stream = stream
         self._kind = kind
         self._buffer: deque[E] = deque(maxlen=buffer_max)
@@ -46,12 +46,13 @@ class Subscription(Generic[E]):
         self.close()
 
     def close(self) -> None:
-        """No more events; what is buffered can still be read, then the iteration ends."""
+        """Take no more events; the iteration ends after those that are buffered."""
         self._is_closed = True
         self._stream.remove(self)
         self._wake()
 
     def offer(self, event: object) -> None:
+        """Buffer an event if it is of the kind subscribed to."""
         if isinstance(event, self._kind):
             if len(self._buffer) == self._buffer.maxlen:
                 self.missed += 1
@@ -78,14 +79,14 @@ class Subscription(Generic[E]):
 
 
 class EventStream:
-    """Where the runtime publishes its reports, and anyone may publish."""
+    """The stream on which the runtime publishes its reports; applications may publish, too."""
 
     def __init__(self) -> None:
         # A tuple, replaced as a whole: publishing iterates while subscribers come and go.
         self._subscriptions: tuple[Subscription[Any], ...] = ()  # each its own kind
 
     def subscribe(self, kind: type[E], *, buffer_max: int = 1024) -> Subscription[E]:
-        """Events of this type, and of its subtypes, from the moment the `with` is entered."""
+        """Subscribe to events of this type and its subtypes, from when the `with` is entered."""
         return Subscription(self, kind, buffer_max)
 
     def publish(self, event: object) -> None:
@@ -101,6 +102,6 @@ class EventStream:
         )
 
     def close(self) -> None:
-        """Let every reader come to its end."""
+        """Close all subscriptions; each reader ends after the events that it has buffered."""
         for subscription in self._subscriptions:
             subscription.close()

@@ -1,20 +1,20 @@
-"""The mailbox: what waits for one actor, in which order, and who waits for room.
+"""The mailbox: the messages that wait for one actor, their order, and the senders without room.
 
 Owns two lanes and the senders that wait for room. Invariants, all kept without an await:
 
 1. Control goes first; within a lane, first in, first out, waiting senders included.
-2. Whoever waits is admitted in order, and nobody overtakes: while one waits, all wait.
-3. While a sender waits, the mail lane is at least half full: whatever makes that untrue admits
-   those who wait.
-4. The owner pops an item itself, after it runs. Nothing is ever handed to a task that might be
-   cancelled before it wakes, so nothing can be lost on the way.
+2. Waiting senders are admitted in order, and none overtakes: while one waits, all wait.
+3. While a sender waits, the mail lane is at least half full: the code that empties it further
+   admits waiting senders.
+4. The runner pops an item itself, once it runs. No item is handed to a task that might be
+   cancelled before it wakes, so none is lost on the way.
 
-Senders append, the owner pops; all of it in one loop, so there is no lock.
+Senders append and the runner pops, all in one loop, so there is no lock.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -22,17 +22,17 @@ from typing import Final, Literal, TypeAlias
 from ._backend import OneShot
 from ._messages import Ask, Item, Tell
 
-__all__ = ["NO_MAIL", "MailQueue", "Mailbox", "Overflow", "Waiter"]
+__all__ = ["NO_MAIL", "Mailbox", "MailboxSettings", "Overflow", "Waiter"]
 
 Overflow: TypeAlias = Literal["wait", "reject", "drop_oldest"]
 
 
 @dataclass(frozen=True, slots=True)
-class Mailbox:
-    """How many messages may wait for an actor, and what a sender meets when they do.
+class MailboxSettings:
+    """The capacity of an actor's mailbox, and its treatment of senders once it is full.
 
     `wait`: the sender waits for room. `reject`: it gets `MailboxFull`. `drop_oldest`: the oldest
-    message becomes a dead letter; only for what may be lost, such as telemetry.
+    message becomes a dead letter; only for messages that may be lost, such as telemetry.
     """
 
     capacity: int = 1024
@@ -40,11 +40,11 @@ class Mailbox:
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
-            raise ValueError(f"a mailbox holds at least one message, not {self.capacity}")
+            raise ValueError(f"capacity must be at least 1, got {self.capacity}")
 
 
 class Waiter(OneShot[None]):
-    """A tell that waits for room. An ask needs none: its asker waits on the ask itself."""
+    """A tell that waits for room. An ask needs none of these: its asker waits on the ask."""
 
     __slots__ = ("item",)
 
@@ -58,19 +58,19 @@ class _NoMail(deque[Item]):
         raise AssertionError(f"{item} would be lost: it was sent to an idle lane")
 
 
-# An empty deque takes 600 bytes, and almost every actor is idle: idle lanes share this one.
+# An empty deque takes 600 bytes and almost every actor is idle, so idle lanes share this one.
 NO_MAIL: Final[deque[Item]] = _NoMail()
 
 
-class MailQueue:
-    """The two lanes of one actor, and the senders that wait for room in the second."""
+class Mailbox:
+    """The two lanes of one actor, and the senders that wait for room in the mail lane."""
 
     __slots__ = ("capacity", "control", "mail", "waiting")
 
     capacity: int  # of the mail lane; nothing bounds control
     control: deque[Item]
     mail: deque[Item]
-    waiting: deque[Ask | Waiter] | None
+    waiting: OrderedDict[Ask | Waiter, None] | None  # ordered, and each can leave at once
 
     def push_control(self, item: Item, *, first: bool = False) -> None:
         if self.control is NO_MAIL:
@@ -81,19 +81,20 @@ class MailQueue:
             self.control.append(item)
 
     def wait_for_room(self, sender: Ask | Waiter) -> None:
+        """Queue a sender behind those that wait already."""
         if self.waiting is None:
-            self.waiting = deque()
-        self.waiting.append(sender)
+            self.waiting = OrderedDict()
+        self.waiting[sender] = None
 
     def leave(self, sender: Ask | Waiter) -> None:
-        """A sender that waited is gone; it leaves no trace.
+        """Remove a waiting sender that has gone away, without a trace.
 
-        Its message may have been admitted while its own wake-up was on the way. Then nobody is
-        told that it was accepted, so it is taken back, unless it has been handled already.
+        Its message may have been admitted while its own wake-up was on the way. The sender never
+        learns of that, so the message is taken back unless it has been handled already.
         """
         sender.is_done = True
         if self.waiting and sender in self.waiting:
-            self.waiting.remove(sender)
+            del self.waiting[sender]
             if not self.waiting:
                 self.waiting = None
         elif isinstance(sender, Waiter):
@@ -104,16 +105,16 @@ class MailQueue:
                     break
 
     def admit(self) -> None:
-        """Let in, in order, as many waiting senders as there is room for.
+        """Admit, in order, as many waiting senders as there is room for.
 
-        Only once half of the mail has gone: a sender that is woken for each message that goes
-        costs a switch of tasks per message.
+        Only once half of the mail has gone: waking a sender for each message that is handled
+        would cost a switch of tasks per message.
         """
         if len(self.mail) > self.capacity // 2:
             return
         waiting = self.waiting
         while waiting and len(self.mail) < self.capacity:
-            sender = waiting.popleft()
+            sender, _ = waiting.popitem(last=False)
             if isinstance(sender, Waiter):
                 self.mail.append(sender.item)
                 sender.set(None)
@@ -123,7 +124,7 @@ class MailQueue:
             self.waiting = None
 
     def pop(self) -> Item | None:
-        """The next item, or None."""
+        """Remove and return the next item; None if there is none."""
         if self.control:
             return self.control.popleft()
         if self.mail:
@@ -134,7 +135,7 @@ class MailQueue:
         return None
 
     def drain(self) -> Iterator[Item]:
-        """Everything that waits, in order; senders that waited for room are let go."""
+        """Remove and yield all items in order; senders that waited for room go on."""
         while self.control or self.mail or self.waiting:
             if self.control:
                 yield self.control.popleft()
@@ -142,7 +143,7 @@ class MailQueue:
                 yield self.mail.popleft()
             else:
                 assert self.waiting is not None
-                sender = self.waiting.popleft()
+                sender, _ = self.waiting.popitem(last=False)
                 if isinstance(sender, Waiter):
                     sender.set(None)
                     yield sender.item

@@ -1,43 +1,43 @@
-"""What lies in a mailbox: messages in their envelopes, and the handle a batch handler gets.
+"""The items of a mailbox: messages in their envelopes, orders, and the handle to a late answer.
 
-Owns the fate of one question: an ask ends exactly once, by a reply, an error, its deadline or
-its asker's leaving, and everything that comes later changes nothing. A tell is a plain tuple,
-because a mailbox holds a great many of them.
+Owns the end of an ask. It ends exactly once: by a reply, an error, its deadline, or because its
+asker has left. Later answers have no effect. A tell is a plain tuple, because a mailbox holds a
+great many of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias
+from enum import Enum
+from functools import partial
+from typing import Any, Generic, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
 from ._backend import OneShot
 from .errors import ActorFailed, NotAnsweredInTime, NotDelivered, NotStartedInTime
 
-if TYPE_CHECKING:
-    from ._cell import Cell
-
-__all__ = ["Ask", "Delivery", "Firing", "Item", "Message", "Order", "Tell"]
+__all__ = ["Ask", "Delivery", "Firing", "Item", "Message", "Order", "OrderKind", "Tell"]
 
 R = TypeVar("R")
-# Any: whoever does not say which messages an actor takes is not checked for it.
+# Any: an actor that does not name its messages is not checked for them.
 M_co = TypeVar("M_co", covariant=True, default=Any)
 
 
 class Message(Generic[R]):
-    """The base of messages that are asked, which says what the answer is.
+    """The base of messages that are asked; its parameter is the type of the answer.
 
     Write frozen dataclasses: `@dataclass(frozen=True) class Get(Message[int])`. Then
-    `await ref.ask(Get())` is an `int` to the type checker. What is only told needs no base.
+    `await ref.ask(Get())` is an `int` to the type checker. A message that is only told needs no
+    base.
     """
 
     __slots__ = ()
 
 
 Tell: TypeAlias = tuple[object, float, object]
-"""A message that nobody waits for; when it was sent; the trace it belongs to."""
+"""A message without an answer; the time at which it was sent; the trace it belongs to."""
 
 
 class Ask(OneShot[Any]):
@@ -60,21 +60,21 @@ class Ask(OneShot[Any]):
         self.is_started = False
 
     def abandon(self) -> None:
-        """The asker has gone. Not started yet, it is skipped; started, its reply is dropped."""
+        """Drop the ask: its asker has gone. If it has not been started yet, it is skipped."""
         self.is_done = True
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Fail the ask: its deadline has passed."""
         late = NotAnsweredInTime if self.is_started else NotStartedInTime
         self.fail(late(self.message, self.actor, self.timeout_s))
 
     def return_to_sender(self, reason: str) -> None:
-        """It will not be handled: the asker gets the message back."""
+        """Give the asker its message back: it will not be handled."""
         self.fail(NotDelivered(self.message, self.actor, reason))
 
 
 class Firing:
-    """A timer's message. Asked at the last moment whether the timer still stands."""
+    """A timer's message; not handled if the timer was cancelled after it fired."""
 
     __slots__ = ("_when_taken", "is_due", "message", "sent_at")
 
@@ -87,7 +87,7 @@ class Firing:
         self._when_taken = when_taken
 
     def take(self) -> bool:
-        """Whether to handle it; it is handled once."""
+        """Take the message; True if it is to be handled, which is so once at most."""
         if not self.is_due:
             return False
         self.is_due = False
@@ -96,65 +96,85 @@ class Firing:
         return True
 
 
+class OrderKind(Enum):
+    """The orders that a cell obeys; the set is closed."""
+
+    STOP = "stop for good"
+    FAIL = "fail with an error"
+    HOLD = "end the incarnation and wait for the supervisor"
+    PASSIVATE = "leave the directory if idle"
+
+
 @dataclass(slots=True)
 class Order:
-    """What the runtime itself tells an actor: it goes before all messages."""
+    """An order of the runtime to an actor; it goes before all messages."""
 
-    kind: str
+    kind: OrderKind
     error: BaseException | None = None
     reason: str = ""
+    given_by: object = None
+    """The incarnation that an order to fail is meant for."""
+    patient_until: float | None = None
+    """Until when an actor that is to stop, and those below it, may go on with their messages."""
 
 
 Item: TypeAlias = Tell | Ask | Firing | Order
 
 
-class Delivery(Generic[M_co]):
-    """One message as a batch handler sees it, and the way to answer it.
+class Loop(Protocol):
+    """The part of the runtime's world that a dropped delivery needs."""
 
-    It may be kept and answered after the handler has returned. Dropped without an answer, its
-    asker gets `ActorFailed`. Answering never raises and never waits, also when the asker is gone
-    or has been answered already. Answer in the loop, not from a thread.
-    """
+    call_soon: Callable[[Callable[[], None]], None]
 
-    __slots__ = ("_ask", "_cell", "message")
 
-    def __init__(self, cell: Cell, message: M_co, ask: Ask | None) -> None:
-        self.message = message
-        self._cell = cell
-        self._ask = ask
+class Debtor(Protocol):
+    """The incarnation that owes the answer to a deferred ask."""
 
     @property
-    def expects_reply(self) -> bool:
-        """Whether somebody still waits for the answer."""
-        return self._ask is not None and not self._ask.is_done
+    def name(self) -> str: ...
+
+    @property
+    def system(self) -> Loop: ...
+
+    def note_answered(self, ask: Ask) -> None: ...
+
+
+class Delivery(Generic[M_co]):
+    """One message, and the means to answer it, now or after the handler has returned.
+
+    If the delivery is dropped without an answer, the asker gets `ActorFailed`. Answering never
+    raises and never waits, even if the asker has gone or has been answered already. Answer in the
+    loop, not from another thread.
+    """
+
+    __slots__ = ("_ask", "_debtor", "message")
+
+    def __init__(self, debtor: Debtor, message: M_co, ask: Ask | None) -> None:
+        self.message = message
+        self._debtor = debtor
+        self._ask = ask
 
     def reply(self, value: object) -> None:
+        """Answer the asker with this value."""
         if (ask := self._ask) is not None:
             self._ask = None
             ask.set(value)
-            self._cell.is_answered(ask)
+            self._debtor.note_answered(ask)
 
     def fail(self, error: BaseException) -> None:
-        """The asker gets exactly this error."""
+        """Answer the asker with exactly this error."""
         if (ask := self._ask) is not None:
             self._ask = None
             ask.fail(error)
-            self._cell.is_answered(ask)
+            self._debtor.note_answered(ask)
 
     def __del__(self) -> None:
-        # Runs wherever the last reference goes, in a thread too: hence through the loop.
+        # Runs wherever the last reference is dropped, perhaps in a thread: go through the loop.
         ask = self._ask
         if ask is not None and not ask.is_done:
-            self._cell.system.call_soon(_Forgotten(self._cell, ask))
+            self._debtor.system.call_soon(partial(_fail_dropped, self._debtor, ask))
 
 
-class _Forgotten:
-    __slots__ = ("_ask", "_cell")
-
-    def __init__(self, cell: Cell, ask: Ask) -> None:
-        self._cell = cell
-        self._ask = ask
-
-    def __call__(self) -> None:
-        self._ask.fail(ActorFailed(self._cell.name, "it dropped the message without an answer"))
-        self._cell.is_answered(self._ask)
+def _fail_dropped(debtor: Debtor, ask: Ask) -> None:
+    ask.fail(ActorFailed(debtor.name, "it dropped the message without an answer"))
+    debtor.note_answered(ask)

@@ -1,16 +1,18 @@
 """The workers: a few tasks that run many actors, so that an idle actor needs none.
 
-Owns the queue of jobs that are ready, and the workers that take them. A job is stepped
-synchronously; only when it has to wait does it take its worker with it, and then another worker
-looks after the queue. So there are as many tasks as jobs that wait for something, plus one.
+Owns the queue of ready jobs, and the workers that take them. A job is stepped synchronously. Only
+a job that has to wait keeps its worker; then another worker takes over the queue. So there are as
+many tasks as jobs that wait for something, plus one.
 
 Invariants, each kept without an await:
 
-1. While a job is ready, exactly one worker is the *runner*: it is looking at the queue, or has
-   been woken to do so.
+1. While a job is ready, exactly one worker is the *dispatcher*: it works through the queue, or
+   has been woken to do so.
 2. A job is in the queue, in the hands of one worker, or at rest. Never two of these.
-3. A native cancellation that nobody here asked for ends at most the worker it hit; the runner's
-   office passes on.
+3. A native cancellation that the runtime did not ask for ends at most the worker it hit; if that
+   was the dispatcher, another worker becomes it.
+4. A kill ends with the job that it was meant for. One that comes in the very step in which the
+   job ends is never delivered: the worker leaves the cancelled scope before it takes another job.
 
 Workers are shielded: only `Worker.kill` and `Pool.close` cancel them.
 """
@@ -22,9 +24,15 @@ from collections.abc import Coroutine
 from typing import Any, Final, Protocol, TypeAlias
 
 import anyio
-from anyio.abc import TaskGroup
 
-from ._backend import OneShot, checkpointing, clear_stray_cancellation, parking, uncancel
+from ._backend import (
+    OneShot,
+    Tasks,
+    checkpointing,
+    clear_stray_cancellation,
+    parking,
+    uncancel,
+)
 
 __all__ = ["Host", "Job", "Pool", "Resident", "Step", "Worker"]
 
@@ -32,13 +40,13 @@ _PARKED_MAX: Final = 256
 _STEPS_MAX: Final = 16
 
 Step: TypeAlias = bool | Coroutine[Any, Any, bool]
-"""What one step of a job came to: whether the job is to be stepped again, when others had their
-turn; or the rest of the step, which has to wait, with the same result. (Any: nothing is sent to a
-coroutine here, and what it yields is its backend's.)"""
+"""The result of one step of a job: True if it wants another step after its neighbours; or the
+rest of the step, a coroutine that has to wait and returns the same. (Any: nothing is sent to the
+coroutine here, and its yields belong to its backend.)"""
 
 
 class Host(Protocol):
-    """The task that has a job in its hands, as the job sees it."""
+    """The task that runs a job, as the job sees it."""
 
     @property
     def is_killed(self) -> bool: ...
@@ -47,14 +55,14 @@ class Host(Protocol):
 
 
 class Job(Protocol):
-    """Something that workers run a step at a time."""
+    """Work that a worker runs a step at a time."""
 
     worker: Host | None
 
     def step(self) -> Step: ...
 
     async def after_kill(self) -> bool:
-        """Its worker was cancelled under it; whether it is to be stepped again."""
+        """Recover from a cancellation of the worker; True if the job wants another step."""
         ...
 
 
@@ -70,7 +78,7 @@ class Worker:
         self.job: Job | None = None
 
     def kill(self) -> None:
-        """Cancel whatever this worker waits for."""
+        """Cancel the job that this worker runs."""
         self._scope.cancel()
 
     @property
@@ -81,36 +89,37 @@ class Worker:
         pool = self._pool
         try:
             while not pool.is_closed:
-                # A scope is used once: each turn of this loop but the first comes after a kill.
+                # A scope is used once: each round of this loop but the first comes after a kill.
                 with anyio.CancelScope(shield=True) as self._scope:
                     try:
                         if (job := self.job) is not None:
                             # It was cancelled under us: by `kill`, or natively by some library.
                             again = await job.after_kill()
                             self._let_go(job, again=again)
-                        await self._serve()
+                        if not self._scope.cancel_called:
+                            await self._serve()
                     except BaseException as error:
                         if not clear_stray_cancellation(error):
                             raise
-                    if self.job is None:
+                    if self.job is None and not self._scope.cancel_called:
                         return
         except BaseException:
-            # KeyboardInterrupt, SystemExit or a bug of ours: the group is about to cancel our
-            # siblings, who are shielded from it.
+            # KeyboardInterrupt, SystemExit or a bug in the runtime: the task group is about to
+            # cancel the other workers, which are shielded from that.
             pool.close()
             raise
         finally:
             pool.forget(self)
 
     async def _serve(self) -> None:
-        """Run jobs until there is one worker too many."""
+        """Run jobs until enough other workers are parked, or a kill came too late."""
         pool = self._pool
         ready, parked, gate = pool.ready, pool.parked, self.gate
         park, checkpoint = parking(), checkpointing()
         steps = 0
         while True:
-            # Of the two, only a step that waits can cost us the office.
-            while ready and pool.runner is self:
+            # Only a step that suspends makes this worker stop being the dispatcher.
+            while ready and pool.dispatcher is self:
                 job = ready.popleft()
                 step = job.step()
                 if step is False:
@@ -126,14 +135,17 @@ class Worker:
                     pool.resign(self)
                     again = await step
                     self._let_go(job, again=again)
+                    if self._scope.cancel_called:
+                        return  # a late kill: it was meant for that job, and for no other
                     steps = _STEPS_MAX
                 if steps >= _STEPS_MAX and ready:
                     steps = 0
                     await checkpoint()
+                    pool.tells = 0
                     if pool.is_closed:
                         return
-            if pool.runner is self:
-                pool.runner = None
+            if pool.dispatcher is self:
+                pool.dispatcher = None
             if len(parked) >= _PARKED_MAX:
                 return
             gate.is_done = False
@@ -144,20 +156,22 @@ class Worker:
                 if self in parked:  # it was not elected meanwhile
                     parked.remove(self)
                 raise
+            pool.tells = 0
 
     def _let_go(self, job: Job, *, again: bool) -> None:
         self.job = job.worker = None
         pool = self._pool
         if again:
             pool.ready.append(job)
-        if pool.runner is None:
-            pool.runner = self
+        if pool.dispatcher is None:
+            pool.dispatcher = self
 
 
 class Resident:
     """A task for one job alone, for as long as the job lives.
 
-    What the job opens with `async with` in one step it may close in another: it is the same task.
+    A job may open something with `async with` in one step and close it in another: it is always
+    the same task.
     """
 
     __slots__ = ("_gate", "_is_over", "_pool", "_scope", "job")
@@ -173,7 +187,7 @@ class Resident:
         self._gate.set(None)
 
     def end(self) -> None:
-        """The job is over; the task ends after the step it is at."""
+        """End the task after its current step: the job is over."""
         self._is_over = True
         self._gate.set(None)
 
@@ -211,8 +225,8 @@ class Resident:
         except anyio.get_cancelled_exc_class():
             if self._scope.cancel_called:
                 raise
-            # Native, or by a scope that the job itself holds open around its steps: the job has
-            # to close that one here, inside ours.
+            # Native, or by a scope that the job itself holds open around its steps, which the
+            # job then has to close here, inside this one.
             uncancel()
 
     async def _serve(self) -> None:
@@ -231,17 +245,19 @@ class Resident:
 
 
 class Pool:
-    """Runs what is submitted, with as many workers as have something to wait for."""
+    """Runs the jobs that are submitted, with one worker more than there are waiting jobs."""
 
     def __init__(self) -> None:
         self.ready: deque[Job] = deque()
         self.parked: list[Worker] = []
-        self.runner: Worker | None = None
+        self.dispatcher: Worker | None = None
         self.workers: dict[Worker | Resident, None] = {}
         self.is_closed = False
-        self._tasks: TaskGroup | None = None
+        self.tells = 0
+        """How many tells were sent since a worker ran last: none of them has waited."""
+        self._tasks: Tasks | None = None
 
-    def open(self, tasks: TaskGroup) -> None:
+    def open(self, tasks: Tasks) -> None:
         self._tasks = tasks
         if self.ready:
             self.elect()
@@ -249,34 +265,34 @@ class Pool:
     def submit(self, job: Job) -> None:
         """Step the job soon. Never waits."""
         self.ready.append(job)
-        if self.runner is None:
+        if self.dispatcher is None:
             self.elect()
 
     def resign(self, worker: Worker) -> None:
-        """The runner has to wait for its job; another one looks after the queue."""
-        assert self.runner is worker, f"{worker} resigned an office it does not hold"
-        self.runner = None
+        """Hand the queue to another worker: the dispatcher has to wait for its job."""
+        assert self.dispatcher is worker, f"{worker} resigned without being the dispatcher"
+        self.dispatcher = None
         if self.ready:
             self.elect()
 
     def forget(self, worker: Worker) -> None:
-        """A worker's task ends."""
+        """Remove a worker whose task ends."""
         self.workers.pop(worker, None)
         if worker in self.parked:
             self.parked.remove(worker)
-        if self.runner is worker:
-            self.runner = None
+        if self.dispatcher is worker:
+            self.dispatcher = None
             if self.ready:
                 self.elect()
 
     def close(self) -> None:
-        """Cancel all workers, with whatever they have in hand."""
+        """Cancel all workers, with the jobs that they run."""
         self.is_closed = True
         for worker in tuple(self.workers):
             worker.kill()
 
-    def settle(self, job: Job) -> Resident:
-        """Give the job a task of its own."""
+    def start_resident(self, job: Job) -> Resident:
+        """Start a task for this job alone."""
         assert self._tasks is not None, "the runtime has not been entered"
         resident = Resident(self, job)
         self.workers[resident] = None
@@ -284,13 +300,13 @@ class Pool:
         return resident
 
     def elect(self) -> None:
-        """There is no runner, and something is ready: make one."""
+        """Make a worker the dispatcher: a job is ready, and there is none."""
         if self.is_closed:
             return
         if self.parked:
-            self.runner = worker = self.parked.pop()
+            self.dispatcher = worker = self.parked.pop()
             worker.gate.set(None)
         elif self._tasks is not None:
-            self.runner = worker = Worker(self)
+            self.dispatcher = worker = Worker(self)
             self.workers[worker] = None
             self._tasks.start_soon(worker.main)

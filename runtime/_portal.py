@@ -1,6 +1,6 @@
-"""The portal: how code that is not async, in any other thread, reaches actors.
+"""The portal: blocking calls to actors, for code in other threads.
 
-Every call ends: it is answered, or it fails when the runtime is left, whatever was on the way.
+Every call ends: it is answered, or fails when the runtime is left.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._backend import OneShot
+from ._backend import OneShot, clear_stray_cancellation, persist
 from ._messages import Message
-from .errors import Unavailable
+from .errors import OutcomeUnknown, Unavailable
 
 if TYPE_CHECKING:
     from ._ref import Ref
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 class Portal:
-    """Blocking calls into the runtime, for threads other than its own."""
+    """Blocking calls into the runtime, for threads other than its own. Made by `portal()`."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -39,7 +39,7 @@ class Portal:
         self._gate: OneShot[None] = OneShot()
 
     def tell(self, ref: Ref[M], message: M) -> None:
-        """As `Ref.tell`; returns when the mailbox has the message."""
+        """Send as `Ref.tell` does; return once the mailbox has the message."""
 
         async def tell() -> None:
             await ref.tell(message)
@@ -48,7 +48,7 @@ class Portal:
 
     # Any: any actor may be asked.
     def ask(self, ref: Ref[Any], message: Message[R], *, timeout: float | None = None) -> R:
-        """As `Ref.ask`, and raises the same."""
+        """Ask as `Ref.ask` does; raise the same errors."""
 
         async def ask() -> R:
             return await ref.ask(message, timeout=timeout)
@@ -56,7 +56,7 @@ class Portal:
         return self._call(ask)
 
     def close(self) -> None:
-        """The runtime has been left: nobody will answer what is still on the way."""
+        """Fail all calls that are still on the way: the runtime has been left."""
         with self._lock:
             self._is_closed = True
             pending = tuple(self._pending)
@@ -66,7 +66,10 @@ class Portal:
 
     def _call(self, run: Callable[[], Awaitable[R]]) -> R:
         if threading.get_ident() == self._home:
-            raise RuntimeError("a portal called from the runtime's own thread waits for itself")
+            raise RuntimeError(
+                "portal called from the runtime's own thread: the call would wait for itself; "
+                "await the ref's tell or ask instead"
+            )
         future: Future[R] = Future()
         with self._lock:
             if self._is_closed:
@@ -80,18 +83,18 @@ class Portal:
                 del self._pending[future]
 
     def _take(self, future: Future[Any], run: Callable[[], Awaitable[Any]]) -> None:
-        """Runs in the loop, in no task: hence one that starts the calls."""
+        """Queue a call. Runs in the loop but in no task, so `serve` starts the call."""
         self._calls.append((future, run))
         self._gate.set(None)
 
     async def serve(self) -> None:
-        """The task that starts what threads call; it ends with the runtime."""
+        """Start the calls of other threads; runs until the runtime ends."""
         while True:
             self._gate = OneShot()
             while self._calls:
                 future, run = self._calls.popleft()
                 self._system.start_soon(self._answer, future, run)
-            await self._gate.wait()
+            await persist(self._gate.wait)
 
     async def _answer(self, future: Future[R], run: Callable[[], Awaitable[R]]) -> None:
         try:
@@ -99,10 +102,24 @@ class Portal:
         except Exception as error:  # noqa: BLE001 - carried to the thread, as it is
             if not future.done():
                 future.set_exception(error)
+        except BaseException as error:
+            if not clear_stray_cancellation(error):
+                raise
+            if not future.done():
+                future.set_exception(self._cancelled())
         else:
             if not future.done():
                 future.set_result(value)
 
     @staticmethod
+    def _cancelled() -> OutcomeUnknown:
+        return OutcomeUnknown(
+            "call through the portal: its task was cancelled natively by a library; it may have "
+            "happened; send again under the same id, or read back"
+        )
+
+    @staticmethod
     def _gone() -> Unavailable:
-        return Unavailable("call through the portal: the runtime has been left; try elsewhere")
+        return Unavailable(
+            "call through the portal failed: the runtime has been left; try elsewhere"
+        )

@@ -1,47 +1,65 @@
 """Refs: how an actor is reached.
 
-Owns the way of a message into a mailbox: the short way, when there is room or the actor is at
-rest, and the long way, for everything else. Neither has an await between looking and acting. A
-ref stays valid over restarts and passivation; once the actor has stopped for good it says so, with
+Owns the way of a message into a mailbox: the short way if there is room or the actor is at rest,
+and the long way for everything else. Neither has an await between looking and acting. A ref stays
+valid over restarts and passivation. Once the actor has stopped for good, its ref raises that, with
 the message inside the error.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, cast
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, cast
 
 from typing_extensions import TypeVar
 
-from ._cell import Cell, Phase, current_cell, in_effect
+from ._asking import Party, current_actor, forget_wait, in_effect, note_wait
+from ._cell import Cell
+from ._lifecycle import MAIL, Mail, Phase
 from ._mailbox import Waiter
 from ._messages import Ask, Message, Tell
-from ._reports import Terminated
-from ._turn import Outcome, run_turn
-from .errors import AskCycle, MailboxFull
+from ._slice import Outcome, run_slice
+from .errors import MailboxFull
 
-if TYPE_CHECKING:
-    from ._region import Region
+__all__ = ["KeyedActors", "Ref", "Terminated", "Watching"]
 
-__all__ = ["Ref"]
-
-# Any: whoever does not say which messages an actor takes is not checked for it.
+# Any: an actor that does not name its messages is not checked for them.
 M_contra = TypeVar("M_contra", contravariant=True, default=Any)
 R = TypeVar("R")
 
+_PURGE_MIN: Final = 16
+_TELLS_MAX: Final = 16
+
+
+class KeyedActors(Protocol):
+    """The region of a ref, as the ref sees it."""
+
+    name: str
+
+    def activate(self, key: str) -> Cell: ...
+
+    async def stop_actor(self, key: str) -> None: ...
+
+    def refusal(self, key: str) -> BaseException | None: ...
+
+    def watch(self, key: str, watcher: Ref[Terminated], target: Ref[Any]) -> None: ...
+
+    def unwatch(self, key: str, watcher: Ref[Terminated]) -> None: ...
+
 
 class Ref(Generic[M_contra]):
-    """What others hold of an actor. Equal refs reach the same actor."""
+    """The address of an actor. Equal refs reach the same actor."""
 
     __slots__ = ("_cell", "_key", "_region")
 
-    def __init__(self, cell: Cell, region: Region[Any] | None = None, key: str = "") -> None:
+    def __init__(self, cell: Cell, region: KeyedActors | None = None, key: str = "") -> None:
         self._cell = cell
         self._region = region
         self._key = key
 
     @property
     def name(self) -> str:
-        """Its path in the tree of actors."""
+        """The actor's path in the tree of actors."""
         return self._cell.name if self._region is None else f"{self._region.name}/{self._key}"
 
     def __repr__(self) -> str:
@@ -60,20 +78,30 @@ class Ref(Generic[M_contra]):
     # --- sending ---------------------------------------------------------------------------------
 
     async def tell(self, message: M_contra, *, control: bool = False) -> None:
-        """Send a message that nobody waits for.
+        """Send a message, without an answer.
 
-        Waits for room when the mailbox is full and its overflow is `wait`; raises `MailboxFull`
-        when it is `reject`. A `control` message goes before all others and never waits for room;
-        so does, in its turn, what the actor and its effects tell the actor itself. To an actor
-        that has stopped it becomes a dead letter.
+        If the mailbox is full, wait for room if its overflow is `wait`, and raise `MailboxFull`
+        if it is `reject`. A `control` message goes before all others and never waits for room;
+        messages that the actor and its effects tell the actor itself never wait for room either.
+        If the actor has stopped, the message becomes a dead letter. After 16 tells without a wait
+        it lets other tasks run first. A tell that raises its cancellation there has sent nothing.
         """
         cell = self._cell
         system = cell.system
+        pool = system.pool
+        pool.tells += 1
+        if pool.tells > _TELLS_MAX:
+            pool.tells = 0
+            await (
+                system.pause()
+            )  # before the message is sent: a tell that is cancelled sent nothing
+            cell = self._cell
         tracing = system.tracing
         item = (message, system.now(), None if tracing is None else tracing.sent())
         # The short way. Cells that are closed or full for any reason fail both tests.
         if not control:
             if cell.is_parked:
+                system.check_home(cell.name)
                 cell.wake_for(item)
                 return
             if cell.waiting is None and len(cell.mail) < cell.capacity:
@@ -88,9 +116,9 @@ class Ref(Generic[M_contra]):
                 raise
 
     def tell_nowait(self, message: M_contra, *, control: bool = False) -> None:
-        """As `tell`, but never waits: where that would wait, this raises `MailboxFull`.
+        """Send as `tell` does, but raise `MailboxFull` if that would wait.
 
-        For handlers that are no coroutines, and for callbacks in the loop.
+        For handlers that are not coroutines, and for callbacks in the loop.
         """
         system = self._cell.system
         tracing = system.tracing
@@ -100,19 +128,25 @@ class Ref(Generic[M_contra]):
     async def ask(
         self, message: Message[R], *, timeout: float | None = None, control: bool = False
     ) -> R:
-        """Send a message and wait for its answer; the time for both is `timeout` seconds.
+        """Send a message and wait for its answer; `timeout` is in seconds, for both.
 
-        Raises what the handler raised, if that is one of the five kinds of error, and otherwise
-        `ActorFailed`; `NotDelivered` when the actor stopped before it had begun;
-        `NotStartedInTime` or `NotAnsweredInTime` past the deadline; `MailboxFull`; and `AskCycle`
-        when the actor waits, through whomever, for the very asker.
+        Raises the handler's error if it is one of the five kinds, else `ActorFailed`. Raises
+        `NotDelivered` if the actor stopped before it had begun; `NotStartedInTime` or
+        `NotAnsweredInTime` past the deadline; `MailboxFull`; and `AskCycle` if the actor waits,
+        through however many others, for the asker.
         """
         cell = self._cell
         system = cell.system
+        system.check_home(cell.name)
+        if timeout is not None and timeout != timeout:  # noqa: PLR0124 - NaN, which equals nothing
+            raise ValueError("timeout must be a number of seconds, got nan")
+        if cell.is_inline and system.is_inline_due():
+            await system.pause()  # before the message is sent, as in `tell`
+            cell = self._cell
         tracing = system.tracing
         trace = None if tracing is None else tracing.sent()
         ask = Ask(message, cell.name, system.now(), trace)
-        asker = current_cell.get(None)
+        asker = current_actor.get(None)
         if asker is not None:
             asker = self._note_wait(asker, ask)
             cell = self._cell  # it may have been activated for that
@@ -127,8 +161,6 @@ class Ref(Generic[M_contra]):
                     cell.unpark()
                     cell.mail.append(ask)
                     self._handle_here(cell)
-                    if ask.is_done and system.is_inline_due():
-                        await system.checkpoint()
             elif cell.waiting is None and len(cell.mail) < cell.capacity:
                 cell.mail.append(ask)
             else:
@@ -143,38 +175,29 @@ class Ref(Generic[M_contra]):
             raise
         finally:
             if asker is not None:
-                self._forget_wait(asker, ask)
+                forget_wait(asker, ask)
         if ask.error is not None:
             self._leave(ask)
             raise ask.error
         return cast("R", ask.value)
 
     def _leave(self, ask: Ask) -> None:
-        """It may have expired while it still waited for room."""
+        """Take an ask back that may still wait for room: it has expired, or its asker leaves."""
         if self._cell.waiting is not None:
             self._cell.leave(ask)
 
-    def _note_wait(self, asker: Cell, ask: Ask) -> Cell | None:
-        """Write down who waits for whom; an effect's actor does not wait for what it asks."""
-        if in_effect.get():
+    def _note_wait(self, asker: Party, ask: Ask) -> Party | None:
+        """Note who waits for whom; None if no handler waits, but an effect or a task of its own."""
+        if in_effect.get() or asker.at_rest:
             return None
-        target = self._resolve()
-        self._refuse_cycle(asker, target)
-        if asker.asking is None:
-            asker.asking = {}
-        asker.asking[ask] = target
+        note_wait(asker, ask, self._resolve())
         return asker
 
-    @staticmethod
-    def _forget_wait(asker: Cell, ask: Ask) -> None:
-        if asker.asking is not None:
-            asker.asking.pop(ask, None)
-
     def _handle_here(self, cell: Cell) -> None:
-        """The actor rests, and its handler is a `def`: it runs in the asker's own stack."""
-        assert cell.context is not None, f"{cell.name} was started without a context"
+        """Run the handler, which is a `def`, in the asker's own stack: the actor is at rest."""
+        assert cell.life is not None, f"{cell.name} was started without an incarnation"
         try:
-            outcome = cell.context.run(run_turn, cell)
+            outcome = cell.life.context.run(run_slice, cell)
         except BaseException:
             cell.submit()
             raise
@@ -188,22 +211,25 @@ class Ref(Generic[M_contra]):
     # --- the long way ----------------------------------------------------------------------------
 
     def _resolve(self) -> Cell:
-        """The cell that mail goes to now; an idle key of a region gets a new one."""
+        """Return the cell that mail goes to now; an idle key of a region gets a new one."""
         if self._region is not None and self._cell.phase is Phase.ENDED:
             self._cell = self._region.activate(self._key)
         return self._cell
 
     def _send(self, item: Ask | Tell, *, control: bool, may_wait: bool) -> Waiter | None:
-        """Take the message in, refuse it, or say whom to wait for."""
+        """Queue the message, refuse it, or return the waiter for room to wait on."""
         cell = self._resolve()
         system = cell.system
-        sender = current_cell.get(None)
+        system.check_home(cell.name)
+        sender = current_actor.get(None)
         if isinstance(item, Ask):
             item.actor = cell.name
-        if cell.phase in (Phase.STOPPING, Phase.ENDED):
-            self._hand_back(item, cell, "it has stopped")
+        treatment = MAIL[cell.phase]
+        if treatment is Mail.RETURNED:
+            refusal = None if self._region is None else self._region.refusal(self._key)
+            self._hand_back(item, cell, "it has stopped", refusal)
             return None
-        if cell.phase is Phase.REFUSING:
+        if treatment is Mail.REFUSED:
             self._hand_back(item, cell, "it failed too often", cell.error)
             return None
         if system.is_closing and sender is None:
@@ -244,19 +270,6 @@ class Ref(Generic[M_contra]):
         elif isinstance(oldest, tuple):
             cell.system.dead_letters.add(oldest[0], cell.name, reason)
 
-    @staticmethod
-    def _refuse_cycle(asker: Cell, target: Cell) -> None:
-        """Raise when `target` waits, through whomever, for `asker`."""
-        trail: list[tuple[Cell, tuple[str, ...]]] = [(target, (asker.name, target.name))]
-        seen: set[Cell] = set()
-        while trail:
-            cell, path = trail.pop()
-            if cell is asker:
-                raise AskCycle(path)
-            if cell not in seen:
-                seen.add(cell)
-                trail.extend((each, (*path, each.name)) for each in (cell.asking or {}).values())
-
     # --- stopping and watching ------------------------------------------------------------------
 
     async def stop(self) -> None:
@@ -272,17 +285,17 @@ class Ref(Generic[M_contra]):
     def watch(self, watcher: Ref[Terminated]) -> None:
         """Send `watcher` a `Terminated`, before its other mail, once this actor has stopped.
 
-        A restart is no death, and neither is passivation. Watching one that is dead already
-        brings the notice at once.
+        A restart or a passivation of this actor is not a stop. If it has stopped already, the
+        notice comes at once. The watch ends when the watcher stops.
         """
         if self._region is not None:
-            self._region.watch(self._key, watcher)
+            self._region.watch(self._key, watcher, self)
         elif self._cell.phase is Phase.ENDED:
-            watcher.notify(Terminated(self, None))
+            watcher.notify_end(self, None)
         else:
             if self._cell.watchers is None:
                 self._cell.watchers = {}
-            self._cell.watchers[watcher] = None
+            add_watcher(self._cell.watchers, watcher, self)
 
     def unwatch(self, watcher: Ref[Terminated]) -> None:
         """Take `watch` back."""
@@ -291,8 +304,47 @@ class Ref(Generic[M_contra]):
         elif self._cell.watchers is not None:
             self._cell.watchers.pop(watcher, None)
 
-    def notify(self, notice: Terminated) -> None:
-        """Deliver a notice before all other mail; a watcher that has stopped needs none."""
+    def notify_end(self, target: object, error: BaseException | None) -> None:
+        """Send this actor a `Terminated` about `target`, unless it has stopped itself."""
+        if self.has_ended:
+            return
         cell = self._resolve()
-        if cell.phase not in (Phase.STOPPING, Phase.ENDED, Phase.REFUSING):
+        if MAIL[cell.phase] is Mail.TAKEN:
+            notice = Terminated(cast("Ref[Any]", target), error)
             cell.put((notice, cell.system.now(), None), control=True)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once the actor has stopped for good; an actor with a key can always come back."""
+        return self._region is None and self._cell.phase is Phase.ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class Terminated:
+    """The message that a watcher gets when the actor has stopped for good."""
+
+    ref: Ref[Any]
+    error: BaseException | None
+
+
+class Watching:
+    """A watch that an actor's incarnation has placed, and takes back when it ends."""
+
+    __slots__ = ("_target", "_watcher")
+
+    def __init__(self, target: Ref[Any], watcher: Ref[Any]) -> None:
+        self._target = target
+        self._watcher = watcher
+        target.watch(watcher)
+
+    def take_back(self) -> None:
+        self._target.unwatch(self._watcher)
+
+
+def add_watcher(watchers: dict[Any, object], watcher: Ref[Any], target: Ref[Any]) -> None:
+    """Add a watcher. Watchers that have ended are dropped whenever the table has doubled."""
+    count = len(watchers)
+    if count >= _PURGE_MIN and count & (count - 1) == 0:  # at each power of two
+        for each in [each for each in watchers if each.has_ended]:
+            del watchers[each]
+    watchers[watcher] = target

@@ -1,7 +1,7 @@
-"""A region: a directory of keyed actors, activated on first message and passivated when idle.
+"""A region: a directory of keyed actors, activated by their first message, passivated when idle.
 
 Owns the directory and the order in which its actors came to rest. A million known keys cost
-nothing: a key that is not active is not in the directory, and a ref to it is a name.
+nothing: a key that is not active is not in the directory, and a ref to it is just a name.
 
 Invariants, each kept without an await:
 
@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 from typing_extensions import TypeVar
 
-from ._cell import After, Cell, Phase, Spec
-from ._messages import Order
-from ._ref import Ref
-from ._reports import RegionOverflow, Terminated
+from ._cell import Cell, Spec, Watcher
+from ._lifecycle import After, Phase
+from ._messages import Order, OrderKind
+from ._parent import Child, Verdict
+from ._ref import Ref, Terminated, add_watcher
+from ._reports import RegionOverflow
 from ._supervision import Directive, RestartLog, Supervision
-from ._supervisor import Child, Supervisor, Verdict
+from ._supervisor import Supervisor
 
 if TYPE_CHECKING:
     from ._actor import Actor
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Region"]
 
-# Any: whoever does not say which messages an actor takes is not checked for it.
+# Any: an actor that does not name its messages is not checked for them.
 M = TypeVar("M", default=Any)
 
 
@@ -68,8 +70,9 @@ class Region(Supervisor, Generic[M]):
         self._idle: dict[str, float] = {}
         self._sweep_alarm: Alarm | None = None
         self._next_report = 1
-        self._watchers: dict[str, dict[Ref[Any], None]] = {}
-        # Where refs to keys that are not active point: a cell that has ended.
+        self._refusal: Callable[[str], BaseException] | None = None
+        self._watchers: dict[str, dict[Watcher, object]] = {}
+        # Refs to keys that are not active point here: to a cell that has ended.
         self._nowhere = Cell(system, name, self._no_actor, spec, self, base_context=context)
         self._nowhere.phase = Phase.ENDED
         self._nowhere.is_parked = self._nowhere.at_rest = False
@@ -84,7 +87,7 @@ class Region(Supervisor, Generic[M]):
         return tuple(self._cells)
 
     async def passivate(self, key: str) -> bool:
-        """Passivate an actor now, if it is idle; whether it has gone."""
+        """Passivate an actor now, if it is idle; True if it has gone."""
         cell = self._cells.get(key)
         if cell is None:
             return True
@@ -100,9 +103,31 @@ class Region(Supervisor, Generic[M]):
         if (cell := self._cells.get(key)) is not None:
             await cell.stop("it was told to")
 
+    async def stop(
+        self,
+        reason: str = "it was told to",
+        *,
+        patient_until: float | None = None,
+        refusal: Callable[[str], BaseException] | None = None,
+    ) -> None:
+        """Stop all actors and the region itself: no message activates an actor any more.
+
+        Askers get the error that `refusal` makes of the key, by default `NotDelivered`.
+        """
+        if refusal is not None:
+            self._refusal = refusal
+        await super().stop(reason, patient_until=patient_until)
+
+    def refusal(self, key: str) -> BaseException | None:
+        """Return the error for the askers of a region that was stopped with one."""
+        return None if self._refusal is None else self._refusal(key)
+
     # --- the directory ---------------------------------------------------------------------------
 
     def activate(self, key: str) -> Cell:
+        """Return the cell of this key, making one if there is none and the region is open."""
+        if self._is_closed:
+            return self._cells.get(key, self._nowhere)
         cell = self._cells.get(key)
         if cell is None:
             cell = Cell(
@@ -112,24 +137,26 @@ class Region(Supervisor, Generic[M]):
                 self._spec,
                 self,
                 base_context=self._context,
-                region=self,
+                directory=self,
                 key=key,
             )
             self._cells[key] = cell
             if self._system.is_closing:
-                cell.close_intake()
+                cell.note_quiet_intake()
             self._make_room()
         return cell
 
-    def ended(self, child: Child) -> None:
+    def remove(self, child: Child) -> None:
         assert isinstance(child, Cell), f"{child} is no actor"
         self._idle.pop(child.key, None)
-        super().ended(child)
+        super().remove(child)
 
-    def woke(self, cell: Cell) -> None:
+    def note_woken(self, cell: Cell) -> None:
+        """Take a cell off the list of idle ones."""
         self._idle.pop(cell.key, None)
 
-    def rests(self, cell: Cell) -> None:
+    def note_resting(self, cell: Cell) -> None:
+        """List a cell as idle, and passivate the one that is idle longest if there are too many."""
         self._idle[cell.key] = self._system.now()
         if self._idle_s is not None and self._sweep_alarm is None:
             self._sweep_alarm = self._system.clock.call_later(self._idle_s, self._sweep)
@@ -139,18 +166,18 @@ class Region(Supervisor, Generic[M]):
     # --- passivation -----------------------------------------------------------------------------
 
     def _passivate(self, cell: Cell) -> None:
-        """Claim an idle actor. Mail that comes from now on lands in the cell, and is found."""
-        cell.give_order(Order("passivate"))
+        """Tell an idle actor to go. Mail that comes from now on lands in its cell, and is found."""
+        cell.give_order(Order(OrderKind.PASSIVATE))
 
     def _make_room(self) -> None:
-        """One more is active: the one that is idle longest goes. Nobody waits for room here."""
+        """Passivate the actor that is idle longest if too many are active; never waits."""
         if self._active_max is None or len(self._cells) <= self._active_max:
             self._next_report = 1
             return
         if self._idle:
             self._passivate(self._cells[next(iter(self._idle))])
         elif (excess := len(self._cells) - self._active_max) >= self._next_report:
-            # When it begins, and each time it doubles: not once for each of a thousand keys.
+            # Reported when it begins and each time it doubles, not for each of a thousand keys.
             self._next_report = 2 * excess
             self._system.report(RegionOverflow(self.name, len(self._cells), self._active_max))
 
@@ -175,32 +202,38 @@ class Region(Supervisor, Generic[M]):
         if directive is Directive.ESCALATE and found is not error:
             return After.REFUSE, self._refuse_s
         if directive is Directive.ESCALATE:
-            self._fail(error)
+            if not self._is_failing:
+                self._fail(error)
             return After.HOLD, 0.0
         return self._carry_out(child, directive, self.supervision)
 
-    async def stop_children(self, reason: str) -> None:
-        """The actors of a region know no order: all of them stop at once."""
+    async def stop_children(self, reason: str, *, patient_until: float | None = None) -> None:
+        """Stop all actors at once: those of a region have no order."""
+        self.close()
+        if patient_until is None:
+            patient_until = self._system.now() + self._system.limits.stop_s
         cells = tuple(self._cells.values())
         for cell in cells:
-            cell.request_stop(reason)
+            cell.request_stop(reason, patient_until=patient_until)
         for cell in cells:
-            await cell.stop(reason)
+            await cell.stop(reason, patient_until=patient_until)
 
     # --- watching --------------------------------------------------------------------------------
 
-    def watch(self, key: str, watcher: Ref[Terminated]) -> None:
-        self._watchers.setdefault(key, {})[watcher] = None
+    def watch(self, key: str, watcher: Ref[Terminated], target: Ref[Any]) -> None:
+        """Add a watcher of this key, active or not."""
+        add_watcher(self._watchers.setdefault(key, {}), watcher, target)
 
     def unwatch(self, key: str, watcher: Ref[Terminated]) -> None:
+        """Take `watch` back."""
         if (watchers := self._watchers.get(key)) is not None:
             watchers.pop(watcher, None)
             if not watchers:
                 del self._watchers[key]
 
-    def watchers_of(self, key: str) -> tuple[Ref[Any], ...]:
-        """Those to be told that the actor of this key has died; they are told once."""
-        return tuple(self._watchers.pop(key, ()))
+    def take_watchers(self, key: str) -> dict[Watcher, object]:
+        """Remove and return the watchers of a key whose actor has stopped: they are told once."""
+        return self._watchers.pop(key, {})
 
     @staticmethod
     def _no_actor() -> Actor[Any]:

@@ -1,19 +1,15 @@
-"""What the runtime reports about its actors; published on the event stream."""
+"""The reports that the runtime publishes about its actors on the event stream."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from ._ref import Ref
-
-__all__ = ["DeadLetter", "Failure", "RegionOverflow", "Restart", "Stopped", "Stuck", "Terminated"]
+__all__ = ["DeadLetter", "Failure", "RegionOverflow", "Restart", "Stopped", "Stuck"]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An actor failed, and what its supervisor decided."""
+    """An actor failed; `decision` is its supervisor's."""
 
     actor: str
     error: BaseException
@@ -22,7 +18,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """An actor has started again, for the so manieth time."""
+    """An actor has started again; `restarts` counts how often."""
 
     actor: str
     restarts: int
@@ -30,7 +26,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """An actor has stopped for good, or has been passivated; the error is why, if one was."""
+    """An actor has stopped for good; `error` is the cause, if there was one."""
 
     actor: str
     error: BaseException | None
@@ -38,7 +34,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """An actor swallows its cancellation. It was detached; its task may spin on."""
+    """An actor swallowed its cancellation. It was detached; its task may still be running."""
 
     actor: str
     doing: str
@@ -55,16 +51,8 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class RegionOverflow:
-    """All active actors of a region are busy, and there are more of them than it wants."""
+    """All active actors of a region are busy, and there are more of them than `active_max`."""
 
     region: str
     active: int
     active_max: int
-
-
-@dataclass(frozen=True, slots=True)
-class Terminated:
-    """The notice that a watcher gets: the actor has stopped for good."""
-
-    ref: Ref[Any]
-    error: BaseException | None

@@ -1,48 +1,59 @@
-"""The runtime: what a program enters to have actors, and leaves when it is done.
+"""The runtime: a program enters it to have actors, and leaves it when it is done.
 
 1. It owns every actor spawned in it, the tasks that run them, and one clock.
 2. It promises that all of them have ended when the `async with` is left, in reverse order of
    their start, children before parents; that every ask has been answered, failed or handed back;
-   and that what it left undone is said, in `left_undone` and in the log.
+   and that work left undone is named, in `left_undone` and in the log.
 3. It does not promise an order among actors without an order of start (the keys of a region), nor
    anything for code that swallows its cancellation: such an actor is detached, and named.
 4. One loop, asyncio or trio, runs all of it. Only `portal()` may be used from other threads.
-5. Nothing survives a crash here. What must, an actor keeps in a journal of its own.
+5. Nothing here survives a crash. An actor keeps what must survive in a journal of its own.
 """
 
 from __future__ import annotations
 
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
-from anyio.abc import TaskGroup, TaskStatus
 from typing_extensions import TypeVar
 
-from ._actor import Actor
-from ._backend import OneShot, spawn_host, thread_caller
-from ._cell import Cell, Phase, Spec
+from ._actor import Actor, bind, traits_of
+from ._backend import (
+    OneShot,
+    Tasks,
+    clear_stray_cancellation,
+    open_tasks,
+    persist,
+    spawn_host,
+    task_end_watch,
+    thread_caller,
+)
+from ._cell import Spec
 from ._dead_letters import DeadLetters
 from ._event_stream import EventStream
-from ._log import logger
-from ._mailbox import Mailbox
+from ._logger import logger
+from ._mailbox import MailboxSettings
 from ._portal import Portal
 from ._ref import Ref
 from ._region import Region
 from ._supervision import Supervision, leaves
 from ._supervisor import Supervisor
-from ._system import Limits, System
-from ._tree import Tree, take_tree
+from ._system import Makers, System
+from ._tree import Tree, cells_of, take_tree
+from ._world import Limits
+from .errors import Unavailable
 from .ports import Ports
 
-__all__ = ["LeftUndone", "Runtime"]
+__all__ = ["LeftUndone", "Runtime", "cells_of"]
 
-# Any: whoever does not say which messages an actor takes is not checked for it.
+# Any: an actor that does not name its messages is not checked for them.
 M = TypeVar("M", default=Any)
 
 _LAST_STEPS = 100
@@ -50,7 +61,7 @@ _LAST_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class LeftUndone:
-    """What an actor still had when the runtime's grace was over."""
+    """The work that an actor still had when the runtime's grace was over."""
 
     actor: str
     messages: int
@@ -59,13 +70,14 @@ class LeftUndone:
 
 
 class Runtime:
-    """`async with Runtime() as runtime:` and spawn actors in it.
+    """The actors of a program: `async with Runtime() as runtime:`, and spawn actors in it.
 
-    `drain_s`: how long, on leaving, queued messages may still be handled. `stop_s`: how long an
-    actor that is told to stop may go on with its message. `cleanup_s`: how long its hooks may
-    take. `kill_s`: how long something cancelled may take to end before it counts as stuck.
-    `handle_signals`: SIGINT and SIGTERM leave the runtime, as if its block had ended there; a
-    second one cuts the draining short. For programs that own their process; main thread only.
+    All limits are in seconds. `drain_s`: the time for queued messages to be handled on leaving.
+    `stop_s`: the time that an actor that is told to stop, and those below it, may go on with their
+    messages. `cleanup_s`: the time for a hook. `kill_s`: the time that cancelled code may take to
+    end before it counts as stuck. `handle_signals`: SIGINT and SIGTERM leave the runtime, as if
+    its block had ended there; a second one cuts `drain_s` and `stop_s` short. For programs that
+    own their process; main thread only.
     """
 
     def __init__(
@@ -80,12 +92,13 @@ class Runtime:
         handle_signals: bool = False,
     ) -> None:
         self._is_open = False  # first: `__del__` looks at it
+        self._is_entered = False
         limits = Limits(drain_s, stop_s, cleanup_s, kill_s)
         self.left_undone: tuple[LeftUndone, ...] = ()
-        """What was not done when the runtime had been left."""
-        self._system = System(ports or Ports(), limits, self._fail)
+        """The work that was not done when the runtime had been left."""
+        self._system = System(ports or Ports(), limits, self._fail, Makers(bind, traits_of))
         self._root = Supervisor(self._system, "", supervision or Supervision())
-        self._tasks: TaskGroup | None = None
+        self._tasks: Tasks | None = None
         self._body = anyio.CancelScope()
         self._failure: BaseException | None = None
         self._host_ended = anyio.Event()
@@ -93,10 +106,14 @@ class Runtime:
         self.stopped_by: signal.Signals | None = None
         """The signal that ended the block, if one did."""
         self._portal: Portal | None = None
+        self._leaving: OneShot[None] = OneShot()
+        self._when_holder_ends: Callable[[Callable[[], None]], None] | None = None
+        self._is_closed = anyio.Event()
         self._draining: anyio.CancelScope | None = None
-        self._orderly: anyio.CancelScope | None = None
+        self._drain_until = 0.0
+        self._is_left_reported = False
 
-    # --- what users do ---------------------------------------------------------------------------
+    # --- for applications ------------------------------------------------------------------------
 
     @property
     def ports(self) -> Ports:
@@ -104,7 +121,7 @@ class Runtime:
 
     @property
     def events(self) -> EventStream:
-        """Reports of failures, restarts, stops and dead letters; and what anyone publishes."""
+        """The reports of failures, restarts, stops and dead letters; applications may publish."""
         return self._system.events
 
     @property
@@ -116,7 +133,7 @@ class Runtime:
         factory: Callable[[], Actor[M]],
         *,
         name: str,
-        mailbox: Mailbox | None = None,
+        mailbox: MailboxSettings | None = None,
         supervision: Supervision | None = None,
         resident: bool = False,
     ) -> Ref[M]:
@@ -125,12 +142,14 @@ class Runtime:
         A resident actor keeps one task for life, for what it opens with `async with`. With
         `supervision`, this actor is judged by it, with a count of its own, before the runtime's.
         """
+        self._check_entered()
         return self._root.spawn(
             factory, name=name, mailbox=mailbox, supervision=supervision, resident=resident
         )
 
     def spawn_supervisor(self, name: str, supervision: Supervision) -> Supervisor:
         """Start a supervisor, for actors that stand or fall together."""
+        self._check_entered()
         return self._root.spawn_supervisor(name, supervision)
 
     def region(
@@ -138,7 +157,7 @@ class Runtime:
         name: str,
         factory: Callable[[str], Actor[M]],
         *,
-        mailbox: Mailbox | None = None,
+        mailbox: MailboxSettings | None = None,
         supervision: Supervision | None = None,
         resident: bool = False,
         idle_s: float | None = None,
@@ -147,16 +166,17 @@ class Runtime:
     ) -> Region[M]:
         """Start a region: `factory(key)` makes the actor of a key when its first message comes.
 
-        An actor that was idle for `idle_s` is passivated; so is, once more than `active_max` are
-        active, the one that is idle longest. A key that fails too often is refused for
-        `refuse_s`.
+        An actor that was idle for `idle_s` seconds is passivated. Once more than `active_max` are
+        active, so is the one that is idle longest. A key that fails too often is refused for
+        `refuse_s` seconds.
         """
+        self._check_entered()
         region: Region[M] = Region(
             self._system,
             name,
             factory,
             parent=self._root,
-            spec=Spec(mailbox or Mailbox(), None, resident),
+            spec=Spec(mailbox or MailboxSettings(), None, resident),
             supervision=supervision or Supervision(),
             context=self._system.context,
             idle_s=idle_s,
@@ -167,24 +187,32 @@ class Runtime:
         return region
 
     def tree(self) -> Tree:
-        """What every actor is doing just now. Print it, or let rich do so."""
+        """Return the state of every actor at this moment. Print it, with `print` or rich."""
         return take_tree(self._system, self._root)
 
     def portal(self) -> Portal:
-        """For threads: blocking `tell` and `ask`. Make it in the loop, use it elsewhere."""
+        """Return blocking `tell` and `ask` for threads. Make it in the loop, use it elsewhere."""
+        self._check_entered()
         if self._portal is None:
             self._portal = Portal(self._system)
             self._system.start_soon(self._portal.serve)
         return self._portal
 
+    def _check_entered(self) -> None:
+        if not self._is_entered:
+            raise RuntimeError("the runtime has not been entered: use `async with` first")
+        self._system.check_home("the runtime")
+
     # --- opening ---------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._is_open or self._host_ended.is_set():
-            raise RuntimeError("a runtime is entered once")
+        if self._is_entered:
+            raise RuntimeError("a runtime is entered once; make a new one")
+        self._is_entered = True
         system = self._system
         system.context = copy_context()
         system.call_soon = thread_caller()
+        self._when_holder_ends = task_end_watch()
         ready: OneShot[None] = OneShot()
 
         async def host() -> None:
@@ -192,50 +220,109 @@ class Runtime:
 
         spawn_host(host)
         with anyio.CancelScope(shield=True):
-            await ready.wait()
+            try:
+                await ready.wait_until_done()
+            except BaseException:  # cancelled natively, or interrupted: no host may stay behind
+                await self._wait_for_host()
+                raise
         if self._failure is not None:
+            with anyio.CancelScope(shield=True):
+                await self._wait_for_host()
             raise self._failure
         self._is_open = True
         self._body.__enter__()
         return self
 
     async def _run_host(self, ready: OneShot[None]) -> None:
-        """The one task that may be left behind, with those who would not end."""
+        """Hold all tasks until the runtime is left, then close it. May be left behind itself.
+
+        The runtime is closed here and not in the task that leaves it, which may be cancelled
+        natively at any time. So may this one, at the end of its loop or by a library.
+        """
+        system = self._system
         try:
-            async with anyio.create_task_group() as tasks:
+            async with open_tasks() as tasks:
                 self._tasks = tasks
-                self._system.open(tasks)
+                system.open(tasks)
+                tasks.start_soon(self._run_clock)
                 if self._handles_signals:
-                    await tasks.start(self._listen)
+                    listening: OneShot[None] = OneShot()
+                    tasks.start_soon(self._listen, listening)
+                    await persist(listening.wait)
                 ready.set(None)
-                try:
-                    await self._system.clock.run()
-                finally:
-                    self._system.pool.close()
+                await self._stay()
+                await persist(self._close)
+                system.pool.close()
+                tasks.cancel()
+                self._is_closed.set()
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as error:  # noqa: BLE001 - carried to the task that entered us
             found = tuple(leaves(error))
             self._fail(found[0] if len(found) == 1 else error)
         finally:
-            self._host_ended.set()
-            ready.set(None)
-            if self._orderly is not None:
-                self._orderly.cancel()
+            self._end_host(ready)
 
-    async def _listen(self, *, task_status: TaskStatus[None]) -> None:
+    async def _stay(self) -> None:
+        """Wait until the runtime is left.
+
+        A native cancellation of this task is ignored as long as the task that entered the runtime
+        can still leave it. At the end of `asyncio.run` both are cancelled.
+        """
+        while not self._leaving.is_done:
+            try:
+                await self._leaving.wait_until_done()
+            except BaseException as error:
+                if not clear_stray_cancellation(error):
+                    raise
+                assert self._when_holder_ends is not None, "the runtime has been entered"
+                self._when_holder_ends(self._abandon)
+
+    def _abandon(self) -> None:
+        """Close the runtime: the task that entered it has ended without leaving it."""
+        if not self._leaving.is_done:
+            self._fail(self._host_cancelled())
+            self._leaving.set(None)
+
+    @staticmethod
+    def _host_cancelled() -> Unavailable:
+        return Unavailable(
+            "the runtime ended: its own task was cancelled natively, at the end of its loop or by "
+            "a library; its actors were stopped; enter a new runtime"
+        )
+
+    def _end_host(self, ready: OneShot[None]) -> None:
+        self._system.pool.close()
+        self._host_ended.set()
+        self._is_closed.set()
+        ready.set(None)
+        self._finish()
+
+    async def _run_clock(self) -> None:
+        await persist(self._system.clock.run)
+
+    async def _listen(self, listening: OneShot[None]) -> None:
+        """Leave the runtime at the first signal; cut its patience short at the second."""
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            task_status.started()
-            async for number in signals:
+            listening.set(None)
+            while (number := await persist(partial(anext, signals, None))) is not None:
                 logger.warning("leaving the runtime", signal=number.name)
                 if self.stopped_by is None:
                     self.stopped_by = number
                     self._body.cancel()
-                elif self._draining is not None:
-                    self._draining.cancel()
+                else:
+                    self._hurry()
+
+    def _hurry(self) -> None:
+        """Stop draining, and be patient with no handler any more."""
+        if self._draining is not None:
+            self._draining.cancel()
+        self._system.be_impatient()
+        for cell in cells_of(self._root):
+            cell.hurry()
 
     def _fail(self, error: BaseException) -> None:
-        """Nobody below could answer for this: the runtime ends, and its block raises it."""
+        """End the runtime with a failure that no supervisor decides; its block raises it."""
         if self._failure is None:
             self._failure = error
         self._body.cancel()
@@ -250,54 +337,86 @@ class Runtime:
     ) -> bool | None:
         # Shielded and bounded: by the grace, and by the watchdog of each cell.
         with anyio.CancelScope(shield=True):
-            await self._close(is_drained=self._failure is None)
+            cancelled = await self._wait_for_host()
+        self._is_open = False
         is_swallowed = bool(self._body.__exit__(kind, error, trace))
-        if self._failure is None:
+        failure = self._failure
+        if cancelled is None and isinstance(error, anyio.get_cancelled_exc_class()):
+            cancelled = None if is_swallowed else error
+        if cancelled is not None:  # a cancellation from outside goes on, whatever else there is
+            if failure is not None:
+                logger.error("the runtime failed while it was cancelled", error=repr(failure))
+            if cancelled is error:
+                return False
+            raise cancelled
+        if failure is None:
             return is_swallowed
         if error is None or is_swallowed:
-            raise self._failure
-        raise BaseExceptionGroup("the runtime failed, and so did its block", [self._failure, error])
+            raise failure
+        raise BaseExceptionGroup("the runtime failed, and so did its block", [failure, error])
 
-    async def _close(self, *, is_drained: bool) -> None:
+    async def _wait_for_host(self) -> BaseException | None:
+        """Have the host close the runtime and wait until it has.
+
+        Native cancellations that come meanwhile do not cut that short; the last one is returned.
+        """
+        self._leaving.set(None)
+        cancelled: BaseException | None = None
+        steps_left = _LAST_STEPS
+        while not self._host_ended.is_set() and steps_left:
+            try:
+                if not self._is_closed.is_set():
+                    await self._is_closed.wait()
+                elif self._system.stuck:
+                    # Some task will not end; everything else gets the chance to.
+                    steps_left -= 1
+                    await self._system.checkpoint()
+                else:
+                    await self._host_ended.wait()
+            except anyio.get_cancelled_exc_class() as error:
+                cancelled = error
+            except BaseException:  # an interrupt of the program: nothing is waited for
+                self._system.pool.close()
+                if self._tasks is not None:
+                    self._tasks.cancel()
+                raise
+        self._finish()
+        return cancelled
+
+    async def _close(self) -> None:
+        """Drain, then stop all actors. Begun again where it was, if it is cancelled natively."""
         system = self._system
-        self._close_intake()
-        # Cancelled when the workers are gone already: an interrupt of the program, or a bug.
-        with anyio.CancelScope() as self._orderly:
-            if system.pool.is_closed:
-                self._orderly.cancel()
-            elif is_drained:
-                with system.clock.at_most(system.limits.drain_s) as self._draining:
-                    await system.drained()
-            self._say_what_is_left()
-            await self._root.stop_children("the runtime is shutting down")
-        self._is_open = False
-        assert self._tasks is not None, "a runtime that is left has been entered"
-        self._tasks.cancel_scope.cancel()
-        if system.stuck:
-            # Some task will not end; everything else gets the chance to.
-            for _ in range(_LAST_STEPS):
-                if not self._host_ended.is_set():
-                    await system.checkpoint()
-        else:
-            await self._host_ended.wait()
+        if not system.is_closing:
+            self._close_intake()
+            self._drain_until = system.now() + system.limits.drain_s
+        if self._failure is None:
+            with system.clock.at_most(self._drain_until - system.now()) as self._draining:
+                await system.wait_until_drained()
+        if not self._is_left_reported:
+            self._is_left_reported = True
+            self._report_left_undone()
+        await self._root.stop_children("the runtime is shutting down")
+
+    def _finish(self) -> None:
+        """End all that is still there: whatever waits for it hears that."""
         for cell in cells_of(self._root):
             cell.end(None)
         if self._portal is not None:
             self._portal.close()
-        system.events.close()
+        self._system.events.close()
 
     def _close_intake(self) -> None:
         system = self._system
         system.is_closing = True
         for cell in cells_of(self._root):
-            cell.close_intake()
-            if not cell.at_rest and (cell.phase is Phase.LIVE or cell.depth):
-                system.is_busy(cell)
+            cell.note_quiet_intake()
+            if cell.is_busy:
+                system.note_busy(cell)
 
-    def _say_what_is_left(self) -> None:
+    def _report_left_undone(self) -> None:
         left = []
         for cell in cells_of(self._root):
-            effects = tuple(effect.name for effect in cell.effects or ())
+            effects = cell.effect_names
             if cell.depth or effects or cell.doing:
                 left.append(LeftUndone(cell.name, cell.depth, effects, bool(cell.doing)))
         self.left_undone = tuple(left)
@@ -313,14 +432,3 @@ class Runtime:
     def __del__(self) -> None:
         if self._is_open:
             warnings.warn(f"{self!r} was never left", ResourceWarning, stacklevel=2)
-
-
-def cells_of(supervisor: Supervisor) -> Iterator[Cell]:
-    """Every actor below, children before parents, the youngest first."""
-    for child in reversed(tuple(supervisor.children.values())):
-        if isinstance(child, Cell):
-            if child.children is not None:
-                yield from cells_of(child.children)
-            yield child
-        elif isinstance(child, Supervisor):
-            yield from cells_of(child)

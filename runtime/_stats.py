@@ -1,7 +1,7 @@
-"""How long handlers take, per actor class: the last thousand turns.
+"""How long handlers take, per actor class: the last thousand slices.
 
-A turn of several messages is recorded as so many messages of its mean, since a histogram entry
-for each of them would cost as much as handling them; a slow message always has a turn of its own.
+A slice of several messages is recorded as that many messages of its mean duration, because an
+entry for each message would cost as much as handling it. A slow message always has its own slice.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Final
 
 __all__ = ["Stats"]
 
-_TURNS_MAX: Final = 1024
+_SLICES_MAX: Final = 1024
 
 
 class Stats:
-    """Keeps durations; tells quantiles."""
+    """Durations of recent handler calls, and their quantiles."""
 
     __slots__ = ("count", "recent")
 
     def __init__(self) -> None:
         self.count = 0
-        """How many messages were handled, since the beginning."""
-        self.recent: deque[tuple[float, int]] = deque(maxlen=_TURNS_MAX)
+        """How many messages were handled since the runtime began."""
+        self.recent: deque[tuple[float, int]] = deque(maxlen=_SLICES_MAX)
 
     def record(self, seconds: float, count: int = 1) -> None:
         self.count += count
         self.recent.append((seconds, count))
 
     def quantile(self, share: float) -> float:
-        """The duration that this share of the recent messages did not exceed, in seconds."""
+        """Return the duration, in seconds, that this share of recent messages did not exceed."""
         wanted = share * sum(count for _, count in self.recent)
         seen = 0
         for seconds, count in sorted(self.recent):

@@ -1,8 +1,9 @@
-"""What is done about a failure: pure decisions, no tasks.
+"""Decisions about failures: pure, without tasks.
 
-A supervisor decides by exception, looking inside exception groups; counts restarts with OTP's
-arithmetic (more than N within a sliding window of T is too many); and spaces them by a backoff
-that grows, jitters, and starts over after a quiet period. `_supervisor.py` carries it out.
+A supervisor decides by exception, looking inside exception groups. It counts restarts with OTP's
+arithmetic: more than N within a sliding window of T seconds are too many. It spaces them by a
+backoff that grows, jitters, and starts over after a quiet period. `_supervisor.py` carries the
+decisions out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Directive(Enum):
     STOP = "stop"
     """Stop it; its mail is handed back."""
     ESCALATE = "escalate"
-    """Not mine to decide: the supervisor itself fails with the error."""
+    """Fail the supervisor itself with the error, for its own supervisor to decide."""
 
 
 Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
@@ -35,29 +36,29 @@ Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before the n-th restart in a row."""
+    """Delays between restarts in a row."""
 
     first_s: float = 0.05
     factor: float = 2.0
     max_s: float = 10.0
     jitter: float = 0.2
-    """The share of the delay that is drawn: 0.2 is anything from 80 to 120 percent."""
+    """The share of the delay that is random: with 0.2, from 80 to 120 percent of the delay."""
     reset_s: float = 60.0
-    """After so long without a failure the next restart is a first one again."""
+    """After so many seconds without a failure the delays start over."""
 
     def delay_s(self, attempt: int, random: Random) -> float:
-        """Before restart number `attempt`, counted from 0."""
-        # The exponent is bounded, for a float overflows at 1024 doublings.
+        """Return the delay before restart number `attempt`, counted from 0."""
+        # The exponent is bounded because a float overflows at 1024 doublings.
         plain = min(self.first_s * self.factor ** min(attempt, 64), self.max_s)
         return plain * (1 + self.jitter * (2 * random.random() - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """How failures are answered.
+    """The decisions of a supervisor about failures.
 
-    `rules` are asked in order; the first whose type matches decides, else `otherwise`. `Refused`
-    raised by a handler is an answer, not a failure, and never gets here.
+    The first of `rules` whose type matches the error decides, else `otherwise`. `Refused` raised
+    by a handler is an answer and not a failure: it is never judged.
     """
 
     rules: tuple[tuple[type[BaseException], Directive], ...] = ()
@@ -68,7 +69,7 @@ class Supervision:
     backoff: Backoff = field(default_factory=Backoff)
 
     def directive(self, error: BaseException) -> Directive:
-        """The first rule that matches the error, or any error inside a group, decides."""
+        """Return the decision of the first rule that matches the error, or one inside a group."""
         found = tuple(leaves(error))
         for kind, directive in self.rules:
             if isinstance(error, kind) or any(isinstance(leaf, kind) for leaf in found):
@@ -77,7 +78,7 @@ class Supervision:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors inside a group, however deep; an error that is no group is its own leaf."""
+    """Yield the errors inside a group, however deep; an error that is no group yields itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)
@@ -87,7 +88,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 @dataclass(slots=True)
 class RestartLog:
-    """When restarts happened, as far back as the arithmetic looks."""
+    """The times of recent restarts, as far back as the window reaches."""
 
     supervision: Supervision
     attempt: int = 0
@@ -95,7 +96,7 @@ class RestartLog:
     _last: float = float("-inf")
 
     def is_too_many(self, now: float) -> bool:
-        """Count one restart at `now`; whether it is one more than the window allows."""
+        """Count a restart at `now`; True if it is one more than the window allows."""
         times = self._times
         times.append(now)
         while times[0] < now - self.supervision.window_s:
@@ -103,7 +104,7 @@ class RestartLog:
         return len(times) > self.supervision.restarts_max
 
     def delay_s(self, now: float, random: Random) -> float:
-        """How long to wait before the restart that is due now."""
+        """Return the delay before the restart that is due now."""
         backoff = self.supervision.backoff
         if now - self._last > backoff.reset_s:
             self.attempt = 0
@@ -114,6 +115,6 @@ class RestartLog:
         return delay
 
     def forget(self) -> None:
-        """Start over: what was counted has been escalated."""
+        """Start over: the counted restarts have been escalated."""
         self._times.clear()
         self.attempt = 0

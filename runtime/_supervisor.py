@@ -1,55 +1,41 @@
-"""A supervisor: the parent of some actors, which answers for their failures.
+"""A supervisor: the parent of some actors, which decides about their failures.
 
-Owns its children, in the order they were started, and the count of their restarts. A child that
-fails alone is restarted alone by its own cell; what concerns several children is carried out
-here, by one task at a time: held in reverse order of their start, released in order.
+Owns its children, in the order in which they were started, and the count of their restarts. A
+child that fails alone is restarted alone by its own cell. Restarts of several children are carried
+out here, by one task at a time: they are held in reverse order of their start, and released in
+order.
 
-The runtime is the uppermost supervisor; a region is one that counts per key; an actor that spawns
-has one; `spawn_supervisor` makes others.
+The runtime is the uppermost supervisor. A region is one that counts per key. An actor that spawns
+has one. `spawn_supervisor` makes others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-from ._cell import After, Cell, Spec
-from ._mailbox import Mailbox
-from ._messages import Order
+from ._backend import persist
+from ._cell import Cell, Spec
+from ._incarnation import Incarnation
+from ._lifecycle import After
+from ._mailbox import MailboxSettings
+from ._parent import Child, Verdict
 from ._ref import Ref
 from ._reports import Failure
 from ._supervision import Directive, RestartLog, Supervision
-from .errors import TooManyRestarts
+from .errors import ActorEnded, TooManyRestarts
 
 if TYPE_CHECKING:
     from ._actor import Actor
     from ._system import System
 
-__all__ = ["Child", "Supervisor", "Verdict"]
+__all__ = ["Supervisor"]
 
 M = TypeVar("M")
 
-Verdict: TypeAlias = tuple[After | None, float]
-"""What becomes of a failed child (None: it goes on as it is), and after how long."""
-
-_DEFAULT_SPEC = Spec(Mailbox())
-
-
-class Child(Protocol):
-    """What a supervisor can do with a child, be it an actor or another supervisor."""
-
-    name: str
-    own_log: RestartLog | None
-    backoff_log: RestartLog | None
-
-    async def stop(self, reason: str) -> None: ...
-
-    def request_stop(self, reason: str) -> None: ...
-
-    async def hold(self) -> None: ...
-
-    async def release(self) -> None: ...
+_DEFAULT_SPEC = Spec(MailboxSettings())
 
 
 class Supervisor:
@@ -62,9 +48,12 @@ class Supervisor:
         supervision: Supervision,
         *,
         parent: Supervisor | None = None,
-        owner: Cell | None = None,
+        above: Incarnation | None = None,
     ) -> None:
-        """Failing upward is `parent`'s to judge, or `owner`'s failure, or else the runtime's."""
+        """Fail upward to `parent`, which judges that; else fail the actor `above`.
+
+        Without either, fail the runtime.
+        """
         self.name = name
         self.supervision = supervision
         self.children: dict[str, Child] = {}
@@ -72,9 +61,10 @@ class Supervisor:
         self.backoff_log: RestartLog | None = None
         self._system = system
         self._parent = parent
-        self._owner = owner
+        self._above = above
+        self.within: Incarnation | None = above if parent is None else parent.within
         self._log = RestartLog(supervision)
-        self._is_stopping = False
+        self._is_closed = False
         self._is_failing = False
         self._is_regrouping = False
         self._regroup_from: str | None = None
@@ -87,7 +77,7 @@ class Supervisor:
         factory: Callable[[], Actor[M]],
         *,
         name: str,
-        mailbox: Mailbox | None = None,
+        mailbox: MailboxSettings | None = None,
         supervision: Supervision | None = None,
         resident: bool = False,
     ) -> Ref[M]:
@@ -101,14 +91,14 @@ class Supervisor:
         else:
             spec = Spec(mailbox or _DEFAULT_SPEC.mailbox, supervision, resident)
         system = self._system
-        if self._is_stopping or system.is_closing:
-            raise RuntimeError(f"nothing can be spawned in {self.name}: it is stopping")
         path = self._new_name(name)
         cell = Cell(system, path, factory, spec, self, base_context=copy_context())
         if supervision is not None:
             cell.own_log = RestartLog(supervision)
         self.children[name] = cell
         cell.begin()
+        if system.is_closing:
+            cell.note_quiet_intake()
         return Ref(cell)
 
     def spawn_supervisor(self, name: str, supervision: Supervision) -> Supervisor:
@@ -123,26 +113,44 @@ class Supervisor:
         self.children[child.name] = child
 
     def _new_name(self, name: str) -> str:
+        if self.within is not None:
+            self.within.check_open(f"start {name!r} below it")
+        if self._is_closed or (self.within is None and self._system.is_closing):
+            raise ActorEnded(self.name or "the runtime", f"start {name!r} below it")
         if name in self.children:
             raise ValueError(f"{self.name or 'the runtime'} has a child {name!r} already")
         return f"{self.name}/{name}" if self.name else name
 
-    async def stop(self, reason: str = "it was told to") -> None:
-        """Stop the children in reverse order of their start, then this supervisor itself."""
-        self._is_stopping = True
-        await self.stop_children(reason)
+    async def stop(
+        self, reason: str = "it was told to", *, patient_until: float | None = None
+    ) -> None:
+        """Stop the children in reverse order of their start, then this supervisor itself.
+
+        Nothing can be spawned here afterwards: that raises `ActorEnded`.
+        """
+        await self.stop_children(reason, patient_until=patient_until)
         if self._parent is not None:
-            self._parent.ended(self)
+            self._parent.remove(self)
 
     # --- what children and parents do ------------------------------------------------------------
 
-    def ended(self, child: Child) -> None:
+    def remove(self, child: Child) -> None:
+        """Forget a child that has ended."""
         self.children.pop(child.name.removeprefix(f"{self.name}/"), None)
-        if self._owner is not None:
-            self._owner.maybe_idle()
+        if self._above is not None:
+            self._above.note_if_idle()
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the children."""
+        return self.children.keys()
+
+    def close(self) -> None:
+        """Spawn nothing more."""
+        self._is_closed = True
 
     def judge(self, child: Child, error: BaseException) -> Verdict:
-        """What becomes of a child that has failed. Counts the restart, if it is one."""
+        """Decide about a child that has failed. Counts the restart, if it is one."""
         if child.own_log is not None:
             directive, error = self._decide(child, child.own_log, error)
             if directive is not Directive.ESCALATE:
@@ -151,7 +159,8 @@ class Supervisor:
         directive, error = self._decide(child, self._log, error)
         if directive is Directive.ESCALATE:
             self._log.forget()
-            self._fail(error)
+            if not self._is_failing:  # children that escalate together are one failure
+                self._fail(error)
             return After.HOLD, 0.0
         return self._carry_out(child, directive, self.supervision)
 
@@ -195,23 +204,23 @@ class Supervisor:
             self._system.start_soon(self._restart_together)
 
     async def _restart_together(self) -> None:
-        """Restart the children concerned; and again, when one fails while they come back."""
+        """Restart the children concerned, and again if one fails while they come back."""
         try:
             while self._regroup_from is not None and not self._is_disturbed:
                 concerned = self._from(self._regroup_from)
                 delay_s = self._regroup_after_s
                 self._regroup_from, self._regroup_after_s = None, 0.0
                 for child in reversed(concerned):
-                    await child.hold()
-                await self._system.sleep(delay_s)
+                    await persist(child.hold)
+                await persist(partial(self._system.sleep, delay_s))
                 for child in concerned:
                     if not (self._has_failed_again() or self._is_disturbed):
-                        await child.release()
+                        await persist(child.release)
         finally:
             self._is_regrouping = False
 
     def _from(self, name: str) -> list[Child]:
-        """The children from this one on, in the order of their start."""
+        """Return the children from this one on, in the order of their start."""
         children = list(self.children.values())
         names = [each.name for each in children]
         return children[names.index(name) :] if name in names else []
@@ -221,22 +230,35 @@ class Supervisor:
 
     @property
     def _is_disturbed(self) -> bool:
-        return self._is_stopping or self._is_failing
+        return self._is_closed or self._is_failing
 
-    async def stop_children(self, reason: str) -> None:
-        self._is_stopping = True
+    async def stop_children(self, reason: str, *, patient_until: float | None = None) -> None:
+        """Stop the children, in reverse order of their start, for good.
+
+        They share one patience: all of them, and those below them, may go on with their messages
+        until `patient_until`, by default for `stop_s` from now.
+        """
+        self.close()
+        if patient_until is None:
+            patient_until = self._system.now() + self._system.limits.stop_s
         for child in reversed(tuple(self.children.values())):
-            await child.stop(reason)
-        self._is_stopping = False
+            await child.stop(reason, patient_until=patient_until)
 
     def request_stop(self, reason: str) -> None:
-        self._system.start_soon(self.stop, reason)
+        """Stop the children and this supervisor; does not wait for that."""
+        self.close()
+        self._system.start_soon(self._stop_persistently, reason)
+
+    async def _stop_persistently(self, reason: str) -> None:
+        await persist(partial(self.stop, reason))
 
     async def hold(self) -> None:
+        """Hold the children, in reverse order of their start."""
         for child in reversed(tuple(self.children.values())):
             await child.hold()
 
     async def release(self) -> None:
+        """Release the children, in the order of their start."""
         self._is_failing = False
         for child in tuple(self.children.values()):
             await child.release()
@@ -245,20 +267,20 @@ class Supervisor:
 
     def _fail(self, error: BaseException) -> None:
         self._is_failing = True
-        if self._owner is not None:
-            self._owner.give_order(Order("fail", error))
+        if self._above is not None:
+            self._above.fail(error, "its children's failure was escalated")
         elif self._parent is not None:
             self._system.start_soon(self._fail_upward, self._parent, error)
         else:
             self._system.fail(error)
 
     async def _fail_upward(self, parent: Supervisor, error: BaseException) -> None:
-        await self.hold()
+        await persist(self.hold)
         after, delay_s = parent.judge(self, error)
         said = "it goes on as it is" if after is None else after.value
         self._system.report(Failure(self.name, error, said))
         if after is After.END:
-            await self.stop("its supervisor gave it up")
+            await persist(partial(self.stop, "its supervisor gave it up"))
         elif after is not After.HOLD:
-            await self._system.sleep(delay_s)
-            await self.release()
+            await persist(partial(self._system.sleep, delay_s))
+            await persist(self.release)

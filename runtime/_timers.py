@@ -1,92 +1,120 @@
 """An actor's timers: messages that it sends itself later.
 
-They are gone with the incarnation that armed them. A timer's message never waits for room; what
-was cancelled or replaced after it fired, but before it was handled, is not handled; and a periodic
-timer whose last message still waits does not add another.
+They end with the incarnation that armed them. A timer's message never waits for room. If a timer
+is cancelled or replaced after it fired, but before its message was handled, the message is not
+handled. A periodic timer whose last message still waits does not add another.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ._messages import Firing
+from ._world import World
 
 if TYPE_CHECKING:
-    from ._cell import Cell
     from ._clock import Alarm
 
-__all__ = ["Timer", "Timers"]
+__all__ = ["Timer", "TimerOwner", "Timers"]
+
+
+class TimerOwner(Protocol):
+    """The incarnation that a timer belongs to, as the timer sees it."""
+
+    timers: dict[object, Timer] | None
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def system(self) -> World: ...
+
+    def check_open(self, attempt: str) -> None: ...
+
+    def remove_timer(self, timer: Timer) -> None: ...
+
+    def receive_firing(self, firing: Firing) -> None: ...
 
 
 class Timer:
     """One timer; `cancel` it, or arm another under its key."""
 
-    __slots__ = ("_alarm", "_cell", "_firing", "_interval_s", "_message", "key")
+    __slots__ = ("_alarm", "_firing", "_interval_s", "_message", "_owner", "key")
 
     def __init__(
-        self, cell: Cell, message: object, delay_s: float, interval_s: float | None, key: object
+        self,
+        owner: TimerOwner,
+        message: object,
+        delay_s: float,
+        interval_s: float | None,
+        key: object,
     ) -> None:
-        self._cell = cell
+        self._owner = owner
         self._message = message
         self._interval_s = interval_s
-        self.key = key
+        self.key = self if key is None else key
         self._firing: Firing | None = None
-        self._alarm: Alarm = cell.system.clock.call_later(delay_s, self._fire)
+        self._alarm: Alarm = owner.system.clock.call_later(delay_s, self._fire)
 
     def cancel(self) -> None:
-        """It fires no more, and what it has fired is not handled any more."""
+        """Keep the timer from firing, and its message from being handled if it has fired."""
         self._alarm.cancel()
         if self._firing is not None:
             self._firing.is_due = False
         self._forget()
 
     def _fire(self) -> None:
-        cell = self._cell
+        owner = self._owner
         once = self._interval_s is None
         if self._firing is None or not self._firing.is_due:
-            self._firing = Firing(self._message, cell.system.now(), self._forget if once else None)
-            cell.put(self._firing)
+            forget = self._forget if once else None
+            self._firing = Firing(self._message, owner.system.now(), forget)
+            owner.receive_firing(self._firing)
         if self._interval_s is not None:
-            self._alarm = cell.system.clock.call_later(self._interval_s, self._fire)
+            self._alarm = owner.system.clock.call_later(self._interval_s, self._fire)
 
     def _forget(self) -> None:
-        timers = self._cell.timers
-        if timers is not None and timers.get(self.key) is self:
-            del timers[self.key]
-            self._cell.maybe_idle()
+        self._owner.remove_timer(self)
 
 
 class Timers:
-    """The timers of one actor, each under a key; arming a key again replaces what it held."""
+    """The timers of one actor, each under a key; arming a key again replaces its timer."""
 
-    __slots__ = ("_cell",)
+    __slots__ = ("_owner",)
 
-    def __init__(self, cell: Cell) -> None:
-        self._cell = cell
+    def __init__(self, owner: TimerOwner) -> None:
+        self._owner = owner
 
     def once(self, delay_s: float, message: object, *, key: object = None) -> Timer:
-        """Send the message to the actor itself after a while."""
+        """Send the message to the actor itself in `delay_s` seconds.
+
+        Raises `ActorEnded` once the actor ends.
+        """
         return self._arm(delay_s, message, None, key)
 
     def periodic(self, interval_s: float, message: object, *, key: object = None) -> Timer:
-        """Send the message every so often, the first time after one interval."""
+        """Send the message every `interval_s` seconds, the first time after one interval.
+
+        Raises `ActorEnded` once the actor ends.
+        """
         if interval_s <= 0:
-            raise ValueError(f"a period is longer than {interval_s} s")
+            raise ValueError(f"interval_s must be more than 0, got {interval_s}")
         return self._arm(interval_s, message, interval_s, key)
 
     def cancel(self, key: object) -> None:
         """Cancel the timer under this key, if there is one."""
-        timer = (self._cell.timers or {}).get(key)
+        timer = (self._owner.timers or {}).get(key)
         if timer is not None:
             timer.cancel()
 
     def _arm(self, delay_s: float, message: object, interval_s: float | None, key: object) -> Timer:
-        cell = self._cell
-        if cell.timers is None:
-            cell.timers = {}
-        timer = Timer(cell, message, delay_s, interval_s, key)
-        if key is None:
-            key = timer.key = timer
-        self.cancel(key)
-        cell.timers[key] = timer
+        if delay_s != delay_s:  # noqa: PLR0124 - NaN, which equals nothing
+            raise ValueError("the delay of a timer must be a number of seconds, got nan")
+        owner = self._owner
+        owner.check_open("arm a timer")
+        timer = Timer(owner, message, delay_s, interval_s, key)
+        self.cancel(timer.key)
+        if owner.timers is None:
+            owner.timers = {}
+        owner.timers[timer.key] = timer
         return timer

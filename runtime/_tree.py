@@ -1,6 +1,6 @@
-"""Seeing inside: what all actors of a runtime are doing, at one moment.
+"""The tree: the state of all actors of a runtime at one moment.
 
-A tree is a copy: taking it changes nothing and costs one walk. `print` it, or let rich do so.
+A tree is a copy: taking it changes nothing and costs one walk. Print it, with `print` or rich.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ._cell import Cell, Phase
+from ._cell import Cell
+from ._lifecycle import Phase
 from ._messages import Order
 from ._supervisor import Supervisor
 
@@ -18,19 +19,19 @@ if TYPE_CHECKING:
 
     from ._system import System
 
-__all__ = ["ActorState", "HandlingTimes", "Tree", "take_tree"]
+__all__ = ["ActorState", "HandlingTimes", "Tree", "cells_of", "take_tree"]
 
 
 @dataclass(frozen=True, slots=True)
 class ActorState:
-    """One actor, or one supervisor (which has no mail), and those below it."""
+    """The state of one actor, or one supervisor (which has no mail), and of those below it."""
 
     name: str
     kind: str
     state: str
     mailbox_depth: int
     oldest_s: float
-    """How long the oldest message has been waiting."""
+    """How long the oldest message has been waiting, in seconds."""
     handled: int
     failed: int
     restarts: int
@@ -66,13 +67,13 @@ class HandlingTimes:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """All actors of a runtime, and how long their handlers take."""
+    """The state of all actors of a runtime, and how long their handlers take."""
 
     actors: tuple[ActorState, ...]
     handling_times: tuple[HandlingTimes, ...]
 
     def walk(self) -> Iterator[ActorState]:
-        """Every actor, parents before children."""
+        """Yield every actor, parents before children."""
         waiting = list(reversed(self.actors))
         while waiting:
             state = waiting.pop()
@@ -156,19 +157,19 @@ def _state(cell: Cell, now: float) -> ActorState:
     return ActorState(
         name=cell.name,
         kind="(not started)" if cell.actor is None else type(cell.actor).__name__,
-        state=_said(cell),
+        state=_state_word(cell),
         mailbox_depth=cell.depth,
         oldest_s=max((now - sent_at for sent_at in _heads(cell)), default=0.0),
         handled=cell.handled,
         failed=cell.failed,
         restarts=cell.restarts,
-        effects=tuple(effect.name for effect in cell.effects or ()),
-        children=_states(cell.children, now),
+        effects=cell.effect_names,
+        children=_states(children_of(cell), now),
     )
 
 
 def _heads(cell: Cell) -> Iterator[float]:
-    """When the first message of each lane was sent."""
+    """Yield the time at which the first message of each lane was sent."""
     for lane in (cell.control, cell.mail):
         for item in lane:
             if isinstance(item, Order):
@@ -177,7 +178,27 @@ def _heads(cell: Cell) -> Iterator[float]:
             break
 
 
-def _said(cell: Cell) -> str:
-    if cell.phase is not Phase.LIVE:
-        return str(cell.phase.value)
-    return "idle" if cell.at_rest else cell.doing or "ready"
+def _state_word(cell: Cell) -> str:
+    if cell.at_rest:
+        return "idle"
+    if cell.phase in (Phase.LIVE, Phase.STARTING):
+        return cell.doing or "ready"
+    return str(cell.phase.value)
+
+
+def children_of(cell: Cell) -> Supervisor | None:
+    """Return the supervisor of an actor's children, if it has any."""
+    below = None if cell.life is None else cell.life.children
+    assert below is None or isinstance(below, Supervisor)
+    return below
+
+
+def cells_of(supervisor: Supervisor) -> Iterator[Cell]:
+    """Yield every actor below, children before parents, the youngest first."""
+    for child in reversed(tuple(supervisor.children.values())):
+        if isinstance(child, Cell):
+            if (below := children_of(child)) is not None:
+                yield from cells_of(below)
+            yield child
+        elif isinstance(child, Supervisor):
+            yield from cells_of(child)

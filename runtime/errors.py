@@ -1,14 +1,15 @@
 """The five kinds of failure, divided by what the caller can do, and the runtime's own errors.
 
-| base | what happened | the caller should |
+| base | did it happen? | the caller should |
 |---|---|---|
-| `Refused` | nothing | change the request, or try later |
-| `OwnershipLost` | nothing | go to the new owner |
-| `Unavailable` | nothing | try again, under the same id |
-| `OutcomeUnknown` | perhaps it, perhaps nothing | send again under the same id, or read back |
-| `InvariantViolation` | a bug of ours | stop |
+| `Refused` | no | change the request, or try later |
+| `OwnershipLost` | no | go to the new owner |
+| `Unavailable` | no | try again, under the same id |
+| `OutcomeUnknown` | perhaps | send again under the same id, or read back |
+| `InvariantViolation` | a bug in turnkeeper | stop |
 
-Every error that leaves turnkeeper is one of these five. Facts are attributes; nobody parses text.
+Every error that leaves turnkeeper is one of these five. Facts are attributes, so that no caller
+has to parse text.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class OutcomeUnknown(TurnkeeperError):
 
 
 class InvariantViolation(TurnkeeperError):
-    """A bug of ours was caught in the act; whoever sees it must stop, not retry."""
+    """A bug in turnkeeper; stop, do not retry."""
 
 
 class MailboxFull(Refused):
-    """The mailbox has no room and its owner chose not to let senders wait; nothing happened."""
+    """The mailbox is full and its `overflow` lets no sender wait; nothing happened."""
 
     def __init__(self, actor: str, capacity: int) -> None:
         self.actor = actor
@@ -51,7 +52,7 @@ class MailboxFull(Refused):
 
 
 class AskCycle(Refused):
-    """This ask would have waited for its own asker; nothing happened."""
+    """The ask would have waited for its own asker; nothing happened."""
 
     def __init__(self, cycle: tuple[str, ...]) -> None:
         self.cycle = cycle
@@ -61,8 +62,20 @@ class AskCycle(Refused):
         )
 
 
+class ActorEnded(Refused):
+    """An actor that ends can start nothing more: no effect, timer, child or watch."""
+
+    def __init__(self, actor: str, attempt: str) -> None:
+        self.actor = actor
+        self.attempt = attempt
+        super().__init__(
+            f"{actor} cannot {attempt}: it is ending or has ended; nothing happened; "
+            f"do it before the end, or in a successor"
+        )
+
+
 class NotDelivered(Unavailable):
-    """The message was never handled; it is inside, so that it can be sent elsewhere."""
+    """The message was never handled; it is in `message`, to be sent elsewhere."""
 
     def __init__(self, message: object, actor: str, reason: str) -> None:
         self.message = message
@@ -75,7 +88,7 @@ class NotDelivered(Unavailable):
 
 
 class NotStartedInTime(Unavailable):
-    """The deadline passed before the actor had begun with the message; it never will."""
+    """The deadline passed before the actor had started the message; it never will."""
 
     def __init__(self, message: object, actor: str, timeout_s: float) -> None:
         self.message = message
@@ -88,7 +101,7 @@ class NotStartedInTime(Unavailable):
 
 
 class NotAnsweredInTime(OutcomeUnknown):
-    """The deadline passed while the actor was at it; it is handled to its end, unheard."""
+    """The deadline passed while the message was handled; that goes on, its reply is dropped."""
 
     def __init__(self, message: object, actor: str, timeout_s: float) -> None:
         self.message = message
@@ -101,7 +114,7 @@ class NotAnsweredInTime(OutcomeUnknown):
 
 
 class ActorFailed(OutcomeUnknown):
-    """The actor failed, or forgot its answer, while it had the message; `__cause__` says why."""
+    """The actor failed or dropped the message without an answer; `__cause__` says why."""
 
     def __init__(self, actor: str, found: str) -> None:
         self.actor = actor

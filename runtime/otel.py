@@ -1,23 +1,23 @@
 """OpenTelemetry for actors: spans and metrics. Needs the extra `otel`.
 
-1. It owns no actor; it is handed each message's envelope when it is sent, and each handler's
-   beginning and end.
-2. It promises one span per handler: for an ask, a child of the asker's span; for a tell, a span of
-   its own trace, linked to the sender's; with the error, when the handler fails. What a handler
-   sends carries on from its span. And metrics: how long handlers take, how many failed, how many
-   messages wait, how many letters are dead.
+1. It owns no actor. The runtime calls it when a message is sent, and when a handler begins and
+   ends.
+2. It promises one span per handler: for an ask, a child of the asker's span; for a tell, a span in
+   a trace of its own, linked to the sender's. If the handler fails, the span carries the error.
+   Messages that a handler sends continue from its span. It also promises metrics: how long
+   handlers take, how many failed, how many messages wait, how many dead letters there are.
 3. It does not promise a span per message of a batch: a batch is one span, linked as its last
    message.
-4. It runs inside handlers' turns, in the loop. The gauges are read by the exporter's own thread,
-   which may see counts that are a moment old.
-5. Nothing survives a crash but what the exporter has sent.
+4. It runs between handlers, in the loop. The exporter's own thread reads the gauges, and may see
+   counts that are a moment old.
+5. Only the spans and metrics that the exporter has sent survive a crash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextvars import Token
-from typing import Any, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from opentelemetry import context as otel_context
@@ -26,6 +26,7 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
 from ._actor import Actor
+from ._hooks import Hooks
 from ._runtime import Runtime, cells_of
 
 __all__ = ["instrument"]
@@ -39,7 +40,7 @@ def instrument(
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
 ) -> None:
-    """Have a runtime report to OpenTelemetry, from now on. Default: the global providers."""
+    """Report a runtime to OpenTelemetry from now on. Default: the global providers."""
     tracing = _OtelTracing(
         trace.get_tracer(_NAME, tracer_provider=tracer_provider),
         metrics.get_meter(_NAME, meter_provider=meter_provider),
@@ -65,7 +66,7 @@ def instrument(
 
 
 class _OtelTracing:
-    """The handlers that are going on, with their spans."""
+    """The running handlers, with their spans."""
 
     def __init__(
         self, tracer: trace.Tracer, meter: metrics.Meter, now: Callable[[], float]
@@ -74,15 +75,16 @@ class _OtelTracing:
         self._now = now
         self._duration = meter.create_histogram("turnkeeper.handler.duration", unit="s")
         self._failures = meter.create_counter("turnkeeper.handler.failures")
-        # An actor handles one message at a time, so it has one span at most. Any: of any type.
+        # An actor handles one message at a time, so it has one span at most.
         self._open: WeakKeyDictionary[
-            Actor[Any], tuple[Span, Token[otel_context.Context], float, str]
+            Hooks, tuple[Span, Token[otel_context.Context], float, str]
         ] = WeakKeyDictionary()
 
     def sent(self) -> object:
         return trace.get_current_span().get_span_context()
 
-    def enter(self, actor: Actor[Any], message: object, trace_: object, *, is_ask: bool) -> None:
+    def enter(self, actor: Hooks, message: object, trace_: object, *, is_ask: bool) -> None:
+        assert isinstance(actor, Actor), "the runtime runs actors only"
         sender = trace_ if isinstance(trace_, trace.SpanContext) else trace.INVALID_SPAN_CONTEXT
         parent = otel_context.Context()
         links: list[Link] = []
@@ -101,7 +103,7 @@ class _OtelTracing:
         token = otel_context.attach(trace.set_span_in_context(span))
         self._open[actor] = (span, token, self._now(), kind)
 
-    def leave(self, actor: Actor[Any], error: BaseException | None) -> None:
+    def leave(self, actor: Hooks, error: BaseException | None) -> None:
         found = self._open.pop(actor, None)
         if found is None:
             return

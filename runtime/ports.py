@@ -1,8 +1,8 @@
-"""Everything the outside world gives us: time, ids, randomness, threads.
+"""The ports to the outside world: time, ids, randomness, threads.
 
-One `Ports` bundle is handed in at construction, and nothing else in either package reads a
-clock, makes an id, draws a number or starts a thread. That is what lets a simulator replace
-the world, and a failing seed be run again.
+One `Ports` bundle is handed in at construction. No other code of either package reads a clock,
+makes an id, draws a number or starts a thread. So a simulator can replace the world, and a
+failing seed can be run again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 _UUID_BLOCK = 1 << 16
 
-# The system's own generator costs ten times this one, for bits that no id needs. A forked child
-# must not go on with its parent's sequence.
+# The system's generator costs ten times as much, for a quality that ids do not need. A forked
+# child must not continue its parent's sequence.
 _random_bits = random.Random()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_random_bits.seed)
@@ -38,9 +38,9 @@ if hasattr(os, "register_at_fork"):
 class Ids:
     """Time-ordered ids (UUIDv7, RFC 9562), handed out in blocks.
 
-    A block is 65,536 consecutive ids whose first ends in sixteen zero bits, so a pure function
-    that is given one block can name all its events without drawing anything. Blocks made by one
-    `Ids` rise strictly, also when the wall clock stands still or steps back. Thread-safe.
+    A block is 65,536 consecutive ids, the first of which ends in sixteen zero bits. A pure
+    function that is given one block can name all its events without drawing anything. The blocks
+    of one `Ids` rise strictly, even if the wall clock stands still or steps back. Thread-safe.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Ids:
         self._lock = threading.Lock()
 
     def block(self) -> int:
-        """The first of 65,536 new ids, as an integer."""
+        """Return the first of 65,536 new ids, as an integer."""
         # Layout: 48 bits of milliseconds, version 7, 12 random bits, variant, a zero bit (room
-        # for the carry when the clock stands still), 45 random bits, 16 zero bits to count up.
+        # for the carry if the clock stands still), 45 random bits, 16 zero bits to count up.
         milliseconds = int(self._now() * 1000) & ((1 << 48) - 1)
         drawn = self._random_bits(57)
         high = (milliseconds << 16) | (0x7 << 12) | (drawn >> 45)
@@ -67,12 +67,12 @@ class Ids:
         return first
 
     def new(self) -> str:
-        """One new id, as text."""
+        """Return one new id, as text."""
         return format_id(self.block())
 
 
 def format_id(number: int) -> str:
-    """The canonical text of a UUID given as an integer."""
+    """Return the canonical text of a UUID given as an integer."""
     digits = f"{number:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
@@ -82,7 +82,7 @@ def _start_daemon_thread(name: str, target: Callable[[], None]) -> None:
 
 
 class Blocking(Protocol):
-    """The way to call what blocks."""
+    """A callable that runs a blocking function outside the loop."""
 
     async def __call__(self, function: Callable[[], T]) -> T: ...
 
@@ -90,9 +90,9 @@ class Blocking(Protocol):
 class DaemonThreads:
     """Calls blocking functions, each in a daemon thread of its own.
 
-    A caller that is cancelled abandons its thread, for a thread cannot be ended. Abandoned ones
-    are counted, and past `abandoned_max` nothing more is started: `TooManyThreads`. Leaving the
-    program waits for none of them.
+    A caller that is cancelled abandons its thread, because a thread cannot be ended. Abandoned
+    threads are counted. Past `abandoned_max` every further call raises `TooManyThreads`. Leaving
+    the program waits for none of them.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class DaemonThreads:
         start_thread: Callable[[str, Callable[[], None]], None] = _start_daemon_thread,
     ) -> None:
         self.abandoned = 0
-        """How many threads are still running for nobody. Read and written in the loop."""
+        """How many abandoned threads are still running. Read and written in the loop."""
         self._abandoned_max = abandoned_max
         self._start_thread = start_thread
 
     async def __call__(self, function: Callable[[], T]) -> T:
-        """What the function returns or raises; it sees the caller's context variables."""
+        """Return or raise the function's result; it sees the caller's context variables."""
         if self.abandoned >= self._abandoned_max:
             raise TooManyThreads(self.abandoned)
         answer: OneShot[T] = OneShot()
@@ -139,25 +139,30 @@ class DaemonThreads:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The world, as the two packages see it. The defaults are the real one."""
+    """The outside world, as the two packages see it. The defaults are the real world."""
 
     monotonic: Callable[[], float] = time.monotonic
-    """Seconds on a clock that never steps; the only one that decides about deadlines and leases."""
+    """Seconds on a clock that never steps; deadlines and leases go by this clock only."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
     """Wait that many seconds of `monotonic`; a virtual clock brings both."""
 
     now: Callable[[], float] = time.time
-    """Wall clock, in seconds since the epoch, UTC; only ever written down, never decided by."""
+    """Wall clock, in seconds since the epoch, UTC; recorded only, no decision depends on it."""
 
     ids: Ids = field(default_factory=Ids)
-    """Where every id comes from."""
+    """The source of every id."""
 
     random: random.Random = field(default_factory=random.Random)
-    """Where every drawn number comes from (jitter, sampling)."""
+    """The source of every random number (jitter, sampling)."""
 
     start_thread: Callable[[str, Callable[[], None]], None] = _start_daemon_thread
     """Run a function in a daemon thread of that name; leaving the program never waits for it."""
 
     blocking: Blocking = field(default_factory=DaemonThreads)
-    """`await ports.blocking(function)`: the only way to call what blocks."""
+    """`await ports.blocking(function)`: the only way to call a blocking function."""
+
+
+def keeps_real_time(ports: Ports) -> bool:
+    """Return True if deadlines go by the machine's own clock."""
+    return ports.monotonic is time.monotonic

@@ -1,13 +1,19 @@
 """What every test shares: both backends, and properties that are the same in every run."""
 
+import os
+import subprocess
+import sys
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from . import drawn
+
 # Failures inside an inherited suite show their values, as those of a test's own module do. Here,
 # because it must be said before any test imports the suite.
-pytest.register_assert_rewrite("turnkeeper.actors.testing")
+pytest.register_assert_rewrite("turnkeeper.actors.journals.contract")
 
 # The same examples in every run: a red build is about the change, never about the draw.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
@@ -27,3 +33,58 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """Run each async test twice: once on asyncio, once on trio."""
     backend: tuple[str, dict[str, Any]] = request.param
     return backend
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("turnkeeper")
+    group.addoption(
+        "--whole", action="store_true", help="run sweeps whole; else a share, drawn from the commit"
+    )
+    group.addoption("--backend", choices=["asyncio", "trio"], help="run async tests on this alone")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--whole"):
+        drawn.make_whole()
+
+
+def pytest_report_header() -> str:
+    return f"sweeps: {'whole' if drawn.is_whole() else f'drawn from {drawn.commit()}'}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of the backend that `--backend` does not name."""
+    wanted = config.getoption("--backend")
+    if wanted is None:
+        return
+    kept: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        (kept if _backend_of(item) in (None, wanted) else others).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=others)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is marked `alone` in a process of its own, if this one has threads."""
+    if pyfuncitem.get_closest_marker("alone") is None or threading.active_count() == 1:
+        return None
+    environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", pyfuncitem.nodeid]
+    done = subprocess.run(
+        command,
+        cwd=pyfuncitem.config.rootpath,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return True
+
+
+def _backend_of(item: pytest.Item) -> str | None:
+    callspec = getattr(item, "callspec", None)
+    backend = callspec.params.get("anyio_backend") if callspec is not None else None
+    return None if backend is None else backend[0]

@@ -32,7 +32,7 @@ def conninfo() -> str:
 
 @contextmanager
 def schema() -> Iterator[str]:
-    """The name of a schema that nobody else uses; dropped at the end."""
+    """Give the name of a schema that no other test uses; drop it at the end."""
     import psycopg
 
     name = f"test_{os.getpid()}_{next(_schemas)}"

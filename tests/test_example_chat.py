@@ -1,7 +1,7 @@
 """`examples/chat.py` in a terminal: what is typed while it answers, and what a kill leaves.
 
-The program runs in a pseudo-terminal, and a small screen reads what it writes there, so that what
-is looked at is what somebody would see.
+The program runs in a pseudo-terminal, and a small screen reads what it writes there, so that the
+tests look at what a person would see.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ from types import MappingProxyType
 
 import pytest
 
-from tests.actors.providers.servers import Answer, AnthropicApi, Api, Call, ChatApi, serving
+from tests.actors.models.servers import Answer, AnthropicApi, Api, Call, ChatApi, serving
 
 pty = pytest.importorskip("pty", reason="pseudo-terminals are a thing of POSIX")
 
 CHAT = Path(__file__).parents[1] / "examples" / "chat.py"
 WAIT_S_MAX = 30.0
+RUN_WITH_CTRL_C = """
+import runpy, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 class Terminal:
@@ -102,7 +109,8 @@ def running(
     environment = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
     environment.update(env)
     process = subprocess.Popen(
-        [sys.executable, CHAT, *options],
+        # A background job has SIGINT ignored, and its children inherit that.
+        [sys.executable, "-c", RUN_WITH_CTRL_C, CHAT, *options],
         stdin=theirs,
         stdout=theirs,
         stderr=subprocess.PIPE,

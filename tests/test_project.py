@@ -7,6 +7,7 @@ import sys
 import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
@@ -112,6 +113,54 @@ def test_the_continuous_build_runs_the_commands_that_the_readme_states() -> None
     assert "make test" in stated
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {command.split()[1] for command in stated} <= set(targets)
+
+
+def test_the_workflow_runs_the_continuous_build_on_each_supported_python(
+    settings: dict[str, Any],
+) -> None:
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    (matrix,) = re.findall(r"python: \[(.*)\]", workflow)
+    supported = [
+        found.group(1)
+        for text in settings["project"]["classifiers"]
+        if (found := re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", text))
+    ]
+
+    assert set(re.findall(r"3\.\d+", matrix)) >= set(supported)
+    assert re.search(r"^      - run: \.ci/run$", workflow, re.MULTILINE)
+
+
+def test_each_target_of_make_is_told_by_its_help() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    told = set(re.findall(r"^\t@echo 'make ([\w-]+) ", makefile, re.MULTILINE))
+
+    assert told == set(targets.split()) - {"help", "venv"}
+
+
+def test_the_hook_refuses_a_commit_with_a_slip_of_style_or_spelling(tmp_path: Path) -> None:
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        name = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+        return subprocess.run(
+            ["git", *name, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    git("init", "--quiet")
+    (tmp_path / ".venv").symlink_to(Path(sys.prefix))
+    (tmp_path / "tools").mkdir()
+    copy(ROOT / "tools/check_words.py", tmp_path / "tools")
+    (tmp_path / ".git/hooks").mkdir(exist_ok=True)
+    (tmp_path / ".git/hooks/pre-commit").symlink_to(ROOT / "tools/pre-commit")
+
+    for text in ("import os\n", "x  =  1\n", "# rec" + "ieve\n"):
+        (tmp_path / "some.py").write_text(text)
+        git("add", "some.py")
+        assert git("commit", "-m", "some").returncode != 0, text
+    (tmp_path / "some.py").write_text("x = 1\n")
+    git("add", "some.py")
+    done = git("commit", "-m", "some")
+
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 async def test_an_async_test_runs_on_the_backend_that_it_names(

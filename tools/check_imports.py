@@ -9,43 +9,74 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-PACKAGES = {"runtime": "turnkeeper.runtime", "actors": "turnkeeper.actors"}
+# Folders, with the names that they install as. `top` is the root face and holds no code.
+PACKAGES = {"runtime": "turnkeeper.runtime", "actors": "turnkeeper.actors", "top": "turnkeeper"}
 PROGRAMS = ("tests", "examples", "benchmarks", "tools")
 
 # What actors may import from; of each, only the names in its `__all__`.
-RUNTIME_FACES = ("turnkeeper.runtime", "turnkeeper.runtime.testing")
+RUNTIME_FACES = (
+    "turnkeeper.runtime",
+    "turnkeeper.runtime.lowlevel",
+    "turnkeeper.runtime.testing",
+)
 
 # A file, or a folder with all that is in it.
 BACKEND = ("runtime/_backend.py", "runtime/testing.py", "runtime/testing")
 PORTS = (*BACKEND, "runtime/ports.py")
 
-# Decides and folds: no waiting, no world.
-PURE = (
-    "actors/_decide",
-    "actors/_frozen",
-    "actors/_owner",
-    "actors/_parking",
-    "actors/_properties",
-    "actors/_provider_parts",
-    "actors/_snapshots",
-    "actors/_text",
-    "actors/_ties",
-    "actors/_turn_rules",
-    "actors/_upcasters",
-    "actors/_wire",
-    "actors/admission",
-    "actors/commands",
-    "actors/condensers",
+# The layers of the actors, from the ground up: each imports only what stands before it. A place is
+# a module or a package with all that is in it; a longer name goes before a shorter one.
+LAYERS = (
+    "actors/errors",
+    "actors/values",
+    "actors/log_lines",
+    "actors/tool_calls",
     "actors/events",
-    "actors/llm",
-    "actors/metrics",
-    "actors/recorded",
-    "actors/state",
-    "actors/status",
-    "actors/stuck",
-    "actors/turns",
-    "actors/view",
+    "actors/journal",
+    "actors/core",
+    "actors/journals/shared",
+    "actors/journals/memory",
+    "actors/journals/sqlite",
+    "actors/journals/postgres",
+    "actors/journals/transfer",
+    "actors/journals/files",
+    "actors/journals/contract",
+    "actors/models",
+    "actors/agents",
+    "actors/owner",
+    "actors/conversations",
+    "actors/integrations",
+    "actors/recordings",
+    "actors/__init__",
+    "actors/simulation",
+    "actors/cli",
 )
+
+# Decides and folds: no waiting, no world. Imports only other pure places, and of the runtime only
+# the names of PURE_RUNTIME.
+PURE = (
+    "actors/core",
+    "actors/errors",
+    "actors/events",
+    "actors/journal",
+    "actors/models/_parsing",
+    "actors/models/base",
+    "actors/models/messages",
+    "actors/models/schemas",
+    "actors/recordings/transcripts",
+    "actors/tool_calls",
+    "actors/values",
+)
+PURE_RUNTIME = {
+    "InvariantViolation",
+    "Message",
+    "OutcomeUnknown",
+    "OwnershipLost",
+    "Ports",  # the defaults of an event's id and time, and of a state that stands alone
+    "Refused",
+    "Unavailable",
+    "format_id",
+}
 
 BACKENDS = {"asyncio", "trio"}
 # Reads the time, makes an id or draws a number: a failing seed would not be replayable.
@@ -54,11 +85,15 @@ IMPURE = {"anyio", "os", "sniffio", "socket", "subprocess", "threading"} | BACKE
 
 # A view may be read from any thread, and keeps what was derived from it: a lock that never waits
 # for more than that.
-LOCKED = ("actors/view",)
-
+LOCKED = ("actors/core/view",)
 
 # Draws from generators of its own making, each with a seed that its user was told.
 SEEDED = ("actors/cli",)
+
+
+# How many files may import each other in a circle. Imports inside functions, and those for typing
+# only, count: they hide a circle and do not undo it.
+GROUP_MAX = {"actors": 1, "runtime": 3}
 
 
 class Import(NamedTuple):
@@ -101,7 +136,7 @@ def imports(path: Path, package: str) -> Iterator[Import]:
 
 
 def exported(path: Path) -> set[str]:
-    """The names in a module's `__all__`, which must be a plain list of strings."""
+    """Return the names in a module's `__all__`, which must be a plain list of strings."""
     for node in ast.parse(path.read_bytes(), str(path)).body:
         match node:
             case (
@@ -125,6 +160,78 @@ def faces(root: Path) -> dict[str, set[str]]:
     return found
 
 
+def place_of(root: Path, found: Import) -> str | None:
+    """Return the file that an import inside the two packages loads, without its suffix."""
+    for folder, package in PACKAGES.items():
+        if is_inside(found.module, package):
+            parts = [folder, *found.module.removeprefix(package).strip(".").split(".")]
+            stem = root.joinpath(*(part for part in parts if part))
+            for path in (stem / (found.name or ""), stem):
+                if path.with_suffix(".py").is_file():
+                    return path.relative_to(root).as_posix()
+                if (path / "__init__.py").is_file():
+                    return (path / "__init__").relative_to(root).as_posix()
+    return None
+
+
+def layer_of(place: str) -> int | None:
+    """Return the position in `LAYERS` of a file, without its suffix; None outside them all."""
+    for number, layer in enumerate(LAYERS):
+        if is_within(place, (layer,)):
+            return number
+    return None
+
+
+def broken_layer(place: str, target: str) -> str | None:
+    """Return the rule between files of the actors that an import breaks, or None."""
+    package, _, name = target.rpartition("/")
+    is_own = place.rpartition("/")[0] == package or place.startswith(f"{package}/")
+    if name.startswith("_") and name != "__init__" and not is_own:
+        return "an underscored module belongs to its package"
+    if _is_docstring(target):
+        return None
+    if is_within(place, PURE) and not is_within(target, PURE):
+        return "a pure module imports only pure ones"
+    own, other = layer_of(place), layer_of(target)
+    if own is None:
+        return "name this file's package in LAYERS"
+    if other is not None and other > own:
+        return f"{LAYERS[own]} stands below {LAYERS[other]}"
+    return None
+
+
+def _is_docstring(target: str) -> bool:
+    """True for the `__init__` of a package inside the actors: it holds a sentence and no code."""
+    return target.endswith("/__init__") and target != "actors/__init__"
+
+
+def circles(arrows: dict[str, set[str]]) -> Iterator[list[str]]:
+    """Yield each largest group of files that import each other, sorted (Tarjan's algorithm)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(node: str) -> Iterator[list[str]]:
+        order[node] = low[node] = len(order)
+        stack.append(node)
+        for other in sorted(arrows.get(node, ())):
+            if other not in order:
+                yield from visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], order[other])
+        if low[node] == order[node]:
+            at = stack.index(node)
+            group = stack[at:]
+            del stack[at:]
+            if len(group) > 1:
+                yield sorted(group)
+
+    for node in sorted(arrows):
+        if node not in order:
+            yield from visit(node)
+
+
 def is_within(place: str, places: tuple[str, ...]) -> bool:
     return any(place in (p, f"{p}.py") or place.startswith(f"{p}/") for p in places)
 
@@ -134,7 +241,7 @@ def is_inside(module: str, package: str) -> bool:
 
 
 def broken_rule(place: str, found: Import, runtime: dict[str, set[str]]) -> str | None:
-    """The first rule that an import breaks, in words, or None."""
+    """Return the first rule that an import breaks, in words, or None."""
     folder = place.partition("/")[0]
     if not found.is_relative and found.top in PACKAGES:
         return f"import turnkeeper.{found.top}: a plain `{found.top}` is a second copy"
@@ -145,11 +252,15 @@ def broken_rule(place: str, found: Import, runtime: dict[str, set[str]]) -> str 
         return f"a relative import must stay inside {own}"
     if not found.is_relative and is_inside(found.module, own):
         return f"inside {own} imports are relative"
+    if folder != "top" and found.module == "turnkeeper":
+        return "the root face is for applications"
     if folder == "runtime" and is_inside(found.module, "turnkeeper.actors"):
         return "the runtime knows nothing of conversations"
     if folder == "actors" and is_inside(found.module, "turnkeeper.runtime"):
         if found.name is None or found.name not in runtime.get(found.module, set()):
             return f"actors may import what {' or '.join(RUNTIME_FACES)} has in `__all__`"
+        if is_within(place, PURE) and found.name not in PURE_RUNTIME:
+            return "a pure module takes from the runtime only what PURE_RUNTIME names"
         return None
     if found.is_for_typing:
         return None
@@ -166,6 +277,7 @@ def broken_rule(place: str, found: Import, runtime: dict[str, set[str]]) -> str 
 
 def violations(root: Path) -> Iterator[str]:
     runtime = faces(root)
+    arrows: dict[str, set[str]] = {}
     for folder in (*PACKAGES, *PROGRAMS):
         for path in sorted((root / folder).rglob("*.py")):
             place = path.relative_to(root).as_posix()
@@ -173,9 +285,19 @@ def violations(root: Path) -> Iterator[str]:
             package = ".".join([PACKAGES.get(folder, folder), *parts])
             for found in imports(path, package):
                 rule = broken_rule(place, found, runtime)
+                target = place_of(root, found) if folder in PACKAGES else None
+                if rule is None and target is not None and target.startswith(f"{folder}/"):
+                    stem = place.removesuffix(".py")
+                    if folder == "actors":
+                        rule = broken_layer(stem, target)
+                    if not _is_docstring(target) and target != stem:
+                        arrows.setdefault(stem, set()).add(target)
                 if rule is not None:
                     name = f"{found.module}.{found.name}" if found.name else found.module
                     yield f"{place}:{found.line}: imports {name}: {rule}"
+    for group in circles(arrows):
+        if len(group) > GROUP_MAX[group[0].partition("/")[0]]:
+            yield f"these import each other: {', '.join(group)}"
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """The commands: `demo`, `replay`, `stress`, `simulate`, and those about a journal.
 
-Results go to standard output, all else to standard error. Exit status: 0, all is as promised; 1, a
-promise is broken, the worker failed, or a log cannot be read; 2, the call or a part of the input
-cannot be used (the rest of the input has run); 130, stopped by Ctrl-C.
+Results go to standard output, everything else to standard error. Exit status: 0 if everything is as
+promised; 1 if a promise is broken, the worker failed, or a log cannot be read; 2 if the arguments
+or a part of the input cannot be used (the rest of the input has run); 130 if stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from rich.text import Text
 
 from turnkeeper.runtime import Ports
 
-from .._sqlite_journal import SQLiteJournal
-from ..commands import OnOverlap
+from ..core.commands import OnOverlap
 from ..errors import JournalRefused, JournalUnavailable
-from ..recorded import InputProblem, RecordedConversation, parse_recorded
-from ..samples import read_samples
+from ..journals.sqlite.journal import SQLiteJournal
+from ..recordings.samples import read_samples
+from ..recordings.transcripts import InputProblem, RecordedConversation, parse_recorded
 from ._display import Display, print_list, print_report, printable
+from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, print_json
 from ._journal import COMMANDS
 from ._journal_jobs import list_all
 from ._naming import conversation_names
 from ._protocol import Start
+from ._replay import WORKER, Replay, WorkerLost
 from ._report import Report, empty_report, make_report
 from ._simulate import simulate
-from ._stage import WORKER, Replay, WorkerLost
 from ._stress import stress
-from ._telling import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, print_json
 from ._users import plan_kills, plan_users
 
 __all__ = ["app"]
@@ -73,7 +73,7 @@ _ON_OVERLAP: Mapping[Policy, OnOverlap] = {
 
 
 class _Part(NamedTuple):
-    """One conversation to be played."""
+    """One conversation to play."""
 
     name: str
     recorded: RecordedConversation
@@ -81,7 +81,7 @@ class _Part(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How to play."""
+    """The settings of a replay."""
 
     overlap: float
     kills: int
@@ -148,7 +148,7 @@ def replay(
 ) -> None:
     """Play recorded conversations, each as one user of an agent that answers as recorded.
 
-    A conversation that cannot be used is told by file, item and message; the others are played.
+    A conversation that cannot be used is reported by file, item and message; the others are played.
 
     Exit status: 0, all is as promised; 1, it is not, or the worker failed; 2, some of the input
     could not be used; 130, stopped by Ctrl-C.
@@ -194,7 +194,7 @@ def _play(
     problems: Sequence[InputProblem],
     is_kept: bool,
 ) -> NoReturn:
-    """Play the parts on a journal, audit it, tell, and exit."""
+    """Play the parts on a journal, audit it, print the report, and exit."""
     errors = Console(stderr=True, highlight=False)
     if problems:
         print_list(errors, "this cannot be used:", [str(problem) for problem in problems])
@@ -261,7 +261,7 @@ def _audited(
 
 
 def _names_taken(db: Path | None) -> frozenset[str]:
-    """The conversations that a journal holds already."""
+    """Return the names of the conversations that a journal holds already."""
     if db is not None and printable(str(db)) != str(db):
         fail(UNUSABLE, f"{printable(str(db))} is no name that a journal can have")
     if db is not None and not db.parent.is_dir():

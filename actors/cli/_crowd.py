@@ -1,15 +1,15 @@
-"""The clients of a stress run: who sends what, and when, as a pure machine that a seed decides.
+"""The clients of a stress run and their messages, as a pure machine that a seed decides.
 
-Chat messages arrive at a rate, as from people who know nothing of each other (a Poisson process),
-whether or not anybody is there to take them: time goes in, reports from the worker go in, orders
-to it come out. Each conversation has several senders. A sender sends its next message when the one
-before is acknowledged, so its messages have an order; what it could not send yet waits, and the
-latency of a message counts from when it was due until it is answered for: durable, or refused. So
-an outage is in the latency of everybody who came during it. After a refusal it counts anew.
+Chat messages arrive at a rate, as from independent people (a Poisson process), also while no worker
+runs. Time and the worker's reports go in; orders to the worker come out. Each conversation has
+several senders. A sender sends its next message when the one before is acknowledged, so its
+messages have an order. The latency of a message counts from when it was due until it is durable or
+refused, so an outage is in the latency of every message that was due during it. After a refusal the
+count begins anew.
 
-A worker may die between any two reports. `again` gives the orders that a new one needs: what was
-not acknowledged is sent again under the same message ids, and what was is sent again to hear how
-its turn ends. What has been acknowledged goes into the receipts, for the audit.
+A worker may die between any two reports. `orders_for_new_worker` gives the orders that the next one
+needs: unacknowledged messages are sent again under their message ids, and acknowledged ones too, to
+hear how their turns end. Acknowledgements go into the receipts, for the audit.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
-from ..audit import Receipts
-from ..commands import OnOverlap
-from ..recorded import RecordedConversation
+from ..core.commands import OnOverlap
+from ..recordings.audit import Receipts
+from ..recordings.transcripts import RecordedConversation
 from ._protocol import Accepted, Ended, Logged, Order, Refused, Send, Unserved
 
 __all__ = ["ON_OVERLAP", "RESEND_S", "RESEND_S_MAX", "Crowd"]
@@ -33,8 +33,8 @@ ON_OVERLAP: Sequence[OnOverlap] = ("queue", "interrupt", "steer", "rollback", "r
 
 RESEND_S = 0.1
 RESEND_S_MAX = 5.0
-"""How long a client waits before it sends again what was refused or could not be served: twice as
-long each time, or those who wait would keep the others from being served."""
+"""Seconds before a client repeats a message that was refused or could not be served. They double
+each time; otherwise repeated messages would keep new ones from being served."""
 
 _RECENT_MAX = 64
 _PROBLEMS_MAX = 1_000
@@ -43,37 +43,37 @@ _NOTHING = RecordedConversation(item=1, exchanges=())
 
 @dataclass(slots=True)
 class _Message:
-    """A chat message from when it is due until its turn has ended."""
+    """A chat message, from when it is due until its turn has ended."""
 
     chat: _Chat
     number: int
     due: float
     is_known: bool = False
-    """A worker may have written it before: that it is a duplicate would be no breach."""
+    """True if an earlier worker may have written it: then a duplicate is no breach."""
     is_refused: bool = False
     was_refused: bool = False
     is_waiting: bool = False
-    """It is to be sent again a little later."""
+    """True if it has to be sent again a little later."""
     resends: int = 0
     resend_at: float = 0.0
 
 
 @dataclass(slots=True)
 class _Chat:
-    """One conversation, from outside."""
+    """One conversation as its clients see it."""
 
     receipts: Receipts
     on_overlap: OnOverlap
     sent: list[int]
-    """How many messages each sender has had so far."""
+    """The number of messages of each sender so far."""
     in_flight: dict[int, deque[_Message]] = field(default_factory=dict)
     """By sender: the message that is on its way, and those that are due after it."""
     open: dict[int, _Message] = field(default_factory=dict)
-    """By number: what has been sent, and its turn has not ended."""
+    """By number: the messages that were sent and whose turn has not ended."""
 
 
 class Crowd:
-    """All clients. `due`, `on` and `again` are its only writers."""
+    """All clients. `take_due`, `note` and `orders_for_new_worker` are its only writers."""
 
     def __init__(
         self,
@@ -107,24 +107,24 @@ class Crowd:
         self.logged = 0
         self.ended = 0
         self.unserved: Counter[str] = Counter()
-        """Orders that could not be served and were given again, by the error."""
+        """The number of orders that could not be served and were repeated, by error."""
         self.latencies = array("d")
-        """In seconds: of each answer to a message, that it is durable or refused, in order."""
+        """Seconds until each message was durable or refused, in order."""
         self.problems: list[str] = []
 
     @property
     def open(self) -> int:
-        """Chat messages that have come and whose turns have not ended."""
+        """The number of chat messages that have come and whose turns have not ended."""
         return self.sent - self.ended
 
     @property
     def is_done(self) -> bool:
-        """All chat messages have come, and every turn has ended."""
+        """True once all chat messages have come and every turn has ended."""
         return self._next_arrival is None and not self.open
 
     @property
     def next_due(self) -> float | None:
-        """When there is something to be ordered again by itself; None: only after a report."""
+        """The time of the next order that needs no report; None if there is none."""
         times = [self._resends[0][0]] if self._resends else []
         if self._next_arrival is not None:
             times.append(self._next_arrival)
@@ -132,19 +132,19 @@ class Crowd:
 
     @property
     def used(self) -> Sequence[Receipts]:
-        """The receipts of all conversations that a message has come to."""
+        """Return the receipts of all conversations that got a message."""
         return [chat.receipts for chat in self._chats if any(chat.sent)]
 
     def exchanges(self, conversation: str) -> int:
-        """How many exchanges there may be at most, as they are numbered."""
+        """Return the largest number of exchanges of one conversation."""
         return max(self._by_name[conversation].sent) * self._senders
 
     def stop(self) -> None:
-        """No more chat messages come."""
+        """Let no more chat messages come."""
         self._next_arrival = None
 
-    def due(self, now: float) -> Sequence[Order]:
-        """What is to be ordered by now. Time begins at 0 and never steps back."""
+    def take_due(self, now: float) -> Sequence[Order]:
+        """Return the orders that are due by now. Time begins at 0 and never steps back."""
         orders: list[Order] = []
         while self._next_arrival is not None and self._next_arrival <= now:
             orders += self._arrive(self._next_arrival)
@@ -157,8 +157,8 @@ class Crowd:
             orders.append(_send(message))
         return orders
 
-    def again(self) -> Sequence[Order]:
-        """What a new worker is to be told: all that has been sent and has not ended."""
+    def orders_for_new_worker(self) -> Sequence[Order]:
+        """Return the orders for a new worker: every message sent whose turn has not ended."""
         self._resends.clear()
         orders = []
         for chat in self._chats:
@@ -167,10 +167,10 @@ class Crowd:
                 orders.append(_send(message))
         return orders
 
-    def on(
+    def note(
         self, report: Accepted | Refused | Unserved | Logged | Ended, now: float
     ) -> Sequence[Order]:
-        """What follows from a report about a conversation."""
+        """Take in a report about a conversation; return the orders that follow."""
         chat = self._by_name[report.conversation]
         match report:
             case Logged():
@@ -191,7 +191,7 @@ class Crowd:
                 return ()
 
     def _arrive(self, at: float) -> Iterator[Order]:
-        """One more chat message, from somebody to some conversation."""
+        """Add one chat message, from a sender and to a conversation that the seed draws."""
         chat = self._draw_chat()
         sender = self._random.randrange(self._senders)
         number = sender + self._senders * chat.sent[sender]
@@ -206,7 +206,7 @@ class Crowd:
             yield self._begin(message)
 
     def _draw_chat(self) -> _Chat:
-        """One in which a turn runs, for the share that overlaps; else each once, and again."""
+        """Draw one in which a turn runs, for the share that overlaps; else each in rotation."""
         if self._random.random() < self._overlap:
             running = [chat for chat in self._recent if chat.open]
             if running:

@@ -1,4 +1,4 @@
-"""What a replay looks like while it runs and when it is over. Progress goes to standard error."""
+"""The display of a replay: its progress, on standard error, and its report."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from ._replay import Replay
 from ._report import Report
-from ._stage import Replay
 
 __all__ = ["Display", "print_list", "print_report"]
 
@@ -50,7 +50,7 @@ class Display:
         self._progress.stop()
 
     def changed(self, replay: Replay) -> None:
-        """Show where it stands."""
+        """Show the progress."""
         at = f"after {replay.acknowledged:,} of {self._messages:,} chat messages"
         if replay.kills > self._kills:
             self._kills = replay.kills
@@ -76,7 +76,7 @@ class Display:
 
 
 def print_list(console: Console, title: str, lines: Sequence[str]) -> None:
-    """A title, and under it as many lines as one wants to read."""
+    """Print a title, and under it as many lines as people care to read."""
     console.print(Text(title), soft_wrap=True)
     for line in lines[:LISTED_MAX]:
         console.print(Text(f"  {printable(line)}"), soft_wrap=True)
@@ -85,7 +85,7 @@ def print_list(console: Console, title: str, lines: Sequence[str]) -> None:
 
 
 def print_report(console: Console, report: Report) -> None:
-    """The table, and what it comes to."""
+    """Print the table and the verdict."""
     columns = {**report.by_policy, "all": report.counts}
     if len(report.by_policy) == 1:
         del columns["all"]
@@ -142,5 +142,5 @@ _ROWS = (
 
 
 def printable(text: str) -> str:
-    """Text as a terminal may have it: control characters, which could drive it, are shown."""
+    """Return text that is safe for a terminal: control characters are made visible."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

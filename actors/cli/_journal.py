@@ -1,7 +1,7 @@
 """The commands about a journal: `show`, `export`, `import`, `verify`, `repair`, `vacuum`, `delete`.
 
-A journal is the path of a file or the URL of a PostgreSQL database. What only reads takes no
-ownership, and works beside the process that writes.
+A journal is the path of a file or the URL of a PostgreSQL database. Commands that only read take no
+ownership, and work beside the process that writes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from turnkeeper.runtime import Ports, TurnkeeperError
 
 from ..errors import ConversationNotFound, CorruptLog
 from ..journal import Deletion
-from ..journal_files import Problem, check_event, check_folds
-from ..journal_files import repair as repair_file
-from ..journal_files import verify as verify_file
+from ..journals.files import Problem, check_event, check_folds
+from ..journals.files import repair as repair_file
+from ..journals.files import verify as verify_file
 from . import _journal_jobs as jobs
 from ._display import print_list, printable
+from ._exits import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, print_json
 from ._journal_jobs import is_url, progress
 from ._naming import is_text
 from ._show import (
@@ -38,7 +39,6 @@ from ._show import (
     print_rejection,
     rejection_json,
 )
-from ._telling import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, print_json
 
 __all__ = ["COMMANDS"]
 
@@ -49,7 +49,7 @@ Db = Annotated[
     str, typer.Argument(metavar="DB", help="An SQLite file, or the URL of a PostgreSQL database.")
 ]
 File = Annotated[str, typer.Argument(metavar="DB", help="An SQLite file.")]
-Schema = Annotated[str, typer.Option(help="Where the journal is in a PostgreSQL database.")]
+Schema = Annotated[str, typer.Option(help="The schema of the journal in a PostgreSQL database.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -138,25 +138,25 @@ def import_(
         list[Path],
         typer.Argument(
             metavar="FILE…",
-            help="Exports, or conversations in the OpenAI chat format (JSON lists or JSON Lines).",
+            help="Exports, or chats in the OpenAI format (JSON lists or JSON Lines).",
         ),
     ],
     *,
     schema: Schema = "turnkeeper",
     as_json: AsJson = False,
 ) -> None:
-    """Bring conversations into a journal, which is made if it is not there.
+    """Bring conversations into a journal, which is created if it does not exist.
 
-    An export goes in under the names it has; one that was interrupted is imported again, and goes
-    on where it was. Chats in the OpenAI format are called after their file and their place in it.
+    An export keeps its conversations' names. Run an interrupted import again, and it continues.
+    Chats in the OpenAI format are named after their file and their position in it.
 
-    Exit status: 0, all is in; 2, some of it could not be used, and the rest is in.
+    Exit status: 0, all is imported; 2, some of it could not be used, and the rest is imported.
     """
     with _told(db):
         imported = anyio.run(jobs.import_all, db, schema, files)
     if imported.problems:
         errors = Console(stderr=True, highlight=False)
-        print_list(errors, "this was not imported:", imported.problems)
+        print_list(errors, "not imported:", imported.problems)
     if as_json:
         print_json(
             {
@@ -168,7 +168,7 @@ def import_(
     else:
         _say(
             f"{_many(imported.conversations, 'conversation')} imported, "
-            f"{_many(imported.events, 'event')} were not there yet"
+            f"{_many(imported.events, 'new event')}"
         )
     if imported.problems:
         raise typer.Exit(UNUSABLE)
@@ -177,7 +177,7 @@ def import_(
 def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -> None:
     """Check all of a journal: checksums, chains, ids, events, and that snapshots are the folds.
 
-    Beside whoever uses it; changes nothing.
+    Runs beside the processes that use the journal, and changes nothing.
 
     Exit status: 0, all is as it was written; 1, it is not; 2, it cannot be opened at all.
     """
@@ -206,7 +206,7 @@ def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) ->
             title = f"NOT as written, {_many(len(report.problems), 'time')}:"
             print_list(console, title, [_problem_line(one) for one in report.problems])
             if not is_url(db):
-                _say(f"mend it with: turnkeeper repair {db}")
+                _say(f"repair it with: turnkeeper repair {db}")
         else:
             console.print(Text("everything is as it was written", style="green"))
     if report.problems:
@@ -214,10 +214,10 @@ def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) ->
 
 
 def repair(db: File, *, as_json: AsJson = False, yes: Yes = False) -> None:
-    """Mend a damaged journal file: every whole record is kept, the rest is put aside.
+    """Repair a damaged journal file: keep every whole record, set the rest aside.
 
-    Needs the file to itself. A new file is built beside the old one, which stays as a backup;
-    killed in between, it is run again.
+    Needs the file to itself. Builds a new file beside the old one, which stays as a backup. After
+    a kill, run it again.
     """
     _refuse_url(db)
     with _told(db):
@@ -256,21 +256,21 @@ def repair(db: File, *, as_json: AsJson = False, yes: Yes = False) -> None:
             f"{loss.conversation_id}: ends at seq {loss.head} now, {loss.set_aside} set aside"
             for loss in done.losses
         ]
-        print_list(Console(highlight=False), "these were cut where their chain broke:", lines)
+        print_list(Console(highlight=False), "cut at the first damaged record:", lines)
     _say(f"the file as it was: {done.backup}")
     _say(f"set aside ({_many(done.set_aside, 'row')}): {done.aside}")
 
 
 def vacuum(db: File, *, as_json: AsJson = False) -> None:
-    """Give the room of what was deleted back to the disk. Needs the file to itself."""
+    """Return the space of deleted records to the disk. Needs the file to itself."""
     _refuse_url(db)
     with _told(db):
-        anyio.run(jobs.list_all, db, "")  # says what is wrong with it, and makes nothing
-        given_back = anyio.run(jobs.vacuum, db)
+        anyio.run(jobs.list_all, db, "")  # raises if it is no journal, and creates nothing
+        freed = anyio.run(jobs.vacuum, db)
     if as_json:
-        print_json({"bytes": given_back})
+        print_json({"bytes": freed})
     else:
-        _say(f"{given_back:,} bytes given back")
+        _say(f"{freed:,} bytes freed")
 
 
 def delete(
@@ -284,7 +284,7 @@ def delete(
         typer.Option(
             metavar="DAYS",
             min=0.0,
-            help="Delete all that nothing was written to for so many days.",
+            help="Delete all conversations without a new record for this many days.",
             show_default=False,
         ),
     ] = None,
@@ -292,15 +292,15 @@ def delete(
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
-    """Delete conversations, by name or by age; what forks of them need stays, and is told.
+    """Delete conversations, by name or by age; records that forks need stay, and are reported.
 
-    In a file, what does not stay is overwritten. The process that uses the file deletes with
-    `Conversations.delete`.
+    In a file, the others are overwritten. A process that has the file open deletes with
+    `Conversations.delete` instead.
 
     Exit status: 0, all are deleted; 2, some could not be.
     """
     if not conversations and older_than is None:
-        fail(UNUSABLE, "nothing to delete: name conversations, or say --older-than")
+        fail(UNUSABLE, "nothing to delete: name conversations, or use --older-than")
     with _told(db):
         names = list(dict.fromkeys(conversations or ()))
         _refuse_odd(names, db)
@@ -315,8 +315,8 @@ def delete(
         _refuse_missing([name for name in names if name not in infos], db)
         if names:
             events = sum(infos[name].head for name in names)
-            what = f"{_many(len(names), 'conversation')} with {_many(events, 'event')}"
-            _confirm(f"{what} will be deleted for good", yes=yes)
+            scope = f"{_many(len(names), 'conversation')} with {_many(events, 'event')}"
+            _confirm(f"{scope} will be deleted for good", yes=yes)
         done, problems = anyio.run(jobs.delete_all, db, schema, [infos[name] for name in names])
     if as_json:
         print_json(
@@ -336,7 +336,7 @@ def delete(
     else:
         _print_deleted(done, is_file=not is_url(db))
     if problems:
-        print_list(Console(stderr=True, highlight=False), "these are still there:", problems)
+        print_list(Console(stderr=True, highlight=False), "not deleted:", problems)
         raise typer.Exit(UNUSABLE)
 
 
@@ -351,12 +351,12 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
 }
 
 
-# --- asking and telling ---------------------------------------------------------------------------
+# --- questions and answers ------------------------------------------------------------------------
 
 
 @contextmanager
 def _told(db: str) -> Iterator[None]:
-    """What goes wrong, in one line and an exit status."""
+    """Turn errors into one line on standard error and an exit status."""
     try:
         yield
     except ConversationNotFound as error:
@@ -366,7 +366,7 @@ def _told(db: str) -> Iterator[None]:
     except TurnkeeperError as error:
         fail(UNUSABLE, " ".join(str(error).split()))
     except BrokenPipeError:
-        _forget_output()  # whoever read it has had enough
+        _forget_output()  # the reader of the pipe has left
         raise typer.Exit(BROKEN) from None
     except OSError as error:
         _forget_output()
@@ -376,13 +376,13 @@ def _told(db: str) -> Iterator[None]:
 
 
 def _forget_output() -> None:
-    """What is still buffered has nowhere to go, and shall not be tried again at the end."""
+    """Discard buffered output, so that Python does not try to write it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse_url(db: str) -> None:
     if is_url(db):
-        fail(UNUSABLE, "this is for files; a database has its server's own tools for it")
+        fail(UNUSABLE, "this command is for files; use the server's own tools for a database")
 
 
 def _refuse_odd(names: Sequence[str], db: str) -> None:
@@ -395,17 +395,17 @@ def _refuse_missing(names: Sequence[str], db: str) -> None:
         listed = ", ".join(printable(name) for name in names)
         fail(
             UNUSABLE,
-            f"there is no conversation {listed} in {place}; `turnkeeper show {place}` lists those "
-            "that are",
+            f"there is no conversation {listed} in {place}; `turnkeeper show {place}` lists the "
+            "existing ones",
         )
 
 
-def _confirm(what: str, *, yes: bool) -> None:
+def _confirm(consequence: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        fail(UNUSABLE, f"{what}; nothing was done; say --yes to do it")
-    if not typer.confirm(f"{what}. Go on?", err=True):
+        fail(UNUSABLE, f"{consequence}; nothing was done; pass --yes to do it")
+    if not typer.confirm(f"{consequence}. Go on?", err=True):
         fail(UNUSABLE, "nothing was done")
 
 
@@ -415,18 +415,18 @@ def _print_deleted(deleted: Mapping[str, Deletion], *, is_file: bool) -> None:
             forks = ", ".join(printable(fork) for fork in deletion.forks)
             _say(f"{printable(name)}: {_many(deletion.kept, 'event')} stay for {forks}")
         if is_file and not deletion.is_erased:
-            _say(f"{printable(name)}: a reader keeps text in the write-ahead log; vacuum later")
+            _say(f"{printable(name)}: a reader keeps its text in the write-ahead log; vacuum later")
     _say(f"{_many(len(deleted), 'conversation')} deleted")
 
 
 def _problem_line(problem: Problem) -> str:
-    where = "the file" if problem.conversation_id is None else problem.conversation_id
-    return f"{where}{f', seq {problem.seq}' if problem.seq else ''}: {problem.found}"
+    place = "the file" if problem.conversation_id is None else problem.conversation_id
+    return f"{place}{f', seq {problem.seq}' if problem.seq else ''}: {problem.found}"
 
 
 def _say(line: str) -> None:
     Console(highlight=False).print(Text(line), soft_wrap=True)
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""What the commands about a journal do with it: open, read and write it, and tell how far."""
+"""The journal commands' access to a journal: they open, read and write it, and show progress."""
 
 # ruff: noqa: ASYNC240 - a command waits for its file, and its loop has nothing else to do
 
@@ -9,29 +9,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from turnkeeper.runtime import OwnershipLost
 
-from .._postgres_journal import PostgresJournal
-from .._records import logged_event
-from .._sqlite_journal import SQLiteJournal
+from ..core.records import decode_record
 from ..errors import (
     ConversationExists,
     ConversationNotFound,
     CorruptLog,
     ImportRefused,
+    InvalidInput,
     JournalRefused,
     OwnedElsewhere,
 )
 from ..events import LoggedEvent
-from ..journal import ConversationInfo, Deletion, Journal, Rejection
-from ..journal_files import Verification, check_event, check_folds
-from ..journal_files import verify_logs as verify_journal
-from ..recorded import parse_recorded
-from ..transfer import export_lines, import_lines, import_recorded
+from ..journal import READ_PAGE, ConversationInfo, Deletion, Journal, Rejection
+from ..journals.files import Verification, check_event, check_folds
+from ..journals.files import verify_logs as verify_journal
+from ..journals.postgres.journal import PostgresJournal
+from ..journals.sqlite.journal import SQLiteJournal
+from ..journals.transfer import LINE_LENGTH_MAX, delete_unchanged, export_lines, import_lines
+from ..recordings.importing import import_recorded
+from ..recordings.transcripts import parse_recorded
 from ._naming import conversation_names
 
 __all__ = [
@@ -50,7 +53,7 @@ __all__ = [
     "verify_logs",
 ]
 
-_READ_PAGE = 512
+
 _URLS = ("postgresql://", "postgres://")
 _EXPORT_BEGINS = b'{"turnkeeper_export"'
 
@@ -62,7 +65,7 @@ def is_url(db: str) -> bool:
 
 
 def open_journal(db: str, schema: str, *, read_only: bool) -> SQLiteJournal | PostgresJournal:
-    """The journal of this path or URL; not entered yet."""
+    """Return the journal of this path or URL, not entered yet."""
     if not is_url(db):
         return SQLiteJournal(db, read_only=read_only)
     try:
@@ -72,12 +75,12 @@ def open_journal(db: str, schema: str, *, read_only: bool) -> SQLiteJournal | Po
 
 
 @contextmanager
-def progress(what: str) -> Iterator[OnProgress]:
-    """A bar on a terminal, and nothing elsewhere; on standard error, and gone when it is done."""
+def progress(noun: str) -> Iterator[OnProgress]:
+    """Show a progress bar on standard error if that is a terminal, and clear it at the end."""
     console = Console(stderr=True)
     bar = Progress(
         MofNCompleteColumn(),
-        TextColumn(what),
+        TextColumn(noun),
         BarColumn(bar_width=24),
         TimeElapsedColumn(),
         console=console,
@@ -102,7 +105,7 @@ async def list_all(db: str, schema: str) -> Sequence[ConversationInfo]:
 
 
 async def rejections(db: str, schema: str, conversation_id: str) -> Sequence[Rejection]:
-    """The events of a conversation that admission refused."""
+    """Return the events of a conversation that admission refused."""
     async with open_journal(db, schema, read_only=True) as journal:
         return await journal.rejections(conversation_id)
 
@@ -110,17 +113,17 @@ async def rejections(db: str, schema: str, conversation_id: str) -> Sequence[Rej
 async def read(
     db: str, schema: str, conversation_id: str
 ) -> tuple[Sequence[LoggedEvent], str | None]:
-    """A log as far as it can be read, and why no further."""
+    """Return a log as far as it can be read, and the reason if it cannot be read further."""
     log: list[LoggedEvent] = []
-    limit = _READ_PAGE
+    limit = READ_PAGE
     async with open_journal(db, schema, read_only=True) as journal:
         while True:
             try:
                 records = await journal.read(conversation_id, after=len(log), limit=limit)
-                # One by one: what comes before the one that cannot be read is kept.
-                log.extend(logged_event(conversation_id, record) for record in records)
+                # One by one, so that the events before an unreadable one are kept.
+                log.extend(decode_record(conversation_id, record) for record in records)
             except CorruptLog as error:
-                # In smaller and smaller pages: what is whole before it is shown.
+                # Read ever smaller pages, to show all whole records before the damage.
                 if limit == 1:
                     return log, str(error)
                 limit //= 8
@@ -139,7 +142,7 @@ async def verify_logs(db: str, schema: str, on_progress: OnProgress) -> Verifica
 async def export(
     db: str, schema: str, names: Sequence[str], write: Callable[[str], object]
 ) -> tuple[int, int]:
-    """How many conversations, and how many events."""
+    """Export conversations; return the numbers of conversations and of events."""
     conversations = events = 0
     async with open_journal(db, schema, read_only=True) as journal:
         with progress("conversations") as on_progress:
@@ -151,7 +154,7 @@ async def export(
 
 
 async def export_to(db: str, schema: str, names: Sequence[str], output: Path) -> tuple[int, int]:
-    """As `export`, into a file that is there whole or not at all."""
+    """Export into a file, which is written whole or not at all; return as `export` does."""
     is_file = output.is_file() or not output.exists()
     draft = output.with_name(f"{output.name}.part") if is_file else output
     try:
@@ -174,16 +177,16 @@ async def export_to(db: str, schema: str, names: Sequence[str], output: Path) ->
 
 @dataclass(slots=True)
 class ImportResult:
-    """What came in, and what did not."""
+    """The outcome of an import."""
 
     conversations: int = 0
     events: int = 0
-    """Those that were not there yet."""
+    """The events that the journal did not have yet."""
     problems: list[str] = field(default_factory=list)
 
 
 async def import_all(db: str, schema: str, files: Sequence[Path]) -> ImportResult:
-    """Bring these files in, exports and chats; what cannot be used is told, and the rest is in."""
+    """Import these files, exports and chats; report those that cannot be used as problems."""
     result = ImportResult()
     chats: list[Path] = []
     for path in files:
@@ -209,7 +212,7 @@ async def _import_export(journal: Journal, path: Path, result: ImportResult) -> 
     try:
         with path.open(encoding="utf-8", newline="\n") as lines, progress("bytes") as on_progress:
             done = await import_lines(journal, _tracked(lines, path, on_progress))
-    except (ConversationExists, ImportRefused, OwnershipLost) as error:
+    except (ConversationExists, ImportRefused, InvalidInput, OwnershipLost) as error:
         result.problems.append(f"{path}: {error}")
     except (OSError, UnicodeDecodeError) as error:
         result.problems.append(f"{path}: cannot be read: {error}")
@@ -218,9 +221,10 @@ async def _import_export(journal: Journal, path: Path, result: ImportResult) -> 
         result.events += done.records
 
 
-def _tracked(lines: Iterator[str], path: Path, on_progress: OnProgress) -> Iterator[str]:
+def _tracked(lines: TextIO, path: Path, on_progress: OnProgress) -> Iterator[str]:
     size, at = path.stat().st_size, 0
-    for line in lines:
+    # A file without line ends would be read into memory whole.
+    while line := lines.readline(LINE_LENGTH_MAX + 1):
         at += len(line.encode())
         on_progress(at, size)
         yield line
@@ -253,7 +257,10 @@ async def vacuum(db: str) -> int:
 async def delete_all(
     db: str, schema: str, infos: Sequence[ConversationInfo]
 ) -> tuple[Mapping[str, Deletion], Sequence[str]]:
-    """Delete these as they were listed; what went, and why the others did not."""
+    """Delete these conversations, unless they changed since they were listed.
+
+    Return the deletions, and the reasons why the others were not deleted.
+    """
     deleted: dict[str, Deletion] = {}
     problems: list[str] = []
     if not infos:
@@ -264,13 +271,13 @@ async def delete_all(
                 on_progress(done, len(infos))
                 name = info.conversation_id
                 try:
-                    claim = await journal.claim(name)
-                    if claim.head != info.head:
-                        problems.append(f"{name}: it went on while you were asked")
-                        continue
-                    deleted[name] = await journal.delete(name, epoch=claim.epoch)
+                    deletion = await delete_unchanged(journal, info)
+                    if deletion is None:
+                        problems.append(f"{name}: it has new events since it was listed")
+                    else:
+                        deleted[name] = deletion
                 except ConversationNotFound:
-                    problems.append(f"{name}: it was deleted by somebody else")
+                    problems.append(f"{name}: another process has deleted it")
                 except (OwnedElsewhere, CorruptLog) as error:
                     problems.append(str(error))
     return deleted, problems

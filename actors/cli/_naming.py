@@ -1,11 +1,11 @@
-"""What recorded conversations are called in a journal."""
+"""The names of recorded conversations in a journal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..recorded import RecordedConversation
+from ..recordings.transcripts import RecordedConversation
 from ._display import printable
 
 __all__ = ["conversation_names", "is_text"]
@@ -18,7 +18,7 @@ def conversation_names(
     files: Sequence[Path],
     taken: frozenset[str] = frozenset(),
 ) -> Sequence[str]:
-    """A conversation id for each: file and item; and the run, if the journal has had one."""
+    """Return an id for each: file and item, and the run if the journal has had one before."""
     stems = [printable(file.stem)[:_STEM_LENGTH_MAX] for file in files]
     if len(set(stems)) < len(stems):
         stems = [f"{n}.{stem}" for n, stem in enumerate(stems, 1)]
@@ -32,5 +32,5 @@ def conversation_names(
 
 
 def is_text(value: str) -> bool:
-    """Not so where an argument had bytes that are no text; nothing in a journal is called so."""
+    """False if an argument had bytes that are not text; no name in a journal has such bytes."""
     return value.encode(errors="replace").decode() == value

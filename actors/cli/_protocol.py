@@ -1,4 +1,4 @@
-"""What the command line and its worker say to each other: one JSON object on a line.
+"""The protocol between the command line and its worker: one JSON object on a line.
 
 `Start` is the first line the worker reads; the end of its input tells it to stop. Exchanges are
 named by conversation and number, so that a line means the same after a restart.
@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from ..commands import OnOverlap
-from ..recorded import RecordedConversation
+from ..core.commands import OnOverlap
+from ..recordings.transcripts import RecordedConversation
 
 __all__ = [
     "Accepted",
@@ -50,7 +50,7 @@ class Part(Line):
     conversation: str
     recorded: RecordedConversation
     held: dict[int, int]
-    """At which step of these exchanges the agent waits until it is released."""
+    """The step of each of these exchanges at which the agent waits until it is released."""
 
 
 # --- to the worker -------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ class Start(Line):
     kind: Literal["start"] = "start"
     db: str
     is_own_journal: bool
-    """Nothing but this replay is in the journal, so all that is unfinished there is its own."""
+    """True if the journal has nothing else, so all unfinished turns are this replay's."""
     started_at: datetime
     pace_s: float
     view_events_max: int
@@ -68,7 +68,7 @@ class Start(Line):
 
 
 class StartStress(Line):
-    """Of a worker whose agent makes up what it answers; see `_script`."""
+    """The start of a worker whose agent makes up its answers; see `_script`."""
 
     kind: Literal["start_stress"] = "start_stress"
     db: str
@@ -88,7 +88,7 @@ class Send(Line):
 
 
 class Release(Line):
-    """The agent that is held in this exchange may go on."""
+    """Let the agent that is held in this exchange go on."""
 
     kind: Literal["release"] = "release"
     conversation: str
@@ -96,7 +96,7 @@ class Release(Line):
 
 
 class GetViews(Line):
-    """All is over: tell the views of these conversations."""
+    """Report the views of these conversations; everything else is over."""
 
     kind: Literal["get_views"] = "get_views"
     conversations: tuple[str, ...]
@@ -111,7 +111,7 @@ orders: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="k
 
 
 class Ready(Line):
-    """The journal is open, and what a crash left is recovered."""
+    """The journal is open, and the turns that a crash cut off are recovered."""
 
     kind: Literal["ready"] = "ready"
 
@@ -136,7 +136,7 @@ class Refused(Line):
 
 
 class Unserved(Line):
-    """What was ordered of a chat message cannot be done now; order it again."""
+    """An order about a chat message cannot be carried out now; repeat it."""
 
     kind: Literal["unserved"] = "unserved"
     conversation: str
@@ -155,7 +155,7 @@ class Logged(Line):
 
 
 class Held(Line):
-    """The agent waits in this exchange, with what it has done so far durable."""
+    """The agent waits in this exchange; everything it has done so far is durable."""
 
     kind: Literal["held"] = "held"
     conversation: str
@@ -179,7 +179,7 @@ class Views(Line):
 
 
 class Vitals(Line):
-    """How the worker is, told at regular times."""
+    """The state of the worker, reported at regular intervals."""
 
     kind: Literal["vitals"] = "vitals"
     waiting: int

@@ -1,14 +1,14 @@
-"""What a replay came to: the account of its users and the audit of its journal, in one value."""
+"""The report of a replay: the account of its users and the audit of its journal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..audit import Audit, audit_journal
 from ..journal import Journal
-from ..recorded import InputProblem
-from ._stage import Replay
+from ..recordings.audit import Audit, audit_journal
+from ..recordings.transcripts import InputProblem
+from ._replay import Replay
 from ._users import User
 
 __all__ = ["Report", "empty_report", "make_report"]
@@ -16,19 +16,19 @@ __all__ = ["Report", "empty_report", "make_report"]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is told when it is over."""
+    """Everything that is reported at the end."""
 
     problems: Sequence[InputProblem]
     counts: Mapping[str, int]
     by_policy: Mapping[str, Mapping[str, int]]
     """The same counts for the users of each `on_overlap`."""
     broken: Sequence[str]
-    """Whatever is not as promised, in words."""
+    """Everything that is not as promised, in words."""
     seed: int | None = None
     kills: int = 0
     seconds: float = 0.0
     stopped: str | None = None
-    """Why it was not played to its end."""
+    """The reason why it was not played to its end, if it was not."""
 
     @property
     def events_per_second(self) -> float:
@@ -36,7 +36,7 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """1: a promise is broken, or it was stopped; 2: some of the input is not usable."""
+        """Return 1 if a promise is broken or it was stopped, 2 if some input is not usable."""
         if self.broken or self.stopped is not None:
             return 1
         return 2 if self.problems else 0
@@ -55,7 +55,7 @@ class Report:
 
 
 def empty_report(problems: Sequence[InputProblem]) -> Report:
-    """Of a replay that had nothing to play."""
+    """Return the report of a replay that had nothing to play."""
     return Report(problems=problems, counts=_counts((), Audit()), by_policy={}, broken=())
 
 
@@ -67,7 +67,7 @@ async def make_report(
     stopped: str | None,
     problems: Sequence[InputProblem],
 ) -> Report:
-    """Audit the journal, which need not be owned, against what the users of a replay hold."""
+    """Audit the journal, without owning it, against the receipts of a replay's users."""
     by_policy: dict[str, Mapping[str, int]] = {}
     audits = []
     for policy in dict.fromkeys(user.on_overlap for user in replay.users):

@@ -1,15 +1,20 @@
-"""What is said under stress: each exchange of each conversation as a pure function of a seed.
+"""The script of a stress run: each exchange of each conversation is a pure function of a seed.
 
-The clients, the agent in the worker and the audit each make it up for themselves, so nothing of it
-has to travel, and nobody can have it wrong in the same way as a log.
+The clients, the agent in the worker and the audit each compute it for themselves. So none of it has
+to travel, and a damaged log cannot agree with a damaged script.
 """
 
 from __future__ import annotations
 
 from random import Random
 
-from .._frozen import FrozenObject
-from ..recorded import RecordedCall, RecordedConversation, RecordedExchange, RecordedStep
+from ..recordings.transcripts import (
+    RecordedCall,
+    RecordedConversation,
+    RecordedExchange,
+    RecordedStep,
+)
+from ..values.frozen import FrozenObject
 
 __all__ = ["exchange", "script"]
 
@@ -33,7 +38,7 @@ _WORDS = (
 
 
 def exchange(seed: int, conversation: str, number: int) -> RecordedExchange:
-    """The message with this number, and what the agent does until it has answered."""
+    """Return the message with this number, and the agent's steps to its answer."""
     random = Random(f"{seed} {conversation} {number}")
     steps = [
         RecordedStep(
@@ -55,7 +60,7 @@ def exchange(seed: int, conversation: str, number: int) -> RecordedExchange:
 
 
 def script(seed: int, conversation: str, exchanges: int) -> RecordedConversation:
-    """The first so many exchanges of a conversation."""
+    """Return the first `count` exchanges of a conversation."""
     return RecordedConversation(
         item=1, exchanges=tuple(exchange(seed, conversation, n) for n in range(exchanges))
     )

@@ -1,4 +1,4 @@
-"""Shows what is in a journal, without owning it: also while another process writes it."""
+"""Prints the contents of a journal."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def infos_json(infos: Sequence[ConversationInfo]) -> Mapping[str, object]:
 
 
 def print_infos(console: Console, infos: Sequence[ConversationInfo]) -> None:
-    """A line for each conversation; never cut, for it may be read by a program."""
+    """Print a line for each conversation, never cut, so that a program can read it."""
     width = max([len("conversation"), *(len(printable(i.conversation_id)) for i in infos)])
     console.print(
         Text(f"{'conversation':<{width}}  events  epoch  last written         ", style="bold"),
@@ -93,7 +93,7 @@ def rejection_json(rejection: Rejection) -> Mapping[str, object]:
 
 
 def print_rejection(console: Console, rejection: Rejection) -> None:
-    """An event that was refused: when, why, and what it was."""
+    """Print a rejected event: its time, the reason, and the start of its payload."""
     at = datetime.fromtimestamp(rejection.at, UTC)
     head = f"{at:%Y-%m-%d %H:%M:%S}Z  {rejection.violation}: {rejection.reason}"
     console.print(Text(printable(head), style="bold"), soft_wrap=True)
@@ -102,17 +102,17 @@ def print_rejection(console: Console, rejection: Rejection) -> None:
 
 
 def print_event(console: Console, logged: LoggedEvent) -> None:
-    """One event as a part of a readable chat: its seq, who it is by, and what it says."""
-    style, who, said = _said(logged.event)
+    """Print one event of a chat: its seq, its author, and its text."""
+    style, author, said = _said(logged.event)
     text = Text(printable(said).rstrip() or "(empty)", style=style)
     lines = text.wrap(console, max(20, console.width - _INDENT))
     for number, line in enumerate(lines):
-        head = f"{logged.seq:>5}  {who:<{_INDENT - 8}} " if number == 0 else " " * _INDENT
+        head = f"{logged.seq:>5}  {author:<{_INDENT - 8}} " if number == 0 else " " * _INDENT
         console.print(Text(head, style="bold" if style == "" else style) + line, soft_wrap=True)
 
 
 def _said(event: Event) -> tuple[str, str, str]:
-    """A style, who it is by in at most nine letters, and the text."""
+    """Return a style, the author in at most nine letters, and the text."""
     match event:
         case SystemPromptEvent():
             return "dim", "system", event.content

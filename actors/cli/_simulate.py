@@ -18,7 +18,7 @@ from turnkeeper.runtime.testing import Policy, Run
 
 from ..simulation import INVARIANTS, Campaign, TapeFile, run_campaign
 from ..simulation import replay as play_tape
-from ._telling import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, print_json
+from ._exits import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, print_json
 
 __all__ = ["simulate"]
 

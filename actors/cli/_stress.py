@@ -20,12 +20,12 @@ from turnkeeper.runtime import Ports, TurnkeeperError
 
 from ._crowd import Crowd
 from ._display import printable
+from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, print_json
 from ._protocol import StartStress
-from ._stage import WorkerLost
+from ._replay import WorkerLost
 from ._stress_display import StressDisplay, print_stress_report
 from ._stress_report import StressReport, can_draw, make_stress_report, page_of
-from ._stress_stage import STRESS_WORKER, Stress, plan_kills_at
-from ._telling import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, print_json
+from ._stress_run import STRESS_WORKER, Stress, plan_kills_at
 from .stress_worker import is_postgres, open_journal
 
 __all__ = ["stress"]
@@ -79,7 +79,7 @@ def stress(
 
     The agents are made up and call no model. Messages queue, interrupt, steer, roll back or are
     rejected, conversation by conversation; what was not acknowledged is sent again. Then every log
-    is held against what was acknowledged.
+    is compared with the acknowledgements.
 
     Exit status: 0, all is as promised; 1, it is not, or the worker failed; 2, the call cannot be
     used; 130, stopped by Ctrl-C.
@@ -145,7 +145,7 @@ def stress(
 
 
 def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None:
-    """End with a sentence, before anything runs, where the call cannot be meant."""
+    """Exit with a sentence, before anything runs, if the arguments cannot be used."""
     if report is not None and not can_draw():
         fail(UNUSABLE, "--report needs its extra: pip install 'turnkeeper[report]'")
     if report is not None and not report.parent.is_dir():
@@ -168,7 +168,7 @@ def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None
 def _run(
     stress: Stress, display: StressDisplay, errors: Console, options: Mapping[str, object]
 ) -> tuple[StressReport, int]:
-    """Run it, audit its journal, and say why it stopped if it did."""
+    """Run it, audit its journal, and give the reason if it stopped."""
     stopped, status = None, 0
     try:
         anyio.run(stress.run)

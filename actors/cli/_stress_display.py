@@ -1,4 +1,4 @@
-"""What a stress run looks like while it goes on and when it is over. Progress: standard error."""
+"""The display of a stress run: its progress, on standard error, and its report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.text import Text
 
 from ._display import print_report
 from ._stress_report import StressReport, quantiles_ms
-from ._stress_stage import Stress
+from ._stress_run import Stress
 
 __all__ = ["StressDisplay", "print_stress_report"]
 
 _LATEST = 5
-"""So many samples are looked back on for what is shown as now."""
+"""The number of samples that count as now."""
 _REDRAW_S = 0.25
 _LINES_ELSEWHERE = 10
 
@@ -49,7 +49,7 @@ class StressDisplay:
         self._live.stop()
 
     def changed(self, stress: Stress) -> None:
-        """Show where it stands."""
+        """Show the progress."""
         if stress.kills > self._kills:
             self._kills = stress.kills
             of = len(stress.planned_kills)
@@ -71,7 +71,7 @@ class StressDisplay:
                 self._say(self._line(stress))
 
     def checked(self) -> None:
-        """One more conversation has been held against its receipts."""
+        """Note that one more conversation was compared with its receipts."""
         self._checked += 1
         if self._console.is_terminal and self._checked % 100 == 0:
             self._live.update(Text(f"checking: {self._checked:,} conversations"), refresh=True)
@@ -109,7 +109,7 @@ class StressDisplay:
 
 
 def _now(stress: Stress) -> tuple[float, float, dict[str, float]]:
-    """Chat messages and events a second, and the latencies, of late."""
+    """Return the recent chat messages and events a second, and the latencies."""
     latest: Sequence[object] = stress.samples[-_LATEST:]
     if len(latest) < 2:  # noqa: PLR2004 - a difference takes two
         return 0.0, 0.0, dict(quantiles_ms(()))
@@ -124,7 +124,7 @@ def _now(stress: Stress) -> tuple[float, float, dict[str, float]]:
 
 
 def print_stress_report(console: Console, report: StressReport) -> None:
-    """The numbers, and then what they come to."""
+    """Print the numbers, and then the verdict."""
     latency = ", ".join(f"{name} {ms:,.1f}" for name, ms in report.latency_ms.items())
     console.print(Text(f"latency in ms: {latency}"), soft_wrap=True)
     if report.recovery_s:

@@ -1,4 +1,4 @@
-"""What a stress run came to: the audit of its journal, the latencies, and the page with the plots.
+"""The report of a stress run: the audit of its journal, the latencies, and the page with plots.
 
 The numbers are plain; the page needs matplotlib (the extra `report`), which draws into it.
 """
@@ -13,11 +13,11 @@ from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ..audit import Receipts, audit_journal
 from ..journal import Journal
+from ..recordings.audit import Receipts, audit_journal
 from ._report import Report
 from ._script import script
-from ._stress_stage import SAMPLE_S, Outage, Sample, Stress
+from ._stress_run import SAMPLE_S, Outage, Sample, Stress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,12 +32,12 @@ _PREFIXES_MAX = 6
 
 @dataclass(frozen=True, slots=True)
 class StressReport:
-    """All that is told when it is over."""
+    """Everything that is reported at the end."""
 
     account: Report
     options: Mapping[str, object]
     latencies: Sequence[float]
-    """In seconds, from when each chat message was due until it was durable or refused."""
+    """Seconds from when each chat message was due until it was durable or refused."""
     samples: Sequence[Sample]
     outages: Sequence[Outage]
     unserved: Mapping[str, int]
@@ -45,7 +45,7 @@ class StressReport:
 
     @property
     def is_ok(self) -> bool:
-        """Whether everything is as promised, and it has run to its end."""
+        """True if everything is as promised, and the run came to its end."""
         return self.account.exit_status == 0
 
     @property
@@ -54,7 +54,7 @@ class StressReport:
 
     @property
     def recovery_s(self) -> Sequence[float]:
-        """From each kill until a worker was ready again."""
+        """Seconds from each kill until a worker was ready again."""
         return [o.until - o.at for o in self.outages if o.until is not None]
 
     def as_json(self) -> dict[str, object]:
@@ -117,7 +117,7 @@ async def make_stress_report(
 
 
 def quantiles_ms(seconds: Sequence[float]) -> Mapping[str, float]:
-    """The values that so large a part of all is not above."""
+    """Return the quantiles of the latencies, in milliseconds."""
     ordered = sorted(seconds)
     if not ordered:
         return dict.fromkeys(QUANTILES, 0.0)
@@ -129,12 +129,12 @@ def quantiles_ms(seconds: Sequence[float]) -> Mapping[str, float]:
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
+    """True if matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def page_of(report: StressReport) -> str:
-    """One HTML file with the verdict, the numbers and the plots, that needs nothing beside it."""
+    """Return one self-contained HTML file with the verdict, the numbers and the plots."""
     account = report.account
     verdict = "Everything acknowledged is there, once and in order."
     if account.stopped is not None:
@@ -191,7 +191,7 @@ td {{ text-align: right; font-variant-numeric: tabular-nums }}
 
 
 def _plots(report: StressReport) -> str:
-    """The course of the run, as an SVG element."""
+    """Plot the course of the run, as an SVG element."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
     figure = Figure(figsize=(10, 10), layout="constrained")

@@ -1,14 +1,14 @@
-"""The users of a replay: when each sends what, as a pure machine, and the plan that a seed gives.
+"""The users of a replay, as pure machines, and the plan that a seed gives.
 
 A `User` plays one recorded conversation from the user's side. Reports from the worker go in,
-orders to the worker come out; it neither waits nor looks at the world. What it has been told is
-durable goes into its receipts, for the audit. A worker may die between any two reports: `again`
-gives the orders that a new worker needs. All of them repeat what was ordered before, under the
-same message ids, so that whatever the dead worker had already written is not written twice.
+orders to the worker come out; it neither waits nor looks at the world. Acknowledgements go into its
+receipts, for the audit. A worker may die between any two reports: `orders_for_new_worker` gives the
+orders that the next one needs. They repeat earlier orders under the same message ids, so nothing
+that the dead worker had written is written twice.
 
-An overlapping message is sent before the answer to the one before. That is made certain: the
-agent waits, at a step that the seed chose, until it is released, and it is released when the
-overlapping message has been accepted or refused.
+An overlapping message is sent before the answer to the one before it. To make sure, the agent waits
+at a step that the seed chose, and is released when the overlapping message has been accepted or
+refused.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..audit import Receipts
-from ..commands import OnOverlap
-from ..recorded import RecordedConversation
+from ..core.commands import OnOverlap
+from ..recordings.audit import Receipts
+from ..recordings.transcripts import RecordedConversation
 from ._protocol import Accepted, Ended, Held, Logged, Order, Part, Refused, Release, Send
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _LINES_BEFORE_KILL_MAX = 20
 
 
 class Kill(NamedTuple):
-    """When to kill the worker, in terms of progress and not of time."""
+    """The moment of a kill, in terms of progress and not of time."""
 
     acknowledged: int
     """After this many acknowledged chat messages…"""
@@ -42,7 +42,7 @@ class Kill(NamedTuple):
 
 @dataclass(slots=True)
 class User:
-    """One recorded user. `on` and `again` are its only writers."""
+    """One recorded user. `note` and `orders_for_new_worker` are its only writers."""
 
     part: Part
     on_overlap: OnOverlap
@@ -50,36 +50,36 @@ class User:
     receipts: Receipts
     rejected: int = 0
     overlapped: int = 0
-    """Chat messages that were sent before the answer to the one before."""
+    """The number of chat messages sent before the answer to the one before."""
     problems: list[str] = field(default_factory=list)
     _next: int = 0
     _is_in_flight: bool = False
-    """The next message has been sent and not answered for."""
+    """True if the next message was sent, and is neither accepted nor refused yet."""
     _is_refused: bool = False
-    """The next message was refused; it is sent again when the turn before has ended."""
+    """True if the next message was refused; it is sent again when the turn before has ended."""
     _is_given_up: bool = False
     _held: set[int] = field(default_factory=set)
 
     @property
     def is_done(self) -> bool:
-        """Every message was accepted, and every turn has ended."""
+        """True once every message was accepted and every turn has ended."""
         return self._is_given_up or len(self.receipts.ended) == len(self.part.recorded.exchanges)
 
-    def again(self) -> Sequence[Order]:
-        """What a new worker is to be told: all that has not ended, and what may be sent now.
+    def orders_for_new_worker(self) -> Sequence[Order]:
+        """Return the orders for a new worker: everything that has not ended, and the next message.
 
-        To be called before anything is heard from it: a recovered turn may be held at once.
+        Call it before the first report is taken in: a recovered turn may be held at once.
         """
         self._held.clear()
         open_ones = [n for n in self.receipts.messages if n not in self.receipts.ended]
         if self._is_in_flight:
             open_ones.append(self._next)
-            # The dead worker may have written it: that it is known would be no breach now.
+            # The dead worker may have written it: a duplicate is no breach now.
             self._is_refused = False
         return [*map(self._send, open_ones), *self._send_next()]
 
-    def on(self, report: Accepted | Refused | Logged | Held | Ended) -> Sequence[Order]:
-        """What follows from a report about this conversation."""
+    def note(self, report: Accepted | Refused | Logged | Held | Ended) -> Sequence[Order]:
+        """Take in a report about this conversation; return the orders that follow."""
         match report:
             case Logged():
                 known = self.receipts.events.setdefault(report.event_id, report.seq)
@@ -103,7 +103,7 @@ class User:
                 return [*self._send_next()]
 
     def _is_awaited(self, exchange: int) -> bool:
-        """Whether this overlapping message is yet to be accepted or refused for the first time."""
+        """True until this overlapping message has been accepted or refused for the first time."""
         is_refused = self._is_refused and exchange == self._next
         is_answered = exchange in self.receipts.messages or is_refused or self._is_given_up
         return exchange in self.overlapping and not is_answered
@@ -171,7 +171,7 @@ def plan_users(
     overlap: float,
     random: Random,
 ) -> Sequence[User]:
-    """One user for each conversation id, of whose messages a share of `overlap` overlap."""
+    """Return a user for each conversation id; a share of `overlap` of their messages overlap."""
     candidates = [
         (conversation, n) for conversation, one, _ in recorded for n in range(1, len(one.exchanges))
     ]
@@ -195,7 +195,7 @@ def plan_users(
 
 
 def plan_kills(kills: int, users: Sequence[User], random: Random) -> Sequence[Kill]:
-    """When to kill the worker, spread over all that the users send."""
+    """Plan the kills, spread over all messages of the users."""
     messages = sum(len(user.part.recorded.exchanges) for user in users)
     return sorted(
         Kill(random.randint(1, messages), random.randint(0, _LINES_BEFORE_KILL_MAX))

@@ -1,8 +1,8 @@
 """The worker of a stress run: one process that holds all conversations and may be killed any time.
 
 Started as `python -m turnkeeper.actors.cli.stress_worker BACKEND`; it speaks as `worker` does. Its
-agent answers as `_script` says. An error that its caller may answer by sending again is reported as
-such, and the client does; any other ends the run.
+agent answers as `_script` says. If an error allows the caller to repeat the message, it is reported
+as such and the client repeats; any other error ends the run.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from turnkeeper.runtime import (
     Unavailable,
 )
 
-from .._postgres_journal import PostgresJournal
-from .._sqlite_journal import SQLiteJournal
-from ..agents import TurnContext
-from ..audit import message_id
-from ..condensers import RollingCondenser
-from ..conversations import Conversations
+from ..agents.turn_context import TurnContext
+from ..conversations.conversations import Conversations
+from ..core.condensation import RollingCondenser
+from ..core.limits import Limits
 from ..errors import QueueFull, TurnInProgress
 from ..journal import Journal
+from ..journals.postgres.journal import PostgresJournal
+from ..journals.sqlite.journal import SQLiteJournal
+from ..recordings.audit import message_id
 from ._protocol import (
     Accepted,
     Ended,
@@ -58,12 +59,12 @@ _MEMORY_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def is_postgres(db: str) -> bool:
-    """Whether this names a server, and not a file."""
+    """True if this names a server and not a file."""
     return db.startswith(("postgresql://", "postgres://"))
 
 
 def open_journal(db: str, *, read_only: bool = False) -> Journal:
-    """The journal at a path or at a server's URL; not entered yet."""
+    """Return the journal at a path or at a server's URL, not entered yet."""
     if is_postgres(db):
         # A killed worker is taken over when its lease is out, so a short one.
         return PostgresJournal(db, read_only=read_only, lease_s=_LEASE_S)
@@ -71,7 +72,7 @@ def open_journal(db: str, *, read_only: bool = False) -> Journal:
 
 
 class _Answerer:
-    """The agent: what it does is in the script; how long it takes is drawn."""
+    """The agent: it follows the script, and draws how long each step takes."""
 
     def __init__(self, start: StartStress, report: Callable[[Report], None], ports: Ports) -> None:
         self._start = start
@@ -80,7 +81,7 @@ class _Answerer:
         self._random = Random(start.seed)
 
     async def run(self, turn: TurnContext) -> None:
-        # Each message in turn; those who steer join while the ones before are answered.
+        # Each message in turn; messages that steer join while earlier ones are answered.
         answered = 0
         while answered < len(turn.messages):
             _, _, number = (turn.messages[answered].message_id or "").rpartition("/")
@@ -103,13 +104,13 @@ class _Desk:
         self._start = start
         self._conversations = conversations
         self._report = report
-        # Counted here: to look into all mailboxes would hold up ten thousand of them each time.
+        # Counted here: looking into ten thousand mailboxes would hold them all up each time.
         self._waiting: Counter[str] = Counter()
 
     async def work(self, orders_: AsyncIterator[Order]) -> None:
         async with anyio.create_task_group() as group:
             self._report(Ready())
-            group.start_soon(self._keep_telling)
+            group.start_soon(self._keep_exits)
             async for order in orders_:
                 match order:
                     case Send():
@@ -120,7 +121,7 @@ class _Desk:
                         raise ValueError(f"no order of a stress worker: {order.kind}")
             group.cancel_scope.cancel()
 
-    async def _keep_telling(self) -> None:
+    async def _keep_exits(self) -> None:
         while True:
             self._report(
                 Vitals(
@@ -173,7 +174,10 @@ class _Desk:
 
 
 async def _main(
-    report: Callable[[Report], None], lines: AsyncIterator[Order], journal: Callable[[str], Journal]
+    report: Callable[[Report], None],
+    lines: AsyncIterator[Order],
+    journal: Callable[[str], Journal],
+    limits: Limits,
 ) -> None:
     start = await anext(lines)
     if not isinstance(start, StartStress):
@@ -182,15 +186,20 @@ async def _main(
         _Answerer(start, report, Ports()),
         journal=journal(start.db),
         condenser=RollingCondenser(max_size=start.view_events_max),
-        # What others left unfinished is not ours to end, and not ours to answer.
+        limits=limits,
+        # Turns that other programs left unfinished are not ours to end or to answer.
         recover="on_enter" if start.is_own_journal else "on_message",
     ) as conversations:
         await _Desk(start, conversations, report).work(lines)
 
 
-def main(backend: str, journal: Callable[[str], Journal] = open_journal) -> None:
+def main(
+    backend: str,
+    journal: Callable[[str], Journal] = open_journal,
+    limits: Limits = Limits(),
+) -> None:
     """Run until the standard input ends; `journal` opens a journal, by its path or URL."""
-    serve(partial(_main, journal=journal), backend)
+    serve(partial(_main, journal=journal, limits=limits), backend)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Started by the command line as `python -m turnkeeper.actors.cli.worker`; reads orders from its
 standard input and writes reports to its standard output, one JSON object on a line. It ends when
-its input does, so it never outlives the process that started it. A report is written only after
-what it tells is durable, and in one piece before anything else happens.
+its input does, so it never outlives the process that started it. A report is written only after its
+content is durable, and in one piece before anything else happens.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from turnkeeper.runtime import Ports, thread_caller
+from turnkeeper.runtime import Ports
+from turnkeeper.runtime.lowlevel import thread_caller
 
-from .._sqlite_journal import SQLiteJournal
-from ..agents import ToolCall, TurnContext
-from ..audit import message_id
-from ..condensers import RollingCondenser
-from ..conversations import Conversation, Conversations
+from ..agents.turn_context import TurnContext
+from ..conversations.conversation import Conversation
+from ..conversations.conversations import Conversations
+from ..core.condensation import RollingCondenser
 from ..errors import QueueFull, TurnInProgress
 from ..events import (
     ActionEvent,
@@ -35,7 +35,10 @@ from ..events import (
     SystemPromptEvent,
 )
 from ..journal import Journal
-from ..recorded import RecordedStep
+from ..journals.sqlite.journal import SQLiteJournal
+from ..recordings.audit import message_id
+from ..recordings.transcripts import RecordedStep
+from ..tool_calls import ToolCall
 from ._protocol import (
     Accepted,
     Ended,
@@ -62,7 +65,7 @@ _READ_SIZE = 1 << 16
 
 
 class _Player:
-    """The agent: it answers as recorded, and reports each event that it was told is durable."""
+    """The agent: it answers as recorded, and reports each event that became durable."""
 
     def __init__(self, start: Start, report: Callable[[Report], None]) -> None:
         self._pace_s = start.pace_s
@@ -106,9 +109,9 @@ async def perform(
     pause: Callable[[], Awaitable[None]],
     report: Callable[[Report], None],
 ) -> None:
-    """One recorded answer, with a pause half-way: in its last call, or in its text.
+    """Give one recorded answer, with a pause half-way: in its last call, or in its text.
 
-    What the agent is told is durable is reported at once.
+    Each event is reported as soon as it is durable.
     """
 
     def tell(logged: LoggedEvent) -> None:
@@ -153,7 +156,7 @@ class _Desk:
         self._parts = {part.conversation: part for part in start.parts}
 
     async def work(self, conversations: Conversations, orders_: AsyncIterator[Order]) -> None:
-        """Do as ordered until the orders end; what is under way then is left to the journal."""
+        """Follow the orders until they end; turns that run then are left to the journal."""
         async with anyio.create_task_group() as group:
             self._report(Ready())
             async for order in orders_:
@@ -197,7 +200,7 @@ class _Desk:
         self._report(Ended(conversation=part.conversation, exchange=exchange, outcome=end.outcome))
 
     async def _open(self, conversation: Conversation, part: Part) -> None:
-        """Begin the log with what was there before the first user message.
+        """Begin the log with the events before the first user message.
 
         The same ids and the same time after every restart make these the same events.
         """
@@ -218,16 +221,16 @@ class _Desk:
 
 
 async def views_of(conversations: Conversations, names: Iterable[str]) -> Views:
-    """The views of some conversations, as their owners have them."""
+    """Return the views of some conversations, as their owners have them."""
     views = {name: await conversations[name].view() for name in names}
     return Views(event_ids={name: tuple(e.id for e in view) for name, view in views.items()})
 
 
 async def read_orders(ports: Ports) -> AsyncGenerator[Order, None]:
-    """The orders, to the end of the input.
+    """Yield the orders, to the end of the input.
 
-    A thread of its own takes them in, also while the reports are waiting to be read. Else both
-    sides could wait for the other to read.
+    A thread of its own reads them, also while the reports wait to be read. Otherwise both sides
+    could wait for each other.
     """
     call = thread_caller()
     lines: deque[bytes] = deque()
@@ -238,7 +241,7 @@ async def read_orders(ports: Ports) -> AsyncGenerator[Order, None]:
         more.set()
 
     def read() -> None:
-        # Not `sys.stdin`: what is blocked in its lock would hold up the end of the process.
+        # Not `sys.stdin`: a thread blocked in its lock would hold up the end of the process.
         while chunk := os.read(0, _READ_SIZE):
             call(partial(take, chunk))
         call(partial(take, b""))
@@ -268,7 +271,7 @@ async def _main(
         player,
         journal=journal(start.db),
         condenser=RollingCondenser(max_size=start.view_events_max),
-        # What others left unfinished is not ours to end, and not ours to answer.
+        # Turns that other programs left unfinished are not ours to end or to answer.
         recover="on_enter" if start.is_own_journal else "on_message",
     ) as conversations:
         await _Desk(start, player, report).work(conversations, lines)
@@ -279,10 +282,10 @@ def serve(
     backend: str = "asyncio",
 ) -> None:
     """Run `work`, which is given how to report and the orders, until the standard input ends."""
-    # Nothing else may get between the reports, so what prints goes to the standard error.
+    # Nothing else may get between the reports, so prints go to standard error.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    # A line for each thing that is logged; by itself structlog draws tracebacks, and slowly.
+    # One line for each record; by default structlog draws tracebacks, and slowly.
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

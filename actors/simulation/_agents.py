@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,10 +20,13 @@ import anyio
 from turnkeeper.runtime import TurnkeeperError
 from turnkeeper.runtime.testing import Simulation
 
-from ..agents import Agent, ToolCall, TurnContext
-from ..condensers import Need, Proposal
+from ..agents.tool_agent import ToolAgent
+from ..agents.tools import ToolContext, Tools, tool
+from ..agents.turn_context import Agent, TurnContext
+from ..core.condensation import Need, Proposal
+from ..core.view import View
 from ..events import ActionEvent, TokenUsage
-from ..models import (
+from ..models.base import (
     ContextOverflow,
     MalformedHistory,
     ModelError,
@@ -30,16 +34,14 @@ from ..models import (
     ModelResponse,
     ModelUnavailable,
 )
-from ..tool_agent import ToolAgent
-from ..tools import ToolContext, Tools, tool
-from ..view import View
-from ._disk import SimulatedJournal
+from ..tool_calls import ToolCall
+from ._disk import SimulatedJournal, linger
 from ._oracles import Oracles
 
 __all__ = ["CarelessCondenser", "SimulatedAgent", "SimulatedToolAgent", "SummaryModel"]
 
-_STEPS_MAX = 4
-_PIECES_MAX = 5
+_STEPS_MAX = 3
+_PIECES_MAX = 4
 _CALLS_MAX = 3
 _PATIENCE_S = 0.5
 
@@ -67,22 +69,22 @@ class _Outside:
         self.oracles.starts_tool(
             conversation_id, call_id, self.journal, is_idempotent=is_idempotent
         )
-        await simulation.delay("tool", 0.5, 5.0)
+        await linger(simulation, "tool", 0.5, 5.0)
         if self.misbehaves:
             if simulation.chance("tool raises", 0.1):
                 raise ToolBroke("the tool raises")
             if simulation.chance("tool hangs", 0.05):
-                await anyio.sleep(30.0)
+                await self.simulation.sleep(30.0)
             if simulation.chance("tool swallows its cancellation", 0.05):
                 with anyio.CancelScope(shield=True):
-                    await anyio.sleep(2.0)
+                    await self.simulation.sleep(2.0)
         is_wordy = self.misbehaves and simulation.chance("tool is wordy", 0.1)
         text = f"done {call_id[-6:]}" + "!" * (40_000 * is_wordy)
         ledger.returned.setdefault(call_id, set()).add(text)
         return text
 
     async def pieces(self, turn: TurnContext) -> AsyncGenerator[str, None]:
-        """An answer, piece by piece; no two answers begin alike."""
+        """Yield an answer piece by piece; no two answers begin alike."""
         simulation = self.simulation
         said = f"{simulation.steps}:"
         for n in range(1 + simulation.draw("pieces", _PIECES_MAX)):
@@ -90,7 +92,7 @@ class _Outside:
             said = piece if not n else said + piece
             self.oracles.streamed.setdefault(turn.turn_id, set()).add(said)
             yield piece
-            await simulation.delay("piece", 0.3, 2.0)
+            await linger(simulation, "piece", 0.3, 2.0)
             if self.misbehaves and simulation.chance("stream breaks", 0.05):
                 raise ToolBroke("half a stream")
 
@@ -112,16 +114,24 @@ class SimulatedAgent:
         self._outside = _Outside(simulation, oracles, journal, misbehaves)
 
     async def run(self, turn: TurnContext) -> None:
+        self.oracles.agent_begins(turn.conversation_id, turn.turn_id)
+        try:
+            await self._answer(turn)
+        except ToolBroke:
+            self.oracles.raised.add(turn.turn_id)
+            raise
+
+    async def _answer(self, turn: TurnContext) -> None:
         simulation = self.simulation
         self._outside.look(turn, turn.view)
         if self.misbehaves and simulation.chance("agent is a zombie", 0.05):
             await self._be_a_zombie(turn)
             return
         for _ in range(simulation.draw("agent steps", _STEPS_MAX)):
-            await simulation.delay("agent thinks", 0.4, 3.0)
+            await linger(simulation, "agent thinks", 0.4, 3.0)
             await self._step(turn)
             self._outside.look(turn, turn.view)
-        await simulation.delay("agent thinks", 0.4, 3.0)
+        await linger(simulation, "agent thinks", 0.4, 3.0)
         if self.misbehaves and simulation.chance("agent ends without a word", 0.05):
             return
         await self._say(turn, f"a({turn.message.content})")
@@ -148,7 +158,8 @@ class SimulatedAgent:
             case "raise":
                 raise ToolBroke("the agent raises")
             case "hang":
-                await anyio.sleep(60.0)
+                await self.simulation.sleep(60.0)
+                self.oracles.goes_on(turn.conversation_id, turn.turn_id, self._outside.journal)
             case _:
                 with anyio.move_on_after(_PATIENCE_S):
                     await self._say(turn, "said while nobody waits for it")
@@ -173,12 +184,36 @@ class SimulatedAgent:
                 self.simulation.mark("zombie refused")
             except anyio.get_cancelled_exc_class():
                 with anyio.CancelScope(shield=True):
-                    await anyio.sleep(_PATIENCE_S)
+                    await self.simulation.sleep(_PATIENCE_S)
                     try:
                         await turn.say(f"zombie {turn.turn_id} cancelled")
                     except TurnkeeperError:
                         self.simulation.mark("zombie refused")
                 raise
+
+
+_outside: ContextVar[_Outside] = ContextVar("turnkeeper_simulated_outside")
+"""What the tools of the turn that runs act on."""
+
+
+async def act(context: ToolContext, n: int = 0) -> str:
+    """Act, once."""
+    del n
+    return await _outside.get().act(
+        context.conversation_id, context.tool_call_id, is_idempotent=False
+    )
+
+
+@tool(idempotent=True, timeout_s=20.0)
+async def look(context: ToolContext) -> str:
+    """Look, as often as you like."""
+    return await _outside.get().act(
+        context.conversation_id, context.tool_call_id, is_idempotent=True
+    )
+
+
+# Made once: the schemas of tools cost more than a whole turn.
+_TOOLS = Tools(act, look, calls_at_once_max=2)
 
 
 class SimulatedToolAgent:
@@ -197,28 +232,13 @@ class SimulatedToolAgent:
     ) -> None:
         self._outside = _Outside(simulation, oracles, journal, misbehaves)
         self._confirms = confirms
-        outside = self._outside
-
-        async def act(context: ToolContext, n: int = 0) -> str:
-            """Act, once."""
-            del n
-            return await outside.act(
-                context.conversation_id, context.tool_call_id, is_idempotent=False
-            )
-
-        @tool(idempotent=True, timeout_s=20.0)
-        async def look(context: ToolContext) -> str:
-            """Look, as often as you like."""
-            return await outside.act(
-                context.conversation_id, context.tool_call_id, is_idempotent=True
-            )
-
-        self._tools = Tools(act, look, calls_at_once_max=2)
 
     async def run(self, turn: TurnContext) -> None:
+        _outside.set(self._outside)
+        self._outside.oracles.agent_begins(turn.conversation_id, turn.turn_id)
         agent: Agent = ToolAgent(
             _SimulatedModel(self._outside, turn),
-            self._tools,
+            _TOOLS,
             confirm=["act"] if self._confirms else "never",
             max_iterations=8,
         )
@@ -239,7 +259,7 @@ class _SimulatedModel:
         simulation, turn = self.outside.simulation, self.turn
         self.outside.look(turn, request.view)
         self.outside.oracles.asks_model(turn.conversation_id, request.view)
-        await simulation.delay("model", 0.5, 3.0)
+        await linger(simulation, "model", 0.5, 3.0)
         self.responses += 1
         if self.outside.misbehaves:
             self._fail()

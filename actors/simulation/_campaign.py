@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import structlog
 from turnkeeper.runtime import Ports
 from turnkeeper.runtime.testing import Policy, Run, Tape, shrink, simulate
 
+from ._search import Search
 from ._world import MARKS, ConversationWorld
 
 __all__ = [
@@ -30,13 +33,15 @@ MARKS_SEEDS_MIN = 1_000
 SHRINK_RUNS_MAX = 200
 _CHECKED_EVERY = 20
 """One seed in so many is run again from its tape, and must leave the same trace."""
-_STEPS_MAX = 60_000
+_COLLECTED_EVERY = 20
+"""After so many runs their garbage is collected."""
+_STEPS_MAX = 20_000
 _NOTES_OF_A_REPLAY = 100_000
 
 
 @dataclass(slots=True)
 class Campaign:
-    """What a campaign has come to so far."""
+    """The result of a campaign so far."""
 
     first_seed: int
     seeds: int = 0
@@ -52,6 +57,8 @@ class Campaign:
     trace: str = ""
     """The same for the same seeds, in whichever process."""
     elapsed_s: float = 0.0
+    places: int = 0
+    """How many different places the runs have come to; see `_search.py`."""
 
     @property
     def missing_marks(self) -> Sequence[str]:
@@ -60,7 +67,7 @@ class Campaign:
 
     @property
     def ok(self) -> bool:
-        """No invariant was broken, and a long campaign has reached every mark."""
+        """True if no invariant was broken, and every mark reached if the campaign is long."""
         return not self.failed and not (self.seeds >= MARKS_SEEDS_MIN and self.missing_marks)
 
 
@@ -82,7 +89,7 @@ class TapeFile:
 
     @staticmethod
     def from_json(text: str) -> TapeFile:
-        """`ValueError` where this is no tape."""
+        """Return the tape file of this text; raise `ValueError` if it is not one."""
         record = json.loads(text)
         if not isinstance(record, dict) or not isinstance(record.get("seed"), int):
             raise ValueError(  # noqa: TRY004 - the text is at fault
@@ -99,6 +106,8 @@ def run_campaign(
     seconds: float | None = None,
     policy: Policy | None = None,
     failures_max: int = 3,
+    shrinks: bool = True,
+    aims: bool = True,
     world: Callable[[], ConversationWorld] = ConversationWorld,
     on_progress: Callable[[Campaign], None] = lambda _: None,
     ports: Ports | None = None,
@@ -110,14 +119,26 @@ def run_campaign(
     now = (ports or Ports()).monotonic
     began = now()
     campaign = Campaign(first_seed)
+    search = Search(first_seed, policy, aims)
     trace = hashlib.blake2b(digest_size=8)
-    with silent_logs():
+    with silent_logs(), _garbage_kept():
         while (seeds is None or campaign.seeds < seeds) and (
             seconds is None or campaign.elapsed_s < seconds
         ):
-            seed = first_seed + campaign.seeds
-            run = simulate(world(), seed=seed, policy=policy, steps_max=_STEPS_MAX)
+            plan = search.next_plan()
+            made = world()
+            run = simulate(
+                made,
+                seed=plan.seed,
+                policy=plan.policy,
+                tape=plan.tape,
+                steps_max=_STEPS_MAX,
+                is_told=False,
+            )
+            search.learn(run, made.places)
             campaign.seeds += 1
+            if campaign.seeds % _COLLECTED_EVERY == 0:
+                gc.collect()
             campaign.steps += run.steps
             campaign.virtual_s += run.seconds
             campaign.marks.update(run.marks)
@@ -126,15 +147,16 @@ def run_campaign(
             if run.broken is not None:
                 campaign.failed += 1
                 if len(campaign.failures) < failures_max:
-                    campaign.failures.append(_shrunk(world, run))
+                    campaign.failures.append(_shrunk(world, run) if shrinks else run)
             elif campaign.seeds % _CHECKED_EVERY == 0:
                 campaign.checked += 1
                 again = simulate(
-                    world(), seed=seed, policy=run.policy, tape=run.tape, steps_max=_STEPS_MAX
+                    world(), seed=run.seed, policy=run.policy, tape=run.tape, steps_max=_STEPS_MAX
                 )
                 if again.trace != run.trace:
                     campaign.failed += 1
                     campaign.failures.append(again)
+            campaign.places = len(search.places)
             campaign.elapsed_s = now() - began
             on_progress(campaign)
             if len(campaign.failures) >= failures_max:
@@ -160,9 +182,31 @@ def replay(file: TapeFile) -> Run:
 
 
 @contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Collect no garbage but when told to, and never look at what was there before.
+
+    A collection after each run would look at every object of the program, which takes as long as
+    a small run.
+    """
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
 def silent_logs() -> Iterator[None]:
-    """No log lines: in a simulated world, warnings are the plan."""
+    """Emit no log lines: in a simulated world, warnings are the plan."""
     before = structlog.get_config()
+    library = logging.getLogger("turnkeeper")
+    level = library.level
+    library.setLevel(logging.CRITICAL + 1)  # before a traceback is put together
     structlog.configure(
         processors=[_drop], cache_logger_on_first_use=False,
     )  # fmt: skip
@@ -170,6 +214,7 @@ def silent_logs() -> Iterator[None]:
         yield
     finally:
         structlog.configure(**before)
+        library.setLevel(level)
 
 
 def _drop(_: object, __: str, ___: structlog.types.EventDict) -> structlog.types.EventDict:

@@ -11,9 +11,10 @@ wrong with a call:
 - `broken`: as `unheard` or `lost`, and the journal is closed for writing from then on, as after
   an I/O error in a commit; reads go on, and the node must be started again.
 - `crash_before`, `crash_after`: the node dies around the write.
-- `slow`: it takes seconds. `stuck`: it takes until the disk is healed.
+- `slow`: it takes seconds. `stuck`: it takes until the disk is healed. `mute`: so does this call,
+  and every later one of this journal.
 
-Reads can be refused, slow and stuck.
+Reads can be refused, slow, stuck and mute.
 
 A journal holds its conversations by a lease that its node's heartbeat renews. Rivals judge it by
 the disk's clock; its own node judges by its own monotonic clock, counted from before the renewal
@@ -23,30 +24,34 @@ lock that the kernel frees when the node dies, and a frozen node still holds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
-from turnkeeper.runtime import OneShot
+from turnkeeper.runtime.lowlevel import OneShot
 from turnkeeper.runtime.testing import Node, Simulation
 
-from .._memory_journal import MemoryJournal, MemoryStore
 from ..errors import Fenced, JournalOutcomeUnknown, JournalUnavailable, OwnedElsewhere
-from ..journal import Claim, Record, Snapshot
+from ..journal import Claim, Deletion, Record, Snapshot
+from ..journals.memory import MemoryJournal, MemoryStore
 
-__all__ = ["Disk", "Fault", "JournalStrike", "SimulatedJournal", "owner_of"]
+__all__ = ["Disk", "Fault", "JournalStrike", "SimulatedJournal", "linger", "owner_of"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 Fault = Literal[
-    "refused", "lost", "unheard", "broken", "crash_before", "crash_after", "slow", "stuck"
+    "refused", "lost", "unheard", "broken", "crash_before", "crash_after", "slow", "stuck", "mute"
 ]
 FAULTS: Sequence[Fault] = get_args(Fault)
-READ_FAULTS: Sequence[Fault] = ("refused", "slow", "stuck")
+READ_FAULTS: Sequence[Fault] = ("refused", "slow", "stuck", "mute")
 
 LEASE_S = 10.0
+SLOW_S_MAX = 20.0
+LOOK_S = 1.0
+"""How often a process looks whether its lock on the disk was taken over."""
 _LEASE_MARGIN = 0.2
 
 
@@ -59,12 +64,25 @@ class JournalStrike:
     """Which call of all, counted from 1."""
 
 
+class WatchedStore(MemoryStore):
+    """Logs that tell an observer of each write, in the very step in which it lands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_write: Callable[[str], None] = lambda _: None
+        """Called with the id of the conversation whose log has changed."""
+
+    def moved(self, conversation_id: str) -> None:
+        self.on_write(conversation_id)
+        super().moved(conversation_id)
+
+
 @dataclass(slots=True)
 class Disk:
-    """What survives: the logs, and who may hold them. One for each world."""
+    """The logs, which survive every node, and who may hold them. One for each world."""
 
     simulation: Simulation
-    store: MemoryStore = field(default_factory=MemoryStore)
+    store: WatchedStore = field(default_factory=WatchedStore)
     has_locks: bool = False
     has_cells: bool = True
     """An append gives a `OneShot`, as where a thread writes, and no coroutine."""
@@ -74,8 +92,12 @@ class Disk:
     calls: int = 0
     granted: dict[tuple[str, int], SimulatedJournal] = field(default_factory=dict)
     """Which journal was given which epoch of which conversation."""
+    deletions: Counter[str] = field(default_factory=Counter)
+    """How often each conversation was asked to be deleted."""
     lost_by_force: set[tuple[SimulatedJournal, str]] = field(default_factory=set)
     """What was taken from a journal whose lease had not run out."""
+    on_fault: Callable[[str], None] = lambda _: None
+    """Called with what goes wrong with a call."""
     _stuck: list[OneShot[None]] = field(default_factory=list)
 
     def heal(self) -> None:
@@ -86,7 +108,7 @@ class Disk:
             cell.set(None)
 
     def draw_fault(self, call: str, *, is_write: bool) -> Fault | None:
-        """What goes wrong with this call, if anything."""
+        """Return the fault of this call, if it has one."""
         self.calls += 1
         strike = self.strike
         if strike is not None:
@@ -109,7 +131,7 @@ class Disk:
 def _call(
     method: Callable[Concatenate[MemoryJournal, P], Coroutine[Any, Any, R]], *, is_write: bool
 ) -> Callable[Concatenate[SimulatedJournal, P], Coroutine[Any, Any, R]]:
-    """The same method, where everything can go wrong."""
+    """Return the same method as a request to the disk, which may fail."""
     name = method.__name__
 
     async def call(self: SimulatedJournal, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -126,76 +148,101 @@ class SimulatedJournal(MemoryJournal):
         self.node = node
         self.is_broken = False
         """Closed for writing after an I/O error."""
+        self.was_frozen = False
+        """Its node has stood still."""
+        self.is_mute = False
+        """It answers nothing until the disk is healed."""
         self.lease_until = disk.simulation.now() + LEASE_S
         """By the disk's clock."""
         self._unbroken_since = node.monotonic()
         self._valid_until = node.monotonic() + LEASE_S * (1 - _LEASE_MARGIN)
         self._disk = disk
         self._takes_over = takeover
+        self._is_robbed = False
+        """A rival has taken something over by force; noticed at the next look at the disk."""
+        self._on_lease_loss: Callable[[], None] = lambda: None
 
     # --- the lease -------------------------------------------------------------------------------
 
     def is_lease_valid(self, *, since: float | None = None) -> bool:
         if not self._is_entered:
             return False
-        if self._disk.has_locks:
-            return True
-        is_valid = self.node.monotonic() < self._valid_until
+        is_valid = self._disk.has_locks or self.node.monotonic() < self._valid_until
         if not is_valid or (since is not None and self._unbroken_since > since):
             self._disk.simulation.mark("lease ran out")
             return False
         return True
+
+    def watch_lease(self, on_loss: Callable[[], None]) -> None:
+        self._on_lease_loss = on_loss
 
     @property
     def lost_by_force(self) -> set[tuple[SimulatedJournal, str]]:
         return self._disk.lost_by_force
 
     def is_held(self) -> bool:
-        """Whether a rival has to respect it."""
+        """Return True if a rival has to respect the lease."""
         if self._disk.has_locks:
             return not self.node.is_crashed and self._is_entered
         return self._is_entered and self._disk.simulation.now() < self.lease_until
 
     async def keep_lease(self) -> None:
-        """The heartbeat; runs in the node."""
+        """Renew the lease, or look at the lock, again and again; runs in the node."""
+        has_locks = self._disk.has_locks
         while True:
             asked_at = self.node.monotonic()
-            await self._disk.simulation.delay("heartbeat")
+            await linger(self._disk.simulation, "heartbeat")
             self.lease_until = self._disk.simulation.now() + LEASE_S
-            if self.node.monotonic() >= self._valid_until:
+            has_run_out = not has_locks and self.node.monotonic() >= self._valid_until
+            is_lost = has_run_out or self._is_robbed
+            if is_lost:
                 self._unbroken_since = self.node.monotonic()
+                self._is_robbed = False
             self._valid_until = asked_at + LEASE_S * (1 - _LEASE_MARGIN)
-            await self.node.sleep(LEASE_S / 3)
+            if is_lost:
+                self._on_lease_loss()
+            await self.node.sleep(LOOK_S if has_locks else LEASE_S / 3)
 
     # --- calls -----------------------------------------------------------------------------------
 
     async def ask(
-        self, call: str, do: Callable[[], Coroutine[Any, Any, R]], *, is_write: bool
+        self,
+        call: str,
+        do: Callable[[], Coroutine[Any, Any, R]],
+        *,
+        is_write: bool,
+        is_detached: bool = False,
     ) -> R:
-        """One request to the disk."""
+        """Make one request to the disk. `is_detached`: this task outlives its caller and node."""
         disk, simulation = self._disk, self._disk.simulation
         self.node.check_alive()
         fault = disk.draw_fault(call, is_write=is_write)
         if fault is not None:
             simulation.mark(f"journal {fault}")
             simulation.note(f"{self.node} journal {call}: {fault}")
+            disk.on_fault(f"{call} {fault}")
+        if fault == "mute":
+            self.is_mute = True
         if is_write and self.is_broken:
             raise JournalUnavailable(f"{call}: the journal is closed for writing; nothing was done")
         if fault == "refused":
-            await simulation.delay("refusal")
+            await linger(simulation, "refusal")
             raise JournalUnavailable(f"{call}: the disk does not answer; nothing was done")
         if fault == "crash_before":
             await self.node.die()
         if fault == "lost" or (fault == "broken" and simulation.chance("broken before", 0.5)):
             self.is_broken = fault == "broken"
-            await simulation.delay("loss")
+            await linger(simulation, "loss")
             raise JournalOutcomeUnknown(f"{call}: the answer is lost; send again")
         if not is_write:
             await self._wait(fault)
             return await do()
         answer: OneShot[R] = OneShot()
-        # The disk's own task: it goes on when its caller is gone.
-        simulation.start_soon(self._write, fault, do, answer)
+        if is_detached:
+            await self._write(fault, do, answer)
+        else:
+            # The disk's own task: it goes on when its caller is gone.
+            simulation.start_soon(self._write, fault, do, answer)
         result = await answer.wait()
         if fault == "crash_after":
             await self.node.die()
@@ -216,17 +263,17 @@ class SimulatedJournal(MemoryJournal):
             answer.fail(error)
             return
         if not self._disk.is_healed:
-            await self._disk.simulation.delay("answer", 0.2)
+            await linger(self._disk.simulation, "answer", 0.2)
         answer.set(result)
 
     async def _wait(self, fault: Fault | None) -> None:
         simulation = self._disk.simulation
         if fault == "slow":
-            await simulation.delay("slow disk", 1.0, 20.0)
-        elif fault == "stuck":
+            await simulation.delay("slow disk", 1.0, SLOW_S_MAX)
+        elif fault == "stuck" or self.is_mute:
             await self._disk.be_stuck()
         elif not self._disk.is_healed:
-            await simulation.delay("disk", 0.2)
+            await linger(simulation, "disk", 0.2)
 
     async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
         return await self.ask(
@@ -246,6 +293,7 @@ class SimulatedJournal(MemoryJournal):
                     raise OwnedElsewhere(f"conversation {conversation_id}", repr(owner.node))
                 disk.simulation.mark("forced takeover")
                 disk.lost_by_force.add((owner, conversation_id))
+                owner._is_robbed = True  # noqa: SLF001 - of this class
             else:
                 disk.simulation.mark("takeover")
                 disk.lost_by_force.discard((owner, conversation_id))
@@ -289,7 +337,7 @@ class SimulatedJournal(MemoryJournal):
         answer: OneShot[Sequence[int]],
     ) -> None:
         try:
-            answer.set(await self.ask("append", do, is_write=True))
+            answer.set(await self.ask("append", do, is_write=True, is_detached=True))
         except Exception as error:  # noqa: BLE001 - carried to the caller
             answer.fail(error)
 
@@ -326,10 +374,26 @@ class SimulatedJournal(MemoryJournal):
     reject = _call(MemoryJournal.reject, is_write=True)
     write_snapshot = _call(MemoryJournal.write_snapshot, is_write=True)
     fork = _call(MemoryJournal.fork, is_write=True)
-    delete = _call(MemoryJournal.delete, is_write=True)
+
+    async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
+        self._disk.deletions[conversation_id] += 1
+        delete = partial(super().delete, conversation_id, epoch=epoch)
+        return await self.ask("delete", delete, is_write=True)
+
+
+async def linger(
+    simulation: Simulation, label: str, probability: float = 0.3, seconds_max: float = 0.1
+) -> None:
+    """Wait for a while, now and then; unlike `Simulation.delay`, do not yield otherwise.
+
+    For places that are followed by a wait in any case: a step that only yields finds nothing.
+    """
+    if simulation.chance(f"{label} waits", probability):
+        share = (1 + simulation.draw(f"{label} waits for", 100)) / 100
+        await simulation.sleep(seconds_max * share)
 
 
 def owner_of(store: MemoryStore, conversation_id: str) -> SimulatedJournal | None:
-    """The journal that holds the newest epoch of a conversation."""
+    """Return the journal that holds the newest epoch of a conversation."""
     owner = store.log(conversation_id).owner
     return owner if isinstance(owner, SimulatedJournal) else None

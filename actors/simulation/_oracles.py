@@ -1,19 +1,22 @@
 """The invariants, each with an id and a sentence, and what checks them.
 
-`Oracles` watches the disk before every step, and keeps beside each log a fold of its own and what
-everybody was told: acknowledged chat messages, views, ends of turns, events that subscribers saw,
+`Oracles` watches every write to the disk, and keeps beside each log a fold of its own and what
+each client was told: acknowledged chat messages, views, ends of turns, events that subscribers saw,
 tools that ran. What can only be known in the end is checked in `check_end`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from operator import is_not
 from typing import Final
 
 from turnkeeper.runtime.testing import Simulation
 
-from .._memory_journal import MemoryStore
+from ..core.state import Folded
+from ..core.view import View
 from ..events import (
     ActionEvent,
     AgentErrorEvent,
@@ -33,9 +36,7 @@ from ..events import (
     decode_event,
 )
 from ..journal import StoredRecord
-from ..state import ConversationState
-from ..view import View
-from ._disk import SimulatedJournal, owner_of
+from ._disk import Disk, SimulatedJournal, owner_of
 
 __all__ = ["INVARIANTS", "Oracles", "Sending", "ToolLedger"]
 
@@ -46,7 +47,7 @@ INVARIANTS: Final = {
     "L4": "what was refused is not in the log, and what is in the log was sent",
     "L5": "what was acknowledged before another was first sent comes before it in the log",
     "L6": "a chat message is in the log once, however often it was sent",
-    "V1": "every view that anybody saw is the fold of a prefix of its log, and not an old one",
+    "V1": "every view that was shown is the fold of a prefix of its log, and not an old one",
     "V2": "the view kept event by event is the one rebuilt from the log",
     "V3": "a view never has a call without its result behind one with a result, nor a lone result",
     "O1": "an epoch is granted to one owner",
@@ -63,17 +64,27 @@ INVARIANTS: Final = {
     "T9": "a call that waits for a confirmation does not start without it",
     "T10": "of a turn that was rolled back nothing is left in the view",
     "T11": "a chat message that had joined a turn waits again when that is rolled back",
+    "T12": "no step begins during a pause",
+    "T13": "no agent runs for a turn that ended in the batch that began it",
+    "T14": "the agent of a turn that has ended, or was deleted, is cancelled",
     "F1": "a fork begins with nothing that runs or waits",
     "C1": "nothing is seen before it is in the log: no event, reply, action or view",
+    "C2": "what a follower is given of an answer is its beginning, without a gap",
+    "D1": "a reader is told of a deletion only when it is durable",
     "S1": "a subscriber sees every event once, in order",
     "E1": "what the sender was told of the end of its turn is what the log says",
+    "E2": "a message whose cancellation was confirmed is withdrawn, or its turn interrupted",
+    "E3": "a turn whose agent raised is not told as completed",
     "M2": "every request ends: with an answer, an error, or its node",
     "B1": "queues and buffers stay under their limits",
     "P1": "after the faults have ended, all accepted work is done in bounded time",
+    "P2": "what a crash left unfinished is taken up when the next process begins",
+    "P3": "without faults no owner stops under a turn",
     "R1": "a node that is left ends in bounded time, and leaves nothing behind",
 }
 """Beside these, the simulator's own: `world`, `deadlock`, `budget`, `orphan`, `harness`."""
 
+_CANCELLED_WITHIN_S = 5.0
 _RESULTS = (ObservationEvent, AgentErrorEvent, UserRejectEvent)
 
 
@@ -96,6 +107,10 @@ class Sending:
     """Its only attempt was refused: nothing happened, it said."""
     end: tuple[str, str] | None = None
     """The outcome and the reply, as the sender was told."""
+    is_cancelled: bool = False
+    """A cancellation was confirmed."""
+    is_gone: bool = False
+    """The conversation that it was sent to was deleted; what became of it is not known."""
 
 
 @dataclass(slots=True)
@@ -115,19 +130,35 @@ class _Shadow:
         self.conversation_id = conversation_id
         self.records: list[StoredRecord] = []
         self.events: list[Event] = []
-        self.state = ConversationState(conversation_id=conversation_id, admission="observe")
+        self.state = Folded()
         self.views: dict[tuple[str, ...], int] = {(): 0}
         """Each view there ever was, with the last seq that it was the view at."""
         self.view_ids: list[tuple[str, ...]] = [()]
         self.calls: dict[str, int] = {}
         self.unconfirmed: set[str] = set()
+        self.stillborn: set[str] = set()
+        """The turns that ended in the very batch that began them."""
+        self.said_in_pause: set[str] = set()
+        """What the running turn has said since it was paused, by response."""
+        self.messages: dict[str, list[tuple[int, Event]]] = {}
+        """The events that carry each message id, with their seqs."""
         self.epoch = 0
 
 
 class Oracles:
     """All that is known, and what must hold of it."""
 
-    def __init__(self, simulation: Simulation, store: MemoryStore, *, queued_max: int) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        disk: Disk,
+        *,
+        queued_max: int,
+        is_calm: bool = False,
+        holds_in_pause: bool = False,
+    ) -> None:
+        """`is_calm`: there are no faults. `holds_in_pause`: the agent begins no step in a pause."""
+        store = disk.store
         self.simulation = simulation
         self.tools = ToolLedger()
         self.sendings: dict[str, Sending] = {}
@@ -136,30 +167,73 @@ class Oracles:
         self.said: dict[str, int] = {}
         """By event id: the seq that the agent was told."""
         self.last_writer: SimulatedJournal | None = None
-        """Whose write has just landed; whoever acts on it takes it away."""
+        """The journal whose write has just landed; the world takes it away when it acts on it."""
+        self.raised: set[str] = set()
+        """The turns whose agents raised."""
+        self.deleted: Counter[str] = Counter()
+        """How often each conversation was deleted."""
+        self._is_calm = is_calm
+        self._holds_in_pause = holds_in_pause
+        self._graves: dict[str, list[_Shadow]] = {}
+        """The logs that were deleted, as they were last seen."""
+        self._ended_at: dict[tuple[str, str], float] = {}
+        """When each turn of each conversation ended."""
+        self.places: set[Hashable] = set()
+        """The pairs of neighbouring moments that this run has had."""
+        self._moments: dict[str, Hashable] = {}
+        self._disk = disk
         self._store = store
         self._queued_max = queued_max
         self._shadows: dict[str, _Shadow] = {}
         self._acknowledged: dict[str, list[tuple[int, int]]] = {}
+        store.on_write = self._observe
 
     def broken(self, invariant: str, detail: str) -> None:
         self.simulation.broken(invariant, f"{INVARIANTS[invariant]}: {detail}")
 
-    # --- before every step -----------------------------------------------------------------------
+    # --- at every write --------------------------------------------------------------------------
 
-    def observe(self) -> None:
-        """Look at what has been written since the last step."""
-        for conversation_id, log in self._store.logs().items():
-            shadow = self._shadows.get(conversation_id)
-            if shadow is None:
-                shadow = self._shadows[conversation_id] = _Shadow(conversation_id)
-            records = log.records
-            known = len(shadow.records)
-            if len(records) < known or (known and records[known - 1] is not shadow.records[-1]):
-                self.broken("L2", f"{conversation_id} at seq {known}")
-                return
-            for record in records[known:]:
-                self._grew(shadow, record, log.epoch)
+    def _observe(self, conversation_id: str) -> None:
+        """Look at what has just been written."""
+        shadow = self._shadows.get(conversation_id)
+        if shadow is None:
+            shadow = self._shadows[conversation_id] = _Shadow(conversation_id)
+        log = self._store.log(conversation_id)
+        records = log.records
+        known = len(shadow.records)
+        if known and not records and self._disk.deletions[conversation_id]:
+            self._bury(shadow)
+            return
+        if len(records) < known or (known and records[known - 1] is not shadow.records[-1]):
+            self.broken("L2", f"{conversation_id} at seq {known}")
+            return
+        for record in records[known:]:
+            self._grew(shadow, record, log.epoch)
+        new = shadow.events[known:]
+        ended = {event.turn_id for event in new if isinstance(event, TurnEndedEvent)}
+        shadow.stillborn.update(
+            event.turn_id
+            for event in new
+            if isinstance(event, TurnStartedEvent) and event.turn_id in ended and event.turn_id
+        )
+
+    def _bury(self, shadow: _Shadow) -> None:
+        """Put a deleted log aside: nothing that was known of it holds of the next."""
+        name = shadow.conversation_id
+        self.simulation.note(f"{name} deleted")
+        self.simulation.mark("deletion")
+        self.moment(name, "deletion")
+        self.deleted[name] += 1
+        self._graves.setdefault(name, []).append(shadow)
+        epoch = shadow.epoch
+        del self._shadows[name]
+        self._shadows[name] = buried = _Shadow(name)
+        buried.epoch = epoch
+        self._acknowledged.pop(name, None)
+        if (running := shadow.state.turns.running) is not None:
+            self._ended_at[name, running.turn_id] = self.simulation.now()
+        for sending in self.sendings.values():
+            sending.is_gone = sending.is_gone or sending.conversation_id == name
 
     def _grew(self, shadow: _Shadow, record: StoredRecord, epoch: int) -> None:
         name = shadow.conversation_id
@@ -170,7 +244,7 @@ class Oracles:
             self.broken(
                 "O3", f"epoch {record.epoch} of {name} after {shadow.epoch}, newest {epoch}"
             )
-        shadow.epoch = record.epoch
+        before, shadow.epoch = shadow.epoch, record.epoch
         shadow.records.append(record)
         shadow.events.append(event)
         shadow.state.fold(event)
@@ -180,6 +254,9 @@ class Oracles:
         self.simulation.note(f"{name}[{record.seq}] e{record.epoch} {brief(event)}")
         self._check_view(shadow, record.seq)
         self.last_writer = owner_of(self._store, name)
+        message_id = vars(event).get("message_id")
+        if message_id is not None:
+            shadow.messages.setdefault(message_id, []).append((record.seq, event))
         match event:
             case ActionEvent():
                 shadow.calls[event.tool_call_id] = record.seq
@@ -192,11 +269,31 @@ class Oracles:
                     self.broken("T10", f"{name}[{record.seq}] turn {turn_id}")
             case _:
                 pass
+        self._check_turn(shadow, event, f"{name}[{record.seq}] {brief(event)}")
         self._mark(event)
+        self.moment(name, f"{event.kind} {record.epoch != before}")
         # What a rollback puts back into the queue had its place there before.
         waiting = [q for q in shadow.state.turns.queued.values() if not q.queued_again]
         if len(waiting) > self._queued_max:
             self.broken("B1", f"{len(waiting)} chat messages wait in {name}")
+
+    def _check_turn(self, shadow: _Shadow, event: Event, where: str) -> None:
+        if isinstance(event, TurnEndedEvent):
+            ended = shadow.conversation_id, event.turn_id or ""
+            self._ended_at.setdefault(ended, self.simulation.now())
+            if event.outcome == "completed" and event.turn_id in self.raised:
+                self.broken("E3", where)
+            if self._is_calm and event.detail == "its owner stopped":
+                self.broken("P3", where)
+        if not shadow.state.turns.is_paused:
+            shadow.said_in_pause.clear()
+        elif isinstance(event, ActionEvent):
+            shadow.said_in_pause.add(event.llm_response_id)
+        elif isinstance(event, AgentMessageEvent) and not event.interrupted:
+            shadow.said_in_pause.add(event.id)
+        # One response may have been on its way.
+        if self._holds_in_pause and len(shadow.said_in_pause) > 1:
+            self.broken("T12", where)
 
     def _mark(self, event: Event) -> None:
         match event:
@@ -218,26 +315,64 @@ class Oracles:
         if answered - called or not called - answered <= still_open:
             self.broken("V3", f"{shadow.conversation_id} at {seq}")
 
+    # --- where a run has been --------------------------------------------------------------------
+
+    def moment(self, conversation_id: str, what: str) -> None:
+        """Note that something has happened to a conversation, and how it stood then."""
+        shadow = self._shadows.get(conversation_id)
+        stands: Hashable = None
+        if shadow is not None:
+            turns = shadow.state.turns
+            running = turns.running
+            stands = (
+                running is not None and 1 + min(len(running.messages), 2),
+                turns.waits_for,
+                min(len(turns.queued), 2),
+                min(len(shadow.state.admission.open_calls), 2),
+                shadow.state.is_turn_condensed,
+            )
+        now = (what, stands)
+        self.places.add((self._moments.get(conversation_id), now))
+        self._moments[conversation_id] = now
+
+    def waiting(self, conversation_id: str) -> Sequence[str]:
+        """Return the ids of the messages that wait there."""
+        shadow = self._shadows.get(conversation_id)
+        return () if shadow is None else tuple(shadow.state.turns.queued)
+
+    def waits_for(self, conversation_id: str) -> str | None:
+        """Return what the conversation waits for: "resume", "confirmation", or nothing."""
+        shadow = self._shadows.get(conversation_id)
+        return None if shadow is None else shadow.state.turns.waits_for
+
+    def is_unfinished(self, conversation_id: str) -> bool:
+        """Return True if a turn runs there, or a message waits."""
+        shadow = self._shadows.get(conversation_id)
+        return shadow is not None and shadow.state.turns.is_unfinished
+
     # --- as it happens ---------------------------------------------------------------------------
 
     def head(self, conversation_id: str) -> int:
         return len(self._store.log(conversation_id).records)
 
     def floor(self, conversation_id: str, journal: SimulatedJournal) -> int:
-        """The seq that a view read there from now on must have reached; 0: it may be an old one."""
+        """Return the seq that a view read there from now on has reached; 0 if it may be older."""
         if owner_of(self._store, conversation_id) is not journal:
             return 0
         return max((seq for _, seq in self._acknowledged.get(conversation_id, ())), default=0)
 
     def acknowledged(self, sending: Sending, seq: int, turn_id: str, *, is_duplicate: bool) -> None:
-        """The sender was told that its chat message is durable."""
-        self.observe()
+        """Check that a chat message is durable, as its sender has just been told."""
         name = sending.conversation_id
-        log = self._store.log(name).records
-        if not 0 < seq <= len(log):
+        if sending.is_gone:
+            sending.acknowledged_at = sending.acknowledged_at or self.simulation.steps
+            sending.turn_id = turn_id
+            return
+        shadow = self._shadows.get(name)
+        if shadow is None or not 0 < seq <= len(shadow.events):
             self.broken("C1", f"{sending.message_id} is said to be at seq {seq} of {name}")
             return
-        event = decode_event(log[seq - 1].payload)
+        event = shadow.events[seq - 1]
         if getattr(event, "message_id", None) != sending.message_id:
             self.broken("L1", f"{sending.message_id} is not at seq {seq} of {name}: {event.kind}")
         if sending.seq not in (0, seq):
@@ -250,18 +385,24 @@ class Oracles:
         sending.seq, sending.turn_id = seq, turn_id
 
     def saw_event(self, conversation_id: str, logged: LoggedEvent, who: str) -> None:
-        """Somebody was given an event."""
+        """Check an event that was given out."""
         log = self._store.log(conversation_id).records
         seq, event = logged
-        if not 0 < seq <= len(log) or log[seq - 1].event_id != event.id:
+        if 0 < seq <= len(log) and log[seq - 1].event_id == event.id:
+            return
+        graves = self._graves.get(conversation_id, ())
+        if not any(seq <= len(g.events) and g.events[seq - 1].id == event.id for g in graves):
             self.broken("C1", f"{who} saw {event.kind} at seq {seq} of {conversation_id}")
 
     def saw_view(self, conversation_id: str, view: View, who: str, *, floor: int) -> None:
-        """Somebody was given a view."""
-        self.observe()
+        """Check a view that was given out."""
         shadow = self._shadows.get(conversation_id)
         ids = tuple(event.id for event in view)
         newest = None if shadow is None else shadow.views.get(ids)
+        if newest is None and any(
+            ids in grave.views for grave in self._graves.get(conversation_id, ())
+        ):
+            return
         if newest is None:
             self.broken("V1", f"{who} saw {len(ids)} events of {conversation_id}, never a view")
         elif newest < floor:
@@ -269,19 +410,38 @@ class Oracles:
                 "V1", f"{who} saw the view of {conversation_id} at {newest}, before {floor}"
             )
 
+    def agent_begins(self, conversation_id: str, turn_id: str) -> None:
+        """Check that an agent is not run for a turn that had ended."""
+        shadow = self._shadows.get(conversation_id)
+        if shadow is not None and turn_id in shadow.stillborn:
+            self.broken("T13", f"turn {turn_id} of {conversation_id}")
+
+    def goes_on(self, conversation_id: str, turn_id: str, journal: SimulatedJournal) -> None:
+        """Check that an agent which goes on after a long wait may still do so."""
+        ended_at = self._ended_at.get((conversation_id, turn_id))
+        is_owner = owner_of(self._store, conversation_id) is journal
+        if ended_at is None or not is_owner or journal.was_frozen:
+            return
+        if self.simulation.now() - ended_at > _CANCELLED_WITHIN_S:
+            self.broken("T14", f"turn {turn_id} of {conversation_id} ended at {ended_at:.3f}")
+
+    def told_deleted(self, conversation_id: str, deletions: int, who: str) -> None:
+        """Check that there was another deletion than those which this reader knew of."""
+        if self.deleted[conversation_id] <= deletions:
+            self.broken("D1", f"{who}, of {conversation_id}")
+
     def asks_model(self, conversation_id: str, view: View) -> None:
-        """A model is asked."""
+        """Check the view that a model is given."""
         called = {e.tool_call_id for e in view if isinstance(e, ActionEvent)}
         answered = {e.tool_call_id for e in view if isinstance(e, _RESULTS)}
         if called - answered:
             self.broken("T8", f"{conversation_id}: {sorted(called - answered)}")
 
     def saw_fork(self, fork_id: str) -> None:
-        """A conversation was forked, and nobody has sent to the fork."""
-        self.observe()
+        """Check a fork to which no message was sent."""
         shadow = self._shadows.get(fork_id)
         forked = [] if shadow is None else shadow.events
-        state = ConversationState(admission="observe")
+        state = Folded()
         begins = max(
             (n for n, event in enumerate(forked) if isinstance(event, ForkedFromEvent)), default=0
         )
@@ -301,15 +461,17 @@ class Oracles:
         *,
         is_idempotent: bool,
     ) -> None:
-        """A tool begins to act outside."""
-        self.observe()
+        """Check that a tool may begin to act outside."""
         if call_id in self.tools.started and not is_idempotent:
             self.broken("T2", f"call {call_id} on {self.tools.started[call_id]}, then on "
                         f"{journal.node}")  # fmt: skip
         self.tools.started[call_id] = repr(journal.node)
         self.simulation.mark("tool started")
         shadow = self._shadows.get(conversation_id)
-        if shadow is None or call_id not in shadow.calls:
+        graves = self._graves.get(conversation_id, ())
+        if any(call_id in grave.calls for grave in graves):
+            pass  # deleted a moment ago; its agent is about to be cancelled
+        elif shadow is None or call_id not in shadow.calls:
             self.broken("C1", f"call {call_id} starts, and its action is not in the log")
         elif call_id in shadow.unconfirmed:
             self.broken("T9", f"call {call_id} of {conversation_id}")
@@ -321,17 +483,20 @@ class Oracles:
     # --- in the end ------------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """All that must hold when everything has been done."""
-        self.observe()
+        """Check all that must hold when everything has been done."""
         for shadow in self._shadows.values():
             self._check_log(shadow)
         for sending in self.sendings.values():
-            self._check_sending(sending)
+            if not sending.is_gone:
+                self._check_sending(sending)
         self._check_order()
 
     def _check_log(self, shadow: _Shadow) -> None:
         name = shadow.conversation_id
         events = shadow.events
+        records = self._store.log(name).records
+        if len(records) != len(events) or any(map(is_not, records, shadow.records)):
+            self.broken("L2", f"{name} has changed behind its end")
         seen: set[str] = set()
         for seq, event in enumerate(events, 1):
             if event.id in seen:
@@ -347,11 +512,7 @@ class Oracles:
         name, message_id = sending.conversation_id, sending.message_id
         shadow = self._shadows.get(name)
         events = [] if shadow is None else shadow.events
-        found = [
-            (seq, event)
-            for seq, event in enumerate(events, 1)
-            if getattr(event, "message_id", None) == message_id
-        ]
+        found = [] if shadow is None else shadow.messages.get(message_id, [])
         kept = [f for f in found if isinstance(f[1], MessageQueuedEvent) and not f[1].queued_again]
         begun = [f for f in found if isinstance(f[1], UserMessageEvent)]
         if len(kept) > 1 or (not kept and len(begun) > 1):
@@ -364,6 +525,10 @@ class Oracles:
             content = getattr(event, "content", sending.content)
             if content != sending.content:
                 self.broken("L4", f"{message_id} at {seq} of {name} has another content")
+        if sending.is_cancelled and sending.end is not None:
+            outcome = sending.end[0]
+            if outcome not in ("interrupted", "withdrawn"):
+                self.broken("E2", f"{message_id} was cancelled, and {outcome}")
         if sending.end is not None:
             self._check_told(sending, events, begun)
 
@@ -372,13 +537,17 @@ class Oracles:
     ) -> None:
         assert sending.end is not None, "checked by the caller"
         outcome, reply = sending.end
+        # A message that had joined a turn waits again if that is rolled back, and may be withdrawn
+        # then.
+        waited_from = begun[-1][0] if begun else 0
+        is_withdrawn = any(
+            isinstance(e, MessageWithdrawnEvent) and e.message_id == sending.message_id
+            for e in events[waited_from:]
+        )
+        if outcome == "withdrawn" and is_withdrawn:
+            return
         if not begun:
-            is_withdrawn = any(
-                isinstance(e, MessageWithdrawnEvent) and e.message_id == sending.message_id
-                for e in events
-            )
-            if outcome != "withdrawn" or not is_withdrawn:
-                self.broken("E1", f"{sending.message_id} was told {outcome}, and never began")
+            self.broken("E1", f"{sending.message_id} was told {outcome}, and never began")
             return
         turn_ids = {event.turn_id for _, event in begun}
         ends = [e for e in events if isinstance(e, TurnEndedEvent) and e.turn_id in turn_ids]
@@ -402,7 +571,8 @@ class Oracles:
     def _check_order(self) -> None:
         for name in self._shadows:
             sent = [s for s in self.sendings.values()
-                    if s.conversation_id == name and s.acknowledged_at is not None]  # fmt: skip
+                    if s.conversation_id == name and s.acknowledged_at is not None
+                    and not s.is_gone]  # fmt: skip
             sent.sort(key=lambda s: s.seq)
             # Walked from the last: nobody before it may have been sent first after its answer.
             earliest_answer, whose = float("inf"), ""
@@ -545,13 +715,14 @@ _MARKED_KINDS = frozenset(
 
 
 def brief(event: Event) -> str:
-    """An event in a few words."""
+    """Return an event in a few words."""
     words = [event.kind]
+    fields = vars(event)
     for name in ("message_id", "outcome", "interrupted", "content", "detail"):
-        value = getattr(event, name, None)
+        value = fields.get(name)
         if value:
             words.append(f"{name}={value!r}" if name != "content" else repr(value)[:40])
-    call_id = getattr(event, "tool_call_id", None)
+    call_id = fields.get("tool_call_id")
     if call_id is not None:
         words.append(f"call={call_id[-8:]}")
     if event.turn_id is not None:

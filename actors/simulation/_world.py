@@ -8,7 +8,7 @@ that each run is hard on something else.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -25,19 +25,31 @@ from turnkeeper.runtime import (
 )
 from turnkeeper.runtime.testing import Node, NodeCrashed, Simulation
 
-from .. import _conversation, _owner, _subscriptions, turns
-from ..agents import Agent
-from ..commands import OnOverlap
-from ..condensers import Condenser, NoCondenser, RollingCondenser, SummarizingCondenser
-from ..conversations import Conversations, Turn
+from ..agents.turn_context import Agent
+from ..conversations.conversations import Conversations
+from ..conversations.turn import Turn
+from ..core.commands import OnOverlap
+from ..core.condensation import Condenser, NoCondenser, RollingCondenser, SummarizingCondenser
+from ..core.limits import Limits
 from ..errors import (
+    ConversationDeleted,
     ConversationsClosed,
     QueueFull,
     TurnInProgress,
 )
 from ..events import LoggedEvent
 from ._agents import CarelessCondenser, SimulatedAgent, SimulatedToolAgent, SummaryModel
-from ._disk import FAULTS, Disk, Fault, JournalStrike, SimulatedJournal
+from ._disk import (
+    FAULTS,
+    LEASE_S,
+    SLOW_S_MAX,
+    Disk,
+    Fault,
+    JournalStrike,
+    SimulatedJournal,
+    linger,
+    owner_of,
+)
 from ._oracles import Oracles, Sending
 
 __all__ = ["MARKS", "ConversationWorld", "Options"]
@@ -46,12 +58,14 @@ T = TypeVar("T")
 
 OVERLAPS: Sequence[OnOverlap] = get_args(OnOverlap)
 
-SAFETY_S = 120.0
+SAFETY_S = 60.0
 LIVENESS_S = 600.0
 STOP_S = 60.0
-CATCH_UP_S = 400.0
-"""More than it takes until an idle owner goes: readers beside one that stood still past its lease,
-and does not know, hear only then of what its successor elsewhere wrote."""
+READ_S_MAX = 3.0
+CATCH_UP_S = LEASE_S / 3 + SLOW_S_MAX + READ_S_MAX + 2.0
+"""A process that has lost its lease knows with its next heartbeat, and sends its readers to the
+journal. The rest is the longest answer that may be under way as the disk is healed, what a
+subscriber does with an event, and one look each of the subscriber and the world."""
 _OPERATOR_PAUSE_S = 1.0
 
 MARKS = frozenset(
@@ -83,6 +97,10 @@ MARKS = frozenset(
         "zombie refused",
         "node restarted",
         "lease ran out",
+        "deletion",
+        "told of a deletion",
+        "reader interrupted",
+        "wall clock jumped",
         "look-up beyond memory",
     }
 )
@@ -91,7 +109,7 @@ MARKS = frozenset(
 
 @dataclass(slots=True)
 class Options:
-    """What a run is like. All of it is drawn; the boring one has no faults."""
+    """The options of a run. All of them are drawn; the boring ones have no faults."""
 
     nodes: int = 1
     clients: int = 1
@@ -123,51 +141,72 @@ class Options:
     unfinished: Literal["end", "resume"] = "end"
     strikes_at_writes: float = 0.0
     """How often a node is struck just as a write of its has landed."""
+    deletes: bool = False
+    """Clients delete conversations, too; with `extras`."""
+
+    @property
+    def is_calm(self) -> bool:
+        """True if nothing fails."""
+        return not (
+            self.journal_faults
+            or self.crashes
+            or self.freezes
+            or self.cancels
+            or self.takes_over
+            or self.strikes_at_writes
+            or self.off_clocks
+        )
 
     @staticmethod
     def drawn(simulation: Simulation) -> Options:
-        """What this run is like."""
+        """Draw the options of a run."""
         chance, pick = simulation.chance, simulation.pick
-        match pick("profile", (*["any"] * 8, "standing still", "crowded")):
-            case "standing still":
-                return Options.standing_still()
-            case "crowded":
-                return Options.crowded()
-            case _:
-                pass
+        profile = pick("profile", _PROFILES)
+        if profile == "standing still":
+            return Options.standing_still()
+        if profile == "crowded":
+            return Options.crowded()
+        has_faults = profile != "calm"
         heat = pick("heat", (0.02, 0.05, 0.15, 0.5))
+        has_journal_faults = has_faults and chance("has journal faults", 0.65)
         return Options(
-            nodes=pick("nodes", (1, 2, 2, 3)),
-            clients=pick("clients", (1, 2, 3)),
-            conversations=pick("conversations", (1, 1, 2)),
-            messages=pick("messages", (2, 3, 5)),
+            nodes=pick("nodes", (1, 1, 2, 2, 3)),
+            clients=pick("clients", (1, 2, 1, 2, 3)),
+            conversations=pick("conversations", (1, 1, 1, 2)),
+            messages=pick("messages", (1, 2, 1, 3)),
             has_locks=chance("has locks", 0.25),
             has_cells=not chance("has no cells", 0.25),
             has_small_limits=chance("has small limits", 0.7),
-            journal_faults={f: heat for f in FAULTS if chance(f"has {f}", 0.3)},
-            crashes=chance("has crashes", 0.4),
-            freezes=chance("has freezes", 0.4),
-            cancels=chance("has cancels", 0.25),
+            overlaps=pick("overlaps", _OVERLAPS_DRAWN),
+            journal_faults={
+                f: heat for f in FAULTS if has_journal_faults and chance(f"has {f}", 0.4)
+            },
+            crashes=has_faults and chance("has crashes", 0.4),
+            freezes=has_faults and chance("has freezes", 0.4),
+            cancels=has_faults and chance("has cancels", 0.25),
             impatient=chance("has impatient clients", 0.5),
             resends=chance("has resends", 0.5),
             misbehaves=chance("has misbehaviour", 0.5),
-            off_clocks=chance("has clocks that are off", 0.3),
-            takes_over=chance("has forced takeovers", 0.1),
-            idle_s=pick("idle", (300.0, 1.0, 5.0)),
+            off_clocks=has_faults and chance("has clocks that are off", 0.3),
+            takes_over=has_faults and chance("has forced takeovers", 0.1),
+            idle_s=pick("idle", (300.0, 1.0, 5.0, None) if has_faults else (1.0, None)),
             condenser=pick("condenser", ("none", "rolling", "summary", "careless")),
             queued_max=pick("queued max", (256, 3)),
             verifies=chance("verifies", 0.3),
             extras=chance("has extras", 0.7),
             is_busy=chance("is busy", 0.4),
             agent=pick("agent", ("plain", "tool")),
-            confirms=chance("confirms", 0.3),
+            confirms=chance("confirms", 0.5),
             unfinished=pick("unfinished", ("end", "resume")),
-            strikes_at_writes=pick("strikes at writes", (0.0, 0.0, 0.05, 0.2)),
+            strikes_at_writes=(
+                pick("strikes at writes", (0.0, 0.0, 0.05, 0.2)) if has_faults else 0.0
+            ),
+            deletes=chance("has deletions", 0.3),
         )
 
     @staticmethod
     def standing_still() -> Options:
-        """Nodes stand still right after a write of theirs has landed, for longer than a lease."""
+        """Let nodes stand still right after their writes have landed, for longer than a lease."""
         return Options(
             nodes=2,
             clients=2,
@@ -180,7 +219,7 @@ class Options:
 
     @staticmethod
     def crowded() -> Options:
-        """One conversation, small tables, a short queue, and much is sent twice."""
+        """Crowd one conversation with small tables and a short queue; much is sent twice."""
         return Options(
             clients=3,
             messages=5,
@@ -193,8 +232,20 @@ class Options:
 
     @staticmethod
     def plain() -> Options:
-        """A small run without faults but those that a sweep strikes with."""
+        """Return the options of a small run without faults, for sweeps to strike."""
         return Options(nodes=2, clients=2, messages=2, extras=True, agent="tool", confirms=True)
+
+
+_PROFILES = (*["any"] * 6, "calm", "calm", "standing still", "standing still", "crowded")
+_OVERLAPS_DRAWN: Sequence[Sequence[OnOverlap]] = (
+    OVERLAPS,
+    ("steer", "rollback"),
+    ("queue", "interrupt"),
+    ("queue",),
+    ("queue", "steer"),
+    ("interrupt", "rollback"),
+)
+"""A run in which everyone talks over the others in one way goes deeper into that."""
 
 
 class Lost(Exception):
@@ -212,60 +263,66 @@ class _Server:
 
 
 class ConversationWorld:
-    """Call it with a simulation; `options` and `strike` are for sweeps, in place of the draw."""
+    """Call it with a simulation; `options` and `strike` are for sweeps, in place of the draw.
+
+    `struck_s`: the simulator strikes a node, at any time, and may hold it for so many seconds; None
+    if it strikes none. An owner may stop then, and a node that stands still answers no request in
+    time, even in a world without faults of its own.
+    """
 
     def __init__(
-        self, options: Options | None = None, *, strike: JournalStrike | None = None
+        self,
+        options: Options | None = None,
+        *,
+        strike: JournalStrike | None = None,
+        struck_s: float | None = None,
     ) -> None:
         self._given = options
         self._strike = strike
+        self._struck_s = struck_s
         self.journal_calls = 0
         """How many calls of the journal the last run had."""
+        self.places: set[Hashable] = set()
+        """Where the last run has been; see `_search.py`."""
 
     async def __call__(self, simulation: Simulation) -> None:
         options = self._given or Options.drawn(simulation)
         simulation.note(f"{options}")
-        run = _Run(simulation, options, self._strike)
+        run = _Run(simulation, options, self._strike, struck_s=self._struck_s)
         try:
-            with _limits(small=options.has_small_limits):
-                await run.play()
+            await run.play()
         finally:
             self.journal_calls = run.disk.calls
+            self.places = run.oracles.places
 
 
-class _limits:  # noqa: N801 - read as a function
-    """Small limits for one run, so that short logs reach what lies beyond them."""
-
-    _SMALL = (
-        (_subscriptions, "BUFFERED_EVENTS_MAX", 3),
-        (_subscriptions, "PAGE", 4),
-        (_owner, "RECENT_EVENTS_MAX", 4),
-        (_conversation, "_SNAPSHOT_EVENTS", 6),
-        (turns, "KNOWN_MESSAGES_MAX", 6),
-    )
-
-    def __init__(self, *, small: bool) -> None:
-        self._values = self._SMALL if small else ()
-        self._before: list[tuple[object, str, object]] = []
-
-    def __enter__(self) -> None:
-        for module, name, value in self._values:
-            self._before.append((module, name, getattr(module, name)))
-            setattr(module, name, value)
-
-    def __exit__(self, *exc_info: object) -> None:
-        for module, name, value in self._before:
-            setattr(module, name, value)
+_SMALL_LIMITS = Limits(
+    known_messages_max=6,
+    recent_events_max=4,
+    snapshot_events=6,
+    buffered_events_max=3,
+    read_page=4,
+)
+"""Small limits, so that short logs reach the cases beyond them."""
 
 
 class _Run:
     """One run of the world."""
 
     def __init__(
-        self, simulation: Simulation, options: Options, strike: JournalStrike | None
+        self,
+        simulation: Simulation,
+        options: Options,
+        strike: JournalStrike | None,
+        *,
+        struck_s: float | None,
     ) -> None:
         self.simulation = simulation
+        self.struck_s = struck_s
         self.options = options
+        self.limits = _SMALL_LIMITS if options.has_small_limits else Limits()
+        # What waits must be known, so the queue is shorter than the table.
+        self.queued_max = min(options.queued_max, self.limits.known_messages_max - 1)
         self.disk = Disk(
             simulation,
             has_locks=options.has_locks,
@@ -273,18 +330,31 @@ class _Run:
             strike=strike,
             fault_chances=options.journal_faults,
         )
-        self.oracles = Oracles(simulation, self.disk.store, queued_max=options.queued_max)
+        self.oracles = Oracles(
+            simulation,
+            self.disk,
+            queued_max=self.queued_max,
+            is_calm=options.is_calm and strike is None and struck_s is None,
+            holds_in_pause=options.agent == "tool",
+        )
+        self.disk.on_fault = lambda fault: self.oracles.moment("the disk", fault)
         self.servers: dict[str, _Server] = {}
         self.cursors: dict[str, tuple[str, int]] = {}
         """What each subscriber follows, and how far it has got."""
         self.is_healed = False
         self.is_stopping = False
+        self.is_all_known = False
+        """What became of every chat message is known; no more is sent."""
+        self._strike_of_journal = strike
+        self.strike_at: int | None = None
+        """The step before which a node is struck next."""
         self.strikes = [
             kind
             for kind, is_there in (
                 ("crash", options.crashes),
                 ("freeze", options.freezes),
                 ("cancel", options.cancels),
+                ("jump", options.off_clocks),
             )
             if is_there
         ]
@@ -307,7 +377,7 @@ class _Run:
             self._heal()
             with anyio.move_on_after(LIVENESS_S) as bound:
                 await self._finish()
-                with anyio.move_on_after(CATCH_UP_S) as catching_up:
+                with anyio.move_on_after(CATCH_UP_S + (self.struck_s or 0.0)) as catching_up:
                     await self._catch_up()
                 if catching_up.cancelled_caught:
                     heads = {name: self.oracles.head(name) for name in self.conversation_ids}
@@ -321,15 +391,18 @@ class _Run:
         self.oracles.check_end()
 
     def _look(self) -> None:
-        """Before every step: the oracles; and, now and then, a strike where it hurts."""
-        self.oracles.observe()
+        """After every step: strike now and then where it hurts, or where a strike is due."""
         writer = self.oracles.last_writer
-        if writer is None:
-            return
-        self.oracles.last_writer = None
-        chance = self.options.strikes_at_writes
-        if chance and not self.is_healed and self.simulation.chance("strike at a write", chance):
-            self._strike(writer.node)
+        if writer is not None:
+            self.oracles.last_writer = None
+            chance = 0.0 if self.is_healed else self.options.strikes_at_writes
+            if chance and self.simulation.chance("strike at a write", chance):
+                self._strike(writer.node)
+        if self.strike_at is not None and self.simulation.steps >= self.strike_at:
+            self.strike_at = None
+            server = self.servers.get(self.simulation.pick("strike whom", self.names))
+            if server is not None and not self.is_healed:
+                self._strike(server.node)
 
     # --- nodes -----------------------------------------------------------------------------------
 
@@ -345,10 +418,10 @@ class _Run:
             if not self.is_stopping:
                 simulation.mark("node restarted")
                 await simulation.delay("operator", 0.5, 20.0)
-                await anyio.sleep(_OPERATOR_PAUSE_S)
+                await self.simulation.sleep(_OPERATOR_PAUSE_S)
 
     async def _serve(self, node: Node) -> None:
-        """What a node runs: the production code."""
+        """Run the production code in a node."""
         simulation, options = self.simulation, self.options
         if options.off_clocks:
             node.wall_clock_off_s = simulation.pick("wall clock", (0.0, 3600.0, -3600.0))
@@ -372,18 +445,38 @@ class _Run:
             agent,
             journal=journal,
             ports=node.ports,
+            limits=self.limits,
             condenser=self._condenser(),
             idle_s=options.idle_s,
-            queued_messages_max=options.queued_max,
+            queued_messages_max=self.queued_max,
             verify="always" if options.verifies else "off",
             unfinished=options.unfinished,
         )
+        before = self._left_unfinished()
         async with conversations:
+            if not options.journal_faults and self._strike_of_journal is None:
+                self._check_taken_up(before)
             server.conversations = conversations
             try:
                 await server.stop.wait()
             finally:
                 server.conversations = None
+
+    def _left_unfinished(self) -> dict[str, SimulatedJournal | None]:
+        """Return the unfinished conversations that no process holds, with their last owners."""
+        store = self.disk.store
+        owners = {
+            name: owner_of(store, name)
+            for name in self.conversation_ids
+            if self.oracles.is_unfinished(name) and self.oracles.waits_for(name) is None
+        }
+        return {n: owner for n, owner in owners.items() if owner is None or not owner.is_held()}
+
+    def _check_taken_up(self, before: dict[str, SimulatedJournal | None]) -> None:
+        """Check that a process which has begun owns what the last one left unfinished."""
+        for name, owner in before.items():
+            if owner_of(self.disk.store, name) is owner and self.oracles.is_unfinished(name):
+                self.oracles.broken("P2", f"{name}, last owned on {owner and owner.node}")
 
     def _condenser(self) -> Condenser:
         match self.options.condenser:
@@ -398,9 +491,9 @@ class _Run:
                 return NoCondenser()
 
     async def _watch(self, server: _Server) -> None:
-        """An operator's eye on a node: one whose journal cannot write any more is ended."""
+        """End a node whose journal cannot write any more, as an operator does."""
         while True:
-            await anyio.sleep(2.0)
+            await self.simulation.sleep(5.0)
             if server.journal.is_broken:
                 server.stop.set()
                 return
@@ -411,26 +504,29 @@ class _Run:
         if not self.strikes:
             return
         while not self.is_healed:
-            await anyio.sleep(0.2 + 0.2 * simulation.draw("next strike", 50))
+            await simulation.sleep(0.2 + 0.2 * simulation.draw("next strike", 50))
             # Not at a time but at a step: after so many of them.
-            for _ in range(simulation.draw("strike after steps", 40)):
-                await anyio.lowlevel.checkpoint()
-            server = self.servers.get(simulation.pick("strike whom", self.names))
-            if server is None or not server.node.is_alive or self.is_healed:
-                continue
-            self._strike(server.node)
+            self.strike_at = simulation.steps + simulation.draw("strike after steps", 40)
 
     def _strike(self, node: Node) -> None:
         simulation = self.simulation
         if not self.strikes or not node.is_alive:
             return
-        match simulation.pick("strike how", self.strikes):
+        how = simulation.pick("strike how", self.strikes)
+        for conversation_id in self.conversation_ids:
+            self.oracles.moment(conversation_id, how)
+        match how:
             case "crash":
                 if self.options.condenser != "none":
                     simulation.mark("condensation and a crash")
                 node.crash()
             case "freeze":
+                if (server := self.servers.get(node.name)) is not None:
+                    server.journal.was_frozen = True
                 node.freeze(simulation.pick("freeze for", (40.0, 1.0, 15.0, 40.0)))
+            case "jump":
+                simulation.mark("wall clock jumped")
+                node.wall_clock_off_s = simulation.pick("jump to", (-5.0, 3600.0, -3600.0, 0.0))
             case _:
                 node.cancel()
 
@@ -473,20 +569,27 @@ class _Run:
             return await serve(server, conversations)
 
         with anyio.move_on_after(limit_s) as scope:
-            await self.simulation.delay("network")
+            await linger(self.simulation, "network")
             answer = await server.node.call(arrive)
-            await self.simulation.delay("network")
+            await linger(self.simulation, "network")
             return answer
         assert scope.cancelled_caught, "a request returns, raises, or is given up"
         raise Lost
 
-    def _some_node(self, attempt: int) -> str:
-        """Whom to ask; the next one after one that was of no use."""
+    def _node_for(self, conversation_id: str, attempt: int) -> str:
+        """Return the node to ask: mostly the owner, as behind a router, and now and then another.
+
+        After an attempt that failed it is the next one.
+        """
+        owner = owner_of(self.disk.store, conversation_id)
+        has_owner = owner is not None and owner.is_held() and not attempt % 3
+        if owner is not None and has_owner and not self.simulation.chance("another node", 0.2):
+            return owner.node.name
         place = attempt + self.simulation.draw("which node", len(self.names))
         return self.names[place % len(self.names)]
 
     def _limit(self) -> float:
-        """How long a client waits for an answer."""
+        """Return the seconds that a client waits for an answer."""
         if self.is_healed or not self.options.impatient:
             return 40.0
         return self.simulation.pick("patience", (40.0, 5.0, 0.5, 0.02))
@@ -507,7 +610,7 @@ class _Run:
             await self._send_until_known(sending)
             if self.options.extras:
                 await self._do_extra(sending)
-            await simulation.delay("client rests", 0.1 if self.options.is_busy else 0.6, 4.0)
+            await linger(simulation, "client rests", 0.1 if self.options.is_busy else 0.6, 4.0)
 
     async def _send_until_known(self, sending: Sending) -> None:
         """Send a chat message until it is known what became of it."""
@@ -515,7 +618,8 @@ class _Run:
         overlap = simulation.pick("on overlap", self.options.overlaps)
         was_unknown = False
         while sending.acknowledged_at is None and sending.refusal is None:
-            name = self._some_node(sending.attempts)
+            is_healed = self.is_healed
+            name = self._node_for(sending.conversation_id, sending.attempts)
             send = partial(self._send, sending, overlap)
             if self.options.resends and simulation.chance("sent twice", 0.2):
                 sending.attempts += 1
@@ -523,9 +627,13 @@ class _Run:
             sending.attempts += 1
             try:
                 turn = await self._request(name, send, self._limit())
-            except (NodeCrashed, OutcomeUnknown, Lost):
+            except (NodeCrashed, OutcomeUnknown, Lost) as error:
                 was_unknown = True
+                if is_healed and isinstance(error, Lost) and self.struck_s is None:
+                    self.oracles.broken("M2", f"no answer to {sending.message_id} from {name}")
+                self.oracles.moment(sending.conversation_id, type(error).__name__)
             except (Refused, OwnershipLost, Unavailable) as refusal:
+                self.oracles.moment(sending.conversation_id, type(refusal).__name__)
                 if self._is_given_up(sending, refusal):
                     return
             else:
@@ -533,11 +641,11 @@ class _Run:
                     how = "it was written" if turn.is_duplicate else "it was not"
                     simulation.mark(f"unknown resolved: {how}")
                 return
-            await anyio.sleep(0.1)
-            await simulation.delay("client tries again", 0.6, 3.0)
+            await simulation.sleep(min(0.1 * 2**sending.attempts, 5.0))
+            await linger(simulation, "client tries again", 0.6, 3.0)
 
     def _is_given_up(self, sending: Sending, refusal: Exception) -> bool:
-        """Whether a chat message that was refused is not sent again."""
+        """Return True if a chat message that was refused is not sent again."""
         simulation = self.simulation
         match refusal:
             case TurnInProgress():
@@ -569,7 +677,7 @@ class _Run:
         return turn
 
     async def _send_unheard(self, sending: Sending, overlap: OnOverlap) -> None:
-        """The same chat message once more, by another way, and nobody waits for the answer."""
+        """Send the chat message once more, by another way, and do not wait for the answer."""
         await self.simulation.delay("late delivery", 0.5, 10.0)
         name = self.simulation.pick("which node", self.names)
         try:
@@ -578,22 +686,34 @@ class _Run:
             self.simulation.mark("unheard refusal")
 
     async def _do_extra(self, sending: Sending) -> None:
-        """Something else, and nobody insists on it."""
+        """Do something else, once."""
         simulation = self.simulation
-        extras = (
-            "nothing", "view", "end", "cancel", "fork", "retract", "read", "follow", "pause",
-            "resume", "confirm", "reject",
-        )  # fmt: skip
-        extra = simulation.pick("extra", extras)
+        extra = simulation.pick("extra", self._extras(sending.conversation_id))
         if extra == "nothing":
             return
-        name = simulation.pick("which node", self.names)
+        name = self._node_for(sending.conversation_id, 0)
         try:
             await self._request(name, partial(self._serve_extra, extra, sending), self._limit())
         except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
             simulation.mark(f"no {extra}")
 
-    async def _serve_extra(
+    def _extras(self, conversation_id: str) -> Sequence[str]:
+        """Return what a client may do now; what fits the conversation as it stands more often."""
+        extras = ["nothing", "view", "end", "cancel", "fork", "retract", "read", "follow", "pause"]
+        match self.oracles.waits_for(conversation_id):
+            case "resume":
+                extras += ["resume"] * 4
+            case "confirmation":
+                extras += ["confirm", "reject"] * 4
+            case _:
+                pass
+        if self.oracles.waiting(conversation_id):
+            extras += ["withdraw"] * 4
+        if self.options.deletes:
+            extras += ["delete"] * 2
+        return extras
+
+    async def _serve_extra(  # noqa: C901 - one case for each extra, each a few lines
         self, extra: str, sending: Sending, server: _Server, conversations: Conversations
     ) -> None:
         simulation, oracles = self.simulation, self.oracles
@@ -611,6 +731,16 @@ class _Run:
                 turn = await conversation.send(sending.content, message_id=sending.message_id)
                 if await turn.cancel():
                     simulation.mark("cancelled")
+                    sending.is_cancelled = True
+            case "withdraw":
+                waiting = oracles.waiting(sending.conversation_id)
+                other = oracles.sendings.get(simulation.pick("withdraw", waiting or ("",)))
+                if other is not None:
+                    turn = await conversation.send(other.content, message_id=other.message_id)
+                    if await turn.cancel():
+                        other.is_cancelled = True
+            case "delete":
+                await conversations.delete(sending.conversation_id)
             case "fork":
                 fork_id = f"{sending.conversation_id}-{sending.message_id}"
                 at = 1 + simulation.draw("fork at", max(1, oracles.head(sending.conversation_id)))
@@ -647,7 +777,7 @@ class _Run:
         turn = await conversations[sending.conversation_id].send(
             sending.content, message_id=sending.message_id
         )
-        seq = 0
+        seq, so_far = 0, ""
         async for item in turn:
             if isinstance(item, LoggedEvent):
                 self.oracles.saw_event(
@@ -661,6 +791,9 @@ class _Run:
                 self.simulation.mark("delta")
                 if not any(item.text in said for said in pieces):
                     self.oracles.broken("C1", f"a delta that was never said: {item.text!r}")
+                so_far = item.text if item.starts_anew else so_far + item.text
+                if so_far not in pieces:
+                    self.oracles.broken("C2", f"{so_far!r} of turn {item.turn_id}")
         self.simulation.mark("followed to the end")
 
     async def _subscribe(self, name: str) -> None:
@@ -673,82 +806,113 @@ class _Run:
             cursor = self.cursors[name][1]
             reader = conversations[conversation_id].events(after=cursor)
             was_live = False
-            async for logged in reader:
+            while True:
+                with anyio.CancelScope() as scope:
+                    if simulation.chance("reader interrupted", 0.15):
+                        scope.deadline = anyio.current_time() + 0.05 * simulation.draw("for", 3)
+                        simulation.mark("reader interrupted")
+                    try:
+                        logged = await anext(reader)
+                    except StopAsyncIteration:
+                        return
+                if scope.cancelled_caught:
+                    continue  # it lost nothing, and goes on where it was
                 self.oracles.saw_event(conversation_id, logged, f"{name} on {server.node}")
                 # What it has in hand is looked at from outside: it keeps its limits to itself.
-                if len(reader._offered) > _subscriptions.BUFFERED_EVENTS_MAX:  # noqa: SLF001
+                if len(reader._offered) > self.limits.buffered_events_max:  # noqa: SLF001
                     self.oracles.broken("B1", f"{name} has {len(reader._offered)} events")  # noqa: SLF001
-                if was_live and reader._is_behind:  # noqa: SLF001
+                if was_live and reader.is_behind:
                     simulation.mark("subscriber moved to the journal")
-                was_live = not reader._is_behind  # noqa: SLF001
+                was_live = not reader.is_behind
                 if logged.seq != cursor + 1:
                     self.oracles.broken("S1", f"{name} at {cursor} was given {logged.seq}")
                 cursor = logged.seq
                 self.cursors[name] = conversation_id, cursor
-                await simulation.delay(f"{name} reads", 0.3, 3.0)
+                if not self.is_healed:
+                    await linger(simulation, f"{name} reads", 0.3, READ_S_MAX)
 
+        deletions = 0
         for attempt in count():
+            if not self.cursors[name][1]:
+                deletions = self.oracles.deleted[conversation_id]
             try:
                 # In the end it stays where it is, and must be given all that is written anywhere.
                 limit_s = LIVENESS_S if self.is_healed else 30.0
-                await self._request(self._some_node(attempt), follow, limit_s)
+                place = attempt + simulation.draw("which node", len(self.names))
+                await self._request(self.names[place % len(self.names)], follow, limit_s)
+            except ConversationDeleted:
+                simulation.mark("told of a deletion")
+                self.oracles.told_deleted(conversation_id, deletions, name)
+                self.cursors[name] = conversation_id, 0
             except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
                 simulation.mark("subscriber moved on")
-            await anyio.sleep(0.5)
+            await self.simulation.sleep(0.5)
 
     # --- the end ---------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        """All that was sent becomes known, and every accepted turn ends."""
-        async with anyio.create_task_group() as helpers:
+        """Wait until all that was sent is known, and every accepted turn has ended."""
+        async with anyio.create_task_group() as conversations:
             for conversation_id in self.conversation_ids:
-                helpers.start_soon(self._release, conversation_id)
+                conversations.start_soon(self._finish_conversation, conversation_id)
             async with anyio.create_task_group() as group:
                 for sending in list(self.oracles.sendings.values()):
                     group.start_soon(self._finish_sending, sending)
-            helpers.cancel_scope.cancel()
+            self.is_all_known = True
 
-    async def _release(self, conversation_id: str) -> None:
-        """End every pause, and confirm what waits for it."""
+    async def _finish_conversation(self, conversation_id: str) -> None:
+        """Have an owner for it, end every pause, confirm what waits, until all is done."""
 
         async def release(_: _Server, conversations: Conversations) -> None:
             conversation = conversations[conversation_id]
-            await conversation.resume()
-            await conversation.confirm()
+            match self.oracles.waits_for(conversation_id):
+                case "resume":
+                    await conversation.resume()
+                case "confirmation":
+                    await conversation.confirm()
+                case _:
+                    await conversation.view()
 
-        for attempt in count():
-            try:
-                await self._request(self._some_node(attempt), release, 20.0)
-            except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
-                await anyio.sleep(2.0)
-            else:
-                self.simulation.mark("confirmed")
+        attempt = 0
+        while not self.is_all_known or self.oracles.is_unfinished(conversation_id):
+            owner = owner_of(self.disk.store, conversation_id)
+            is_served = owner is not None and owner.is_held() and attempt % 4
+            if not is_served or self.oracles.waits_for(conversation_id) is not None:
+                try:
+                    name = self._node_for(conversation_id, attempt)
+                    await self._request(name, release, 20.0)
+                except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
+                    self.simulation.mark("not released")
+            attempt += 1
+            await self.simulation.sleep(1.0)
 
     async def _finish_sending(self, sending: Sending) -> None:
+        """See it known; and, of some, learn how their turns ended."""
         await self._send_until_known(sending)
-        if sending.refusal is not None:
+        learns = sending.is_cancelled or not self.simulation.chance("end not asked for", 0.5)
+        if sending.refusal is not None or not learns:
             return
         for attempt in count():
-            name = self._some_node(attempt)
+            name = self._node_for(sending.conversation_id, attempt)
             try:
                 await self._request(name, lambda _, found: self._learn_end(sending, found), 100.0)
             except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
-                await anyio.sleep(1.0)
+                await self.simulation.sleep(1.0)
             else:
                 return
 
     async def _catch_up(self) -> None:
-        """Every subscriber gets as far as its log goes."""
-        while any(  # noqa: ASYNC110 - a virtual second costs nothing
-            at < self.oracles.head(name) for name, at in self.cursors.values()
-        ):
-            await anyio.sleep(1.0)
+        """Wait until every subscriber has reached the end of its log."""
+        while any(at < self.oracles.head(name) for name, at in self.cursors.values()):
+            await self.simulation.sleep(1.0)
 
     async def _learn_end(self, sending: Sending, conversations: Conversations) -> None:
         turn = await conversations[sending.conversation_id].send(
             sending.content, message_id=sending.message_id
         )
         end = await turn.end()
+        if sending.is_gone:
+            return  # that was the turn of another message under its id
         if sending.end is not None and sending.end[0] != end.outcome:
             told = sending.end[0]
             self.oracles.broken("E1", f"{sending.message_id}: told {told}, now {end.outcome}")

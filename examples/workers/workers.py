@@ -35,7 +35,13 @@ from starlette.requests import Request as Asked
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from turnkeeper.actors import Conversations, OwnedElsewhere, PostgresJournal, TurnContext, agent
+from turnkeeper.actors import (
+    Conversations,
+    PostgresJournal,
+    TurnContext,
+    agent,
+)
+from turnkeeper.actors.errors import OwnedElsewhere
 
 LEASE_S = 2.0  # so that the example is short; the default is 15
 TRY_AGAIN_S = 0.2
@@ -165,7 +171,7 @@ async def main(database: str) -> None:
 
 
 def read_events(url: str, *, after: int, count: int) -> list[str]:
-    """The id and the name of each of so many server-sent events."""
+    """Return the id and the name of each of so many server-sent events."""
     request = Request(url, headers={"last-event-id": str(after)})  # noqa: S310 - a worker's own
     with open_url(request) as lines:
         events = [[next(lines).decode().strip() for _ in range(4)] for _ in range(count)]

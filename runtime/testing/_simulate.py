@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import textwrap
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from ._scheduler import Scheduler
 from ._simulation import (
     NOTES_MAX,
     POLICIES,
+    Backend,
     Policy,
     Run,
     Simulation,
@@ -16,9 +22,13 @@ from ._simulation import (
 )
 from ._tape import Tape
 
-__all__ = ["shrink", "simulate"]
+if TYPE_CHECKING:
+    from ._story import Story
+
+__all__ = ["World", "shrink", "simulate"]
 
 World = Callable[[Simulation], Awaitable[None]]
+"""A world: it starts nodes and clients, and says what must hold. It can be run again and again."""
 
 STEPS_MAX = 100_000
 SHRINK_RUNS_MAX = 400
@@ -28,58 +38,130 @@ def simulate(
     world: World,
     *,
     seed: int = 0,
+    backend: Backend = "trio",
     policy: Policy | None = None,
     tape: Tape | None = None,
     strike: Strike | None = None,
+    native_cancels: bool = False,
     steps_max: int = STEPS_MAX,
     notes_max: int = NOTES_MAX,
+    is_told: bool = True,
 ) -> Run:
-    """Run `world(simulation)` once, one step of one task at a time, under virtual time.
+    """Run `world(simulation)`, one step of one task at a time, under virtual time.
 
     Everything is decided by the seed, or by the tape of an earlier run, which is then played. The
-    seed chooses the policy where none is given. A broken invariant, an exception of the world's,
-    a deadlock and a run that is not over after `steps_max` steps are the run's `broken`; nothing
-    is raised for them. The last `notes_max` notes are kept. Raises
-    `SimulatorUnsupported` without trio, or with one that has changed. Not for use inside a running
-    event loop.
+    seed chooses the policy unless it is given. With `native_cancels`, on asyncio alone, tasks of
+    nodes are cancelled by `task.cancel()` before steps that the tape chooses.
+
+    A broken invariant, an exception of the world's, a deadlock and a run that is not over after
+    `steps_max` steps are the run's `broken`; nothing is raised for them. The last `notes_max` notes
+    are kept.
+
+    A run that fails is played once more, for its story; so the world must be one that can be run
+    again. Pass `is_told=False` to leave that out.
+
+    Raises `SimulatorUnsupported` if the backend is not installed, or has changed too much. Not for
+    use inside a running event loop.
     """
-    try:
-        from ._scheduler import Scheduler  # noqa: PLC0415 - only this needs trio
-    except ImportError as error:
-        raise SimulatorUnsupported(
-            "simulate runs on trio, which is not installed: pip install trio"
-        ) from error
+    settings = Settings(seed, backend, strike, native_cancels, steps_max, notes_max)
     played = Tape(seed) if tape is None else tape.replayed()
     if policy is None:
         policy = POLICIES[played.random.randrange(len(POLICIES))]
-    scheduler = Scheduler(played, policy, steps_max, strike)
-    simulation = Simulation(played, scheduler, notes_max=notes_max)
+    run = run_once(world, settings, policy, played)
+    return tell(world, settings, run) if is_told and not run.ok else run
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings that a run depends on beside its tape."""
+
+    seed: int
+    backend: Backend
+    strike: Strike | None
+    native_cancels: bool
+    steps_max: int
+    notes_max: int
+
+
+def tell(world: World, settings: Settings, run: Run) -> Run:
+    """Play a run once more, and return it with its story."""
+    from ._story import ToldTape  # noqa: PLC0415 - only a failure needs it
+
+    tape = ToldTape(run.seed, played=run.tape.streams)
+    again = run_once(world, settings, run.policy, tape)
+    if again.trace == run.trace:
+        return replace(run, story=again.story)
+    note = (
+        "(played once more it took another course: something in this world is not decided by the "
+        "tape, such as a real clock, a thread, or state that outlives the run)"
+    )
+    return replace(run, story="\n".join([textwrap.fill(note, 79), again.story]))
+
+
+def run_once(world: World, settings: Settings, policy: Policy, tape: Tape) -> Run:
+    """Run a world on this tape; with its story, if the tape is one that tells."""
+    scheduler = _scheduler_of(settings.backend)(
+        tape,
+        policy,
+        settings.steps_max,
+        settings.strike,
+        native_cancels=settings.native_cancels,
+    )
+    simulation = Simulation(tape, scheduler, notes_max=settings.notes_max)
+    story = _story_of(simulation, tape)
     # A collection would run finalizers at a moment that depends on what ran before.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        scheduler.run(simulation, world)
+        with contextlib.nullcontext() if story is None else story.told():
+            scheduler.run(simulation, world)
     except BaseException as error:
-        # What is left of a run that could not be ended is trio's internal error, or an interrupt.
+        # A run that could not be ended leaves the backend's error; an interrupt goes on.
         if not isinstance(error, Exception) or simulation.first_broken is None:
             raise
     finally:
         if was_enabled:
             gc.enable()
-    if not scheduler.has_been_called:
-        raise SimulatorUnsupported("trio did not ask the simulator which task to run next")
     return Run(
-        seed=seed,
+        seed=settings.seed,
         policy=policy,
         steps=scheduler.steps,
         seconds=scheduler.ended_at_s,
-        tape=played,
+        tape=tape,
         trace=scheduler.trace,
         marks=simulation.marks,
         notes=simulation.notes,
         broken=simulation.first_broken,
         node_steps=scheduler.node_steps,
+        backend=settings.backend,
+        native_cancels=settings.native_cancels,
+        story="" if story is None else str(story),
     )
+
+
+def _story_of(simulation: Simulation, tape: Tape) -> Story | None:
+    """Return the story that this tape is to tell, if any."""
+    if type(tape) is Tape:
+        return None
+    from ._story import Story, ToldTape  # noqa: PLC0415 - only a failure needs it
+
+    assert isinstance(tape, ToldTape), "a tape either tells or does not"
+    tape.story = simulation.scheduler.story = Story(simulation)
+    return tape.story
+
+
+def _scheduler_of(backend: Backend) -> type[Scheduler[Any]]:
+    if backend == "asyncio":
+        from ._on_asyncio import AsyncioScheduler  # noqa: PLC0415 - only this needs asyncio
+
+        return AsyncioScheduler
+    try:
+        from ._on_trio import TrioScheduler  # noqa: PLC0415 - only this needs trio
+    except ImportError as error:
+        raise SimulatorUnsupported(
+            "simulate runs on trio, which is not installed: pip install trio"
+        ) from error
+    return TrioScheduler
 
 
 def shrink(
@@ -90,13 +172,17 @@ def shrink(
     steps_max: int = STEPS_MAX,
     runs_max: int = SHRINK_RUNS_MAX,
 ) -> Run:
-    """A run that breaks the same invariant with fewer interesting decisions.
+    """Return a run that breaks the same invariant with fewer interesting decisions.
 
     Writes zeros over ever smaller parts of the tape and plays it again, `runs_max` times at most.
-    Returns the smallest that was found, which may be the run itself.
+    Returns the smallest that was found, which may be the run itself. Raises `ValueError` if no
+    invariant was broken.
     """
     if run.broken is None:
         raise ValueError("a run in which all invariants held cannot be made smaller")
+    settings = Settings(
+        run.seed, run.backend, strike, run.native_cancels, steps_max, len(run.notes) or NOTES_MAX
+    )
     invariant = run.broken.invariant
     best = run
     runs = 0
@@ -104,10 +190,7 @@ def shrink(
     def is_smaller(streams: dict[str, list[int]]) -> bool:
         nonlocal best, runs
         runs += 1
-        tape = Tape(run.seed, played=streams)
-        tried = simulate(
-            world, seed=run.seed, policy=run.policy, tape=tape, strike=strike, steps_max=steps_max
-        )
+        tried = run_once(world, settings, run.policy, Tape(run.seed, played=streams))
         if tried.broken is None or tried.broken.invariant != invariant:
             return False
         if tried.tape.interesting >= best.tape.interesting:
@@ -136,4 +219,4 @@ def shrink(
         if is_fine and not has_shrunk:
             break
         parts *= 2
-    return best
+    return tell(world, settings, best)

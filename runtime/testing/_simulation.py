@@ -1,8 +1,9 @@
-"""The world inside a simulation: nodes, faults, decisions, and what was found.
+"""The world inside a simulation: nodes, faults, decisions and findings.
 
 A *node* is one incarnation of a process: its tasks carry it in a context variable. A node that
-crashes is never run again, not even its `finally` blocks, until the world is over; then it is
-cleaned up with dead ports, where nobody looks. What a node leaves behind on a disk is the world's.
+crashes is never run again, not even its `finally` blocks, until the world is over. Then it is
+cleaned up with dead ports, and no check runs any more. Disks outlive nodes: they belong to the
+world.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ._scheduler import Scheduler
 
 __all__ = [
+    "Backend",
     "Broken",
     "Node",
     "NodeCrashed",
@@ -42,6 +44,9 @@ __all__ = [
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
+
+Backend = Literal["trio", "asyncio"]
+"""The event loop that a world runs on."""
 
 Policy = Literal["random", "pct", "batch"]
 """How the next task is chosen. `random`: any that can run. `pct`: the one of the highest priority,
@@ -57,14 +62,14 @@ current_node: ContextVar[Node | None] = ContextVar("turnkeeper_simulated_node", 
 
 
 class SimulatorUnsupported(RuntimeError):
-    """Trio is missing here, or is not as the simulator knows it."""
+    """The backend is missing, or has changed in a way that the simulator does not know."""
 
 
 class NodeCrashed(Unavailable):
-    """The node that this was asked of, or was about to touch the world, has crashed."""
+    """The node has crashed. The request that it was working on may have taken effect."""
 
     def __init__(self, node: str) -> None:
-        super().__init__(f"node {node} has crashed; what it was at may have happened")
+        super().__init__(f"node {node} has crashed; its last request may have taken effect")
         self.node = node
 
 
@@ -72,12 +77,14 @@ class NodeCrashed(Unavailable):
 class Strike:
     """One fault at one step: for sweeps."""
 
-    kind: Literal["crash", "freeze", "cancel"]
+    kind: Literal["crash", "freeze", "cancel", "cancel_task"]
+    """`cancel` cancels the node's main function; `cancel_task`, on asyncio alone, cancels the task
+    whose step it is, as a library does that calls `task.cancel()`."""
     node: str
     step: int
-    """Before which step of that node's first incarnation, counted from 1."""
+    """The step of that node's first incarnation, counted from 1, before which it strikes."""
     seconds: float = 60.0
-    """How long it is frozen."""
+    """The length of a freeze."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,37 +102,46 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one simulated run came to."""
+    """The result of one simulated run."""
 
     seed: int
     policy: Policy
     steps: int
     seconds: float
-    """Virtual ones."""
+    """Virtual seconds, up to the end of the world."""
     tape: Tape
     trace: str
-    """The same for the same run, in whichever process; and for hardly any other."""
+    """Equal for equal runs, in every process; different runs very rarely share one."""
     marks: Counter[str]
     notes: tuple[str, ...]
-    """The last things that the world wrote down."""
+    """The last notes that the world took."""
     broken: Broken | None = None
     node_steps: dict[str, int] = field(default_factory=dict)
-    """Of the first incarnation of each node, up to its end."""
+    """The steps of the first incarnation of each node, up to its end."""
+    backend: Backend = "trio"
+    native_cancels: bool = False
+    """True if the tape cancelled tasks natively, or could have."""
+    story: str = ""
+    """The steps, messages and handlers that led to the failure, 80 columns wide."""
 
     @property
     def ok(self) -> bool:
         return self.broken is None
 
     def check(self) -> None:
-        """Raise `AssertionError`, with all there is to know, where an invariant was broken."""
+        """Raise `AssertionError`, with everything that is known, if an invariant was broken."""
         if not self.ok:
             raise AssertionError(str(self))
 
     def __str__(self) -> str:
-        head = f"seed {self.seed}, policy {self.policy}, {self.steps} steps, {self.seconds:.3f} s"
+        head = (
+            f"seed {self.seed}, {self.backend}, policy {self.policy}, "
+            f"{self.steps} steps, {self.seconds:.3f} s"
+        )
         if self.broken is None:
             return f"{head}: all invariants held"
-        return "\n".join([head, f"broken: {self.broken}", "last notes:", *self.notes])
+        told = [self.story] if self.story else ["last notes:", *self.notes]
+        return "\n".join([head, f"broken: {self.broken}", *told])
 
 
 class Node:
@@ -141,12 +157,12 @@ class Node:
         self.has_ended = False
         self.steps = 0
         self.wall_clock_off_s = 0.0
-        """How far this node's wall clock is off. It may be changed at any time."""
+        """The error of this node's wall clock, in seconds. Change it at any time."""
         self.error: BaseException | None = None
-        """What its main function raised."""
+        """The error that its main function raised, if it did."""
         self._simulation = simulation
         self._clock_rate = clock_rate
-        self.held: deque[Any] = deque()  # Any: the backend's own tasks
+        self.held: list[Any] = []  # Any: entries of the backend's scheduler
         self._tasks: TaskGroup | None = None
         self._scope = anyio.CancelScope()
         self._calls: dict[OneShot[Any], None] = {}  # Any: each call has its own kind of answer
@@ -163,20 +179,30 @@ class Node:
             start_thread=self._start_thread,
             blocking=self._block,
         )
-        """The whole world, for the code that runs here."""
+        """The ports for the code that runs in this node."""
 
     def __repr__(self) -> str:
         return f"{self.name}.{self.incarnation}"
 
     @property
     def is_alive(self) -> bool:
-        """It has neither crashed nor ended. It may be frozen."""
+        """True if it has neither crashed nor ended. It may be frozen."""
         return not self.is_crashed and not self.has_ended
+
+    @property
+    def is_held(self) -> bool:
+        """True if its tasks may not run."""
+        return self.is_crashed or self.is_frozen
+
+    @property
+    def task_name(self) -> str:
+        """The name of the task that runs its main function."""
+        return f"node {self}"
 
     # --- faults ----------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Never run anything here again. In this node's own tasks use `die`."""
+        """Run nothing here ever again. In this node's own tasks use `die`."""
         if not self.is_alive:
             return
         self.is_crashed = True
@@ -192,18 +218,18 @@ class Node:
         await anyio.sleep_forever()
 
     def freeze(self, seconds: float) -> None:
-        """Run nothing here for so long, while time passes for everybody else."""
+        """Run nothing here for so many seconds, while time passes for all others."""
         if self.is_alive and not self.is_frozen:
             self.is_frozen = True
             self._simulation.note(f"{self} frozen for {seconds:.3f} s")
             self._simulation.start_soon(self._thaw_after, seconds)
 
     async def _thaw_after(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
+        await self._simulation.sleep(seconds)
         self.thaw()
 
     def thaw(self) -> None:
-        """End a freeze now."""
+        """End a freeze."""
         if self.is_frozen:
             self.is_frozen = False
             if not self.is_crashed:
@@ -211,7 +237,7 @@ class Node:
                 self._simulation.scheduler.release(self)
 
     def cancel(self) -> None:
-        """Cancel its main function: its orderly way out, at an awkward moment."""
+        """Cancel its main function: an orderly end at an awkward moment."""
         if self.is_alive:
             self._simulation.note(f"{self} cancelled")
             self._scope.cancel()
@@ -228,8 +254,8 @@ class Node:
     async def call(self, function: Callable[[], Awaitable[T]]) -> T:
         """Run a function inside this node, as a request that reaches its process.
 
-        Raises what it raises, and `NodeCrashed` at once when the node is gone or goes. Cancelling
-        the caller cancels the function.
+        Raises the function's own errors, and `NodeCrashed` at once if the node has crashed or
+        ended, or does so meanwhile. Cancelling the caller cancels the function.
         """
         tasks = self._tasks
         if tasks is None or not self.is_alive:
@@ -247,7 +273,7 @@ class Node:
             finally:
                 answer.fail(NodeCrashed(self.name))
 
-        self._spawn(tasks, serve)
+        self._spawn(tasks, serve, f"call {_name_of(function)}")
         try:
             return await answer.wait()
         finally:
@@ -261,15 +287,20 @@ class Node:
             self._spawn(self._tasks, function)
 
     # Any, here and above: nothing is sent to these coroutines but by their backend.
-    def _spawn(self, tasks: TaskGroup, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _spawn(
+        self,
+        tasks: TaskGroup,
+        function: Callable[[], Coroutine[Any, Any, None]],
+        name: str | None = None,
+    ) -> None:
         token = current_node.set(self)
         try:
-            tasks.start_soon(function)
+            tasks.start_soon(function, name=name)
         finally:
             current_node.reset(token)
 
     async def run(self, main: Callable[[Node], Awaitable[None]]) -> None:
-        """The life of the node."""
+        """Run the main function, and whatever it started, to their end."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as self._tasks:
@@ -298,7 +329,7 @@ class Node:
     # --- its ports -------------------------------------------------------------------------------
 
     def check_alive(self) -> None:
-        """Raise `NodeCrashed` where this node has crashed: for the ports that a world makes."""
+        """Raise `NodeCrashed` if this node has crashed: for the ports that a world makes."""
         if self.is_crashed:
             raise NodeCrashed(self.name)
 
@@ -306,7 +337,7 @@ class Node:
         return self._simulation.now() * self._clock_rate
 
     async def sleep(self, seconds: float) -> None:
-        await anyio.sleep(seconds / self._clock_rate)
+        await self._simulation.sleep(seconds / self._clock_rate)
 
     def wall_clock(self) -> float:
         return WALL_CLOCK_START + self.monotonic() + self.wall_clock_off_s
@@ -317,7 +348,7 @@ class Node:
         return function()
 
     def _start_thread(self, name: str, target: Callable[[], None]) -> None:
-        """A thread is a task that takes a while and then runs in one go: it must not wait."""
+        """Run a thread as a task: it takes a while, then runs in one go, and must not wait."""
         self.check_alive()
 
         async def run() -> None:
@@ -329,42 +360,50 @@ class Node:
 
 
 class Simulation:
-    """What the world function is given: nodes to start, decisions to draw, findings to report."""
+    """The world function's handle: start nodes, draw decisions, report findings."""
 
-    def __init__(self, tape: Tape, scheduler: Scheduler, *, notes_max: int = NOTES_MAX) -> None:
+    def __init__(
+        self, tape: Tape, scheduler: Scheduler[Any], *, notes_max: int = NOTES_MAX
+    ) -> None:
         self.tape = tape
         self.scheduler = scheduler
         self.marks: Counter[str] = Counter()
         self.nodes: dict[str, Node] = {}
         """The newest incarnation of each node, by name."""
         self.checks: list[Callable[[], None]] = []
-        """Called before every step. They may call `broken`; cheap ones only."""
+        """Functions to call before every step. They may call `broken`, and must be cheap."""
         self.first_broken: Broken | None = None
         self.is_over = False
         self._notes: deque[str] = deque(maxlen=notes_max)
         self._tasks: TaskGroup | None = None
-        self._incarnations: Counter[str] = Counter()
+        self.incarnations: list[Node] = []
+        """All nodes that were started, oldest first."""
 
     # --- decisions -------------------------------------------------------------------------------
 
     def draw(self, label: str, options: int) -> int:
-        """A number from 0 to `options - 1`; 0 is the boring one."""
+        """Return a number from 0 to `options - 1`; 0 is the boring choice."""
         return self.tape.draw(label, options)
 
     def chance(self, label: str, probability: float) -> bool:
-        """Whether something out of the ordinary happens."""
+        """Return True if something out of the ordinary happens."""
         return self.tape.chance(label, probability)
 
     def pick(self, label: str, options: Sequence[T]) -> T:
-        """One of these; the first is the boring one."""
+        """Return one of the options; the first is the boring choice."""
         return options[self.tape.draw(label, len(options))]
 
     async def delay(self, label: str, probability: float = 0.3, seconds_max: float = 0.1) -> None:
-        """Wait for a while, now and then; let others run in any case."""
+        """Wait for at most `seconds_max`, with this probability; let others run in any case."""
         if self.tape.chance(f"{label} waits", probability):
-            await anyio.sleep(seconds_max * (1 + self.tape.draw(f"{label} waits for", 100)) / 100)
+            share = (1 + self.tape.draw(f"{label} waits for", 100)) / 100
+            await self.scheduler.sleep(seconds_max * share)
         else:
             await anyio.lowlevel.checkpoint()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait as `anyio.sleep` does, and cheaper: for what a world sleeps much in."""
+        await self.scheduler.sleep(seconds)
 
     # --- nodes -----------------------------------------------------------------------------------
 
@@ -375,28 +414,38 @@ class Simulation:
         *,
         clock_rate: float = 1.0,
     ) -> Node:
-        """Start a node, or its next incarnation: `main(node)` is what the process runs.
+        """Start a node, or its next incarnation: the process runs `main(node)`.
 
-        `clock_rate`: how many of its seconds a second has, where its clock drifts.
+        `clock_rate` is the number of seconds that its clock counts in one second.
         """
         assert self._tasks is not None, "a simulation starts its nodes itself"
-        self._incarnations[name] += 1
-        node = Node(self, name, self._incarnations[name], clock_rate=clock_rate)
+        before = self.nodes.get(name)
+        incarnation = 1 if before is None else before.incarnation + 1
+        node = Node(self, name, incarnation, clock_rate=clock_rate)
         self.nodes[name] = node
+        self.incarnations.append(node)
         self.note(f"{node} started")
-        node._spawn(self._tasks, partial(node.run, main))  # noqa: SLF001 - of this module
+        run = partial(node.run, main)
+        node._spawn(self._tasks, run, node.task_name)  # noqa: SLF001 - of this module
         return node
 
     def start_soon(
         self, function: Callable[[*Arguments], Coroutine[Any, Any, None]], *arguments: *Arguments
     ) -> None:
-        """Run a task of the world's own: nobody's process."""
+        """Run a task of the world's own, outside of all nodes. An error of it is a finding."""
+        name = _name_of(function)
         assert self._tasks is not None, "a simulation starts its tasks itself"
         token = current_node.set(None)
         try:
-            self._tasks.start_soon(partial(function, *arguments))
+            self._tasks.start_soon(self._run_task, partial(function, *arguments), name=name)
         finally:
             current_node.reset(token)
+
+    async def _run_task(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await function()
+        except Exception as error:  # noqa: BLE001 - the finding of this run
+            self.broken("world", _told(error))
 
     # --- findings --------------------------------------------------------------------------------
 
@@ -405,26 +454,33 @@ class Simulation:
         return self.scheduler.steps
 
     def now(self) -> float:
-        """Virtual seconds since the beginning."""
+        """Return the virtual seconds since the beginning."""
         return self.scheduler.now()
 
     def mark(self, name: str) -> None:
-        """An interesting place was reached. A campaign can demand that it was, in some run."""
+        """Count that an interesting place was reached. A campaign can demand that some run does."""
         self.marks[name] += 1
 
     def note(self, text: str) -> None:
-        """Something for the reader of a failure; the last `NOTES_MAX` are kept."""
+        """Write a line for the reader of a failure; the last `notes_max` are kept."""
         self._notes.append(f"{self.now():9.3f} step {self.steps:5} {text}")
         self.scheduler.traced(text)
+        if self.scheduler.story is not None:
+            self.scheduler.story.say(text)
 
     def broken(self, invariant: str, detail: str) -> None:
-        """An invariant does not hold: the run ends here, as soon as it can. Never raises."""
+        """Report an invariant that does not hold, and end the run soon. Never raises.
+
+        Only the first report counts.
+        """
         if self.first_broken is None and not self.is_over:
             self.first_broken = Broken(invariant, detail, self.steps, self.now())
+            if self.scheduler.story is not None:
+                self.scheduler.story.broken(self.first_broken, self.scheduler.tasks())
             self.scheduler.stop()
 
     def require(self, condition: bool, invariant: str, detail: str) -> None:  # noqa: FBT001
-        """`broken`, unless the condition holds."""
+        """Call `broken` unless the condition holds."""
         if not condition:
             self.broken(invariant, detail)
 
@@ -433,19 +489,30 @@ class Simulation:
         return tuple(self._notes)
 
     async def run(self, world: Callable[[Simulation], Awaitable[None]]) -> None:
-        """The main task: the world, and then the end of all that it left behind."""
-        async with anyio.create_task_group() as self._tasks:
-            with anyio.CancelScope() as scope:
-                self.scheduler.begin(scope)
-                try:
-                    await world(self)
-                except Exception as error:  # noqa: BLE001 - the finding of this run
-                    self.broken("world", _told(error))
-            self.scheduler.end()
+        """Run the world, and then end everything that it left behind."""
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                with anyio.CancelScope() as scope:
+                    self.scheduler.begin(scope)
+                    try:
+                        await world(self)
+                    except Exception as error:  # noqa: BLE001 - the finding of this run
+                        self.broken("world", _told(error))
+                self.scheduler.end()
+                self.is_over = True
+                self._tasks.cancel_scope.cancel()
+        except Exception as error:  # noqa: BLE001 - a task of a node failed outside of its function
+            self.is_over = False
+            self.broken("world", _told(error))
             self.is_over = True
-            self._tasks.cancel_scope.cancel()
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__qualname__).rpartition(".")[2]
 
 
 def _told(error: BaseException) -> str:
-    """An error with the place that it comes from."""
+    """Return an error with the place that it comes from."""
     return "".join(traceback.format_exception(error)).strip()

@@ -1,15 +1,15 @@
 """The tape: every decision of one run, by label, in the order in which they were drawn.
 
-Zero is always the boring choice: the task that waits longest, no fault, no delay. So a tape of
-zeros is the plain run, and a failing tape is made smaller by writing zeros over it. Decisions of
-one label do not move those of another, so a tape still means something after a small change.
+Zero is always the boring choice: the task that has waited longest, no fault, no delay. So a tape
+of zeros is the plain run, and writing zeros over a failing tape makes it smaller. Decisions of one
+label do not move those of another, so a tape still fits after a small change of the program.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 __all__ = ["Tape"]
 
@@ -18,19 +18,25 @@ class Tape:
     """Draws decisions from a seed, or plays those of an earlier run; keeps them either way."""
 
     def __init__(
-        self, seed: int | str = 0, *, played: Mapping[str, Sequence[int]] | None = None
+        self,
+        seed: int | str = 0,
+        *,
+        played: Mapping[str, Sequence[int]] | None = None,
+        branches_from: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
+        """`branches_from`: decide as another run did, as far as that goes, and then draw."""
         self.seed = seed
         self.streams: dict[str, list[int]] = {}
-        """What has been decided, by label."""
+        """The decisions so far, by label."""
         self.is_played = played is not None
         self._played = {} if played is None else played
+        self._shared = {} if branches_from is None else branches_from
         self.random = random.Random(f"turnkeeper {seed}")
 
-    def draw(self, label: str, options: int, choose: Callable[[], int] | None = None) -> int:
-        """A number from 0 to `options - 1`; one option is no decision.
+    def draw(self, label: str, options: int, chosen: int | None = None) -> int:
+        """Return a number from 0 to `options - 1`; a single option is no decision.
 
-        `choose` says what a run from a seed decides; without it all are equally likely.
+        In a run from a seed, `chosen` is the decision; without it all are equally likely.
         """
         if options <= 1:
             return 0
@@ -40,37 +46,41 @@ class Tape:
         if self.is_played:
             played = self._played.get(label, ())
             at = len(stream)
-            # Behind its end a tape is boring; what a changed program no longer offers is capped.
+            # Past its end a tape is boring; an option that a changed program lacks is capped.
             value = min(played[at], options - 1) if at < len(played) else 0
-        elif choose is None:
+        elif self._shared and len(stream) < len(self._shared.get(label, ())):
+            value = min(self._shared[label][len(stream)], options - 1)
+        elif chosen is None:
             value = int(self.random.random() * options)
         else:
-            value = choose()
+            value = chosen
         stream.append(value)
         return value
 
     def chance(self, label: str, probability: float) -> bool:
-        """Whether something out of the ordinary happens."""
-        return bool(self.draw(label, 2, lambda: int(self.random.random() < probability)))
+        """Return True if something out of the ordinary happens."""
+        if self.is_played:
+            return self.draw(label, 2) == 1
+        return self.draw(label, 2, int(self.random.random() < probability)) == 1
 
     @property
     def decisions(self) -> int:
-        """How many there were, and not boring ones alone."""
-        return sum(len(stream) for stream in self.streams.values())
+        """The number of decisions, boring ones included."""
+        return sum(len(stream) for stream in self._decided.values())
 
     @property
     def interesting(self) -> int:
-        """How many decisions were not the boring choice."""
-        return sum(1 for stream in self.streams.values() for value in stream if value)
+        """The number of decisions that were not the boring choice."""
+        return sum(1 for stream in self._decided.values() for value in stream if value)
 
     def to_json(self) -> str:
-        """The tape as one line of JSON, without what is boring behind the last of each label."""
-        kept = {label: _trimmed(stream) for label, stream in self.streams.items()}
+        """Return the tape as one line of JSON, without the zeros at the end of each label."""
+        kept = {label: _trimmed(stream) for label, stream in self._decided.items()}
         return json.dumps({label: stream for label, stream in kept.items() if stream})
 
     @staticmethod
     def from_json(text: str) -> Tape:
-        """A tape to be played; `ValueError` where the text is none."""
+        """Return a tape to be played; raise `ValueError` if the text is not one."""
         found = json.loads(text)
         is_tape = isinstance(found, dict) and all(
             isinstance(stream, list) and all(type(value) is int and value >= 0 for value in stream)
@@ -81,8 +91,15 @@ class Tape:
         return Tape(played=found)
 
     def replayed(self) -> Tape:
-        """A fresh tape that plays what this one has kept, or is to play."""
-        return Tape(self.seed, played=self.streams or self._played)
+        """Return a fresh tape that plays the decisions of this one, or is to branch as it is."""
+        if self._shared and not self.streams:
+            return Tape(self.seed, branches_from=self._shared)
+        return Tape(self.seed, played=self._decided)
+
+    @property
+    def _decided(self) -> Mapping[str, Sequence[int]]:
+        """The decisions so far; of a tape that was not played yet, those that it is to play."""
+        return self.streams or self._played
 
 
 def _trimmed(stream: Sequence[int]) -> Sequence[int]:

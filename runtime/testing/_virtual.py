@@ -1,4 +1,4 @@
-"""A virtual clock, a probe, and a check for leaks: for tests of one thing, on either backend."""
+"""A virtual clock, a probe, and a check for leaks: for tests of one actor, on either backend."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SETTLE_STEPS = 20
 
 
 async def settle() -> None:
-    """Wait until every other task waits for something."""
+    """Return when every other task is waiting for something."""
     # anyio looks again after a tenth of a second of real time; these steps make the first look
     # find nothing running.
     for _ in range(_SETTLE_STEPS):
@@ -32,7 +32,7 @@ async def settle() -> None:
 
 
 class VirtualClock:
-    """Time that passes when `advance` says so. Hand its `ports()` to the runtime."""
+    """A clock that moves when `advance` says so. Hand its `ports()` to the runtime."""
 
     def __init__(self, start: float = 1_000.0) -> None:
         self._now = start
@@ -49,7 +49,7 @@ class VirtualClock:
         await gate.wait()
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass; returns when all that was due has run, and waits again."""
+        """Let time pass; return when everything due has run, and all tasks wait again."""
         until = self._now + seconds
         await settle()
         while self._sleepers and self._sleepers[0][0] <= until:
@@ -60,18 +60,18 @@ class VirtualClock:
         self._now = until
 
     def jump(self, seconds: float) -> None:
-        """Let time pass at once, without waiting for anything: for tasks that never rest."""
+        """Let time pass at once, and wait for nothing: for tests with tasks that never rest."""
         self._now += seconds
         while self._sleepers and self._sleepers[0][0] <= self._now:
             heapq.heappop(self._sleepers)[2].set(None)
 
     def ports(self) -> Ports:
-        """The real world, but for time."""
+        """Return the real world's ports, with this clock."""
         return Ports(monotonic=self.monotonic, sleep=self.sleep, now=self.monotonic)
 
 
 class Probe(Actor[M], Generic[M]):
-    """An actor that keeps what it is sent, and answers as it is told to."""
+    """An actor that keeps the messages it is sent, and replies with `answer(message)`."""
 
     def __init__(self, answer: Callable[[M], object] | None = None) -> None:
         self.received: list[M] = []
@@ -85,7 +85,7 @@ class Probe(Actor[M], Generic[M]):
         return None if self._answer is None else self._answer(message)
 
     async def wait_for(self, count: int) -> list[M]:
-        """The first `count` messages, once there are so many."""
+        """Return the first `count` messages, once there are so many."""
         while len(self.received) < count:
             self._gate = OneShot()
             await self._gate.wait()
@@ -94,7 +94,7 @@ class Probe(Actor[M], Generic[M]):
 
 @contextmanager
 def no_leaks(runtime: Runtime) -> Iterator[None]:
-    """Fail when an actor that was started inside is still there afterwards."""
+    """Raise `AssertionError` if an actor that was started inside is still there afterwards."""
     root = runtime._root  # noqa: SLF001 - same package
     before = {cell.name for cell in cells_of(root)}
     yield

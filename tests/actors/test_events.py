@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from tests.actors.logs import Maker
-from turnkeeper.actors._frozen import FrozenObject
-from turnkeeper.actors._upcasters import Upcasters
+from tests.actors.core.logs import Maker
 from turnkeeper.actors.events import (
     EVENT_CLASSES,
     ActionEvent,
@@ -31,6 +29,8 @@ from turnkeeper.actors.events import (
     decode_event,
     encode_event,
 )
+from turnkeeper.actors.values.frozen import FrozenObject
+from turnkeeper.actors.values.upcasters import Upcasters
 
 _FIELDS: dict[str, Any] = {
     "content": "héllo \u2028 \U0001f600",

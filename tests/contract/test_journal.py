@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from turnkeeper.actors import PostgresJournal
-from turnkeeper.actors._memory_journal import MemoryJournal, MemoryStore
-from turnkeeper.actors._sqlite_journal import SQLiteJournal
-from turnkeeper.actors.testing import JournalContract
+from turnkeeper.actors.journals.contract import JournalContract
+from turnkeeper.actors.journals.memory import MemoryJournal, MemoryStore
+from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 
 from .. import postgres
 

@@ -12,19 +12,22 @@ from functools import partial
 
 import anyio
 
-from turnkeeper.actors import Journal, Record, SQLiteJournal, StoredRecord
+from turnkeeper.actors import Journal, SQLiteJournal
 from turnkeeper.actors.cli import stress_worker, worker
+from turnkeeper.actors.journal import Record, StoredRecord
 
-KEPT_BACK_MAX = 30
 APPENDS_BEFORE_DEATH = 40
 
 
 class EagerJournal(SQLiteJournal):
-    """Says that records are durable while they are still in memory; so a kill loses some."""
+    """Says that records are durable while they are still in memory; a kill loses all of them.
+
+    It writes the records of a conversation down when that is read again, and all when it is left.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.kept_back: list[Callable[[], Awaitable[object]]] = []
+        self.kept_back: dict[str, list[Callable[[], Awaitable[object]]]] = {}
         self.writing = anyio.Lock()
 
     async def append(
@@ -36,7 +39,7 @@ class EagerJournal(SQLiteJournal):
         expected_seq: int,
         is_unfinished: bool,
     ) -> Sequence[int]:
-        self.kept_back.append(
+        self.kept_back.setdefault(conversation_id, []).append(
             partial(
                 super().append,
                 conversation_id,
@@ -46,24 +49,24 @@ class EagerJournal(SQLiteJournal):
                 is_unfinished=is_unfinished,
             )
         )
-        if len(self.kept_back) > KEPT_BACK_MAX:
-            await self.write_down()
         return range(expected_seq, expected_seq + len(records))
 
     async def read(
         self, conversation_id: str, *, after: int = 0, limit: int = 512
     ) -> Sequence[StoredRecord]:
-        await self.write_down()
+        await self.write_down(conversation_id)
         return await super().read(conversation_id, after=after, limit=limit)
 
-    async def write_down(self) -> None:
+    async def write_down(self, conversation_id: str) -> None:
         async with self.writing:
-            while self.kept_back:
-                await self.kept_back[0]()
-                del self.kept_back[0]
+            kept_back = self.kept_back.get(conversation_id, [])
+            while kept_back:
+                await kept_back[0]()
+                del kept_back[0]
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.write_down()
+        for conversation_id in self.kept_back:
+            await self.write_down(conversation_id)
         await super().__aexit__(None, None, None)
 
 

@@ -2,7 +2,8 @@
 
 PLACE is the path of a file, or `postgres SCHEMA LEASE_S` for the database that the environment
 variable `TURNKEEPER_TEST_POSTGRES` names. It does what the lines of its standard input say: `send
-NAME TEXT`, `delete NAME`; and says `done` after each, when the turn has ended.
+NAME TEXT`, `delete NAME`, `follow NAME`, `view NAME`; and says `done` after each, when the turn has
+ended. While it follows, it says `saw SEQ` for each event; of a view, its length or its error.
 """
 
 import os
@@ -12,6 +13,7 @@ import anyio
 import anyio.to_thread
 
 from turnkeeper.actors import (
+    Conversation,
     Conversations,
     Journal,
     PostgresJournal,
@@ -19,6 +21,7 @@ from turnkeeper.actors import (
     TurnContext,
     agent,
 )
+from turnkeeper.runtime import TurnkeeperError
 
 
 @agent
@@ -38,16 +41,37 @@ def open_journal(place: str) -> Journal:
     return PostgresJournal(url, schema=schema, lease_s=float(lease_s))
 
 
+async def follow(conversation: Conversation) -> None:
+    async for seq, _ in conversation.events():
+        say(f"saw {seq}")
+
+
+async def view(conversation: Conversation) -> None:
+    try:
+        say(f"view {len(await conversation.view())}")
+    except TurnkeeperError as error:
+        say(f"view {type(error).__name__}")
+
+
 async def main(place: str) -> None:
-    async with Conversations(answer, journal=open_journal(place)) as conversations:
+    journal = open_journal(place)
+    async with (
+        Conversations(answer, journal=journal, idle_s=None) as conversations,
+        anyio.create_task_group() as group,
+    ):
         say("ready")
         while line := await anyio.to_thread.run_sync(sys.stdin.readline):
             word, name, *rest = line.split()
             if word == "send":
                 await (await conversations[name].send(" ".join(rest))).end()
+            elif word == "follow":
+                group.start_soon(follow, conversations[name])
+            elif word == "view":
+                await view(conversations[name])
             else:
                 await conversations.delete(name)
             say("done")
+        group.cancel_scope.cancel()
 
 
 if __name__ == "__main__":

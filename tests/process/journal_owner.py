@@ -16,10 +16,12 @@ import threading
 from collections.abc import Callable
 
 import anyio
+import anyio.lowlevel
 
 from turnkeeper.actors import Journal, PostgresJournal, SQLiteJournal
-from turnkeeper.actors.testing import make_record
-from turnkeeper.runtime import OwnershipLost
+from turnkeeper.actors.journal import Claim
+from turnkeeper.actors.journals.contract import make_record
+from turnkeeper.runtime import OwnershipLost, Unavailable
 
 CONVERSATIONS = ("a", "b", "c")
 APPENDS_MAX = 10_000
@@ -57,22 +59,33 @@ async def main(place: str, where: str, nth: int, how: str) -> None:
                     threading.get_ident(), signal.SIGKILL if how == "kill" else signal.SIGSTOP
                 )
 
+    claims: dict[str, Claim] = {}
+
+    async def append(journal: Journal, name: str, seq: int, event_id: str) -> bool:
+        try:
+            if not seq % CLAIM_EVERY:
+                claims[name] = await journal.claim(name)
+            say("sent", name, seq, event_id)
+            await journal.append(
+                name,
+                [make_record(event_id)],
+                epoch=claims[name].epoch,
+                expected_seq=seq,
+                is_unfinished=False,
+            )
+        except Unavailable:
+            await anyio.lowlevel.checkpoint()
+            return False
+        return True
+
     async def converse(journal: Journal, name: str) -> None:
-        claim = await journal.claim(name)
+        claim = claims[name] = await journal.claim(name)
         say("head", name, claim.head)
         for seq in range(claim.head + 1, claim.head + APPENDS_MAX):
             event_id = f"{name}-{seq}-{os.getpid()}"
             try:
-                if not seq % CLAIM_EVERY:
-                    claim = await journal.claim(name)
-                say("sent", name, seq, event_id)
-                await journal.append(
-                    name,
-                    [make_record(event_id)],
-                    epoch=claim.epoch,
-                    expected_seq=seq,
-                    is_unfinished=False,
-                )
+                while not await append(journal, name, seq, event_id):
+                    pass  # its lease is out, until it is renewed
             except OwnershipLost:
                 say("lost", name)
                 return

@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from turnkeeper.actors import PostgresJournal, RollingCondenser, SQLiteJournal, _conversation
-from turnkeeper.actors._conversation import ConversationActor
-from turnkeeper.actors.agents import TurnContext
+from turnkeeper.actors import PostgresJournal, RollingCondenser, SQLiteJournal
+from turnkeeper.actors.agents.turn_context import TurnContext
 from turnkeeper.actors.cli import stress_worker
+from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.journal import Journal
+from turnkeeper.actors.owner import actor
+from turnkeeper.actors.owner.actor import ConversationActor
 
 LEASE_S = 1.0
 SNAPSHOT_EVENTS = 12
@@ -67,7 +69,7 @@ POINTS: Mapping[str, tuple[Callable[[Any, Point], Any], tuple[object, ...], str]
     "after a publication, before the effects": (after, (ConversationActor,), "_publish"),
     "after the effects have started": (after, (ConversationActor,), "_start_effects"),
     "after a claim, before the log is read": (after_awaiting, JOURNALS, "claim"),
-    "after the log is read": (after_awaiting, (_conversation,), "load_state"),
+    "after the log is read": (after_awaiting, (actor,), "load_state"),
     "before a snapshot": (before, JOURNALS, "write_snapshot"),
     "after a snapshot": (after_awaiting, JOURNALS, "write_snapshot"),
     "before a tool call": (before, (TurnContext,), "_run_call"),
@@ -104,12 +106,11 @@ def main(point: str, nth: int, how: str, backend: str) -> None:
             return PostgresJournal(db, lease_s=LEASE_S, failpoint=failpoint)
         return SQLiteJournal(db, failpoint=failpoint)
 
-    _conversation._SNAPSHOT_EVENTS = SNAPSHOT_EVENTS
     if point in POINTS:
         wrap, places, name = POINTS[point]
         for place in places:
             setattr(place, name, wrap(getattr(place, name), reach))
-    stress_worker.main(backend, open_journal)
+    stress_worker.main(backend, open_journal, Limits(snapshot_events=SNAPSHOT_EVENTS))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from urllib.parse import urlencode
 
 from turnkeeper.actors.cli._crowd import Crowd
 from turnkeeper.actors.cli._protocol import StartStress
-from turnkeeper.actors.cli._stage import Worker
+from turnkeeper.actors.cli._replay import Worker
 from turnkeeper.actors.cli._stress_report import StressReport, make_stress_report
-from turnkeeper.actors.cli._stress_stage import Outage, Stress
+from turnkeeper.actors.cli._stress_run import Outage, Stress
 from turnkeeper.actors.cli.stress_worker import is_postgres, open_journal
 from turnkeeper.runtime import Ports
 
@@ -40,7 +40,7 @@ class Dying(Stress):
 
     how: str = "kill"
 
-    def _is_to_go_on(self, worker: Worker) -> bool:
+    def _will_restart(self, worker: Worker) -> bool:
         if worker.is_killed or worker.status == -signal.SIGKILL:
             self.died_at.append(self._next_point[0])
             if not worker.is_killed:
@@ -122,7 +122,7 @@ async def check(stress: Stress) -> StressReport:
 
 @contextmanager
 def database() -> Iterator[str]:
-    """The URL of a database that nobody else uses; dropped at the end."""
+    """Give the URL of a database that no other test uses; drop it at the end."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from turnkeeper.actors import SQLiteJournal
-from turnkeeper.actors.cli._stress_stage import Stress
+from turnkeeper.actors.cli._stress_run import Stress
 
 from .stressing import check, small_stress
 

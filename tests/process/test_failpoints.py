@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ..drawn import drawn
 from .mortal_worker import JOURNAL_POINTS, POINTS
 from .stressing import check, database, small_stress
 
@@ -26,7 +27,8 @@ def url() -> Iterator[str]:
         yield name
 
 
-@pytest.mark.parametrize(("point", "other"), PAIRS)
+@pytest.mark.sweep
+@pytest.mark.parametrize(("point", "other"), drawn(PAIRS, 3))
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_nothing_acknowledged_is_lost_when_the_process_dies(
     tmp_path: Path, point: str, other: str

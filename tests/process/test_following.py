@@ -13,16 +13,15 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from tests.actors.worlds import HeldAgent, brief
+from tests.actors.conversations.worlds import HeldAgent, brief
 from turnkeeper.actors import (
-    ConversationDeleted,
     Conversations,
-    OwnedElsewhere,
     PostgresJournal,
     SQLiteJournal,
     Turn,
 )
-from turnkeeper.actors._subscriptions import EventReader
+from turnkeeper.actors.errors import ConversationDeleted, OwnedElsewhere
+from turnkeeper.actors.owner.subscriptions import EventReader
 
 from .. import postgres
 
@@ -39,16 +38,20 @@ class Owner:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    async def hears(self, word: str) -> None:
+    async def hears(self, *words: str) -> None:
         assert self.process.stdout is not None
-        line = await anyio.to_thread.run_sync(self.process.stdout.readline)
-        assert line == f"{word}\n"
+        for word in words:
+            line = await anyio.to_thread.run_sync(self.process.stdout.readline)
+            assert line == f"{word}\n"
 
     async def do(self, line: str) -> None:
+        self.say(line)
+        await self.hears("done")
+
+    def say(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
-        await self.hears("done")
 
 
 @contextmanager

@@ -18,13 +18,18 @@ from pathlib import Path
 import anyio
 import pytest
 
-from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
-from turnkeeper.actors._sqlite_schema import SCHEMA_VERSION
+from turnkeeper.actors import (
+    Conversations,
+    SQLiteJournal,
+    TurnContext,
+    agent,
+)
+from turnkeeper.actors.journals.sqlite.schema import SCHEMA_VERSION
 
 from .. import postgres
+from .command import COMMAND
 from .test_sqlite_journal import OWNER
 
-COMMAND = (sys.executable, "-P", "-c", "from turnkeeper.actors.cli import main; main()")
 TURNS = 60
 CHATS = [
     [{"role": "user", "content": f"question {n}"}, {"role": "assistant", "content": "answer"}]
@@ -103,7 +108,7 @@ def test_what_is_exported_is_imported_as_it_was(path: Path, tmp_path: Path) -> N
     assert command("export", path).stdout == lines.read_text()
     assert len(command("export", path, "bob").stdout.splitlines()) == 1 + 1 + 4
 
-    assert "2 conversations imported, 244 events" in command("import", other, lines).stdout
+    assert "2 conversations imported, 244 new events" in command("import", other, lines).stdout
     again = json.loads(command("import", other, lines, "--json").stdout)
     assert again == {"conversations": 2, "events": 0, "problems": []}
     assert logs(other) == logs(path)
@@ -116,7 +121,7 @@ def test_chats_in_the_openai_format_are_imported_and_what_is_wrong_is_told(
     chats = tmp_path / "chats.json"
     chats.write_text(json.dumps([*CHATS, [{"role": "nobody"}]]))
     result = command("import", path, chats, tmp_path / "none.json", check=2)
-    assert "3 conversations imported, 6 events" in result.stdout
+    assert "3 conversations imported, 6 new events" in result.stdout
     assert "none.json: cannot be read: No such file" in result.stderr
     assert "chats.json" in result.stderr
     assert set(logs(path)) == {"alice", "bob", "chats-1", "chats-2", "chats-3"}
@@ -429,6 +434,6 @@ def test_a_database_is_read_written_verified_and_deleted_from(path: Path, tmp_pa
         assert command("delete", url, "bob", "-y", *there[1:]).stdout == "1 conversation deleted\n"
         assert "no conversation bob" in told("show", url, "bob", *there[1:])
         for name in ("vacuum", "repair"):
-            assert "this is for files" in told(name, url)
+            assert "is for files" in told(name, url)
     assert "lower-case name" in told("show", url, "--schema", "Not A Name")
     assert "cannot be reached" in told("show", "postgresql://127.0.0.1:1/none?connect_timeout=2")

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 import anyio
 import pytest
 
-from turnkeeper.actors import Claim, Journal, OwnedElsewhere, PostgresJournal
-from turnkeeper.actors.testing import make_record, read_all
+from turnkeeper.actors import Journal, PostgresJournal
+from turnkeeper.actors.errors import OwnedElsewhere
+from turnkeeper.actors.journal import Claim
+from turnkeeper.actors.journals.contract import make_record, read_all
 
 from .. import postgres
 from .test_sqlite_journal import OWNER, wait_until_stopped
@@ -54,7 +56,7 @@ async def claim_when_free(journal: Journal, name: str) -> tuple[Claim, int]:
 async def test_a_stopped_owner_is_taken_over_when_its_lease_is_out_and_writes_nothing_after(
     schema: str,
 ) -> None:
-    """Stopped before a statement, so that the very next thing it does is to send an old epoch."""
+    """It is stopped before a statement, so the first thing it does awake is send an old epoch."""
     with owner(schema, "begin", 8, "stop") as process:
         await wait_until_stopped(process)
 
@@ -87,7 +89,9 @@ async def test_a_stopped_owner_is_taken_over_when_its_lease_is_out_and_writes_no
                 assert epochs == sorted(epochs)
 
 
-async def test_what_a_killed_owner_was_told_is_there_and_the_rest_is_whole(schema: str) -> None:
+async def test_acknowledged_appends_of_a_killed_owner_are_there_and_the_rest_is_whole(
+    schema: str,
+) -> None:
     kept: dict[str, list[str]] = {}
     for where, nth in (("begin", 7), ("committed", 9)):
         with owner(schema, where, nth, "kill") as process:

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from turnkeeper.actors.cli._stress_stage import Stress
+from turnkeeper.actors.cli._stress_run import Stress
 
 from .stressing import check, small_stress
 

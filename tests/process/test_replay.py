@@ -15,14 +15,17 @@ import anyio.to_thread
 import pytest
 from typer.testing import CliRunner, Result
 
-from turnkeeper.actors import MessageQueuedEvent, Record, SQLiteJournal, encode_event
-from turnkeeper.actors.cli import _app, _stage
+from turnkeeper.actors import SQLiteJournal
+from turnkeeper.actors.cli import _app, _replay
 from turnkeeper.actors.cli._report import empty_report
-from turnkeeper.actors.recorded import InputProblem
-from turnkeeper.actors.samples import read_samples
+from turnkeeper.actors.events import MessageQueuedEvent, encode_event
+from turnkeeper.actors.journal import Record
+from turnkeeper.actors.recordings.samples import read_samples
+from turnkeeper.actors.recordings.transcripts import InputProblem
+
+from .command import COMMAND
 
 BROKEN_WORKER = Path(__file__).parent / "broken_worker.py"
-COMMAND = (sys.executable, "-P", "-c", "from turnkeeper.actors.cli import main; main()")
 AIRLINE = Path(__file__).parents[3] / "shared" / "data" / "airline_transcripts.json"
 BREACHES = ("lost", "duplicated", "out_of_order", "views_diverged")
 
@@ -365,7 +368,7 @@ print('{"kind": "views", "event_ids": {}}', flush=True)
 signal.pause()
 """
     monkeypatch.setattr(_app, "WORKER", (sys.executable, "-c", program))
-    monkeypatch.setattr(_stage, "STOP_GRACE_S", 0.2)
+    monkeypatch.setattr(_replay, "STOP_GRACE_S", 0.2)
 
     result = run("replay", chats)
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from turnkeeper.actors import JournalRefused, OwnedElsewhere, SQLiteJournal
-from turnkeeper.actors._sqlite_verify import verify
-from turnkeeper.actors.testing import make_record, read_all
+from turnkeeper.actors import SQLiteJournal
+from turnkeeper.actors.errors import JournalRefused, OwnedElsewhere
+from turnkeeper.actors.journals.contract import make_record, read_all
+from turnkeeper.actors.journals.sqlite.verify import verify
 
 OWNER = Path(__file__).parent / "journal_owner.py"
 BOUNDARIES = ("begin", "written", "commit", "committed")
@@ -80,7 +81,7 @@ def test_what_was_acknowledged_survives_a_kill_at_each_boundary_of_a_commit(
 
 
 async def wait_until_stopped(process: subprocess.Popen[str]) -> None:
-    """Linux and macOS tell a parent, without anybody sleeping."""
+    """Linux and macOS tell a parent, without a sleep."""
     _, status = await anyio.to_thread.run_sync(os.waitpid, process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
 

@@ -14,19 +14,19 @@ import anyio.to_thread
 import pytest
 
 from turnkeeper.actors import (
-    ActionEvent,
-    AgentErrorEvent,
     Conversation,
     Conversations,
-    OwnedElsewhere,
     PostgresJournal,
     Turn,
     TurnContext,
-    decode_event,
 )
-from turnkeeper.actors.agents import agent
+from turnkeeper.actors.agents.turn_context import agent
+from turnkeeper.actors.errors import OwnedElsewhere
+from turnkeeper.actors.events import ActionEvent, AgentErrorEvent, decode_event
 
+from .. import postgres
 from .stressing import database
+from .test_following import owner
 from .test_sqlite_journal import wait_until_stopped
 
 OWNER = Path(__file__).parent / "tool_owner.py"
@@ -87,3 +87,27 @@ async def test_an_owner_that_was_taken_over_while_stopped_starts_nothing_and_wri
     started = [line for line in lines if line.startswith("started")]
     assert sorted(started) == sorted(f"started {call}" for call in calls[:-2])
     assert "ended interrupted" in lines
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+async def test_a_reader_beside_an_owner_that_stood_still_hears_what_its_successor_wrote(
+    backend: str,
+) -> None:
+    """It only waits, its owner is never passivated, and nothing is sent to it."""
+    with postgres.schema() as schema, owner(f"postgres {schema} 1.0", backend) as first:
+        await first.hears("ready")
+        await first.do("send c A")
+        await first.do("follow c")
+        await first.hears(*(f"saw {seq}" for seq in range(1, 5)))
+        first.process.send_signal(signal.SIGSTOP)
+        await wait_until_stopped(first.process)
+        journal = PostgresJournal(postgres.conninfo(), schema=schema)
+        async with Conversations(other, journal=journal) as conversations:
+            turn, _ = await send_when_free(conversations["c"])
+            assert (await turn.end()).outcome == "completed"
+            first.process.send_signal(signal.SIGCONT)
+
+            await first.hears(*(f"saw {seq}" for seq in range(5, 9)))
+            first.say("view c")
+            await first.hears("view OwnedElsewhere", "done")

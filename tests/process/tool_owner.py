@@ -10,8 +10,14 @@ import sys
 
 import anyio
 
-from turnkeeper.actors import ActionEvent, Conversations, PostgresJournal, ToolCall, TurnContext
-from turnkeeper.actors.agents import agent
+from turnkeeper.actors import (
+    Conversations,
+    PostgresJournal,
+    ToolCall,
+    TurnContext,
+)
+from turnkeeper.actors.agents.turn_context import agent
+from turnkeeper.actors.events import ActionEvent
 
 LEASE_S = 1.0
 

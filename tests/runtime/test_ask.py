@@ -7,7 +7,7 @@ import pytest
 from turnkeeper.runtime import (
     Actor,
     ActorFailed,
-    Mailbox,
+    MailboxSettings,
     Message,
     NotAnsweredInTime,
     NotDelivered,
@@ -141,7 +141,7 @@ async def ignore_failure(ref: object, timeout: float) -> None:
 async def test_a_deadline_counts_the_wait_for_room_in_the_mailbox() -> None:
     clock = VirtualClock()
     async with Runtime(ports=clock.ports()) as runtime:
-        ref = runtime.spawn(Counter, name="counter", mailbox=Mailbox(capacity=1))
+        ref = runtime.spawn(Counter, name="counter", mailbox=MailboxSettings(capacity=1))
         gate = await block(ref)
         await ref.tell(Add())
 

@@ -9,8 +9,8 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from turnkeeper.runtime import OneShot, thread_caller
 from turnkeeper.runtime._backend import clear_stray_cancellation
+from turnkeeper.runtime.lowlevel import OneShot, thread_caller
 
 pytestmark = pytest.mark.anyio
 

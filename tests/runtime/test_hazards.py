@@ -1,6 +1,7 @@
 """The ten hazards that bring other actor libraries down, each made to happen here."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,7 +16,7 @@ from turnkeeper.runtime import (
     Backoff,
     Directive,
     Failure,
-    Mailbox,
+    MailboxSettings,
     Message,
     NotDelivered,
     Ref,
@@ -319,7 +320,7 @@ async def test_an_ask_that_is_over_is_no_part_of_a_cycle(first: str) -> None:
 
 
 async def test_an_effect_may_ask_its_own_actor() -> None:
-    """Hazard 5: nobody waits for an effect, so this is no cycle."""
+    """Hazard 5: no actor waits for an effect, so this is no cycle."""
     got: list[int] = []
     async with Runtime() as runtime:
         ref = runtime.spawn(Counter, name="counter")
@@ -340,7 +341,7 @@ async def test_a_full_mailbox_blocks_neither_control_nor_replies_nor_the_actor_i
     log: list[object] = []
     clock = VirtualClock()
     async with Runtime(ports=clock.ports()) as runtime:
-        ref = runtime.spawn(lambda: Counter(log), name="full", mailbox=Mailbox(capacity=1))
+        ref = runtime.spawn(lambda: Counter(log), name="full", mailbox=MailboxSettings(capacity=1))
         mortal = runtime.spawn(Counter, name="mortal")
         mortal.watch(ref)
         go_on, begun = anyio.Event(), anyio.Event()
@@ -505,3 +506,70 @@ async def test_what_was_never_started_is_handed_back_inside_the_error() -> None:
         (message,) = handed_back
         assert isinstance(message, Get)
         assert await elsewhere.ask(message) == 0
+
+
+class TestLateKill:
+    """A kill that comes in the very step in which its target ends must hit nothing else."""
+
+    @staticmethod
+    async def end_and_cancel_an_effect_as(
+        wake: Callable[[Runtime, anyio.Event], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Let an effect end and cancel it in the same step, a hundred times; `wake` sees that."""
+
+        class Target(Actor):
+            def receive(self, message: object) -> None:
+                self.gate = anyio.Event()
+                self.effect = self.context.start_effect(self.gate.wait, name="effect")
+
+        actor = Target()
+        async with Runtime() as runtime:
+            target = runtime.spawn(lambda: actor, name="target")
+            for _ in range(100):
+                await target.ask(Get())
+                await settle()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(wake, runtime, actor.gate)
+                    await settle()
+                    actor.gate.set()
+                    actor.effect.cancel()
+
+    async def test_it_does_not_reach_the_next_actors_handler(self) -> None:
+        async def pause(_: Actor) -> object:
+            for _step in range(3):
+                await anyio.lowlevel.checkpoint()
+            return "handled"
+
+        answers: list[object] = []
+
+        async def ask_when_it_ends(runtime: Runtime, gate: anyio.Event) -> None:
+            neighbour = runtime.spawn(Counter, name="neighbour")
+            await gate.wait()
+            answers.append(await neighbour.ask(Run(pause)))
+            await neighbour.stop()
+
+        await self.end_and_cancel_an_effect_as(ask_when_it_ends)
+        assert answers == ["handled"] * 100
+
+    async def test_it_does_not_end_another_actors_effect(self) -> None:
+        ended: list[str] = []
+
+        async def work() -> None:
+            for _step in range(3):
+                await anyio.lowlevel.checkpoint()
+            ended.append("by itself")
+
+        class Neighbour(Actor):
+            def receive(self, _: object) -> object:
+                self.context.start_effect(work, name="work")
+                return None
+
+        async def start_when_it_ends(runtime: Runtime, gate: anyio.Event) -> None:
+            neighbour = runtime.spawn(Neighbour, name="neighbour")
+            await gate.wait()
+            await neighbour.ask(Get())
+            await settle()
+            await neighbour.stop()
+
+        await self.end_and_cancel_an_effect_as(start_when_it_ends)
+        assert ended == ["by itself"] * 100

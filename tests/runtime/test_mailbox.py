@@ -13,8 +13,8 @@ from turnkeeper.runtime import (
     Actor,
     Backoff,
     DeadLetter,
-    Mailbox,
     MailboxFull,
+    MailboxSettings,
     NotDelivered,
     Runtime,
     Supervision,
@@ -25,7 +25,7 @@ from .actors import Add, Counter, Fail, Get, Run, block
 
 pytestmark = pytest.mark.anyio
 
-SMALL = Mailbox(capacity=2)
+SMALL = MailboxSettings(capacity=2)
 
 
 def logging_actor(log: list[Any]) -> Callable[[], Counter]:
@@ -50,7 +50,8 @@ async def test_a_sender_waits_for_room_and_is_admitted_in_its_turn() -> None:
 async def test_nobody_overtakes_a_sender_that_waits_for_room() -> None:
     log: list[object] = []
     async with Runtime() as runtime:
-        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=Mailbox(capacity=1))
+        settings = MailboxSettings(capacity=1)
+        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=settings)
         gate = await block(ref)
         await ref.tell("first")
         async with anyio.create_task_group() as tasks:
@@ -68,7 +69,7 @@ async def test_nobody_overtakes_a_sender_that_waits_for_room() -> None:
 
 async def test_reject_refuses_with_the_capacity() -> None:
     async with Runtime() as runtime:
-        mailbox = Mailbox(capacity=2, overflow="reject")
+        mailbox = MailboxSettings(capacity=2, overflow="reject")
         ref = runtime.spawn(Counter, name="counter", mailbox=mailbox)
         gate = await block(ref)
         await ref.tell(Add())
@@ -86,7 +87,7 @@ async def test_reject_refuses_with_the_capacity() -> None:
 async def test_drop_oldest_makes_each_drop_a_dead_letter() -> None:
     log: list[object] = []
     async with Runtime() as runtime:
-        mailbox = Mailbox(capacity=2, overflow="drop_oldest")
+        mailbox = MailboxSettings(capacity=2, overflow="drop_oldest")
         ref = runtime.spawn(logging_actor(log), name="counter", mailbox=mailbox)
         gate = await block(ref)
         with runtime.events.subscribe(DeadLetter) as letters:
@@ -99,7 +100,7 @@ async def test_drop_oldest_makes_each_drop_a_dead_letter() -> None:
 
 async def test_drop_oldest_hands_an_ask_back_to_its_asker() -> None:
     async with Runtime() as runtime:
-        mailbox = Mailbox(capacity=1, overflow="drop_oldest")
+        mailbox = MailboxSettings(capacity=1, overflow="drop_oldest")
         ref = runtime.spawn(Counter, name="counter", mailbox=mailbox)
         gate = await block(ref)
 
@@ -116,7 +117,7 @@ async def test_drop_oldest_hands_an_ask_back_to_its_asker() -> None:
 
 async def test_tell_nowait_raises_where_tell_would_wait() -> None:
     async with Runtime() as runtime:
-        ref = runtime.spawn(Counter, name="counter", mailbox=Mailbox(capacity=1))
+        ref = runtime.spawn(Counter, name="counter", mailbox=MailboxSettings(capacity=1))
         gate = await block(ref)
         ref.tell_nowait(Add())
         with pytest.raises(MailboxFull):
@@ -144,7 +145,8 @@ async def test_control_goes_first_and_each_lane_keeps_its_order() -> None:
 async def test_a_cancelled_waiting_sender_leaves_no_trace() -> None:
     log: list[object] = []
     async with Runtime() as runtime:
-        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=Mailbox(capacity=1))
+        settings = MailboxSettings(capacity=1)
+        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=settings)
         gate = await block(ref)
         await ref.tell("kept")
         async with anyio.create_task_group() as tasks:
@@ -166,7 +168,9 @@ class TestNativeCancellation:
     async def test_a_sender_cancelled_while_it_is_admitted_takes_its_message_back(self) -> None:
         log: list[object] = []
         async with Runtime() as runtime:
-            ref = runtime.spawn(logging_actor(log), name="counter", mailbox=Mailbox(capacity=1))
+            ref = runtime.spawn(
+                logging_actor(log), name="counter", mailbox=MailboxSettings(capacity=1)
+            )
             gate = await block(ref)
             await ref.tell("first")
             cancelled = asyncio.create_task(ref.tell("cancelled"))
@@ -205,7 +209,7 @@ async def test_mail_sent_during_backoff_waits_under_the_mailboxs_own_policy() ->
     clock = VirtualClock()
     slow = Supervision(backoff=Backoff(first_s=10.0, jitter=0.0))
     async with Runtime(ports=clock.ports(), supervision=slow) as runtime:
-        mailbox = Mailbox(capacity=2, overflow="reject")
+        mailbox = MailboxSettings(capacity=2, overflow="reject")
         ref = runtime.spawn(logging_actor(log), name="counter", mailbox=mailbox)
         await ref.tell(Fail(ValueError()))
         await settle()
@@ -231,11 +235,13 @@ async def test_a_flood_does_not_starve_the_neighbours() -> None:
 
     sink = Sink()
     async with Runtime() as runtime:
-        flooded = runtime.spawn(lambda: sink, name="flooded", mailbox=Mailbox(capacity=2_000))
+        flooded = runtime.spawn(
+            lambda: sink, name="flooded", mailbox=MailboxSettings(capacity=2_000)
+        )
         neighbour = runtime.spawn(Counter, name="neighbour")
         await neighbour.ask(Get())
         for _ in range(1_000):
-            await flooded.tell(None)
+            flooded.tell_nowait(None)
         await neighbour.ask(Get())
         handled_before.append(sink.handled)
     assert sink.handled == 1_000
@@ -264,7 +270,8 @@ async def test_an_actor_whose_messages_take_long_yields_after_each() -> None:
 async def test_an_actor_that_tells_itself_never_waits_for_room() -> None:
     log: list[object] = []
     async with Runtime() as runtime:
-        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=Mailbox(capacity=1))
+        settings = MailboxSettings(capacity=1)
+        ref = runtime.spawn(logging_actor(log), name="counter", mailbox=settings)
 
         async def tell_itself(actor: Actor) -> None:
             for number in range(5):
@@ -282,7 +289,7 @@ async def test_every_sender_keeps_its_order_whatever_happens_to_the_actor(seed: 
     log: list[tuple[int, int]] = []
     at_once = Supervision(backoff=Backoff(first_s=0.0), restarts_max=10_000)
     async with Runtime(supervision=at_once) as runtime:
-        mailbox = Mailbox(capacity=draw.choice([1, 2, 5]))
+        mailbox = MailboxSettings(capacity=draw.choice([1, 2, 5]))
         ref = runtime.spawn(logging_actor(log), name="counter", mailbox=mailbox)
         told: list[tuple[int, int]] = []
 

@@ -6,15 +6,8 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from turnkeeper.runtime import (
-    Actor,
-    ActorFailed,
-    Message,
-    OneShot,
-    Refused,
-    Runtime,
-    TurnkeeperError,
-)
+from turnkeeper.runtime import Actor, ActorFailed, Message, Refused, Runtime, TurnkeeperError
+from turnkeeper.runtime.lowlevel import OneShot
 from turnkeeper.runtime.testing import VirtualClock, settle
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +33,7 @@ class Waiter(Actor):
         if isinstance(message, Other):
             return "another message"
         try:
-            value = await self.context.outcome(self.cell)
+            value = await self.context.wait_for(self.cell)
             if self.goes_on is not None:
                 await self.goes_on.wait()
         finally:
@@ -97,7 +90,7 @@ async def test_a_handler_that_begins_in_the_askers_stack_may_wait_for_it(kind: s
             return self._answer()
 
         async def _answer(self) -> int:
-            return await (self.context.outcome(cell) if kind == "unattended" else cell)
+            return await (self.context.wait_for(cell) if kind == "unattended" else cell)
 
     answers: list[object] = []
     async with Runtime() as runtime, anyio.create_task_group() as tasks:
@@ -163,7 +156,7 @@ async def test_an_outcome_that_is_an_error_is_raised_in_the_handler(
 async def test_a_resident_actor_and_one_that_starts_wait_for_it_too() -> None:
     class Starts(Waiter):
         async def on_start(self) -> None:
-            self.first = await self.context.outcome(self.cell)
+            self.first = await self.context.wait_for(self.cell)
 
     for is_resident in (False, True):
         cell: OneShot[int] = OneShot()

@@ -16,7 +16,7 @@ from turnkeeper.runtime import (
     DeadLetter,
     Directive,
     Failure,
-    Mailbox,
+    MailboxSettings,
     Message,
     NotDelivered,
     OwnershipLost,
@@ -366,7 +366,7 @@ async def test_every_message_that_races_with_passivation_is_handled_once(seed: i
             "ledgers",
             ledgers(book, draw),
             active_max=draw.choice([1, 2, 10]),
-            mailbox=Mailbox(capacity=draw.choice([1, 3, 100])),
+            mailbox=MailboxSettings(capacity=draw.choice([1, 3, 100])),
         )
 
         async def send(sender: int) -> None:

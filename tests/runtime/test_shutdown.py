@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -9,12 +10,14 @@ import pytest
 
 from turnkeeper.runtime import (
     Actor,
+    ActorEnded,
+    ActorFailed,
     NotDelivered,
     Runtime,
 )
 from turnkeeper.runtime.testing import Probe, VirtualClock, no_leaks, settle
 
-from .actors import Add, Counter, Get, Run, block
+from .actors import Add, Counter, Fail, Get, Run, block
 
 pytestmark = pytest.mark.anyio
 
@@ -244,3 +247,101 @@ async def test_a_runtime_that_is_never_left_says_so() -> None:
     with pytest.warns(ResourceWarning, match="never left"):
         runtime.__del__()
     await runtime.__aexit__(None, None, None)
+
+
+async def test_busy_actors_share_one_patience_and_still_stop_in_reverse() -> None:
+    clock = VirtualClock()
+    log: list[tuple[str, float]] = []
+
+    class Busy(Counter):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        async def on_stop(self) -> None:
+            log.append((self.name, clock.monotonic() - left_at))
+
+    class Parent(Busy):
+        async def on_start(self) -> None:
+            await block(self.context.spawn(lambda: Busy("child"), name="child"))
+
+    left_at = 0.0
+    async with (
+        anyio.create_task_group() as tasks,
+        Runtime(ports=clock.ports(), drain_s=1.0, stop_s=5.0) as runtime,
+    ):
+        for name in ("0", "1", "2", "3"):
+            await block(runtime.spawn(partial(Busy, name), name=name))
+        runtime.spawn(lambda: Parent("parent"), name="parent")
+        await settle()
+        left_at = clock.monotonic()
+        tasks.start_soon(clock.advance, 60.0)
+    assert [name for name, _ in log] == ["child", "parent", "3", "2", "1", "0"]
+    assert all(after <= 6.5 for _, after in log), "drain_s, stop_s, and no more for each of them"
+
+
+async def test_a_second_signal_leaves_busy_actors_no_patience() -> None:
+    clock = VirtualClock()
+
+    async def signal_twice() -> None:
+        await settle()
+        signal.raise_signal(signal.SIGTERM)
+        await settle()
+        signal.raise_signal(signal.SIGTERM)
+        await settle()
+        await clock.advance(0.1)
+
+    async with anyio.create_task_group() as tasks:
+        ports = clock.ports()
+        async with Runtime(ports=ports, handle_signals=True, drain_s=60.0, stop_s=60.0) as runtime:
+            for number in range(3):
+                await block(runtime.spawn(Counter, name=str(number)))
+            tasks.start_soon(signal_twice)
+            await anyio.sleep_forever()
+    assert runtime.stopped_by is signal.SIGTERM
+
+
+async def test_an_actor_in_backoff_that_spawns_on_its_start_recovers_while_draining() -> None:
+    class Parent(Counter):
+        starts = 0
+
+        async def on_start(self) -> None:
+            Parent.starts += 1
+            self.child = self.context.spawn(Counter, name="child")
+
+        async def receive(self, message: object) -> object:
+            if isinstance(message, Get):
+                return await self.child.ask(message)
+            return await super().receive(message)
+
+    clock = VirtualClock()
+    counts: list[object] = []
+    async with anyio.create_task_group() as tasks, Runtime(ports=clock.ports()) as runtime:
+        parent = runtime.spawn(Parent, name="parent")
+
+        async def ask() -> None:
+            count = await parent.ask(Get())
+            counts.append(count)
+
+        with pytest.raises(ActorFailed):
+            await parent.ask(Fail(ValueError("once")))
+        tasks.start_soon(ask)
+        await settle()
+        tasks.start_soon(clock.advance, 1.0)
+    assert counts == [0]
+    assert Parent.starts == 2
+
+
+async def test_nothing_is_spawned_from_outside_while_the_runtime_is_left() -> None:
+    refused: list[ActorEnded] = []
+
+    class Spawning(Counter):
+        async def on_stop(self) -> None:
+            try:
+                runtime.spawn(Counter, name="late")
+            except ActorEnded as error:
+                refused.append(error)
+
+    async with Runtime() as runtime:
+        runtime.spawn(Spawning, name="spawning")
+    assert len(refused) == 1

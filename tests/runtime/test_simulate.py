@@ -26,7 +26,7 @@ from turnkeeper.runtime.testing import (
     shrink,
     simulate,
 )
-from turnkeeper.runtime.testing import _scheduler as scheduler
+from turnkeeper.runtime.testing import _on_trio as scheduler
 
 World = Callable[[Simulation], Awaitable[None]]
 POLICIES: list[Policy] = ["random", "pct", "batch"]

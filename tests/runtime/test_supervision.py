@@ -702,3 +702,58 @@ def test_interrupts_of_the_program_end_the_loop_on_asyncio() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         anyio.run(main)
+
+
+async def test_children_that_escalate_together_are_one_failure_of_their_supervisor() -> None:
+    go = anyio.Event()
+
+    async def fail_together(_: Actor) -> None:
+        await go.wait()
+        raise ValueError("together")
+
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        escalating = Supervision(otherwise=Directive.ESCALATE)
+        supervisor = runtime.spawn_supervisor("pair", escalating)
+        region = runtime.region("keyed", lambda _: Counter(), supervision=escalating)
+        refs = [supervisor.spawn(Counter, name=name) for name in ("first", "second")]
+        for ref in (*refs, region["first"], region["second"]):
+            await ref.tell(Run(fail_together))
+        await settle()
+        go.set()
+        await settle()
+
+        assert len(runtime._root._log._times) == 2, "one of the supervisor, one of the region"
+        for ref in refs:
+            assert await ref.ask(Get()) == 0
+
+
+async def test_children_of_an_actor_that_escalate_together_are_one_failure_of_it() -> None:
+    go = anyio.Event()
+
+    async def fail_together(_: Actor) -> None:
+        await go.wait()
+        raise ValueError("together")
+
+    class Parent(Counter):
+        supervision = Supervision(otherwise=Directive.ESCALATE)
+
+        async def on_start(self) -> None:
+            self.children = [self.context.spawn(Counter, name=name) for name in ("a", "b")]
+
+    parents: list[Parent] = []
+
+    def make() -> Parent:
+        parents.append(Parent())
+        return parents[-1]
+
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        runtime.spawn(make, name="parent")
+        await settle()
+        for child in parents[0].children:
+            await child.tell(Run(fail_together))
+        await settle()
+        go.set()
+        await settle()
+
+        assert len(parents) == 2
+        assert len(runtime._root._log._times) == 1

@@ -13,13 +13,12 @@ from turnkeeper.runtime import (
     Actor,
     ActorFailed,
     DaemonThreads,
-    OneShot,
     Ports,
     Runtime,
     TooManyThreads,
     Unavailable,
-    thread_caller,
 )
+from turnkeeper.runtime.lowlevel import OneShot, thread_caller
 from turnkeeper.runtime.testing import settle
 
 from .actors import Add, Counter, Fail, Get, Run, block
@@ -171,7 +170,7 @@ async def test_an_outcome_may_come_from_a_thread_while_all_workers_wait() -> Non
 
     class Waiter(Actor[Get]):
         async def receive(self, message: Get) -> object:
-            return await self.context.outcome(cell)
+            return await self.context.wait_for(cell)
 
     async def keep_busy(_: object) -> None:
         busy.set()

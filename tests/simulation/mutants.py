@@ -10,23 +10,33 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from turnkeeper.actors import (
-    _memory_journal,
-    _turn_rules,
-    agents,
-    conversations,
-    turns,
-)
-from turnkeeper.actors._conversation import ConversationActor
-from turnkeeper.actors._memory_journal import MemoryJournal
-from turnkeeper.actors._subscriptions import EventReader, Subscriptions
+from turnkeeper.actors.agents.tool_agent import _Run
+from turnkeeper.actors.agents.turn_context import TurnContext
+from turnkeeper.actors.conversations import conversation, conversations
+from turnkeeper.actors.core import decide, turn_rules
+from turnkeeper.actors.core.parking import Parking
+from turnkeeper.actors.core.properties import _Groups
+from turnkeeper.actors.core.state import Folded
+from turnkeeper.actors.core.turn_table import TurnTable
+from turnkeeper.actors.core.view import View, ViewFold
+from turnkeeper.actors.journals import memory
+from turnkeeper.actors.journals.memory import MemoryJournal
+from turnkeeper.actors.journals.sqlite import state as state_shell
+from turnkeeper.actors.owner import loading
+from turnkeeper.actors.owner.actor import ConversationActor
+from turnkeeper.actors.owner.subscriptions import EventReader, Subscriptions
+from turnkeeper.actors.owner.wait_graph import WaitGraph
 from turnkeeper.actors.simulation import Options
+from turnkeeper.runtime import _slice
+from turnkeeper.runtime._cell import Cell
+from turnkeeper.runtime._incarnation import Incarnation
+from turnkeeper.runtime._mailbox import Mailbox
 
-__all__ = ["MUTANTS", "Mutant", "planted"]
+__all__ = ["MUTANTS", "PROMISES", "Mutant", "planted"]
 
 
 class Mutant(NamedTuple):
@@ -38,10 +48,12 @@ class Mutant(NamedTuple):
     function: str
     line: str
     becomes: str
-    seeds_max: int = 60
+    seeds_max: int = 150
     """Within how many seeds it has to be seen."""
     options: Options | None = None
     """The runs to see it in, where drawn ones would seldom be hard on just this."""
+    test: str = ""
+    """The test that finds it, if the simulated world does not: a file and a name."""
 
 
 MUTANTS = [
@@ -69,9 +81,9 @@ MUTANTS = [
     ),
     Mutant(
         "a resent chat message is taken for a new one",
-        _turn_rules,
+        turn_rules,
         "_send",
-        "known = turns.find(command.message_id) or stamp.known_message",
+        "known = turns.find(command.message_id) or draft.stamp.known_message",
         "known = None",
     ),
     Mutant(
@@ -83,63 +95,63 @@ MUTANTS = [
     ),
     Mutant(
         "a recovered turn leaves its calls open",
-        _turn_rules,
+        turn_rules,
         "_close",
-        "for tool_call_id, action in owner.state.admission.open_calls.items():",
+        "for tool_call_id, action in working.state.admission.open_calls.items():",
         "for tool_call_id, action in ():",
     ),
     Mutant(
         "a call that had started is said not to have happened",
-        _turn_rules,
+        turn_rules,
         "_close",
         "may_have_happened=True,",
         "may_have_happened=False,",
     ),
     Mutant(
         "an unfinished turn is not ended by the next owner",
-        _turn_rules,
+        turn_rules,
         "_recover",
         "if turns.waits_for is not None:",
         "if True:",
     ),
     Mutant(
         "what waits is forgotten when a turn ends",
-        _turn_rules,
+        turn_rules,
         "_then_next_queued",
-        "waiting = next(iter(owner.state.turns.queued.values()), None)",
+        "waiting = next(iter(draft.working.state.turns.queued.values()), None)",
         "waiting = None",
     ),
     Mutant(
         "the newest of what waits goes first",
-        _turn_rules,
+        turn_rules,
         "_then_next_queued",
-        "next(iter(owner.state.turns.queued.values()), None)",
-        "next(reversed(owner.state.turns.queued.values()), None)",
+        "next(iter(draft.working.state.turns.queued.values()), None)",
+        "next(reversed(draft.working.state.turns.queued.values()), None)",
     ),
     Mutant(
         "what an ended turn still says lands in the next one",
-        _turn_rules,
+        turn_rules,
         "check_running",
-        "if running is None or running.turn_id != turn_id or epoch != owner.epoch:",
+        "if running is None or running.turn_id != turn_id or epoch != working.epoch:",
         "if running is None:",
-        200,
+        600,
     ),
     Mutant(
         "the queue has no limit",
-        _turn_rules,
+        turn_rules,
         "_queue",
-        "if len(turns.queued) >= owner.policy.queued_messages_max:",
+        "if len(turns.queued) >= working.settings.queued_messages_max:",
         "if False:",
-        60,
+        150,
         Options.crowded(),
     ),
     Mutant(
         "a message that was refused is kept all the same",
-        _turn_rules,
+        turn_rules,
         "_send",
-        "raise TurnInProgress(owner.conversation_id, running.turn_id)",
-        "owner.state.turns._queued.clear(); "
-        "raise TurnInProgress(owner.conversation_id, running.turn_id)",
+        "raise TurnInProgress(working.conversation_id, running.turn_id)",
+        "working.state.turns._queued.clear(); "
+        "raise TurnInProgress(working.conversation_id, running.turn_id)",
     ),
     Mutant(
         "an epoch is no higher than the last one",
@@ -150,50 +162,50 @@ MUTANTS = [
     ),
     Mutant(
         "an older epoch may write, and anywhere",
-        _memory_journal,
+        memory,
         "check_append",
         "if epoch != found_epoch or not epoch:",
         "expected_seq = head + 1\n    if not epoch:",
     ),
     Mutant(
         "a tool starts under a lease that has run out",
-        agents.TurnContext,
+        TurnContext,
         "check_lease",
-        "self._side.check_lease()",
+        "self._owner.check_lease()",
         "pass",
-        120,
+        300,
         Options.standing_still(),
     ),
     Mutant(
         "a lease that was renewed brings back what was lost under it",
         ConversationActor,
-        "_check_lease",
+        "check_lease",
         "since=self._claimed_at",
         "since=None",
-        120,
+        300,
         Options.standing_still(),
     ),
     Mutant(
         "a tool starts before its call is written down",
-        agents.TurnContext,
+        TurnContext,
         "propose_calls",
         "await self._append(*events)",
-        "await self._side.ref.tell(TurnAppend(self.turn_id, self._epoch, tuple(events)))",
+        "await self._owner.ref.tell(TurnAppend(self.turn_id, self._epoch, tuple(events)))",
     ),
     Mutant(
         "what was said before an answer began anew is kept with it",
-        _turn_rules,
+        turn_rules,
         "_turn_append",
         "is_answer_over=says,",
         "is_answer_over=False,",
     ),
     Mutant(
         "an interrupted answer is kept from its end",
-        _turn_rules,
+        turn_rules,
         "_close",
-        'said = storable("".join(owner.streamed))',
-        'said = storable("".join(owner.streamed[1:]))',
-        200,
+        'said = storable("".join(working.streamed))',
+        'said = storable("".join(working.streamed[1:]))',
+        600,
     ),
     Mutant(
         "the last event of a batch is not offered to subscribers",
@@ -210,78 +222,431 @@ MUTANTS = [
         "is_owned",
         "return conversation_id in self._owned",
         "return True",
-        400,
+        600,
     ),
     Mutant(
         "a turn that was withdrawn gets its turn",
-        turns.TurnTable,
+        TurnTable,
         "fold",
         "case MessageWithdrawnEvent():\n            self._queued.pop(event.message_id, None)",
         "case MessageWithdrawnEvent():\n            pass",
-        400,
+        600,
     ),
     Mutant(
         "calls run without the confirmation that they wait for",
-        agents.TurnContext,
+        TurnContext,
         "propose_calls",
         "raise self._held()",
         "return actions",
     ),
     Mutant(
         "a rollback leaves what it rolls back in the view",
-        _turn_rules,
+        turn_rules,
         "_roll_back",
-        "(*in_view, *(event.id for event in closing))",
+        "(*in_view, *closing)",
         "(in_view[0],)",
     ),
     Mutant(
         "what had joined a turn is lost when that is rolled back",
-        _turn_rules,
+        turn_rules,
         "_roll_back",
         "for message in running.messages[1:]",
         "for message in ()",
-        400,
+        600,
     ),
     Mutant(
         "a fork runs what the other conversation runs",
-        conversations,
+        conversation,
         "decide_fork",
-        "if running is None:",
-        "if True:",
+        "if running is not None:",
+        "if False:",
     ),
     Mutant(
         "what waits in the other conversation waits in the fork, too",
-        turns.TurnTable,
+        TurnTable,
         "fold",
         "self._queued.clear()",
         "pass",
-        400,
+        600,
     ),
 ]
+
+PROMISES = [
+    # Faults against a promise, wherever the code that keeps it sits.
+    Mutant(
+        "an abandoned ask is handled by an actor that takes batches",
+        _slice,
+        "run_batch",
+        "if not item.is_done:",
+        "if True:",
+    ),
+    Mutant(
+        "an actor is passivated while its effects run",
+        Incarnation,
+        "is_quiet",
+        "self.effects or self.deferred",
+        "self.deferred",
+    ),
+    Mutant(
+        "control mail comes last in an actor that takes batches",
+        Mailbox,
+        "pop",
+        "if self.control:\n        return self.control.popleft()\n    if self.mail:",
+        "if self.control and not self.mail:\n        return self.control.popleft()\n"
+        "    if self.mail:",
+    ),
+    Mutant(
+        "an event behind a gap is given to a subscriber",
+        EventReader,
+        "_take_offered",
+        "elif offered.seq == self._cursor + 1:",
+        "elif offered.seq in (self._cursor + 1, self._cursor + 2):",
+    ),
+    Mutant(
+        "a page whose reading was cancelled is taken for read",
+        EventReader,
+        "_read_page",
+        "except BaseException:\n        self._note(Signal.LOOK)",
+        "except BaseException:\n        pass",
+    ),
+    Mutant(
+        "an owner begins without sending its readers to the journal",
+        Subscriptions,
+        "owner_began",
+        "reader.look()",
+        "pass",
+    ),
+    Mutant(
+        "a deletion is told before it is durable",
+        ConversationActor,
+        "_delete",
+        "    try:\n        deletion = await journal.delete",
+        "    self._setup.subscriptions.deleted(self._conversation_id)\n"
+        "    try:\n        deletion = await journal.delete",
+    ),
+    Mutant(
+        "the lease is counted from after the claim",
+        ConversationActor,
+        "_open",
+        "claim = await journal.claim(self._conversation_id)",
+        "claim = await journal.claim(self._conversation_id)\n"
+        "    self._claimed_at = self._setup.ports.monotonic()",
+    ),
+    Mutant(
+        "a turn is started though its batch has ended it",
+        ConversationActor,
+        "_start_turn",
+        "if self._running is None or self._running.turn_id != turn_id:",
+        "if False:",
+    ),
+    Mutant(
+        "a load keeps a call whose result was retracted",
+        ViewFold,
+        "_retract",
+        "self._watch(event.retracted_event_ids, None)",
+        "pass",
+    ),
+    Mutant(
+        "a load does not look at where a summary was put",
+        ViewFold,
+        "_condense",
+        "self._watch(event.forgotten_event_ids, offset)",
+        "self._watch(event.forgotten_event_ids, None)",
+    ),
+    Mutant(
+        "a call stays pending though another response has followed",
+        _Groups,
+        "add_action",
+        "elif response_id != self._response:\n        self.end_response()",
+        "elif response_id != self._response:\n        pass",
+    ),
+    Mutant(
+        "the newest event id is taken for the largest",
+        Folded,
+        "fold",
+        "self.event_id_max = max(self.event_id_max, event.id)",
+        "self.event_id_max = event.id",
+    ),
+    Mutant(
+        "the newest forgotten message id is taken for the largest",
+        TurnTable,
+        "_know",
+        "self._forgotten_max = max(self._forgotten_max, oldest)",
+        "self._forgotten_max = oldest",
+    ),
+    Mutant(
+        "a log whose turn ended counts as finished though a message waits",
+        state_shell,
+        "_is_unfinished_after",
+        "return bool(turns.queued)",
+        "return False",
+    ),
+    Mutant(
+        "the head is read before the epoch is claimed",
+        ConversationActor,
+        "_open",
+        "claim = await journal.claim(self._conversation_id)",
+        "found = [i for i in await journal.list() if i.conversation_id == self._conversation_id]\n"
+        "    claim = await journal.claim(self._conversation_id)\n"
+        "    claim = type(claim)(claim.epoch, found[0].head if found else 0)",
+    ),
+    Mutant(
+        "a view that was handed out grows",
+        View,
+        "__iter__",
+        "islice(self._shared.events, self._length)",
+        "iter(self._shared.events)",
+    ),
+    Mutant(
+        "a refused command leaves its events in the working state",
+        decide,
+        "decide",
+        "if violation is not None:",
+        "if violation is not None:\n        working.apply(decision)",
+    ),
+    Mutant(
+        "a rejected event is not kept among the rejections",
+        ConversationActor,
+        "_commit",
+        "if rejections:",
+        "if False:",
+    ),
+    Mutant(
+        "a call that is not idempotent runs again when its turn is resumed",
+        _Run,
+        "_answer_open_calls",
+        "or tools.is_idempotent(action.tool_name)",
+        "or True",
+    ),
+    Mutant(
+        "calls that the user rejected run",
+        turn_rules,
+        "_confirm",
+        "    if not command.confirmed:\n        why = command.reason",
+        "    command = type(command)(confirmed=True)\n    if not command.confirmed:\n"
+        "        why = command.reason",
+    ),
+    Mutant(
+        "senders that wait for room are admitted last first",
+        Mailbox,
+        "admit",
+        "sender, _ = waiting.popitem(last=False)",
+        "sender, _ = waiting.popitem()",
+    ),
+    Mutant(
+        "an abandoned ask is handled",
+        _slice,
+        "run_slice",
+        "if item.is_done:  # its asker has left, or its deadline has passed",
+        "if False:",
+    ),
+    Mutant(
+        "a restart loses the mail that waits",
+        Cell,
+        "_proceed",
+        "self.restarts += 1\n        return True",
+        "self.restarts += 1\n            self.mail.clear()\n        return True",
+    ),
+    Mutant(
+        "the buffer of a subscriber has no limit",
+        EventReader,
+        "_bound_offered",
+        "if len(self._offered) > self._limits.buffered_events_max:",
+        "if False:",
+    ),
+    Mutant(
+        "the table of known messages forgets one that waits",
+        TurnTable,
+        "_know",
+        "if not (known in self._queued or known in kept)",
+        "if True",
+    ),
+    Mutant(
+        "the agent of an interrupted turn is not cancelled",
+        ConversationActor,
+        "_start_effects",
+        "self._agent.cancel()",
+        "pass",
+    ),
+    Mutant(
+        "a chat message joins a turn while a call is open",
+        turn_rules,
+        "_begin_step",
+        "if not working.state.admission.open_calls:",
+        "if True:",
+    ),
+    Mutant(
+        "a chat message that missed the turn it steers gets none of its own",
+        turn_rules,
+        "_then_next_queued",
+        "next(iter(draft.working.state.turns.queued.values()), None)",
+        "next((q for q in draft.working.state.turns.queued.values() if q.steers is None), None)",
+    ),
+    Mutant(
+        "a step begins during a pause",
+        turn_rules,
+        "_begin_step",
+        "if turns.waits_for is not None:",
+        "if turns.awaiting:",
+    ),
+    Mutant(
+        "cancelling a message that waits interrupts the turn that runs",
+        turn_rules,
+        "_cancel_turn",
+        "if running is not None and (",
+        "if running is not None and (\n        True\n        or",
+    ),
+    Mutant(
+        "a turn that failed is told as completed",
+        turn_rules,
+        "_end_turn",
+        'outcome="completed" if command.error is None else "failed"',
+        'outcome="completed"',
+    ),
+    Mutant(
+        "what was streamed of one answer is kept with the next turn",
+        turn_rules,
+        "_begin_with",
+        "is_answer_over=True",
+        "is_answer_over=False",
+    ),
+    Mutant(
+        "a condensation is judged by the view that its condenser was shown",
+        decide,
+        "_propose",
+        "check_proposal(command.proposal, command.shown, view)",
+        "check_proposal(command.proposal, command.shown, command.shown)",
+    ),
+    Mutant(
+        "a summary goes to the end of the view",
+        ViewFold,
+        "_condense",
+        "events.insert(event.summary_offset, summary)",
+        "events.append(summary)",
+    ),
+    Mutant(
+        "readers are not told that their owner has ended",
+        Subscriptions,
+        "owner_ended",
+        "reader.owner_ended(is_wanted=is_wanted)",
+        "pass",
+    ),
+    Mutant(
+        "a full page is taken for the last one",
+        EventReader,
+        "_read_page",
+        "if len(page) == self._limits.read_page:",
+        "if False:",
+    ),
+    Mutant(
+        "what a crash left unfinished is not taken up on entering",
+        conversations.Conversations,
+        "_recover_unfinished",
+        "await self._journal.list(only_unfinished=True)",
+        "()",
+    ),
+    Mutant(
+        "a deleted conversation begins again with a low epoch",
+        MemoryJournal,
+        "delete",
+        "_Log(log.epoch + 1, self)",
+        "_Log(0, self)",
+    ),
+    Mutant(
+        "the agent of a deleted conversation goes on",
+        ConversationActor,
+        "_delete",
+        "effect.cancel()",
+        "pass",
+    ),
+    Mutant(
+        "a result that came before its call is never let out",
+        Parking,
+        "take_ready",
+        "if call_id in open_calls",
+        "if False",
+    ),
+    Mutant(
+        "a snapshot forgets the chat messages that wait",
+        Folded,
+        "_restore",
+        "self.turns = folds.turns",
+        "self.turns = folds.turns; self.turns._queued.clear()",
+    ),
+    Mutant(
+        "the last event of a snapshot is folded once more",
+        loading,
+        "load_state",
+        "await fold_log(journal, conversation_id, snapshot.seq, seq, state.fold)",
+        "await fold_log(journal, conversation_id, snapshot.seq - 1, seq, state.fold)",
+    ),
+    Mutant(
+        "two turns that wait for each other are not refused",
+        WaitGraph,
+        "_find",
+        "ways: list[tuple[str, ...]] = [(start,)]",
+        "ways: list[tuple[str, ...]] = []",
+    ),
+    Mutant(
+        "a follower is given an answer from its middle",
+        EventReader,
+        "_take_due_delta",
+        "is_next = offered.delta.starts_anew or self._has_answer_so_far",
+        "is_next = True",
+    ),
+    Mutant(
+        "calls confirmed during a pause count as started",
+        turn_rules,
+        "_resume",
+        "unstarted=turns.confirmed",
+        "unstarted=()",
+    ),
+    Mutant(
+        "what an agent says during a pause is never answered",
+        ConversationActor,
+        "_decide_one",
+        "self._held.append(taken)",
+        "pass",
+    ),
+    Mutant(
+        "an append that is sent again is refused",
+        MemoryJournal,
+        "append",
+        "if all(record.event_id in events for record in records):",
+        "if False:",
+    ),
+]
+"""Faults placed by what is promised, and not by where the code is that keeps the promise."""
 
 
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
     """The production code with this fault in it."""
-    original = inspect.getattr_static(mutant.where, mutant.function)
-    setattr(mutant.where, mutant.function, _mutated(original, mutant))
+    function = _function(inspect.getattr_static(mutant.where, mutant.function))
+    # The function itself is changed, and not a name for it: others may have imported it.
+    original = function.__code__
+    function.__code__ = _mutated(function, mutant)
     try:
         yield
     finally:
-        setattr(mutant.where, mutant.function, original)
+        function.__code__ = original
 
 
-def _mutated(function: Callable[..., Any], mutant: Mutant) -> Callable[..., Any]:
-    """The function with the fault, among the globals of its own module."""
+def _function(found: object) -> types.FunctionType:
+    """Return the function behind a property or a static method."""
+    if isinstance(found, property):
+        found = found.fget
+    if isinstance(found, staticmethod):
+        found = found.__func__
+    assert isinstance(found, types.FunctionType), found
+    return found
+
+
+def _mutated(function: types.FunctionType, mutant: Mutant) -> types.CodeType:
+    """Return the code of the function with the fault."""
     source = textwrap.dedent(inspect.getsource(function))
     assert mutant.line in source, f"{function.__qualname__} no longer has {mutant.line!r}"
-    module = sys.modules[function.__module__]
-    namespace: dict[str, Any] = dict(vars(module))
+    namespace: dict[str, Any] = dict(vars(sys.modules[function.__module__]))
     code = "from __future__ import annotations\n" + source.replace(mutant.line, mutant.becomes)
     exec(compile(code, f"<{function.__qualname__} with a fault>", "exec"), namespace)
-    made = namespace[function.__name__]
-    mutated = types.FunctionType(
-        made.__code__, vars(module), made.__name__, made.__defaults__, made.__closure__
-    )
-    mutated.__kwdefaults__ = made.__kwdefaults__
-    return mutated
+    return _function(namespace[function.__name__]).__code__

@@ -7,12 +7,14 @@ import pytest
 from turnkeeper.actors.simulation import ConversationWorld, silent_logs
 from turnkeeper.runtime.testing import simulate
 
+from ..drawn import drawn
 from .mutants import MUTANTS, Mutant, planted
 
 STEPS_MAX = 60_000
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.sweep
+@pytest.mark.parametrize("mutant", drawn(MUTANTS, 10), ids=lambda mutant: mutant.name)
 def test_a_planted_fault_is_found(mutant: Mutant) -> None:
     with planted(mutant), silent_logs():
         for seed in range(mutant.seeds_max):

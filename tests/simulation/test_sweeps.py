@@ -1,4 +1,4 @@
-"""One fault at a time, everywhere: not drawn, but all of them."""
+"""One fault at a time, everywhere; in the usual run, at places that the commit draws."""
 
 from __future__ import annotations
 
@@ -16,14 +16,20 @@ from turnkeeper.actors.simulation import (
 )
 from turnkeeper.runtime.testing import Run, Strike, simulate
 
+from ..drawn import drawn
+
 FREEZE_S = 40.0
 """Longer than a lease."""
 STEPS_MAX = 30_000
+STEPS_DRAWN = 40
+CALLS_DRAWN = 25
 
 
-def world(strike: JournalStrike | None = None) -> ConversationWorld:
+def world(
+    strike: JournalStrike | None = None, *, struck_s: float | None = None
+) -> ConversationWorld:
     """A small world with two nodes, tools and extras, and no fault but the one that strikes."""
-    return ConversationWorld(Options.plain(), strike=strike)
+    return ConversationWorld(Options.plain(), strike=strike, struck_s=struck_s)
 
 
 @cache
@@ -41,6 +47,7 @@ def plain_run() -> tuple[Run, int]:
     pytest.fail("no seed gives a run that is worth a sweep")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["crash", "freeze", "cancel"])
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_a_node_may_be_struck_at_every_step(
@@ -48,15 +55,18 @@ def test_a_node_may_be_struck_at_every_step(
 ) -> None:
     run, _ = plain_run()
     with silent_logs():
-        for step in range(1, run.node_steps[node] + 1):
+        for step in drawn(range(1, run.node_steps[node] + 1), STEPS_DRAWN):
             strike = Strike(kind, node, step, FREEZE_S)
-            simulate(world(), seed=run.seed, strike=strike, steps_max=STEPS_MAX).check()
+            simulate(
+                world(struck_s=FREEZE_S), seed=run.seed, strike=strike, steps_max=STEPS_MAX
+            ).check()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fault", get_args(Fault))
 def test_every_journal_call_may_fail_in_each_way(fault: Fault) -> None:
     run, calls = plain_run()
     with silent_logs():
-        for call in range(1, calls + 1):
+        for call in drawn(range(1, calls + 1), CALLS_DRAWN):
             strike = JournalStrike(fault, call)
             simulate(world(strike), seed=run.seed, steps_max=STEPS_MAX).check()

@@ -17,11 +17,10 @@ def project(tmp_path: Path) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         copy(ROOT / name, tmp_path)
     settings = (tmp_path / "pyproject.toml").read_text()
-    for folder in re.findall(r'"turnkeeper\.[\w.]+" = "([\w/]+)"', settings):
+    for folder in re.findall(r'"turnkeeper[\w.]*" = "([\w/]+)"', settings):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "__init__.py").write_text('"""Nothing."""\n')
-    for folder in ("runtime", "actors"):
-        (tmp_path / folder / "py.typed").touch()
+    (tmp_path / "top" / "py.typed").touch()
     return tmp_path
 
 
@@ -83,7 +82,7 @@ def test_a_type_error_is_found_in_the_packages_and_in_the_tests(project: Path) -
     assert "\nruntime/__init__.py:1: error:" in "\n" + output
 
     module.write_text("depth: int = 2\n")
-    (project / "runtime" / "py.typed").unlink()
+    (project / "top" / "py.typed").unlink()
     code, output = check(project)
     assert code == 1, output
     assert "missing py.typed" in output

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import assert_type
 
-from turnkeeper.actors.admission import Appended, Duplicate, Rejected, Violation
-from turnkeeper.actors.condensers import (
+from turnkeeper.actors.core.admission import Appended, Duplicate, Rejected, Violation
+from turnkeeper.actors.core.condensation import (
     CondensationPlan,
     Condenser,
     Need,
@@ -15,6 +15,8 @@ from turnkeeper.actors.condensers import (
     SummarizingCondenser,
     check_proposal,
 )
+from turnkeeper.actors.core.status import AgentExecutionStatus
+from turnkeeper.actors.core.view import View
 from turnkeeper.actors.events import (
     ActionEvent,
     Event,
@@ -24,10 +26,8 @@ from turnkeeper.actors.events import (
     decode_event,
     encode_event,
 )
-from turnkeeper.actors.llm import LLMMessages, to_llm_messages
-from turnkeeper.actors.state import ConversationState
-from turnkeeper.actors.status import AgentExecutionStatus
-from turnkeeper.actors.view import View
+from turnkeeper.actors.journals.sqlite.state import ConversationState
+from turnkeeper.actors.models.messages import LLMMessages, to_llm_messages
 
 
 def events(event: UserMessageEvent, action: ActionEvent) -> None:
@@ -50,7 +50,7 @@ def states() -> None:
     assert_type(state.conversation_history, tuple[LLMConvertibleEvent, ...])
     assert_type(state.task_list, tuple[Task, ...])
     assert_type(state.metrics.total_cost, float)
-    assert_type(state.admission.check(()), Violation | None)
+    assert_type(state.violations, tuple[Violation, ...])
     assert_type(state.at(3), ConversationState)
 
 

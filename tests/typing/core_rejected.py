@@ -1,10 +1,10 @@
 """What the type checker must reject: each line that it lets pass is an unused ignore, an error."""
 
-from turnkeeper.actors.condensers import Condenser, SummarizingCondenser
+from turnkeeper.actors.core.condensation import Condenser, SummarizingCondenser
+from turnkeeper.actors.core.view import View
 from turnkeeper.actors.events import ActionEvent, UserMessageEvent
-from turnkeeper.actors.llm import to_llm_messages
-from turnkeeper.actors.state import ConversationState
-from turnkeeper.actors.view import View
+from turnkeeper.actors.journals.sqlite.state import ConversationState
+from turnkeeper.actors.models.messages import to_llm_messages
 
 
 def events(action: ActionEvent) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from turnkeeper.runtime import Actor, Mailbox, Message, Ref, Runtime, Supervision
+from turnkeeper.runtime import Actor, MailboxSettings, Message, Ref, Runtime, Supervision
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +39,5 @@ async def misuse(runtime: Runtime) -> None:
     runtime.spawn(Counter)  # type: ignore[call-arg]
     runtime.spawn(Counter(), name="an instance")  # type: ignore[arg-type]
     runtime.region("no key", Counter)  # type: ignore[arg-type]
-    Mailbox(overflow="drop_newest")  # type: ignore[arg-type]
+    MailboxSettings(overflow="drop_newest")  # type: ignore[arg-type]
     Supervision(strategy="one_for_some")  # type: ignore[arg-type]

@@ -1,6 +1,12 @@
 """What the type checker must reject: each line that it lets pass is an unused ignore, an error."""
 
-from turnkeeper.actors import Model, ToolAgent, ToolContext, Tools, tool
+from turnkeeper.actors import (
+    Model,
+    ToolAgent,
+    ToolContext,
+    Tools,
+    tool,
+)
 
 
 @tool(idempotent=True)

@@ -56,8 +56,8 @@ def ended(number: int, outcome: str = "completed") -> Ended:
 def test_messages_come_at_the_rate_and_for_the_duration() -> None:
     clients = crowd(1_000, rate=100.0, duration_s=20.0)
 
-    first_half = len(clients.due(10.0))
-    clients.due(100.0)
+    first_half = len(clients.take_due(10.0))
+    clients.take_due(100.0)
 
     assert 900 < first_half < 1_100
     assert 1_800 < clients.sent < 2_200
@@ -69,9 +69,9 @@ def test_every_conversation_has_its_turn_before_one_has_another() -> None:
 
     for used in range(1, 51):
         assert clients.next_due is not None
-        clients.due(clients.next_due)
+        clients.take_due(clients.next_due)
         assert len(clients.used) == used
-    clients.due(10_000.0)
+    clients.take_due(10_000.0)
     assert len(clients.used) == 50
 
 
@@ -79,43 +79,43 @@ def test_a_sender_sends_on_when_acknowledged_and_latency_counts_from_when_it_was
     clients = crowd(rate=1.0)
     due = clients.next_due
     assert due is not None
-    assert sent(clients.due(due + 10.0)) == [("c0", 0)]
+    assert sent(clients.take_due(due + 10.0)) == [("c0", 0)]
 
-    assert sent(clients.on(accepted(0, 2), due + 10.0)) == [("c0", 1)]
+    assert sent(clients.note(accepted(0, 2), due + 10.0)) == [("c0", 1)]
 
     assert clients.latencies[0] == pytest.approx(10.0)
-    clients.on(accepted(1, 5), due + 11.0)
+    clients.note(accepted(1, 5), due + 11.0)
     assert clients.latencies[1] < 11.0
 
 
 def test_two_senders_do_not_wait_for_each_other() -> None:
     clients = crowd(senders=2, rate=1.0)
 
-    assert sorted(sent(clients.due(50.0))) == [("c0", 0), ("c0", 1)]
-    assert sent(clients.on(accepted(1, 3), 51.0)) == [("c0", 3)]
-    assert sent(clients.on(accepted(0, 4), 52.0)) == [("c0", 2)]
+    assert sorted(sent(clients.take_due(50.0))) == [("c0", 0), ("c0", 1)]
+    assert sent(clients.note(accepted(1, 3), 51.0)) == [("c0", 3)]
+    assert sent(clients.note(accepted(0, 4), 52.0)) == [("c0", 2)]
 
 
 def test_what_is_refused_or_cannot_be_served_is_sent_again_later_each_time() -> None:
     clients = crowd(rate=1.0, duration_s=0.9, seed=3)
-    (first,) = sent(clients.due(5.0))
+    (first,) = sent(clients.take_due(5.0))
     now = 5.0
     for report, times in ((refused(0), 1), (unserved(0), 2), (refused(0), 4), (unserved(0), 8)):
         wait = times * RESEND_S
-        assert clients.on(report, now) == ()
-        assert clients.on(report, now) == ()
+        assert clients.note(report, now) == ()
+        assert clients.note(report, now) == ()
         assert clients.next_due == pytest.approx(now + wait)
-        assert clients.due(now + wait / 2) == []
+        assert clients.take_due(now + wait / 2) == []
 
         now += wait + 0.001
-        assert sent(clients.due(now)) == [first]
-        assert clients.due(now) == []
+        assert sent(clients.take_due(now)) == [first]
+        assert clients.take_due(now) == []
     for _ in range(10):
-        clients.on(unserved(0), now)
+        clients.note(unserved(0), now)
         assert clients.next_due is not None
         assert clients.next_due <= now + RESEND_S_MAX
         now = clients.next_due
-        clients.due(now)
+        clients.take_due(now)
     assert clients.next_due is None
 
 
@@ -123,41 +123,41 @@ def test_an_answer_that_was_refused_for_the_policy_is_not_in_the_latency_of_thos
     None
 ):
     clients = crowd(rate=10.0)
-    clients.due(1.0)
-    clients.on(refused(0), 1.0)
-    clients.due(20.0)
+    clients.take_due(1.0)
+    clients.note(refused(0), 1.0)
+    clients.take_due(20.0)
 
-    clients.on(accepted(0, 2), 20.0)
-    clients.on(accepted(1, 5), 20.5)
+    clients.note(accepted(0, 2), 20.0)
+    clients.note(accepted(1, 5), 20.5)
 
     assert clients.latencies[-1] == pytest.approx(0.5)
 
 
 def test_a_new_worker_is_told_all_that_is_open_under_the_same_numbers() -> None:
     clients = crowd(senders=2, rate=1.0)
-    clients.due(50.0)
-    clients.on(accepted(0, 1), 50.0)
-    clients.on(refused(1), 50.0)
+    clients.take_due(50.0)
+    clients.note(accepted(0, 1), 50.0)
+    clients.note(refused(1), 50.0)
 
-    assert sorted(sent(clients.again())) == [("c0", 0), ("c0", 1), ("c0", 2)]
+    assert sorted(sent(clients.orders_for_new_worker())) == [("c0", 0), ("c0", 1), ("c0", 2)]
     # Already written by the worker that died: no breach, for it may have been on its way.
-    clients.on(accepted(1, 2, is_duplicate=True), 51.0)
-    clients.on(accepted(0, 1, is_duplicate=True), 51.0)
+    clients.note(accepted(1, 2, is_duplicate=True), 51.0)
+    clients.note(accepted(0, 1, is_duplicate=True), 51.0)
     assert clients.problems == []
 
 
 def test_it_is_done_when_every_turn_has_ended() -> None:
     clients = crowd(rate=1.0, duration_s=0.9, seed=3)
-    clients.due(5.0)
+    clients.take_due(5.0)
     are_done = [clients.is_done]
-    clients.on(accepted(0, 2), 5.0)
+    clients.note(accepted(0, 2), 5.0)
     are_done.append(clients.is_done)
-    clients.on(ended(0), 5.0)
+    clients.note(ended(0), 5.0)
     are_done.append(clients.is_done)
 
     assert are_done == [False, False, True]
     assert [receipts.is_finished for receipts in clients.used] == [True]
-    clients.on(ended(0), 5.0)
+    clients.note(ended(0), 5.0)
     assert clients.open == 0
 
 
@@ -165,7 +165,7 @@ def test_overlapping_messages_go_where_a_turn_runs() -> None:
     alone, together = crowd(100, rate=1.0), crowd(100, overlap=1.0, rate=1.0)
 
     for clients in (alone, together):
-        clients.due(50.0)
+        clients.take_due(50.0)
 
     assert len(alone.used) > 30
     assert len(together.used) == 1
@@ -174,7 +174,7 @@ def test_overlapping_messages_go_where_a_turn_runs() -> None:
 def test_conversations_have_each_policy() -> None:
     clients = crowd(len(ON_OVERLAP), rate=1.0)
 
-    orders = clients.due(100.0)
+    orders = clients.take_due(100.0)
 
     assert {order.on_overlap for order in orders if isinstance(order, Send)} == set(ON_OVERLAP)
 
@@ -203,10 +203,10 @@ def test_what_cannot_be_is_told(
     reports: Sequence[Accepted | Refused | Ended | Logged], told: str
 ) -> None:
     clients = crowd(rate=1.0)
-    clients.due(5.0)
+    clients.take_due(5.0)
 
     for report in reports:
-        clients.on(report, 5.0)
+        clients.note(report, 5.0)
 
     (problem,) = clients.problems
     assert problem.startswith("conversation c0: ")

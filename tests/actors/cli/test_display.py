@@ -9,8 +9,8 @@ from rich.console import Console
 
 from turnkeeper.actors.cli._display import Display, print_list, print_report, printable
 from turnkeeper.actors.cli._protocol import Start
+from turnkeeper.actors.cli._replay import Replay
 from turnkeeper.actors.cli._report import Report, empty_report
-from turnkeeper.actors.cli._stage import Replay
 from turnkeeper.actors.cli._users import Kill
 from turnkeeper.runtime import Ports
 

@@ -11,29 +11,31 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from turnkeeper.actors import (
+    Event,
+    ImageContent,
+    SQLiteJournal,
+    TokenUsage,
+)
+from turnkeeper.actors.cli._app import app
+from turnkeeper.actors.events import (
     ActionEvent,
     AgentErrorEvent,
     AgentMessageEvent,
     CondensationEvent,
     ConversationErrorEvent,
-    Event,
-    ImageContent,
     MessageQueuedEvent,
     ObservationEvent,
-    Record,
-    Rejection,
-    SQLiteJournal,
     StepFinishedEvent,
     SystemPromptEvent,
-    TokenUsage,
     TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
     decode_event,
     encode_event,
 )
-from turnkeeper.actors._frozen import FrozenObject
-from turnkeeper.actors.cli._app import app
+from turnkeeper.actors.journal import Record, Rejection
+from turnkeeper.actors.journals.sqlite import journal as sqlite_journal
+from turnkeeper.actors.values.frozen import FrozenObject
 
 CHAT: Sequence[Event] = (
     SystemPromptEvent(content="Be kind."),
@@ -77,14 +79,20 @@ def records_of(events: Sequence[Event]) -> Sequence[Record]:
 
 
 @pytest.fixture
-def db(tmp_path: Path) -> Path:
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a name from before control characters in new names were refused."""
     path = tmp_path / "chats.db"
+
+    async def let_pass(*_: object) -> None:
+        pass
 
     async def fill() -> None:
         await write(path, "alice", records_of(CHAT), unfinished=False)
         await write(path, "bob\x1b[2J", records_of(CHAT[:2]), unfinished=True)
 
-    anyio.run(fill)
+    with monkeypatch.context() as before:
+        before.setattr(sqlite_journal, "check_new_name", let_pass)
+        anyio.run(fill)
     return path
 
 
@@ -178,8 +186,8 @@ def test_an_unknown_conversation_is_told_and_not_made(db: Path, as_json: bool) -
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr == (
-        f"turnkeeper: there is no conversation carol in {db}; `turnkeeper show {db}` lists those "
-        "that are\n"
+        f"turnkeeper: there is no conversation carol in {db}; `turnkeeper show {db}` lists the "
+        "existing ones\n"
     )
     assert "carol" not in show(db).stdout
 

@@ -11,9 +11,10 @@ from rich.console import Console
 
 from turnkeeper.actors.cli._crowd import Crowd
 from turnkeeper.actors.cli._protocol import StartStress
-from turnkeeper.actors.cli._stress_display import StressDisplay
-from turnkeeper.actors.cli._stress_report import quantiles_ms
-from turnkeeper.actors.cli._stress_stage import Outage, Sample, Stress, plan_kills_at
+from turnkeeper.actors.cli._report import empty_report
+from turnkeeper.actors.cli._stress_display import StressDisplay, print_stress_report
+from turnkeeper.actors.cli._stress_report import StressReport, quantiles_ms
+from turnkeeper.actors.cli._stress_run import Outage, Sample, Stress, plan_kills_at
 from turnkeeper.runtime import Ports
 
 
@@ -104,3 +105,23 @@ def test_kills_are_spread_over_the_time() -> None:
 
     assert [int(at // 20) for at in kills] == [0, 1, 2, 3, 4]
     assert plan_kills_at(0, 100.0, Random(1)) == []
+
+
+def test_the_errors_after_which_messages_were_sent_again_are_told_with_their_numbers() -> None:
+    out = StringIO()
+    report = StressReport(
+        account=empty_report([]),
+        options={},
+        latencies=[0.001],
+        samples=[],
+        outages=[Outage(1.0, 2.5)],
+        unserved={"OwnedElsewhere": 1_234, "JournalUnavailable": 1},
+        memory_max=70_000_000,
+    )
+
+    print_stress_report(Console(file=out, width=80), report)
+
+    told = out.getvalue()
+    assert "sent again after: OwnedElsewhere 1,234, JournalUnavailable 1\n" in told
+    assert "seconds from a kill until ready: 1.50\n" in told
+    assert "memory of the worker: 70 MB at most\n" in told

@@ -21,7 +21,7 @@ from turnkeeper.actors.cli._protocol import (
     Send,
 )
 from turnkeeper.actors.cli._users import User, plan_kills, plan_users
-from turnkeeper.actors.recorded import RecordedConversation, parse_recorded
+from turnkeeper.actors.recordings.transcripts import RecordedConversation, parse_recorded
 
 ACT: Sequence[OnOverlap] = ("queue", "interrupt", "reject")
 SEEDS = 400
@@ -74,73 +74,73 @@ def released(orders: Sequence[Order]) -> list[int]:
 def test_without_overlap_the_next_message_waits_for_the_answer() -> None:
     user = plan(2, overlap=0.0)
 
-    assert sent(user.again()) == [0]
-    assert sent(user.on(accepted(0, 2))) == []
-    assert sent(user.on(ended(0))) == [1]
+    assert sent(user.orders_for_new_worker()) == [0]
+    assert sent(user.note(accepted(0, 2))) == []
+    assert sent(user.note(ended(0))) == [1]
     assert user.overlapped == 0
 
 
 def test_overlapping_messages_are_sent_as_soon_as_the_one_before_is_durable() -> None:
     user = plan(3)
 
-    assert sent(user.again()) == [0]
-    assert sent(user.on(accepted(0, 2))) == [1]
-    assert sent(user.on(accepted(1, 3))) == [2]
+    assert sent(user.orders_for_new_worker()) == [0]
+    assert sent(user.note(accepted(0, 2))) == [1]
+    assert sent(user.note(accepted(1, 3))) == [2]
 
 
 def test_an_agent_is_held_until_the_overlapping_message_is_accepted() -> None:
     user = plan(2)
-    user.again()
-    user.on(accepted(0, 2))
+    user.orders_for_new_worker()
+    user.note(accepted(0, 2))
 
-    assert released(user.on(held(0))) == []
-    assert released(user.on(accepted(1, 3))) == [0]
+    assert released(user.note(held(0))) == []
+    assert released(user.note(accepted(1, 3))) == [0]
 
 
 def test_an_agent_is_held_also_when_it_is_there_before_the_message_is_acknowledged() -> None:
     user = plan(2)
-    user.again()
+    user.orders_for_new_worker()
 
-    assert user.on(held(0)) == []
-    assert sent(user.on(accepted(0, 2))) == [1]
-    assert released(user.on(accepted(1, 3))) == [0]
+    assert user.note(held(0)) == []
+    assert sent(user.note(accepted(0, 2))) == [1]
+    assert released(user.note(accepted(1, 3))) == [0]
 
 
 def test_an_agent_that_nobody_overlaps_any_more_is_released_at_once() -> None:
     user = plan(2)
-    user.again()
-    user.on(accepted(0, 2))
-    user.on(accepted(1, 3))
+    user.orders_for_new_worker()
+    user.note(accepted(0, 2))
+    user.note(accepted(1, 3))
 
-    assert released(user.on(held(0))) == [0]
+    assert released(user.note(held(0))) == [0]
 
 
 def test_who_interrupts_waits_until_there_is_something_to_interrupt() -> None:
     user = plan(2, "interrupt")
-    user.again()
+    user.orders_for_new_worker()
 
-    assert sent(user.on(accepted(0, 2))) == []
-    assert sent(user.on(held(0))) == [1]
+    assert sent(user.note(accepted(0, 2))) == []
+    assert sent(user.note(held(0))) == [1]
 
 
 def test_a_refused_message_is_sent_again_when_the_turn_before_has_ended() -> None:
     user = plan(2, "reject")
-    user.again()
-    user.on(accepted(0, 2))
-    user.on(held(0))
+    user.orders_for_new_worker()
+    user.note(accepted(0, 2))
+    user.note(held(0))
 
-    assert released(user.on(refused(1))) == [0]
-    assert sent(user.on(ended(0))) == [1]
+    assert released(user.note(refused(1))) == [0]
+    assert sent(user.note(ended(0))) == [1]
     assert (user.rejected, user.overlapped) == (1, 1)
 
 
 def test_a_refusal_while_no_turn_runs_is_a_breach_and_ends_the_user() -> None:
     user = plan(2, overlap=0.0)
-    user.again()
-    user.on(accepted(0, 2))
-    user.on(ended(0))
+    user.orders_for_new_worker()
+    user.note(accepted(0, 2))
+    user.note(ended(0))
 
-    assert user.on(refused(1)) == []
+    assert user.note(refused(1)) == []
     assert user.is_done
     assert user.problems == [
         "conversation a: message 1 was refused, and no turn ran: busy",
@@ -149,34 +149,34 @@ def test_a_refusal_while_no_turn_runs_is_a_breach_and_ends_the_user() -> None:
 
 def test_a_refused_message_that_was_written_is_a_breach() -> None:
     user = plan(2, "reject")
-    user.again()
-    user.on(accepted(0, 2))
-    user.on(refused(1))
-    user.on(ended(0))
+    user.orders_for_new_worker()
+    user.note(accepted(0, 2))
+    user.note(refused(1))
+    user.note(ended(0))
 
-    user.on(accepted(1, 5, is_duplicate=True))
+    user.note(accepted(1, 5, is_duplicate=True))
 
     assert user.problems == ["conversation a: message 1 was refused, and written all the same"]
 
 
 def test_a_new_worker_is_told_all_that_has_not_ended_under_the_same_numbers() -> None:
     user = plan(3)
-    user.again()
-    user.on(accepted(0, 2))
-    user.on(accepted(1, 3))
+    user.orders_for_new_worker()
+    user.note(accepted(0, 2))
+    user.note(accepted(1, 3))
 
-    assert sent(user.again()) == [0, 1, 2]
+    assert sent(user.orders_for_new_worker()) == [0, 1, 2]
 
 
 def test_a_refused_message_whose_second_acceptance_was_not_heard_is_no_breach() -> None:
     user = plan(2, "reject")
-    user.again()
-    user.on(accepted(0, 2))
-    user.on(refused(1))
-    user.on(ended(0))
+    user.orders_for_new_worker()
+    user.note(accepted(0, 2))
+    user.note(refused(1))
+    user.note(ended(0))
 
-    assert sent(user.again()) == [1]
-    user.on(accepted(1, 5, is_duplicate=True))
+    assert sent(user.orders_for_new_worker()) == [1]
+    user.note(accepted(1, 5, is_duplicate=True))
 
     assert user.problems == []
 
@@ -186,10 +186,10 @@ def test_a_refused_message_whose_second_acceptance_was_not_heard_is_no_breach() 
 )
 def test_a_message_that_is_known_elsewhere_or_not_at_all_is_a_breach(report: Accepted) -> None:
     user = plan(2)
-    user.again()
-    user.on(accepted(0, 2))
+    user.orders_for_new_worker()
+    user.note(accepted(0, 2))
 
-    user.on(report)
+    user.note(report)
 
     assert user.problems == [
         f"conversation a: message 0, known at seq 2, was written again at {report.seq}"
@@ -198,19 +198,19 @@ def test_a_message_that_is_known_elsewhere_or_not_at_all_is_a_breach(report: Acc
 
 def test_an_event_that_is_told_at_two_places_is_a_breach() -> None:
     user = plan(1)
-    user.on(Logged(conversation="a", event_id="e", seq=3))
-    user.on(Logged(conversation="a", event_id="e", seq=3))
-    user.on(Logged(conversation="a", event_id="e", seq=4))
+    user.note(Logged(conversation="a", event_id="e", seq=3))
+    user.note(Logged(conversation="a", event_id="e", seq=3))
+    user.note(Logged(conversation="a", event_id="e", seq=4))
 
     assert user.problems == ["conversation a: event e was told at 3 and at 4"]
 
 
 def test_a_turn_that_ends_twice_in_different_ways_is_a_breach() -> None:
     user = plan(1)
-    user.again()
-    user.on(accepted(0, 2))
-    user.on(ended(0))
-    user.on(ended(0, "interrupted"))
+    user.orders_for_new_worker()
+    user.note(accepted(0, 2))
+    user.note(ended(0))
+    user.note(ended(0, "interrupted"))
 
     assert user.problems == [
         "conversation a: the turn of message 0 ended completed, then interrupted"
@@ -240,7 +240,7 @@ class Worker:
         self.orders, self.reports, self.watched = [], [], set()
         if self.running is not None:
             self.end("interrupted")
-        self.orders.extend(self.user.again())
+        self.orders.extend(self.user.orders_for_new_worker())
 
     def end(self, outcome: str) -> None:
         assert self.running is not None
@@ -291,7 +291,7 @@ class Worker:
             self.reports.append(ended(n, self.outcomes[n]))
 
     def deliver(self) -> None:
-        self.orders.extend(self.user.on(self.reports.pop(0)))
+        self.orders.extend(self.user.note(self.reports.pop(0)))
 
 
 def run(user: User, random: Random, deaths: int) -> Worker:

@@ -1,0 +1,1 @@
+"""Agents: what runs in a turn, and the tools it may call."""

@@ -1,0 +1,585 @@
+"""Agents, and the turn that each run of an agent is given.
+
+An agent is anything with `async run(turn)`; `@agent` makes one of a plain `async def`. It runs as
+a supervised child task of its conversation's actor and can only talk back through the mailbox.
+Everything it says and does is durable when the call returns. An interrupt cancels its task, and
+refuses anything it still sends as `StaleTurn`, so nothing can land in the next turn.
+
+An agent with `is_resumable = True` is a function of its turn's view: after a pause, a confirmation
+or a restart it may run again on a turn that has begun, and continues from the log. Any other agent
+runs once; a pause holds it when it calls `begin_step`, or at its end.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol, TypeAlias, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from turnkeeper.runtime import Effect, Message, Ports, Ref
+from turnkeeper.runtime.lowlevel import clear_stray_cancellation
+
+from ..core.commands import BeginStep, Command, EndTurn, Query, RepairView, Stream, TurnAppend
+from ..core.metrics import Metrics
+from ..core.stuck import SeenEvent
+from ..core.turn_table import RunningTurn
+from ..core.view import View
+from ..errors import ContextTooLong, InvalidInput, LeaseExpired, TurnSuspended
+from ..events import (
+    RESULT_CLASSES,
+    ActionEvent,
+    AgentErrorEvent,
+    AgentMessageEvent,
+    CondensationRequestEvent,
+    ConfirmationRequestedEvent,
+    Event,
+    LLMConvertibleEvent,
+    LoggedEvent,
+    ObservationEvent,
+    StepFinishedEvent,
+    ThinkingBlock,
+    TokenUsage,
+    UserMessageEvent,
+)
+from ..tool_calls import ToolCall, ToolResult
+from ..values.frozen import FrozenObject
+from ..values.text import error_text, storable
+
+__all__ = [
+    "Agent",
+    "FunctionAgent",
+    "ToolRunner",
+    "TurnContext",
+    "agent",
+]
+
+
+T = TypeVar("T")
+
+MALFORMED_LENGTH_MAX = 2_000
+
+
+class Agent(Protocol):
+    """Answers chat messages, one turn at a time for each conversation.
+
+    It may have the class attribute `is_resumable = True`; see the head of this module.
+    """
+
+    async def run(self, turn: TurnContext) -> None:
+        """Answer `turn.message`. Returning ends the turn; raising fails it."""
+
+
+AgentFunction: TypeAlias = Callable[["TurnContext"], Awaitable[str | None] | AsyncGenerator[str]]
+"""An `async def` that takes the turn, and may return the answer or yield it piece by piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAgent:
+    """An agent made of a plain function."""
+
+    function: AgentFunction
+
+    async def run(self, turn: TurnContext) -> None:
+        """Run the function; say the text that it returns or yields."""
+        answer = self.function(turn)
+        if isinstance(answer, AsyncGenerator):
+            await turn.stream(_pieces(answer))
+            return
+        said = await answer
+        if isinstance(said, str):
+            await turn.say(said)
+        elif said is not None:
+            raise TypeError(
+                f"the agent returned a {type(said).__name__}; it returns its answer as a str, or "
+                "says it with `turn.say` and returns None"
+            )
+
+
+async def _pieces(answer: AsyncGenerator[str]) -> AsyncGenerator[str]:
+    async with aclosing(answer):
+        async for piece in answer:
+            if not isinstance(piece, str):
+                raise TypeError(f"the agent yielded a {type(piece).__name__}; it yields str")
+            yield piece
+
+
+def agent(function: AgentFunction) -> FunctionAgent:
+    """Make an agent of an `async def` that takes the turn.
+
+    It answers with `turn.say` and `turn.stream`, or by returning or yielding its text.
+    """
+    if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+        raise InvalidInput(f"an agent is an `async def`, and {function!r} is not")
+    return FunctionAgent(function)
+
+
+ToolRunner = Callable[[ActionEvent], Awaitable[str | ToolResult]]
+"""Runs one call and returns its result. Raising makes the result an error."""
+
+
+class TurnOwner(Protocol):
+    """The conversation's owner, as the context of its running turn uses it.
+
+    The conversation actor implements it. Everything it shows is committed.
+    """
+
+    @property
+    def ref(self) -> Ref[Command | Query]: ...
+
+    @property
+    def ports(self) -> Ports: ...
+
+    @property
+    def is_agent_resumable(self) -> bool: ...
+
+    @property
+    def view(self) -> View: ...
+
+    @property
+    def steps(self) -> int:
+        """The steps finished in the turn that runs, or ran last."""
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def recently_seen(self) -> Sequence[SeenEvent | LLMConvertibleEvent]:
+        """The newest events that the model saw since the last user message."""
+
+    @property
+    def is_step_held(self) -> bool:
+        """True if a pause, a confirmation or a steering chat message comes before the next step."""
+
+    def running_turn(self, turn_id: str) -> RunningTurn:
+        """Return the turn; raise `StaleTurn` once it has ended."""
+
+    def running_condenser(self) -> Effect | None: ...
+
+    def must_wait_for_condenser(self) -> bool: ...
+
+    def is_too_long(self) -> bool:
+        """True if the view is over a hard limit, and nothing more of it can be left out."""
+
+    async def find_broken(self) -> tuple[str, ...]:
+        """Return the events in the view that enforcement over the whole log would remove."""
+
+    def check_lease(self) -> None:
+        """Raise `LeaseExpired` if another process may own the conversation by now."""
+
+
+class TurnContext:
+    """One turn, as its agent sees it. Made by the conversation actor, used by one run of an agent.
+
+    Everything it writes is durable when the call returns. Once the turn has ended, every call here
+    raises `StaleTurn`. If a call is cancelled, its write is in the log whole or not at all.
+    """
+
+    def __init__(
+        self,
+        conversation_id: str,
+        turn_id: str,
+        epoch: int,
+        owner: TurnOwner,
+        unstarted: Collection[str],
+    ) -> None:
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
+        self.ports = owner.ports
+        self._epoch = epoch
+        self._owner = owner
+        self._unstarted = frozenset(unstarted)
+        self._is_held = False
+
+    @property
+    def is_held(self) -> bool:
+        """True if `TurnSuspended` has ended this run; every further call here raises it again."""
+        return self._is_held
+
+    @property
+    def messages(self) -> tuple[UserMessageEvent, ...]:
+        """The chat messages that this turn answers."""
+        return self._running().messages
+
+    @property
+    def message(self) -> UserMessageEvent:
+        """The newest chat message that this turn answers."""
+        return self.messages[-1]
+
+    @property
+    def view(self) -> View:
+        """The committed view of this moment. It never changes in the agent's hands."""
+        self._running()  # raises if the turn has ended: the view now is not this turn's
+        return self._owner.view
+
+    @property
+    def metrics(self) -> Metrics:
+        """The totals of all model calls of the conversation, this turn's included."""
+        self._owner.running_turn(self.turn_id)
+        return self._owner.metrics
+
+    @property
+    def recently_seen(self) -> Sequence[SeenEvent | LLMConvertibleEvent]:
+        """The newest events that the model saw since the last user message, forgotten ones too."""
+        self._owner.running_turn(self.turn_id)
+        return self._owner.recently_seen
+
+    @property
+    def steps(self) -> int:
+        """The steps that this turn has finished, in all runs of its agent."""
+        self._running()
+        return self._owner.steps
+
+    # --- resuming a turn, and continuing it ------------------------------------------------------
+
+    @property
+    def open_calls(self) -> Mapping[str, ActionEvent]:
+        """The calls without a result, by call id. A turn that is resumed may have some."""
+        view = self.view
+        if not view.has_open_calls:
+            return {}
+        answered = {event.tool_call_id for event in view if isinstance(event, RESULT_CLASSES)}
+        return {
+            event.tool_call_id: event
+            for event in view
+            if isinstance(event, ActionEvent) and event.tool_call_id not in answered
+        }
+
+    def is_unstarted(self, tool_call_id: str) -> bool:
+        """True if this open call cannot have begun: it has just been confirmed."""
+        return tool_call_id in self._unstarted
+
+    @property
+    def has_answered(self) -> bool:
+        """True if the newest event is this turn's answer: a pause came before the turn's end."""
+        view = self.view
+        newest = view[-1] if view else None
+        return (
+            isinstance(newest, AgentMessageEvent)
+            and newest.turn_id == self.turn_id
+            and not newest.interrupted
+        )
+
+    async def begin_step(self) -> View:
+        """Begin the next step; return the view for its model call.
+
+        A pause takes effect here, steering chat messages join here, and a condensation that the
+        turn needs is awaited. If the turn is held, the run of a resumable agent ends with
+        `TurnSuspended`; any other agent waits. Raises `ContextTooLong` if the view is over a hard
+        limit of the condenser and nothing more of it can be left out.
+        """
+        owner = self._owner
+        while True:
+            self._check_going_on()
+            if owner.is_step_held and not await owner.ref.ask(BeginStep(self.turn_id, self._epoch)):
+                raise self._held()
+            condensing = owner.running_condenser()
+            if condensing is None or not owner.must_wait_for_condenser():
+                if owner.is_too_long():
+                    raise ContextTooLong(self.conversation_id, self.turn_id)
+                return self.view
+            await condensing.ended()
+
+    async def condense(self) -> bool:
+        """Have the view condensed because it is too long for the model; wait until it is.
+
+        Return False if there is no condenser, or it could not condense anything.
+        """
+        request = CondensationRequestEvent(
+            id=self.ports.ids.new(), timestamp=self._now(), turn_id=self.turn_id
+        )
+        await self._append(request)
+        return await self._is_condensed()
+
+    async def repair_history(self, detail: str) -> bool:
+        """Repair a history that a model refused as malformed; wait until it is done.
+
+        The owner rebuilds the view from the log, forgets the events that break it, logs the
+        refusal, and asks for a condensation. Return True if the view changed.
+        """
+        broken = await self._owner.find_broken()
+        repair = RepairView(self.turn_id, self._epoch, broken, storable(detail))
+        has_forgotten = await self._ask(repair)
+        return await self._is_condensed() or has_forgotten
+
+    async def _is_condensed(self) -> bool:
+        while (condensing := self._owner.running_condenser()) is not None:
+            await condensing.ended()
+        return not self.view.unhandled_condensation_request
+
+    async def end_as_stuck(self, detail: str) -> None:
+        """End the turn because its agent is going round in circles. The agent returns after it."""
+        end = EndTurn(self.turn_id, self._epoch, "Stuck", storable(detail), is_stuck=True)
+        if not await self._ask(end):
+            raise self._held()
+
+    # --- saying ----------------------------------------------------------------------------------
+
+    async def say(
+        self,
+        text: str,
+        *,
+        thinking: tuple[ThinkingBlock, ...] = (),
+        llm_response_id: str | None = None,
+        usage: TokenUsage | None = None,
+        ends_turn: bool = False,
+    ) -> LoggedEvent:
+        """Say something to the user.
+
+        With `usage`, the same commit finishes a step. With `ends_turn` it also ends the turn, if no
+        pause holds it; the agent returns after it.
+        """
+        message = AgentMessageEvent(
+            id=self.ports.ids.new(),
+            timestamp=self._now(),
+            turn_id=self.turn_id,
+            content=storable(text),
+            thinking=thinking,
+            llm_response_id=llm_response_id,
+        )
+        if usage is None:
+            return (await self._append(message, ends=ends_turn))[0]
+        return (await self._append(message, self._step_finished(usage), ends=ends_turn))[0]
+
+    def writer(self) -> Callable[[str], Awaitable[None]]:
+        """Begin an answer, or begin it anew; return the function that takes its pieces.
+
+        Those who follow the turn see the pieces live. The pieces are not durable: `say` or
+        `propose_calls` logs the answer. An interrupt before that logs the pieces so far, marked as
+        interrupted.
+        """
+        is_first = True
+
+        async def write(piece: str) -> None:
+            nonlocal is_first
+            self._check_going_on()
+            stream = Stream(self.turn_id, self._epoch, piece, is_first=is_first)
+            is_first = False
+            await self._owner.ref.tell(stream)
+            # The source of the pieces may never wait. Without this checkpoint no other task would
+            # run, and no interrupt could arrive.
+            await anyio.lowlevel.checkpoint()
+
+        return write
+
+    async def stream(self, chunks: AsyncIterable[str]) -> LoggedEvent:
+        """Say something piece by piece: one chat message, durable when this returns.
+
+        If the turn is interrupted half-way, the pieces so far are kept as a chat message marked as
+        interrupted. A generator that was not read to its end is closed.
+        """
+        pieces: list[str] = []
+        write = self.writer()
+        closing = aclosing(chunks) if isinstance(chunks, AsyncGenerator) else nullcontext()
+        async with closing:
+            async for piece in chunks:
+                await write(piece)
+                pieces.append(piece)
+        return await self.say("".join(pieces))
+
+    async def remind(self, text: str) -> LoggedEvent:
+        """Tell the model something in the middle of the turn; it is marked as not the user's."""
+        reminder = UserMessageEvent(
+            id=self.ports.ids.new(),
+            timestamp=self._now(),
+            turn_id=self.turn_id,
+            content=storable(text),
+            is_reminder=True,
+        )
+        return (await self._append(reminder))[0]
+
+    async def finish_step(self, usage: TokenUsage) -> LoggedEvent:
+        """Log the tokens, cost and time of one model call."""
+        return (await self._append(self._step_finished(usage)))[0]
+
+    def _step_finished(self, usage: TokenUsage) -> StepFinishedEvent:
+        return StepFinishedEvent(
+            id=self.ports.ids.new(), timestamp=self._now(), turn_id=self.turn_id, usage=usage
+        )
+
+    # --- doing -----------------------------------------------------------------------------------
+
+    async def call_tools(
+        self, calls: Sequence[ToolCall], run: ToolRunner, *, text: str = ""
+    ) -> Sequence[LoggedEvent]:
+        """Run the calls of one model response side by side; return their results in call order.
+
+        It is `propose_calls` followed by `run_calls`.
+        """
+        return await self.run_calls(await self.propose_calls(calls, text=text), run)
+
+    async def propose_calls(
+        self,
+        calls: Sequence[ToolCall],
+        *,
+        text: str = "",
+        thinking: tuple[ThinkingBlock, ...] = (),
+        usage: TokenUsage | None = None,
+        needs_confirmation: bool = False,
+    ) -> Sequence[ActionEvent]:
+        """Log the calls of one model response, all in one commit, before any of them runs.
+
+        `text` is the model's text beside its calls. With `usage`, the same commit finishes a step.
+        With `needs_confirmation` the turn waits for the user, and this ends the agent's run with
+        `TurnSuspended`; only a resumable agent can ask for that.
+        """
+        if not calls:
+            return ()
+        if needs_confirmation and not self._owner.is_agent_resumable:
+            raise InvalidInput(
+                "only an agent with `is_resumable = True` can wait for a confirmation: it runs "
+                "again once the user has answered"
+            )
+        response_id = self.ports.ids.new()
+        actions = [
+            ActionEvent(
+                id=self.ports.ids.new(),
+                timestamp=self._now(),
+                turn_id=self.turn_id,
+                tool_call_id=self.ports.ids.new(),
+                provider_call_id=call.provider_call_id and storable(call.provider_call_id),
+                tool_name=storable(call.name),
+                arguments=arguments,
+                malformed_arguments=malformed and storable(malformed),
+                llm_response_id=response_id,
+                thinking=thinking if n == 0 else (),
+                text=storable(text) if n == 0 else "",
+                risk=call.risk,
+            )
+            for n, call in enumerate(calls)
+            for arguments, malformed in (_arguments(call),)
+        ]
+        events: Sequence[Event] = actions
+        if usage is not None:
+            # Here and not after the calls: the usage is known, and a crash in a call keeps it.
+            events = (*actions, self._step_finished(usage))
+        if not needs_confirmation:
+            await self._append(*events)
+            return actions
+        requested = ConfirmationRequestedEvent(
+            id=self.ports.ids.new(),
+            timestamp=self._now(),
+            turn_id=self.turn_id,
+            tool_call_ids=tuple(action.tool_call_id for action in actions),
+        )
+        await self._append(*events, requested, suspends=True)
+        raise self._held()
+
+    async def run_calls(
+        self, actions: Sequence[ActionEvent], run: ToolRunner
+    ) -> Sequence[LoggedEvent]:
+        """Run calls that are in the log, side by side; return their results in call order.
+
+        Each result is durable as soon as its call ends. If a call raises, its result is the error.
+        """
+        results: dict[str, LoggedEvent] = {}
+        try:
+            async with anyio.create_task_group() as group:
+                for action in actions:
+                    group.start_soon(self._run_call, action, run, results)
+        except ExceptionGroup as failed:
+            # A tool's own failure is its result. Only the owner's refusal gets here, and it is the
+            # same for every call of the turn.
+            raise failed.exceptions[0] from None
+        return [results[action.id] for action in actions]
+
+    def check_lease(self) -> None:
+        """Raise `LeaseExpired` if another process may own this conversation by now.
+
+        `run_calls` checks right before it runs a call. A runner that waits between that and its
+        first effect outside checks again: such an effect can be neither undone nor fenced.
+        """
+        self._owner.check_lease()
+
+    async def _run_call(
+        self, action: ActionEvent, run: ToolRunner, results: dict[str, LoggedEvent]
+    ) -> None:
+        # An agent that swallowed the end of its run may not run anything more.
+        self._check_going_on()
+        # Between the commit of the call and here, this process may have stood still for long.
+        self.check_lease()
+        try:
+            returned = await run(action)
+            result = ToolResult(returned) if isinstance(returned, str) else returned
+            if not isinstance(result, ToolResult):
+                raise TypeError(f"the call ran, and gave a {type(result).__name__}, no text")
+        except LeaseExpired:
+            raise  # nothing was started; the next owner answers the call
+        except BaseException as error:
+            # Anything a tool raises is its result. A stray cancellation too, which no scope asked
+            # for: in the group it would silently end the other calls.
+            if not isinstance(error, Exception) and not clear_stray_cancellation(error):
+                raise
+            result = ToolResult(f"{type(error).__name__}: {error_text(error)}", is_error=True)
+        observation: ObservationEvent | AgentErrorEvent
+        if result.may_have_happened:
+            observation = AgentErrorEvent(
+                id=self.ports.ids.new(),
+                timestamp=self._now(),
+                turn_id=self.turn_id,
+                tool_call_id=action.tool_call_id,
+                content=storable(result.content),
+                may_have_happened=True,
+            )
+        else:
+            observation = ObservationEvent(
+                id=self.ports.ids.new(),
+                timestamp=self._now(),
+                turn_id=self.turn_id,
+                tool_call_id=action.tool_call_id,
+                content=storable(result.content),
+                is_error=result.is_error,
+            )
+        results[action.id] = (await self._append(observation))[0]
+
+    async def _append(
+        self, *events: Event, suspends: bool = False, ends: bool = False
+    ) -> Sequence[LoggedEvent]:
+        append = TurnAppend(self.turn_id, self._epoch, events, suspends=suspends, ends=ends)
+        return await self._ask(append)
+
+    async def _ask(self, command: Message[T]) -> T:
+        self._check_going_on()
+        return await self._owner.ref.ask(command)
+
+    def _held(self) -> TurnSuspended:
+        """Note that the turn is held, which ends this run; return the error that says so."""
+        self._is_held = True
+        return TurnSuspended(self.conversation_id, self.turn_id)
+
+    def _check_going_on(self) -> None:
+        """Raise `TurnSuspended` if the turn is held, `StaleTurn` if it has ended."""
+        if self._is_held:
+            raise self._held()
+        self._running()
+
+    def _running(self) -> RunningTurn:
+        return self._owner.running_turn(self.turn_id)
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self.ports.now(), UTC)
+
+
+def _arguments(call: ToolCall) -> tuple[FrozenObject, str | None]:
+    """Return the arguments as the log keeps them, or as malformed if JSON cannot hold them."""
+    try:
+        return FrozenObject(call.arguments), call.malformed_arguments
+    except ValueError:
+        try:
+            written = repr(dict(call.arguments))
+        except RecursionError:
+            written = "arguments that are nested too deeply"
+        return FrozenObject(), storable(written)[:MALFORMED_LENGTH_MAX]

@@ -1,0 +1,44 @@
+"""The ends of commands: exit statuses, JSON, and the options that several commands share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+__all__ = [
+    "BROKEN",
+    "INTERRUPTED",
+    "SEEDS",
+    "UNUSABLE",
+    "AsJson",
+    "Seed",
+    "fail",
+    "print_json",
+]
+
+BROKEN, UNUSABLE, INTERRUPTED = 1, 2, 130
+SEEDS = 1 << 16
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Decides what is sent where and when the worker is killed.",
+        show_default="drawn, and told",
+    ),
+]
+
+
+def print_json(value: Mapping[str, object]) -> None:
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def fail(status: int, what: str) -> NoReturn:
+    """Print the reason in one line, and exit."""
+    Console(stderr=True, highlight=False).print(Text(f"turnkeeper: {what}"), soft_wrap=True)
+    raise typer.Exit(status)

@@ -1,0 +1,1 @@
+"""The front door: conversations, their handles, and their turns."""

@@ -1,0 +1,237 @@
+"""The handle to one conversation: send, read, steer, look back.
+
+A handle is a plain value: keep it, copy it, drop it. It belongs to the event loop of its
+`Conversations`. Cancelling a call never half-does it: a chat message whose `send` was cancelled is
+either in the log or not, and sending it again under its id finds out which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+
+from turnkeeper.runtime import Region
+
+from ..core.admission import Appended, Duplicate
+from ..core.commands import (
+    Append,
+    AppendAll,
+    Command,
+    Confirm,
+    GetView,
+    OnOverlap,
+    Pause,
+    Query,
+    Resume,
+    Retract,
+    Send,
+)
+from ..core.records import encode_record
+from ..core.state import Folded
+from ..core.turn_rules import decide_fork
+from ..core.view import View
+from ..core.working_state import Stamp, WorkingState
+from ..errors import InvalidInput
+from ..events import Event, ImageContent, LoggedEvent, TextDelta
+from ..journal import Rejection
+from ..owner.actor import Setup
+from ..owner.loading import load_state
+from ..owner.subscriptions import EventReader
+from ..values.text import check_id
+from .turn import Turn, TurnAccess
+
+__all__ = ["Conversation"]
+
+
+class Conversation:
+    """A handle to one conversation; its actor activates with the first message to it.
+
+    alice = conversations["alice"]
+    turn = await alice.send("Where is my order?")
+    print(await turn.reply())
+    async for logged in alice.events(after=0, live=False):
+        print(logged.seq, logged.event.kind)
+    """
+
+    def __init__(self, conversation_id: str, region: Region[Command | Query], setup: Setup) -> None:
+        check_id("conversation id", conversation_id)
+        self.conversation_id = conversation_id
+        self._region = region
+        self._ref = region[conversation_id]
+        self._setup = setup
+
+    def __repr__(self) -> str:
+        return f"Conversation({self.conversation_id!r})"
+
+    async def send(
+        self,
+        content: str,
+        *,
+        images: Sequence[ImageContent] = (),
+        message_id: str | None = None,
+        on_overlap: OnOverlap | None = None,
+    ) -> Turn:
+        """Put a chat message into the conversation; it is durable when this returns.
+
+        Sending it again under its `message_id` returns the same turn and writes nothing. Raises
+        `InvalidInput`, `TurnInProgress` (with `on_overlap="reject"`), `QueueFull`,
+        `MessageIdConflict` if the id is known with other content, and the journal's own errors.
+        After `OutcomeUnknown` or a cancellation, send it again under the same id.
+        """
+        if message_id is None:
+            message_id = self._setup.ports.ids.new()
+        send = Send(message_id, content, tuple(images), on_overlap)
+        sent = await self._ref.ask(send)
+        return Turn(TurnAccess(self.conversation_id, self._region, self._setup), sent)
+
+    async def append(self, event: Event, *, park: bool = False) -> Appended | Duplicate:
+        """Put one event into the log, if admission lets it; no turn starts.
+
+        Raises `AdmissionRefused` with the violation; the event is then kept among `rejections`.
+        Raises `NotAppendable` for an event that only the owner writes. With `park`, a result that
+        comes before its call waits in memory for `park_s` at most, unacknowledged, and this call
+        waits with it; it raises `ResultNotKept` if the owner stops first.
+        """
+        return await self._ref.ask(Append(event, park))
+
+    async def append_all(self, events: Sequence[Event]) -> Appended | Duplicate:
+        """Put several events into the log in one commit, if admission lets all of them.
+
+        Use it as `append`, for events that belong together, retractions among them; a chat message
+        has no `message_id` here. Appending the same events again returns `Duplicate`. Returns the
+        seq of the last event; without events, the end of the log as its owner in this process
+        knows it.
+        """
+        return await self._ref.ask(AppendAll(tuple(events)))
+
+    async def pause(self) -> bool:
+        """Begin no further step until `resume`, over restarts too; durable when this returns.
+
+        A model call or a tool that runs goes on, and its result is kept. Chat messages are taken
+        as always. Returns False if it was paused already. Raises `ConversationNotFound`.
+        """
+        await self._setup.journal.info(self.conversation_id)
+        return await self._ref.ask(Pause())
+
+    async def resume(self) -> bool:
+        """Continue after a pause. Returns False if it was not paused.
+
+        Raises `ConversationNotFound`.
+        """
+        await self._setup.journal.info(self.conversation_id)
+        return await self._ref.ask(Resume())
+
+    async def confirm(self, tool_call_ids: Collection[str] | None = None) -> None:
+        """Let the calls run that wait for a confirmation.
+
+        Name all calls that the user was shown: then a second click, or a repeat after
+        `OutcomeUnknown`, never confirms others. Raises `NotConfirmable`.
+        """
+        named = None if tool_call_ids is None else frozenset(tool_call_ids)
+        await self._ref.ask(Confirm(confirmed=True, tool_call_ids=named))
+
+    async def reject(
+        self, reason: str = "", *, tool_call_ids: Collection[str] | None = None
+    ) -> None:
+        """Answer the calls that wait for a confirmation as rejected; the agent sees the reason.
+
+        `tool_call_ids` as for `confirm`. Raises `NotConfirmable`.
+        """
+        named = None if tool_call_ids is None else frozenset(tool_call_ids)
+        await self._ref.ask(Confirm(confirmed=False, reason=reason, tool_call_ids=named))
+
+    async def retract(self, event_ids: Sequence[str]) -> Appended:
+        """Take events out of the view; the log keeps them, and records the retraction.
+
+        Raises `AdmissionRefused` if one of them is not in the view, if a call is open, or if the
+        retraction would split a call from its result, a response, or a tool loop.
+        """
+        return await self._ref.ask(Retract(event_ids=tuple(event_ids)))
+
+    async def retract_turn(self, turn_id: str) -> Appended:
+        """Retract all events of a turn that are still in the view; see `retract`."""
+        return await self._ref.ask(Retract(turn_id=turn_id))
+
+    async def fork(self, fork_id: str, *, at: int | None = None) -> Conversation:
+        """Begin another conversation with this one's log up to the seq `at`, or to its end.
+
+        The log is shared and not copied. A turn that ran at that seq is interrupted in the fork,
+        and its open calls are answered as not run; queued chat messages stay here. This
+        conversation is only read. Raises `ConversationNotFound`, `ConversationExists`, and
+        `InvalidInput` if the log has no such seq.
+        """
+        setup = self._setup
+        fork = Conversation(fork_id, self._region, setup)
+        state = await self.at(at)
+        # A caller may have asked for the fork's name already; an owner without a log makes room.
+        await self._region.stop_actor(fork_id)
+        working = WorkingState(self.conversation_id, 0, setup.settings, state)
+        stamp = Stamp(setup.ports.now(), setup.ports.ids.block())
+        events = decide_fork(working, state.seq, stamp)
+        await setup.journal.fork(
+            self.conversation_id,
+            fork_id,
+            at=state.seq,
+            records=[encode_record(event) for event in events],
+            is_unfinished=False,
+        )
+        return fork
+
+    def events(self, *, after: int = 0, live: bool = True) -> EventReader:
+        """Iterate over every event above the seq `after`, in order, without a gap or a repeat.
+
+        With `live`, the iteration continues until the `Conversations` are left, and waits for a
+        conversation that does not exist yet. Otherwise it stops at the end of the log, and raises
+        `ConversationNotFound`. A slow reader reads from the journal and delays no other reader and
+        no sender. A reader keeps nothing active; drop it to end it.
+        """
+        if after < 0:
+            raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
+        return self._setup.subscriptions.read(self.conversation_id, after=after, live=live)
+
+    def follow(self, *, after: int = 0) -> AsyncIterator[LoggedEvent | TextDelta]:
+        """Iterate over live `events`, with the pieces of answers (`TextDelta`) between them.
+
+        A user interface shows a conversation from these. Pieces come live, from an owner in this
+        process, from the first piece of an answer to the first that the iterating task misses.
+        """
+        if after < 0:
+            raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
+        return _Follower(
+            self._setup.subscriptions.read(
+                self.conversation_id, after=after, live=True, deltas=True
+            )
+        )
+
+    async def view(self) -> View:
+        """Return the view as committed. Raises `ConversationNotFound`, and then creates nothing."""
+        await self._setup.journal.info(self.conversation_id)
+        return await self._ref.ask(GetView())
+
+    async def at(self, seq: int | None = None) -> Folded:
+        """Return the state at `seq`, or at the end of the log. Opens nothing.
+
+        Raises `ConversationNotFound`, `CorruptLog`, and `InvalidInput` if the log has no such seq.
+        """
+        head = (await self._setup.journal.info(self.conversation_id)).head
+        if seq is None:
+            seq = head
+        if not 0 <= seq <= head:
+            raise InvalidInput(
+                f"seq {seq} of conversation {self.conversation_id} is not in 0..{head}"
+            )
+        state, _ = await load_state(self._setup.journal, self.conversation_id, seq)
+        return state
+
+    async def rejections(self) -> Sequence[Rejection]:
+        """Return the events that admission refused, oldest first."""
+        return await self._setup.journal.rejections(self.conversation_id)
+
+
+class _Follower(AsyncIterator[LoggedEvent | TextDelta]):
+    """The iterator of `Conversation.follow`, for one task."""
+
+    def __init__(self, reader: EventReader) -> None:
+        self._reader = reader
+
+    async def __anext__(self) -> LoggedEvent | TextDelta:
+        return await self._reader.next_item()

@@ -1,0 +1,330 @@
+"""The front door: opens the journal, runs the actors, hands out handles.
+
+`async with Conversations(agent, journal=...)` owns a region of conversation actors and the
+subscriptions to them. It promises:
+
+1. A chat message is durable when `send` returns, and in the log once, however often it is sent
+   under one `message_id`, over restarts too.
+2. Chat messages of one conversation are answered one turn at a time; `on_overlap` decides what
+   happens to a message that comes while a turn runs.
+3. On entering, turns that a crash cut off are ended, their open calls are answered, and queued
+   chat messages get their turns.
+4. `events` yields every event of the log from a seq on, in order, without a gap or a repeat.
+
+It does not promise that a tool call which was open when its process stopped did not happen: its
+result says that it may have.
+
+Everything here belongs to one event loop. Cancelling a call never half-does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Literal, Self, get_args
+
+import anyio
+
+from turnkeeper.runtime import (
+    Directive,
+    OwnershipLost,
+    Ports,
+    Refused,
+    Region,
+    Runtime,
+    Supervision,
+    TurnkeeperError,
+)
+
+from ..agents.turn_context import Agent
+from ..core.commands import (
+    Command,
+    Delete,
+    GetView,
+    OnOverlap,
+    Query,
+    check_overlap,
+)
+from ..core.condensation import Condenser, NoCondenser
+from ..core.limits import Limits
+from ..core.working_state import ConversationSettings, Unfinished
+from ..errors import (
+    ConversationNotFound,
+    ConversationsClosed,
+    InvalidInput,
+)
+from ..journal import ConversationInfo, Deletion, Journal
+from ..log_lines import log_unavailable
+from ..owner.actor import ConversationActor, Setup, Verify
+from ..owner.subscriptions import Subscriptions
+from ..owner.wait_graph import WaitGraph
+from ..values.text import check_id, check_text
+from .conversation import Conversation
+
+__all__ = ["ConversationConfig", "Conversations"]
+
+RECOVERIES_AT_ONCE_MAX = 256
+REFUSE_S = 1.0
+"""How long a conversation whose owner failed too often is refused. Kept short: in an outage of the
+journal this happens to every conversation, and each stays refused for so much longer."""
+
+SUPERVISION = Supervision(
+    rules=(
+        # Fenced, or owned elsewhere: only the next message starts another owner.
+        (OwnershipLost, Directive.STOP),
+        # Trying again does not open a log that cannot be opened as it is.
+        (Refused, Directive.STOP),
+    )
+)
+"""An owner that failed is replaced by another, from the journal, except for these errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationConfig:
+    """The settings of one conversation; None means as for all of them."""
+
+    agent: Agent | None = None
+    system_prompt: str | None = None
+    """Takes effect when the conversation begins."""
+    on_overlap: OnOverlap | None = None
+
+
+class Conversations:
+    """All conversations of one journal, in one event loop. Enter it before use.
+
+    async with Conversations(support, journal=SQLiteJournal("chats.db")) as conversations:
+        turn = await conversations["alice"].send("Where is my order?")
+        print(await turn.reply())
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        journal: Journal,
+        runtime: Runtime | None = None,
+        system_prompt: str | None = None,
+        on_overlap: OnOverlap = "queue",
+        queued_messages_max: int = 256,
+        condenser: Condenser | None = None,
+        idle_s: float | None = 300.0,
+        active_max: int | None = None,
+        recover: Literal["on_enter", "on_message"] = "on_enter",
+        unfinished: Unfinished = "end",
+        configure: Callable[[str], ConversationConfig] | None = None,
+        verify: Verify = "off",
+        park_s: float = 30.0,
+        limits: Limits = Limits(),
+        name: str = "conversations",
+        ports: Ports | None = None,
+    ) -> None:
+        """Nothing is opened yet. Raises `InvalidInput`.
+
+        `unfinished`: "end" a turn that a crash cut off as interrupted, or "resume" it, which needs
+        a resumable agent; tools run again only if they are declared idempotent. `configure`:
+        returns the settings of the conversation of this id, called each time it is opened.
+
+        `runtime`: run in this one; otherwise in one of its own, which ends with it. `idle_s`:
+        seconds after which an idle conversation is passivated (None: never). `active_max`: how
+        many may be active before the least recently used idle one is passivated. `verify`: how
+        often, after a commit, the view is rebuilt from the log on the side and compared, which
+        costs a read of the log. `park_s`: how many seconds a result that came before its call may
+        be parked. `limits`: the bounds on memory. `name`: the region's, for several `Conversations`
+        in one runtime.
+        """
+        if not 0 < queued_messages_max < limits.known_messages_max:
+            raise InvalidInput(
+                f"queued_messages_max is {queued_messages_max}; it takes 1 to "
+                f"{limits.known_messages_max - 1}"
+            )
+        check_overlap(on_overlap)
+        _check_agent(agent)
+        _check_system_prompt(system_prompt)
+        check_id("name", name)
+        if recover not in ("on_enter", "on_message"):
+            raise InvalidInput(f'recover is {recover!r}; it takes "on_enter" or "on_message"')
+        if verify not in get_args(Verify):
+            raise InvalidInput(
+                f"verify is {verify!r}; it takes one of {', '.join(get_args(Verify))}"
+            )
+        if unfinished not in get_args(Unfinished):
+            raise InvalidInput(f'unfinished is {unfinished!r}; it takes "end" or "resume"')
+        self._configure = configure
+        self._journal = journal
+        self._given_runtime = runtime
+        self._ports = ports if ports is not None else runtime.ports if runtime else Ports()
+        self._recover = recover
+        self._name = name
+        self._idle_s = idle_s
+        self._active_max = active_max
+        self._setup = Setup(
+            agent=agent,
+            journal=journal,
+            subscriptions=Subscriptions(journal, limits),
+            wait_graph=WaitGraph(),
+            condenser=condenser if condenser is not None else NoCondenser(),
+            settings=ConversationSettings(
+                on_overlap=on_overlap,
+                queued_messages_max=queued_messages_max,
+                system_prompt=system_prompt,
+                unfinished=unfinished,
+                is_resumable=_is_resumable(agent),
+            ),
+            verify=verify,
+            park_s=park_s,
+            limits=limits,
+            ports=self._ports,
+        )
+        self._exit_stack = AsyncExitStack()
+        self._is_entered = False
+        self._is_closing = False
+        self._region: Region[Command | Query] | None = None
+
+    def __repr__(self) -> str:
+        state = "open" if self._region is not None else "closed" if self._is_entered else "new"
+        return f"<Conversations {self._name!r} on {type(self._journal).__name__}, {state}>"
+
+    async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise RuntimeError("conversations are entered once; make new ones for the same journal")
+        self._is_entered = True
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._journal)
+            self._journal.watch_lease(self._setup.subscriptions.lease_lost)
+            runtime = self._given_runtime
+            if runtime is None:
+                runtime = await stack.enter_async_context(Runtime(ports=self._ports))
+            self._region = runtime.region(
+                self._name,
+                self._make_owner,
+                supervision=SUPERVISION,
+                idle_s=self._idle_s,
+                active_max=self._active_max,
+                refuse_s=REFUSE_S,
+            )
+            # Run from the last to the first: refuse new owners, stop them all, end the readers.
+            stack.callback(self._setup.subscriptions.close)
+            stack.push_async_callback(
+                self._region.stop, "its conversations are closing", refusal=ConversationsClosed
+            )
+            stack.callback(self._begin_closing)
+            if self._recover == "on_enter":
+                await self._recover_unfinished(self._region)
+            self._exit_stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._region = None
+        await self._exit_stack.aclose()
+
+    def _begin_closing(self) -> None:
+        self._is_closing = True
+        self._setup.subscriptions.begin_closing()
+
+    def _make_owner(self, conversation_id: str) -> ConversationActor:
+        # If the runtime goes on, a handle that was kept still reaches the region.
+        if self._is_closing:
+            raise ConversationsClosed(conversation_id)
+        setup = self._setup
+        if self._configure is not None:
+            setup = _configured(setup, self._configure(conversation_id))
+        return ConversationActor(conversation_id, setup)
+
+    async def _recover_unfinished(self, region: Region[Command | Query]) -> None:
+        """Open the conversations that the last process left unfinished; opening recovers them."""
+        limit = anyio.Semaphore(RECOVERIES_AT_ONCE_MAX)
+
+        async def recover(conversation_id: str) -> None:
+            async with limit:
+                try:
+                    await region[conversation_id].ask(GetView())
+                except TurnkeeperError as error:
+                    # It stays as it is in the journal, and its senders get this error; the other
+                    # conversations are not held up.
+                    log_unavailable("recovery failed", error, conversation=conversation_id)
+
+        async with anyio.create_task_group() as group:
+            for info in await self._journal.list(only_unfinished=True):
+                group.start_soon(recover, info.conversation_id)
+
+    def __getitem__(self, conversation_id: str) -> Conversation:
+        """Return a handle; the conversation begins with its first chat message."""
+        return Conversation(conversation_id, self._open_region(), self._setup)
+
+    def _open_region(self) -> Region[Command | Query]:
+        if self._region is None:
+            raise RuntimeError("conversations are not open; use `async with Conversations(...)`")
+        return self._region
+
+    async def list(self) -> Sequence[ConversationInfo]:
+        """Return all conversations in the journal, by id, without opening them."""
+        return await self._journal.list()
+
+    async def delete(self, conversation_id: str) -> Deletion:
+        """Delete a conversation, its log and all that is kept beside it.
+
+        A turn that runs is cut off; its readers and those who await a turn get
+        `ConversationDeleted`. A chat message that is sent meanwhile is either in the log that is
+        deleted, or begins a new conversation. The part of the log that forks need stays, and the
+        answer says so. Raises `ConversationNotFound` and `OwnedElsewhere`; after `OutcomeUnknown`,
+        delete it again.
+        """
+        deletion = await self._delete(conversation_id, Delete())
+        assert deletion is not None, "a deletion without a condition"
+        return deletion
+
+    async def expire(self, *, before: float) -> Sequence[str]:
+        """Delete the conversations last written before this time (seconds since 1970, UTC).
+
+        Conversations that another process owns, or that are written to meanwhile, stay. Returns
+        the ids of the deleted ones.
+        """
+        deleted: list[str] = []
+        for info in await self._journal.list():
+            if info.updated_at < before:
+                with suppress(OwnershipLost, ConversationNotFound):
+                    if await self._delete(info.conversation_id, Delete(head=info.head)) is not None:
+                        deleted.append(info.conversation_id)
+        return deleted
+
+    async def _delete(self, conversation_id: str, command: Delete) -> Deletion | None:
+        check_id("conversation id", conversation_id)
+        region = self._open_region()
+        await self._journal.info(conversation_id)  # raises if there is none: ask() would make one
+        return await region[conversation_id].ask(command)
+
+
+def _configured(setup: Setup, config: ConversationConfig) -> Setup:
+    if not isinstance(config, ConversationConfig):
+        raise InvalidInput(f"configure returns a ConversationConfig, and gave {config!r}")
+    settings = setup.settings
+    _check_system_prompt(config.system_prompt)
+    agent = setup.agent if config.agent is None else config.agent
+    if config.agent is not None:
+        _check_agent(agent)
+        settings = replace(settings, is_resumable=_is_resumable(agent))
+    if config.system_prompt is not None:
+        settings = replace(settings, system_prompt=config.system_prompt)
+    if config.on_overlap is not None:
+        check_overlap(config.on_overlap)
+        settings = replace(settings, on_overlap=config.on_overlap)
+    return replace(setup, agent=agent, settings=settings)
+
+
+def _check_agent(agent: Agent) -> None:
+    if not callable(getattr(agent, "run", None)):
+        raise InvalidInput(f"an agent has `async run(turn)`, and {agent!r} has not; use @agent")
+
+
+def _check_system_prompt(system_prompt: str | None) -> None:
+    if system_prompt is not None:
+        check_text("system_prompt", system_prompt)
+        if not system_prompt.strip():
+            raise InvalidInput(
+                "the system prompt is blank, which providers refuse; give it a text, or None"
+            )
+
+
+def _is_resumable(agent: Agent) -> bool:
+    return getattr(agent, "is_resumable", False) is True

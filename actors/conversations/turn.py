@@ -1,0 +1,294 @@
+"""The turn of one chat message: await its reply, iterate over it, cancel it.
+
+A turn is a plain value and outlives restarts of the owner: it is followed in the log, from the
+event with which the chat message was acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+from turnkeeper.runtime import NotDelivered, OutcomeUnknown, OwnershipLost, Region, Unavailable
+
+from ..core.commands import CancelTurn, Command, GetView, OnOverlap, Query, Sent
+from ..errors import ConversationDeleted, ConversationsClosed, TurnNotCompleted
+from ..events import (
+    AgentMessageEvent,
+    Event,
+    ForkedFromEvent,
+    LoggedEvent,
+    MessageQueuedEvent,
+    MessageWithdrawnEvent,
+    TextDelta,
+    TurnEndedEvent,
+    UserMessageEvent,
+)
+from ..owner.actor import Setup
+from ..owner.subscriptions import EventReader
+from ..owner.wait_graph import turn_of
+
+__all__ = ["Turn", "TurnAccess", "TurnEnd"]
+
+OWNERS_ENDING_MAX = 2
+"""How many owners may fail or stop while a turn is awaited, before its awaiter is told why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """How a turn ended, and the last message that the agent said in it."""
+
+    outcome: Literal["completed", "interrupted", "failed", "rolled_back", "withdrawn"]
+    reply: str
+    detail: str
+
+
+class TurnAccess:
+    """What a turn needs of its conversation: to follow the log, to wait, to cancel."""
+
+    def __init__(self, conversation_id: str, region: Region[Command | Query], setup: Setup) -> None:
+        self.conversation_id = conversation_id
+        self._region = region
+        self._ref = region[conversation_id]
+        self._setup = setup
+
+    def follow(self, seq: int, *, deltas: bool = False) -> EventReader:
+        """Read the events from `seq` on, live; `seq` is in the log.
+
+        Replaces an owner that ends, and raises the reason if none can be started here; follows an
+        owner in another process.
+        """
+        return self._setup.subscriptions.read(
+            self.conversation_id,
+            after=seq - 1,
+            live=True,
+            known_seq=seq,
+            on_owner_ended=self._ensure_owner,
+            deltas=deltas,
+        )
+
+    def read_back(self, seq: int) -> EventReader:
+        """Read the events from `seq` on to the end of the log; `seq` is in the log."""
+        return self._setup.subscriptions.read(
+            self.conversation_id, after=seq - 1, live=False, known_seq=seq
+        )
+
+    async def _ensure_owner(self) -> None:
+        """Start an owner here unless there is one. Raises the reason if there can be none."""
+        for _ in range(OWNERS_ENDING_MAX):
+            try:
+                await self._ref.ask(GetView())
+            except NotDelivered:
+                if self._setup.subscriptions.is_closing:
+                    # No other will start, and nothing tells when this one has stopped.
+                    raise ConversationsClosed(self.conversation_id) from None
+                # The last one is stopping. No await since that was found, so this only waits.
+                await self._region.stop_actor(self.conversation_id)
+            except (Unavailable, OutcomeUnknown, OwnershipLost):
+                pass  # it waited beside what the last owner failed at; the next one is asked
+            else:
+                return
+        await self._ref.ask(GetView())
+
+    @property
+    def is_inside_a_turn(self) -> bool:
+        """True if the calling task runs in a turn of the same `Conversations` that goes on."""
+        inside = turn_of.get(None)
+        return (
+            inside is not None
+            and inside.wait_graph is self._setup.wait_graph
+            and not inside.is_over
+        )
+
+    def note_waiting(self) -> AbstractContextManager[None]:
+        """While inside, note that the calling turn, if any, waits for this conversation.
+
+        Raises `AskCycle` if that wait would never end.
+        """
+        if not self.is_inside_a_turn:
+            return nullcontext()
+        return self._setup.wait_graph.wait(turn_of.get().conversation_id, self.conversation_id)
+
+    async def cancel(self, sent: Sent) -> bool:
+        """Interrupt this chat message's turn, or withdraw the message while it waits."""
+        return await self._ref.ask(CancelTurn(sent.message_id, sent.turn_id))
+
+
+class _TurnWatch:
+    """Finds the events of a log that belong to a chat message's turn, and the turn's end.
+
+    The `UserMessageEvent` of a chat message names the turn that answers it; before that event, the
+    message waits in the queue. The first event to look at is the one with which the chat message
+    was acknowledged; if the log has another event there, `ConversationDeleted` is raised.
+    """
+
+    def __init__(self, conversation_id: str, sent: Sent) -> None:
+        self.end: TurnEnd | None = None
+        self.turn_id = sent.turn_id
+        self._conversation_id = conversation_id
+        self._message_id = sent.message_id
+        self._is_first = True
+        self._has_begun = False
+        self._reply = ""
+
+    def look_at(self, event: Event) -> bool:
+        """Take in the next event. Returns True if it belongs to the turn."""
+        if self._is_first:
+            if getattr(event, "message_id", None) != self._message_id:
+                raise ConversationDeleted(self._conversation_id)
+            self._is_first = False
+        match event:
+            case UserMessageEvent(message_id=self._message_id, turn_id=str(joined)):
+                self.turn_id, self._has_begun = joined, True
+            case MessageQueuedEvent(message_id=self._message_id, turn_id=str(waits)):
+                # It waits; again, if the turn that it had joined was rolled back.
+                self.turn_id, self._has_begun, self._reply = waits, False, ""
+            case MessageWithdrawnEvent(message_id=self._message_id):
+                self.end = TurnEnd("withdrawn", "", "cancelled by its caller")
+            case ForkedFromEvent(conversation_id=origin) if not self._has_begun:
+                self.end = TurnEnd("withdrawn", "", f"it waits in conversation {origin}")
+            case AgentMessageEvent(turn_id=self.turn_id, content=content):
+                self._reply = content
+            case TurnEndedEvent(turn_id=self.turn_id):
+                self.end = TurnEnd(event.outcome, self._reply, event.detail or "")
+            case _:
+                return event.turn_id == self.turn_id
+        return True
+
+
+class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
+    """The iterator of a turn, for one task and one pass."""
+
+    def __init__(self, access: TurnAccess, sent: Sent) -> None:
+        self._access = access
+        self._watch = _TurnWatch(access.conversation_id, sent)
+        self._reader = access.follow(sent.seq, deltas=True)
+
+    async def __anext__(self) -> LoggedEvent | TextDelta:
+        if self._watch.end is not None:
+            raise StopAsyncIteration
+        with self._access.note_waiting():
+            while True:
+                try:
+                    item = await self._reader.next_item()
+                except StopAsyncIteration:
+                    raise ConversationsClosed(self._access.conversation_id) from None
+                if isinstance(item, TextDelta):
+                    if item.turn_id == self._watch.turn_id:
+                        return item
+                elif self._watch.look_at(item.event):
+                    return item
+
+
+class Turn:
+    """The turn of one chat message; it outlives restarts of the conversation's owner.
+
+    turn = await conversations["alice"].send("Where is my order?")
+    async for item in turn:      # its events, and pieces of its answer while they are written
+        ...
+    print(await turn.reply())    # or: await turn.end(), await turn.cancel()
+    """
+
+    def __init__(self, access: TurnAccess, sent: Sent) -> None:
+        self._access = access
+        self._sent = sent
+
+    def __repr__(self) -> str:
+        sent = self._sent
+        return (
+            f"<Turn {sent.turn_id} of conversation {self._access.conversation_id!r}, "
+            f"message {sent.message_id} at seq {sent.seq}>"
+        )
+
+    @property
+    def message_id(self) -> str:
+        return self._sent.message_id
+
+    @property
+    def turn_id(self) -> str:
+        return self._sent.turn_id
+
+    @property
+    def seq(self) -> int:
+        """The seq of the first event that carries the message id."""
+        return self._sent.seq
+
+    @property
+    def is_duplicate(self) -> bool:
+        """True if the log had this chat message before it was sent."""
+        return self._sent.is_duplicate
+
+    @property
+    def overlapped(self) -> OnOverlap | None:
+        """The policy that was applied to the turn that ran when this was sent; None if none ran."""
+        return self._sent.overlapped
+
+    @property
+    def waits_for(self) -> Literal["resume", "confirmation"] | None:
+        """What the conversation was waiting for when this was sent, if the turn has to wait too."""
+        return self._sent.waits_for
+
+    async def reply(self) -> str:
+        """Wait for the turn to complete, and return the last message that the agent said in it.
+
+        Raises `TurnNotCompleted`, which has the text that was said until then, and what `end`
+        raises.
+        """
+        end = await self.end()
+        if end.outcome != "completed":
+            raise TurnNotCompleted(
+                self._access.conversation_id,
+                self.turn_id,
+                end.outcome,
+                end.detail,
+                end.reply,
+            )
+        return end.reply
+
+    async def end(self) -> TurnEnd:
+        """Wait until the turn has ended, and return how.
+
+        If the owner fails, the next owner ends the turn; if another process has taken over, the
+        turn is followed there. Raises the reason if there can be no owner (`Unavailable`,
+        `CorruptLog`), and `ConversationsClosed` when the `Conversations` are left: the chat message
+        is in the log, and its turn ends when the conversation is next opened. Raises
+        `ConversationDeleted`, and `AskCycle` if the calling turn would have to end first.
+        """
+        access = self._access
+        ended = None
+        if access.is_inside_a_turn:
+            # A turn that has ended is told without waiting; waiting in a circle is refused below.
+            ended = await self._find_end(access.read_back(self.seq))
+        if ended is None:
+            with access.note_waiting():
+                ended = await self._find_end(access.follow(self.seq))
+        if ended is None:
+            raise ConversationsClosed(access.conversation_id)
+        return ended
+
+    async def _find_end(self, events: EventReader) -> TurnEnd | None:
+        watch = _TurnWatch(self._access.conversation_id, self._sent)
+        async for logged in events:
+            watch.look_at(logged.event)
+            if watch.end is not None:
+                return watch.end
+        return None
+
+    def __aiter__(self) -> AsyncIterator[LoggedEvent | TextDelta]:
+        """Iterate over the turn's events, with the pieces of its answer (`TextDelta`) between them.
+
+        It begins with the chat message and stops at the turn's end. Every event comes once and in
+        order, also if the turn began long ago. Pieces come live, from an owner in this process, as
+        long as the iterating task keeps up. Raises as `end` does.
+        """
+        return _TurnFollower(self._access, self._sent)
+
+    async def cancel(self) -> bool:
+        """Interrupt the turn, or withdraw its chat message while it waits.
+
+        Returns False if the turn had ended already. It is durable when this returns, and what was
+        said is kept.
+        """
+        return await self._access.cancel(self._sent)

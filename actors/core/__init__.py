@@ -1,0 +1,1 @@
+"""The pure core: the folds of a log, and the decisions that follow from them."""

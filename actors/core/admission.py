@@ -1,0 +1,306 @@
+"""Admission: the check that events may follow the log as it stands.
+
+It answers one question: given the calls that are open, which events may come next, and which may
+leave the view? It admits only logs whose fold equals their rebuild: no admitted event can break a
+property of the view, now or later.
+
+It promises:
+
+1. `check` changes nothing and is a function of the log and the events. It takes several events as
+   one command: each sees those before it;
+2. it is fail-closed: if the check itself raises, the events are refused, and the violation says
+   that the check raised;
+3. its state is a fold of the log, so it is the same after any reopening.
+
+It remembers each call of the view, and the newest calls and responses that have left it, up to a
+bound. A result for a call that it has let go is refused as unmatched. An id that is used again
+after that does no harm, because no later event belongs to a group that has left the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from turnkeeper.runtime import Refused
+
+from ..events import (
+    RESULT_CLASSES,
+    ActionEvent,
+    CondensationEvent,
+    CondensationSummaryEvent,
+    Event,
+    LLMConvertibleEvent,
+    RetractionEvent,
+)
+from .view import SHORTENED_MARKER, ViewFold
+from .view_index import find_torn
+
+__all__ = [
+    "Admission",
+    "AdmissionRefused",
+    "AppendResult",
+    "Appended",
+    "Duplicate",
+    "Rejected",
+    "Violation",
+    "ViolationName",
+]
+
+ViolationName: TypeAlias = Literal[
+    "interleaved_message",
+    "interleaved_response",
+    "unmatched_tool_result",
+    "duplicate_tool_call",
+    "duplicate_tool_result",
+    "summary_in_log",
+    "illegal_condensation",
+    "illegal_retraction",
+    "check_failed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """The reason why admission refused an event."""
+
+    name: ViolationName
+    event: Event
+    reason: str
+
+    @property
+    def event_id(self) -> str:
+        return self.event.id
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The event is in the log, at this seq."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The log had this event already, at this seq; nothing was written."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Admission refused the event; nothing was written."""
+
+    violation: Violation
+
+
+AppendResult: TypeAlias = Appended | Duplicate | Rejected
+
+
+class AdmissionRefused(Refused):
+    """Admission refused an event; nothing of its command was written."""
+
+    def __init__(self, conversation_id: str, violation: Violation) -> None:
+        super().__init__(
+            f"append refused on conversation {conversation_id}: event {violation.event_id} is "
+            f"{violation.name}: {violation.reason}; nothing was written; "
+            "append what may follow the log as it stands"
+        )
+        self.conversation_id = conversation_id
+        self.violation = violation
+
+
+class _Newest:
+    """The newest ids that were added, up to a bound."""
+
+    __slots__ = ("_length_max", "ids")
+
+    def __init__(self, ids: Iterable[str], length_max: int) -> None:
+        self.ids = dict.fromkeys(ids)
+        self._length_max = length_max
+
+    def add(self, added: str) -> None:
+        self.ids.pop(added, None)
+        self.ids[added] = None
+        if len(self.ids) > self._length_max:
+            del self.ids[next(iter(self.ids))]
+
+
+class Admission:
+    """The fold of admission, beside the fold of the view that it guards. Only the owner folds."""
+
+    __slots__ = ("_calls_left", "_responses_left", "_view")
+
+    def __init__(
+        self,
+        view: ViewFold,
+        *,
+        finished_max: int,
+        calls_left: Iterable[str] = (),
+        responses_left: Iterable[str] = (),
+    ) -> None:
+        """Guard this view; remember `finished_max` calls and responses that have left it."""
+        self._view = view
+        self._calls_left = _Newest(calls_left, finished_max)
+        self._responses_left = _Newest(responses_left, finished_max)
+
+    @property
+    def calls_left(self) -> tuple[str, ...]:
+        """The newest calls that have left the view, newest last."""
+        return tuple(self._calls_left.ids)
+
+    @property
+    def responses_left(self) -> tuple[str, ...]:
+        """The newest responses that have left the view, newest last."""
+        return tuple(self._responses_left.ids)
+
+    @property
+    def open_calls(self) -> Mapping[str, ActionEvent]:
+        """The calls that have no result yet, by call id, in order."""
+        return self._view.index.open_calls
+
+    def fold(self, left: Iterable[LLMConvertibleEvent]) -> None:
+        """Advance by the events that one event of the log has taken out of the view."""
+        for event in left:
+            if isinstance(event, ActionEvent):
+                self._calls_left.add(event.tool_call_id)
+                self._responses_left.add(event.llm_response_id)
+
+    def check(self, events: Sequence[Event]) -> Violation | None:
+        """Return the violation if these events may not follow, in this order and as one command."""
+        trial = _Trial(self._view, self._calls_left.ids, self._responses_left.ids)
+        for event in events:
+            try:
+                found = trial.judge(event)
+            except Exception as error:  # noqa: BLE001 - fail-closed: an unchecked event is refused
+                reason = f"the check itself raised {type(error).__name__}"
+                return Violation("check_failed", event, reason)
+            if found is not None:
+                return Violation(found[0], event, found[1])
+        return None
+
+
+_Found: TypeAlias = tuple[ViolationName, str]
+
+
+class _Trial:
+    """Admission while one command is judged: the fold, and the events judged so far."""
+
+    def __init__(
+        self, view: ViewFold, calls_left: Mapping[str, None], responses_left: Mapping[str, None]
+    ) -> None:
+        self._view = view
+        self._calls_left = calls_left
+        self._responses_left = responses_left
+        self._judged: list[Event] = []
+        self._open = {
+            call_id: action.llm_response_id for call_id, action in view.index.open_calls.items()
+        }
+        self._calls: set[str] = set()
+        self._responses: set[str] = set()
+        # The response that may still get calls: only its own actions have come since it began.
+        self._response: str | None = None
+        last = view.last_event
+        if isinstance(last, ActionEvent) and last.tool_call_id in self._open:
+            self._response = last.llm_response_id
+
+    def judge(self, event: Event) -> _Found | None:
+        """Return the violation of this event, if any; the next event is judged as its successor."""
+        found: _Found | None = None
+        if isinstance(event, ActionEvent):
+            found = self._judge_action(event)
+        elif isinstance(event, RESULT_CLASSES):
+            found = self._judge_result(event.tool_call_id)
+        elif isinstance(event, CondensationSummaryEvent):
+            found = ("summary_in_log", "a summary is made by the view, from a condensation")
+        elif isinstance(event, LLMConvertibleEvent):
+            if self._open:
+                found = ("interleaved_message", f"open calls: {', '.join(self._open)}")
+            self._response = None
+        elif isinstance(event, CondensationEvent):
+            found = _judge_condensation(event, self._view_now())
+        elif isinstance(event, RetractionEvent):
+            found = _judge_retraction(event, self._view_now())
+        self._judged.append(event)
+        return found
+
+    def _judge_action(self, action: ActionEvent) -> _Found | None:
+        call_id, response_id = action.tool_call_id, action.llm_response_id
+        if (
+            call_id in self._calls
+            or call_id in self._view.index.calls
+            or call_id in self._calls_left
+        ):
+            return "duplicate_tool_call", f"call {call_id} is in the log"
+        others = [open_id for open_id, response in self._open.items() if response != response_id]
+        if others:
+            return "interleaved_response", f"calls of another response are open: {others}"
+        if response_id != self._response and (
+            response_id in self._responses
+            or response_id in self._view.index.responses
+            or response_id in self._responses_left
+        ):
+            return "interleaved_response", f"response {response_id} is complete"
+        self._response = response_id
+        self._responses.add(response_id)
+        self._calls.add(call_id)
+        self._open[call_id] = response_id
+        return None
+
+    def _judge_result(self, call_id: str) -> _Found | None:
+        self._response = None
+        if self._open.pop(call_id, None) is not None:
+            return None
+        index = self._view.index
+        if call_id in self._calls or call_id in index.results or call_id in self._calls_left:
+            return "duplicate_tool_result", f"call {call_id} has its result"
+        return "unmatched_tool_result", f"there is no call {call_id}"
+
+    def _view_now(self) -> ViewFold:
+        if not self._judged:
+            return self._view
+        view = self._view.copy()
+        for event in self._judged:
+            view.fold(event)
+        return view
+
+
+def _judge_condensation(event: CondensationEvent, view: ViewFold) -> _Found | None:
+    offset = None if event.summary is None else event.summary_offset
+    fault = _find_torn(view, event.forgotten_event_ids, offset)
+    if fault is None and event.shortened:
+        fault = _find_not_shortened(event, view)
+    return None if fault is None else ("illegal_condensation", fault)
+
+
+def _find_not_shortened(event: CondensationEvent, view: ViewFold) -> str | None:
+    """Name an event that the condensation would shorten and cannot; None if there is none."""
+    kept = {
+        result.id: len(result.content) - len(SHORTENED_MARKER)
+        for result in view.events
+        if isinstance(result, RESULT_CLASSES) and result.id not in event.forgotten_event_ids
+    }
+    for event_id, length in event.shortened.items():
+        if event_id not in kept:
+            return f"event {event_id} is not a result that stays in the view"
+        if not isinstance(length, int) or length >= kept[event_id]:
+            return f"event {event_id} would not become shorter"
+    return None
+
+
+def _judge_retraction(event: RetractionEvent, view: ViewFold) -> _Found | None:
+    ids = frozenset(event.retracted_event_ids)
+    gone = ids.difference(kept.id for kept in view.events)
+    if gone:
+        return "illegal_retraction", f"not in the view: {', '.join(sorted(gone))}"
+    if view.index.open_calls:
+        return "illegal_retraction", "a call is open"
+    if any(isinstance(kept, CondensationSummaryEvent) and kept.id in ids for kept in view.events):
+        return "illegal_retraction", "a summary is not an event of the log"
+    torn = _find_torn(view, event.retracted_event_ids, None)
+    return None if torn is None else ("illegal_retraction", torn)
+
+
+def _find_torn(view: ViewFold, ids: Sequence[str], summary_offset: int | None) -> str | None:
+    return find_torn(view.events, view.index.open_calls, frozenset(ids), summary_offset)

@@ -1,0 +1,320 @@
+"""The messages of a conversation actor: commands, which may lead to events, and queries.
+
+All are frozen values, typed by their reply: `await ref.ask(Send(...))` returns a `Sent`. The
+methods of a `Conversation` do just that; the commands are public for code that builds on the actor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from turnkeeper.runtime import Message
+
+from ..errors import InvalidInput
+from ..events import Event, ImageContent, LoggedEvent, decode_event
+from ..journal import Deletion
+from ..values.text import check_id, check_length, check_text, error_text
+from .admission import Appended, Duplicate
+from .condensation import Need, Proposal
+from .view import View
+
+__all__ = [
+    "Append",
+    "AppendAll",
+    "BeginStep",
+    "CancelTurn",
+    "Command",
+    "Confirm",
+    "Delete",
+    "DropOverdue",
+    "EndTurn",
+    "GetView",
+    "OnOverlap",
+    "Pause",
+    "Propose",
+    "ProposeFailed",
+    "Query",
+    "Recover",
+    "RepairView",
+    "Resume",
+    "Retract",
+    "Send",
+    "Sent",
+    "Stream",
+    "TurnAppend",
+    "check_overlap",
+]
+
+OnOverlap = Literal["queue", "interrupt", "steer", "rollback", "reject"]
+"""How a chat message that comes while a turn runs is handled."""
+
+
+def check_overlap(on_overlap: str) -> None:
+    """Raise `InvalidInput` if this is none of the ways to overlap."""
+    if on_overlap not in get_args(OnOverlap):
+        known = ", ".join(get_args(OnOverlap))
+        raise InvalidInput(f"on_overlap is {on_overlap!r}; it takes one of {known}")
+
+
+def _check_event(event: Event) -> None:
+    """Raise `InvalidInput` if the event would not be read back as it is.
+
+    pydantic checks nothing in `model_construct` and `model_copy`, and a subclass may hold more than
+    its kind allows. One such record would make the log unreadable.
+    """
+    if not isinstance(event, Event):
+        raise InvalidInput(f"an event is an Event, and {type(event).__name__} is not")
+    check_id("event id", event.id)
+    if (message_id := getattr(event, "message_id", None)) is not None:
+        check_id("message_id", message_id)
+    try:
+        written = event.__pydantic_serializer__.to_json(event, warnings="error")
+        check_length(f"a {type(event).__name__}", len(written))
+        read = type(decode_event(written))
+    except ValueError as error:
+        said = f"a {type(event).__name__} holds an invalid value: {error_text(error)}"
+        raise InvalidInput(f"{said}; make it by its constructor, which checks it") from error
+    if read is not type(event):
+        raise InvalidInput(f"a {type(event).__name__} would be read as {read.__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The place of a chat message in the log; the message is durable when this is returned."""
+
+    message_id: str
+    seq: int
+    """The seq of the first event that carries the message id."""
+    turn_id: str
+    is_duplicate: bool = False
+    """The log had this chat message already; nothing was written."""
+    overlapped: OnOverlap | None = None
+    """Its effect on the turn that ran; "interrupt" if it was too late to roll that turn back."""
+    waits_for: Literal["resume", "confirmation"] | None = None
+    """The user's decision that has to come before it gets its turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Message[Sent]):
+    """Put a chat message into the conversation; its turn starts now, or as `on_overlap` says."""
+
+    message_id: str
+    content: str
+    images: tuple[ImageContent, ...] = ()
+    on_overlap: OnOverlap | None = None
+    """None: as the conversation's own setting says."""
+
+    def __post_init__(self) -> None:
+        check_id("message_id", self.message_id)
+        check_text("content", self.content)
+        for image in self.images:
+            if not isinstance(image, ImageContent):
+                raise InvalidInput(f"an image takes ImageContent, not {type(image).__name__}")
+        texts = [self.content, *(image.url for image in self.images)]
+        check_length("a chat message with its images", sum(map(len, texts)))
+        if self.on_overlap is not None:
+            check_overlap(self.on_overlap)
+
+
+@dataclass(frozen=True, slots=True)
+class Append(Message[Appended | Duplicate]):
+    """Put one event into the log, if admission lets it; no turn starts."""
+
+    event: Event
+    park: bool = False
+    """Keep a result whose call has not come yet, for a while, and answer when the call comes."""
+
+    def __post_init__(self) -> None:
+        _check_event(self.event)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendAll(Message[Appended | Duplicate]):
+    """As `Append`, for several events in one commit, retractions too: all of them, or none.
+
+    The reply has the seq of the last one; without events, the seq at which the log ends.
+    """
+
+    events: tuple[Event, ...]
+
+    def __post_init__(self) -> None:
+        for event in self.events:
+            _check_event(event)
+        if len({event.id for event in self.events}) < len(self.events):
+            raise InvalidInput("two of the events have the same id; each takes one of its own")
+
+
+@dataclass(frozen=True, slots=True)
+class Retract(Message[Appended]):
+    """Take events, or all events of a turn, out of the view; the log keeps them."""
+
+    event_ids: tuple[str, ...] = ()
+    turn_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTurn(Message[bool]):
+    """Interrupt a running turn, or withdraw a queued chat message. False: it had ended already."""
+
+    message_id: str
+    turn_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAppend(Message[Sequence[LoggedEvent]]):
+    """Append the events of a running turn's agent, in one commit: all of them, or none."""
+
+    turn_id: str
+    epoch: int
+    events: tuple[Event, ...]
+    suspends: bool = False
+    """After this the turn waits for a confirmation, and its agent ends its run."""
+    ends: bool = False
+    """With this the turn is completed, in the same commit, unless a pause holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream(Message[None]):
+    """One piece of the answer that a running turn's model is writing; kept in memory only."""
+
+    turn_id: str
+    epoch: int
+    text: str
+    is_first: bool = False
+    """It begins the answer anew; the pieces of an earlier stream are void."""
+
+    def __post_init__(self) -> None:
+        # Checks no more than the type: a piece may end in half a character.
+        if not isinstance(self.text, str):
+            raise InvalidInput(f"a piece of an answer takes a str, not {type(self.text).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class BeginStep(Message[bool]):
+    """Begin the next step of a running turn. False: not now; its agent is run again later."""
+
+    turn_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndTurn(Message[bool]):
+    """End a running turn: its agent has returned, or failed with `error`. False: not now."""
+
+    turn_id: str
+    epoch: int
+    error: str | None = None
+    detail: str = ""
+    is_stuck: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause(Message[bool]):
+    """Begin no further step until `Resume`. False: it was paused already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Message[bool]):
+    """Go on after a pause. False: it was not paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm(Message[bool]):
+    """Confirm or reject the calls that wait for a confirmation: all of them run, or none does."""
+
+    confirmed: bool
+    reason: str = ""
+    tool_call_ids: frozenset[str] | None = None
+    """The calls that are meant; None: those that wait."""
+
+    def __post_init__(self) -> None:
+        check_text("reason", self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Propose(Message[bool]):
+    """Apply a condenser's proposal for the view it was shown; None: it has nothing to propose.
+
+    If the need is hard and the proposal cannot be applied, the owner makes room itself. The reply:
+    the view is shorter for it, or a request is answered.
+    """
+
+    epoch: int
+    proposal: Proposal | None
+    shown: View
+    need: Need = "soft"
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeFailed(Message[None]):
+    """Record that a condenser raised."""
+
+    epoch: int
+    error: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairView(Message[bool]):
+    """Repair the view that a model refused as malformed.
+
+    `broken`: the events that enforcement removes from it.
+    """
+
+    turn_id: str
+    epoch: int
+    broken: tuple[str, ...]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recover(Message[None]):
+    """End the turn that the previous owner left unfinished; the first command of every owner."""
+
+    enforced_away: tuple[str, ...] = ()
+    """The events that enforcement took from the view of a log from elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delete(Message[Deletion | None]):
+    """Delete the conversation; a message sent after this begins another of its name.
+
+    None: `head` is given, and the log does not end there; nothing was deleted.
+    """
+
+    head: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropOverdue(Message[None]):
+    """Refuse the parked results that are overdue; sent by the owner's timer."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetView(Message[View]):
+    """Return the committed view."""
+
+
+Command = (
+    Send
+    | Append
+    | AppendAll
+    | Retract
+    | CancelTurn
+    | TurnAppend
+    | Stream
+    | BeginStep
+    | EndTurn
+    | Pause
+    | Resume
+    | Confirm
+    | Propose
+    | ProposeFailed
+    | RepairView
+    | Recover
+    | Delete
+    | DropOverdue
+)
+Query = GetView

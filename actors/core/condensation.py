@@ -1,0 +1,396 @@
+"""Condensers: each is given a view and proposes events to forget; the owner decides.
+
+A condenser runs as an effect beside the owner, so the log grows while it works. The owner checks
+its proposal against the view at the time when it returns (`check_proposal`), and applies it or
+refuses it.
+
+A need is *soft* if the view is only longer than it should be: a turn goes on without. It is *hard*
+if a condensation was requested, or the view is too large for the model: the turn waits.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from ..errors import InvalidInput
+from ..events import (
+    RESULT_CLASSES,
+    ActionEvent,
+    AgentErrorEvent,
+    AgentMessageEvent,
+    CondensationSummaryEvent,
+    LLMConvertibleEvent,
+    ObservationEvent,
+    SystemPromptEvent,
+    UserMessageEvent,
+    UserRejectEvent,
+)
+from ..values.text import storable
+from .view import SHORTENED_MARKER, View
+
+__all__ = [
+    "CondensationPlan",
+    "Condenser",
+    "Need",
+    "NoCondenser",
+    "PipelineCondenser",
+    "Proposal",
+    "RollingCondenser",
+    "Summarize",
+    "SummarizingCondenser",
+    "check_proposal",
+    "estimate_tokens",
+    "find_runs",
+    "make_room",
+]
+
+Need: TypeAlias = Literal["soft", "hard"]
+
+Summarize: TypeAlias = Callable[[str], Awaitable[str]]
+"""Takes a history as text and returns a summary of it, usually by a model."""
+
+CountTokens: TypeAlias = Callable[[LLMConvertibleEvent], int]
+
+SHORTENED_LENGTH = 200
+"""The least characters that are kept of a result that is shortened."""
+RESET_TRIES_MAX = 5
+RESET_TEXT_FACTOR = 0.8
+_CHARACTERS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The events that a condenser wants to forget, and the text to put in their place."""
+
+    forgotten_event_ids: tuple[str, ...]
+    summary: str | None = None
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(event_id, str) for event_id in self.forgotten_event_ids):
+            raise InvalidInput("a proposal forgets events by their ids, which are str")
+        if self.summary is not None:
+            # A model wrote it, so it is mended and not refused.
+            object.__setattr__(self, "summary", storable(self.summary))
+
+
+@dataclass(frozen=True, slots=True)
+class CondensationPlan:
+    """A condensation that may be applied: a proposal with the place of its summary, for one."""
+
+    forgotten_event_ids: tuple[str, ...] = ()
+    summary: str | None = None
+    summary_offset: int | None = None
+    shortened: Mapping[str, int] = field(default_factory=dict)
+    """The characters to keep of results, by event id."""
+
+    @property
+    def shrinks(self) -> bool:
+        """True if the view has fewer events, or shorter ones, for it."""
+        added = 0 if self.summary is None else 1
+        return len(self.forgotten_event_ids) > added or bool(self.shortened)
+
+
+class Condenser(Protocol):
+    """Keeps a view from growing without end."""
+
+    def need(self, view: View) -> Need | None:
+        """Return the need to condense this view, if any. Pure and cheap: runs after each commit."""
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        """Propose events to forget; None: there are none. May await a model, beside the owner."""
+
+
+def check_proposal(proposal: Proposal, shown: View, now: View) -> CondensationPlan | str:
+    """Return the plan that the owner may apply now, or the reason why it may not.
+
+    The forgotten events must be one run without gaps in the view, with a manipulation index at
+    both ends; none of them may be protected by now; and no event that the condenser was shown may
+    have left the view since.
+    """
+    forgotten = frozenset(proposal.forgotten_event_ids)
+    if not forgotten:
+        return "it forgets nothing"
+    if not now.is_continuation_of(shown):
+        left = {event.id for event in shown}.difference(event.id for event in now)
+        if left:
+            return f"{len(left)} events that it was shown have left the view"
+    places = [at for at, event in enumerate(now) if event.id in forgotten]
+    if len(places) != len(forgotten):
+        return f"{len(forgotten) - len(places)} events that it forgets are not in the view"
+    protected = len(forgotten & now.protected)
+    if protected:
+        return f"{protected} events that it forgets are protected"
+    start, end = places[0], places[-1] + 1
+    if end - start != len(places):
+        return "what it forgets has gaps"
+    for cut in (start, end):
+        if cut not in now.manipulation_indices:
+            return f"a cut at {cut} would tear what belongs together"
+    ids = tuple(event.id for event in now[start:end])
+    return CondensationPlan(ids, proposal.summary, None if proposal.summary is None else start)
+
+
+def find_runs(view: View, start: int, end: int) -> Sequence[Sequence[LLMConvertibleEvent]]:
+    """Return the runs from `start` to `end` that may be forgotten, the oldest first.
+
+    Protected events split them; each begins and ends at a manipulation index.
+    """
+    indices, protected = view.manipulation_indices, view.protected
+    runs: list[Sequence[LLMConvertibleEvent]] = []
+    first = start
+    for at in (*(n for n in range(start, end) if view[n].id in protected), end):
+        run_start, run_end = indices.find_next(first), indices.find_last(at)
+        if run_start is not None and run_end is not None and run_start < run_end:
+            runs.append(view[run_start:run_end])
+        first = at + 1
+    return runs
+
+
+def make_room(view: View) -> CondensationPlan | None:
+    """Return a condensation that makes the view shorter without a condenser; None if none can.
+
+    It forgets the longest run that may be forgotten. If there is none, it shortens results until
+    half of the view's text is left: the oldest first, those of the newest response last.
+    """
+    runs = find_runs(view, 0, len(view))
+    if runs:
+        longest = max(runs, key=len)
+        return CondensationPlan(tuple(event.id for event in longest))
+    shortened = _shorten_results(view)
+    return CondensationPlan(shortened=shortened) if shortened else None
+
+
+def _shorten_results(view: View) -> Mapping[str, int]:
+    newest_response = next(
+        (event.llm_response_id for event in reversed(view) if isinstance(event, ActionEvent)), None
+    )
+    newest_calls = {
+        event.tool_call_id
+        for event in view
+        if isinstance(event, ActionEvent) and event.llm_response_id == newest_response
+    }
+    results = [event for event in view if isinstance(event, RESULT_CLASSES)]
+    results.sort(key=lambda result: result.tool_call_id in newest_calls)  # stable: oldest first
+    to_free = sum(len(_text(event)) for event in view) // 2
+    shortened: dict[str, int] = {}
+    for result in results:
+        length = len(result.content) - len(SHORTENED_MARKER)
+        if to_free > 0 and length > SHORTENED_LENGTH:
+            shortened[result.id] = max(SHORTENED_LENGTH, length - to_free)
+            to_free -= length - shortened[result.id]
+    return shortened
+
+
+@dataclass(frozen=True, slots=True)
+class NoCondenser:
+    """Forgets nothing."""
+
+    def need(self, view: View) -> Need | None:  # noqa: ARG002 - the protocol's
+        return None
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:  # noqa: ARG002 - the protocol's
+        return None
+
+
+def estimate_tokens(event: LLMConvertibleEvent) -> int:
+    """Estimate without a tokenizer: four characters a token."""
+    return len(_text(event)) // _CHARACTERS_PER_TOKEN + 1
+
+
+class _TokenTotals:
+    """The tokens of the first n events of a view, for every n: a derivation."""
+
+    def __init__(self, count_tokens: CountTokens) -> None:
+        self._count_tokens = count_tokens
+        self._totals = [0]
+        self.length = 0
+
+    def fold(self, event: LLMConvertibleEvent) -> None:
+        self._totals.append(self._totals[-1] + self._count_tokens(event))
+        self.length += 1
+
+    def result(self) -> Sequence[int]:
+        # Only ever appended to, and read up to the length of the view that asked.
+        return self._totals
+
+
+@dataclass(frozen=True, slots=True)
+class RollingCondenser:
+    """Keeps the first events and the newest, and forgets the middle.
+
+    There is a need if a condensation was requested (hard), the view has more than `max_tokens`
+    (hard), or more than `max_size` events (soft). About half the limit is kept. A cut that would
+    forget less than `minimum_progress` of the view is not worth a condensation; if the need is
+    hard, it is made all the same.
+    """
+
+    max_size: int = 240
+    keep_first: int = 2
+    max_tokens: int | None = None
+    minimum_progress: float = 0.1
+    count_tokens: CountTokens = estimate_tokens
+
+    def __post_init__(self) -> None:
+        if self.keep_first < 0:
+            raise ValueError(f"keep_first must not be negative, and is {self.keep_first}")
+        if self.keep_first >= self.max_size // 2 - 1:
+            raise ValueError(
+                f"keep_first must be less than max_size // 2 - 1, which is "
+                f"{self.max_size // 2 - 1}, and is {self.keep_first}"
+            )
+
+    def need(self, view: View) -> Need | None:
+        if view.unhandled_condensation_request or self._is_over_tokens(view):
+            return "hard"
+        return "soft" if len(view) > self.max_size else None
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        forgotten = self.find_middle(view)
+        if not forgotten or (need == "soft" and not self.is_progress(forgotten, view)):
+            return None
+        return Proposal(tuple(event.id for event in forgotten))
+
+    def find_middle(self, view: View) -> Sequence[LLMConvertibleEvent]:
+        """Return the events that the limits ask to forget; none if there is no cut, or no need.
+
+        If protected events split the middle, it is the oldest run of it that brings the view under
+        its limits; if none does, the longest.
+        """
+        start = view.find_next(self.keep_first)
+        end = view.find_next(len(view) - self._tail_length(view))
+        if start is None or end is None:
+            return ()
+        runs = find_runs(view, start, end)
+        for run in runs:
+            if self._is_enough(run, view):
+                return run
+        return max(runs, key=len, default=())
+
+    def _is_enough(self, run: Sequence[LLMConvertibleEvent], view: View) -> bool:
+        """True if the view without this run is under every limit that it is over."""
+        left = len(view) - len(run)
+        if view.unhandled_condensation_request and left > len(view) // 2:
+            return False
+        if len(view) > self.max_size and left > self.max_size:
+            return False
+        if self.max_tokens is None:
+            return True
+        total = self._totals(view)[len(view)]
+        return total - sum(map(self.count_tokens, run)) <= self.max_tokens
+
+    def is_progress(self, forgotten: Sequence[LLMConvertibleEvent], view: View) -> bool:
+        """True if forgetting these events is worth a condensation."""
+        return len(forgotten) >= max(1, self.minimum_progress * len(view))
+
+    def _tail_length(self, view: View) -> int:
+        """Return how many of the newest events to keep: the smallest number of any reason."""
+        lengths = [len(view)]
+        if view.unhandled_condensation_request:
+            lengths.append(len(view) // 2 - self.keep_first - 1)
+        if len(view) > self.max_size:
+            lengths.append(self.max_size // 2 - self.keep_first - 1)
+        if self.max_tokens is not None and self._is_over_tokens(view):
+            totals = self._totals(view)
+            head = min(self.keep_first, len(view))
+            room = self.max_tokens // 2 - totals[head]
+            fits = bisect_left(totals, totals[len(view)] - room, head, len(view))
+            lengths.append(len(view) - fits)
+        return min(lengths)
+
+    def _is_over_tokens(self, view: View) -> bool:
+        return self.max_tokens is not None and self._totals(view)[len(view)] > self.max_tokens
+
+    def _totals(self, view: View) -> Sequence[int]:
+        count_tokens = self.count_tokens
+        return view.derive(("tokens", count_tokens), lambda: _TokenTotals(count_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class SummarizingCondenser:
+    """Forgets as a `RollingCondenser` does, and puts a model's summary in the place.
+
+    If the need is hard and no cut makes progress, it resets: it summarises the longest run of the
+    whole view that may be forgotten, with each event's text cut shorter after each try that fails.
+    """
+
+    summarize: Summarize
+    rolling: RollingCondenser = RollingCondenser()
+
+    def need(self, view: View) -> Need | None:
+        return self.rolling.need(view)
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        forgotten = self.rolling.find_middle(view)
+        if forgotten and self.rolling.is_progress(forgotten, view):
+            summary = await self._summarize(forgotten, 1.0)
+            return Proposal(tuple(event.id for event in forgotten), summary)
+        return await self._reset(view) if need == "hard" else None
+
+    async def _reset(self, view: View) -> Proposal | None:
+        forgotten = max(find_runs(view, 0, len(view)), key=len, default=())
+        if not forgotten:
+            return None
+        factor = 1.0
+        for tries_left in reversed(range(RESET_TRIES_MAX)):
+            try:
+                summary = await self._summarize(forgotten, factor)
+            except Exception:
+                if not tries_left:
+                    raise
+                factor *= RESET_TEXT_FACTOR
+            else:
+                return Proposal(tuple(event.id for event in forgotten), summary)
+        return None
+
+    async def _summarize(self, events: Sequence[LLMConvertibleEvent], factor: float) -> str:
+        texts = (_text(event) for event in events)
+        history = "\n".join(text[: max(1, int(len(text) * factor))] for text in texts)
+        summary = await self.summarize(history)
+        if not summary.strip():
+            raise ValueError("the summary is empty")
+        return summary
+
+
+class PipelineCondenser:
+    """Several condensers; the first one that has a need and a proposal is followed."""
+
+    def __init__(self, *condensers: Condenser) -> None:
+        self.condensers = condensers
+
+    def need(self, view: View) -> Need | None:
+        needs = {condenser.need(view) for condenser in self.condensers}
+        return "hard" if "hard" in needs else "soft" if "soft" in needs else None
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:  # noqa: ARG002 - the protocol's
+        for condenser in self.condensers:
+            # Soft for the one and hard for the other: each is told its own need, if it has one.
+            own_need = condenser.need(view)
+            if own_need is not None:
+                proposal = await condenser.propose(view, own_need)
+                if proposal is not None:
+                    return proposal
+        return None
+
+
+def _text(event: LLMConvertibleEvent) -> str:
+    """Return an event as a line of a summariser's history."""
+    match event:
+        case SystemPromptEvent(content=content):
+            return f"system: {content}"
+        case UserMessageEvent(content=content, images=images):
+            return f"user: {content}" + " [image]" * len(images)
+        case AgentMessageEvent(content=content):
+            return f"assistant: {content}"
+        case ActionEvent(tool_name=tool_name, arguments=arguments, text=text):
+            said = f"assistant: {text}\n" if text else ""
+            return f"{said}assistant called {tool_name}({json.dumps(arguments)})"
+        case ObservationEvent() | AgentErrorEvent() | UserRejectEvent():
+            return f"result: {event.content}"
+        case CondensationSummaryEvent(content=content):
+            return f"summary of what came before: {content}"
+        case _:
+            return f"{event.kind}"

@@ -1,0 +1,211 @@
+"""The decision on a command: the second of the actor's five moves, as a pure function.
+
+`decide(working, command, stamp)` reads the working state and returns a `Decision`: events, a reply,
+effects. It changes nothing, draws no id, reads no clock. `WorkingState.apply` folds a decision into
+the working state. A command is all or nothing: if `decide` raises, nothing was folded.
+
+Every list of events that leaves here has passed admission in its order, so folding cannot fail.
+The decisions on commands about turns are in `turn_rules.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import (
+    EventIdConflict,
+    MessageIdConflict,
+    NotAppendable,
+    NothingToRetract,
+    NotWhileTurnRuns,
+)
+from ..events import (
+    RESULT_CLASSES,
+    ActionEvent,
+    CondensationEvent,
+    CondensationRequestEvent,
+    ConversationErrorEvent,
+    Event,
+    LLMConvertibleEvent,
+    RetractionEvent,
+    SystemPromptEvent,
+    TaskListUpdatedEvent,
+    UnknownEvent,
+    UserMessageEvent,
+)
+from ..values.frozen import FrozenObject
+from .admission import AdmissionRefused, Appended, Duplicate
+from .commands import (
+    Append,
+    AppendAll,
+    Command,
+    Delete,
+    DropOverdue,
+    GetView,
+    Propose,
+    ProposeFailed,
+    Query,
+    Retract,
+)
+from .condensation import CondensationPlan, check_proposal, make_room
+from .state import Folded
+from .turn_rules import add_error, add_first_prompt, decide_turn
+from .view import View
+from .working_state import Decision, Draft, Stamp, WorkingState
+
+__all__ = ["decide"]
+
+# The events that a caller may append by hand. Only the owner writes turns, retractions and forks.
+_APPENDABLE = (
+    LLMConvertibleEvent,
+    CondensationRequestEvent,
+    TaskListUpdatedEvent,
+    ConversationErrorEvent,
+    UnknownEvent,
+)
+
+
+def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Decision:
+    """Return the decision on this command in this state. Raise a `Refused` if it is refused."""
+    match command:
+        case Append():
+            decision = _append(working, command, stamp)
+        case AppendAll():
+            decision = _append_all(working, command, stamp)
+        case Retract():
+            decision = _retract(working, command, stamp)
+        case Propose():
+            decision = _propose(working, command, stamp)
+        case ProposeFailed():
+            draft = Draft(working, stamp)
+            if command.epoch == working.epoch:
+                add_error(draft, None, command.error, command.detail)
+            decision = draft.decision()
+        case GetView():
+            decision = Decision(reply=working.state.view)
+        case Delete() | DropOverdue():
+            decision = Decision()  # the owner's loop answers what is parked
+        case _:
+            decision = decide_turn(working, command, stamp)
+    violation = working.state.admission.check(decision.events)
+    if violation is not None:
+        raise AdmissionRefused(working.conversation_id, violation)
+    return decision
+
+
+def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
+    event = command.event
+    known = working.recent.get(event.id) or stamp.known_event
+    if known is not None:
+        if known.event != event:
+            raise EventIdConflict(working.conversation_id, {event.id: known.seq})
+        return Decision(reply=Duplicate(known.seq))
+    if not isinstance(event, _APPENDABLE):
+        raise NotAppendable(working.conversation_id, type(event).__name__)
+    if isinstance(event, UserMessageEvent) and event.queued_event_id is not None:
+        raise NotAppendable(working.conversation_id, "queued UserMessageEvent")
+    if isinstance(event, UserMessageEvent) and event.message_id is not None:
+        message = working.state.turns.find(event.message_id) or stamp.known_message
+        if message is not None:
+            raise MessageIdConflict(working.conversation_id, event.message_id, message.seq)
+    _check_leaves_turn_alone(working, (event,))
+    draft = Draft(working, stamp)
+    if not isinstance(event, SystemPromptEvent):
+        add_first_prompt(draft)
+    draft.extend((event,))
+    return draft.decision(Appended(draft.seq))
+
+
+def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Decision:
+    events = command.events
+    if not events:
+        return Decision(reply=Appended(working.state.seq))
+    looked_up = stamp.known_event
+    for event in events:
+        known = working.recent.get(event.id)
+        if known is None and looked_up is not None and looked_up.event.id == event.id:
+            known = looked_up
+        if known is not None:
+            # They go into the log in one commit: if the first is there, all of them are.
+            if known.event != events[0]:
+                raise EventIdConflict(working.conversation_id, {event.id: known.seq})
+            return Decision(reply=Duplicate(known.seq + len(events) - 1))
+        is_chat_message = isinstance(event, UserMessageEvent) and (
+            event.message_id is not None or event.queued_event_id is not None
+        )
+        if is_chat_message or not isinstance(event, (*_APPENDABLE, RetractionEvent)):
+            raise NotAppendable(working.conversation_id, type(event).__name__)
+    _check_leaves_turn_alone(working, events)
+    draft = Draft(working, stamp)
+    add_first_prompt(draft)
+    draft.extend(events)
+    return draft.decision(Appended(draft.seq))
+
+
+def _retract(working: WorkingState, command: Retract, stamp: Stamp) -> Decision:
+    event_ids = command.event_ids
+    if command.turn_id is not None:
+        event_ids = tuple(e.id for e in working.state.view if e.turn_id == command.turn_id)
+    if not event_ids:
+        raise NothingToRetract(working.conversation_id, command.turn_id)
+    draft = Draft(working, stamp)
+    draft.add(RetractionEvent, retracted_event_ids=event_ids)
+    _check_leaves_turn_alone(working, draft.events)
+    return draft.decision(Appended(draft.seq))
+
+
+def _check_leaves_turn_alone(working: WorkingState, events: Sequence[Event]) -> None:
+    """Raise `NotWhileTurnRuns` if these events, which no agent appends, would break a running turn.
+
+    A call that they leave open would keep the turn's own events out; a retraction could take its
+    chat message from its next request.
+    """
+    running = working.state.turns.running
+    if running is None:
+        return
+    answered = {event.tool_call_id for event in events if isinstance(event, RESULT_CLASSES)}
+    retracted: set[str] = set()
+    for event in events:
+        if isinstance(event, ActionEvent) and event.tool_call_id not in answered:
+            raise NotWhileTurnRuns(working.conversation_id, running.turn_id, "append of a call")
+        if isinstance(event, RetractionEvent):
+            retracted.update(event.retracted_event_ids)
+    if retracted and any(
+        event.id in retracted and event.turn_id == running.turn_id for event in working.state.view
+    ):
+        raise NotWhileTurnRuns(working.conversation_id, running.turn_id, "retraction")
+
+
+def _propose(working: WorkingState, command: Propose, stamp: Stamp) -> Decision:
+    view = working.state.view
+    if command.epoch != working.epoch:
+        return Decision(reply=False)
+    plan: CondensationPlan | str | None = None
+    if command.proposal is not None:
+        plan = check_proposal(command.proposal, command.shown, view)
+    has_request = view.unhandled_condensation_request
+    is_useful = isinstance(plan, CondensationPlan) and (plan.shrinks or has_request)
+    if not is_useful and command.need == "hard" and _waits_for_room(working.state, command.shown):
+        plan = make_room(view)
+    if not isinstance(plan, CondensationPlan):
+        return Decision(reply=False)
+    draft = Draft(working, stamp)
+    draft.add(
+        CondensationEvent,
+        forgotten_event_ids=plan.forgotten_event_ids,
+        summary=plan.summary,
+        summary_offset=plan.summary_offset,
+        shortened=FrozenObject(plan.shortened),
+    )
+    return draft.decision(reply=plan.shrinks or has_request)
+
+
+def _waits_for_room(state: Folded, shown: View) -> bool:
+    """True if the running turn waits for a shorter view, and the condenser saw it as it is.
+
+    A request that was appended by hand can stay unanswered. The turn's own request, or a limit that
+    the view is over, cannot.
+    """
+    if state.turns.running is None or not state.view.is_unchanged_since(shown):
+        return False
+    return state.is_turn_too_long or not state.view.unhandled_condensation_request

@@ -1,0 +1,37 @@
+"""The bounds on the memory of an owner and its readers, as one value.
+
+Each conversation is correct under any of these limits: the log has everything, and what memory has
+let go is read again from the journal. Tests and simulations use small ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ..errors import InvalidInput
+
+__all__ = ["Limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is kept in memory for each conversation, and how often a snapshot is written."""
+
+    known_messages_max: int = 1024
+    """The message ids that the turn table holds; older ones are looked up in the journal."""
+    recent_events_max: int = 256
+    """The events that the owner holds by id; older ones are looked up in the journal."""
+    finished_calls_max: int = 256
+    """The calls, and the responses, that admission remembers once they have left the view."""
+    snapshot_events: int = 200
+    """The events after which a snapshot may be written."""
+    buffered_events_max: int = 256
+    """The events that wait for a slow reader before it goes back to reading the journal."""
+    read_page: int = 256
+    """The events that a reader takes from the journal at once."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            least = 0 if field.name == "finished_calls_max" else 2
+            if (found := getattr(self, field.name)) < least:
+                raise InvalidInput(f"{field.name} is {found}; it takes {least} or more")

@@ -1,0 +1,35 @@
+"""Events as records: encoded for the journal, and decoded from what it stored."""
+
+from __future__ import annotations
+
+from ..errors import CorruptLog
+from ..events import (
+    Event,
+    LoggedEvent,
+    MessageQueuedEvent,
+    UserMessageEvent,
+    decode_event,
+    encode_event,
+)
+from ..journal import Record, StoredRecord
+
+__all__ = ["decode_record", "encode_record"]
+
+
+def encode_record(event: Event) -> Record:
+    """Return the record of this event. A message id goes with the first event that carries it."""
+    message_id = None
+    if (isinstance(event, MessageQueuedEvent) and not event.queued_again) or (
+        isinstance(event, UserMessageEvent) and event.queued_event_id is None
+    ):
+        message_id = event.message_id
+    return Record(event.id, event.kind, encode_event(event), message_id)
+
+
+def decode_record(conversation_id: str, record: StoredRecord) -> LoggedEvent:
+    """Return the event of a record. Raise `CorruptLog` if the record holds no valid event."""
+    try:
+        return LoggedEvent(record.seq, decode_event(record.payload, kind=record.kind))
+    except ValueError as error:
+        found = f"the record is no {record.kind} event ({type(error).__name__})"
+        raise CorruptLog(conversation_id, record.seq, found) from error

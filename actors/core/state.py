@@ -1,0 +1,242 @@
+"""The product of all folds of one conversation's log.
+
+It promises: the same events give equal products, in every process; an event costs O(1) to fold, a
+condensation or a retraction O(view); it holds nothing that the log would not give again, and no
+events but those of the view.
+
+Pure and synchronous. The owner of a conversation folds only events that admission let through. A
+log of any other origin is read by `ColdLoad`, which enforces the properties of the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..events import (
+    EVENT_CLASSES,
+    ActionEvent,
+    CondensationEvent,
+    Event,
+    LLMConvertibleEvent,
+    Task,
+    TaskListUpdatedEvent,
+    is_seen_by_model,
+)
+from ..journal import Snapshot
+from .admission import Admission
+from .limits import Limits
+from .metrics import Metrics
+from .properties import LogFacts
+from .snapshots import StoredFolds, decode_snapshot, encode_snapshot
+from .status import AgentExecutionStatus, StatusFold
+from .stuck import RecentlySeen
+from .turn_table import TurnTable
+from .view import View, ViewFold
+
+__all__ = ["ColdLoad", "Folded"]
+
+
+class Folded:
+    """A conversation's view, status, turns, metrics and task list at one seq of its log."""
+
+    def __init__(self, *, limits: Limits = Limits()) -> None:
+        self.seq = 0
+        """The position of the last event that was folded; 0 before the first."""
+        self.turns = TurnTable()
+        self.is_turn_condensed = False
+        """True if a condensation has forgotten a part of the turn that runs, or ran last."""
+        self.is_turn_too_long = False
+        """True while the running turn has requested a condensation that has not come yet."""
+        self.recently_seen = RecentlySeen()
+        self.metrics = Metrics()
+        self.task_list: tuple[Task, ...] = ()
+        self.iteration = 0
+        """The steps finished in the turn that runs, or ran last."""
+        self.event_id_max = ""
+        """No event of the log has an id above this one; ids are time-ordered, so new ones have."""
+        self.unknown_kinds: frozenset[str] = frozenset()
+        """The kinds of events that this version did not know and passed over."""
+        self.limits = limits
+        self._status = StatusFold()
+        self._view = ViewFold()
+        self.admission = Admission(self._view, finished_max=limits.finished_calls_max)
+
+    @classmethod
+    def from_events(
+        cls, events: Iterable[Event], *, limits: Limits = Limits()
+    ) -> tuple[Folded, tuple[str, ...]]:
+        """Fold and enforce a whole log of any origin; return also the ids that left its view.
+
+        If there are such ids, the owner appends a condensation without summary that forgets them,
+        before anything else: so the view is a fold of the log again.
+        """
+        load = ColdLoad(limits=limits)
+        for event in events:
+            load.fold(event)
+        return load.finish()
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot, *, limits: Limits = Limits()) -> Folded | None:
+        """Return the folds that a snapshot holds; None if it does not fit this version."""
+        folded = cls(limits=limits)
+        return folded if folded._restore(snapshot) else None
+
+    def to_snapshot(self) -> Snapshot:
+        """Return the folds as a journal keeps them, so that a load need not read the whole log."""
+        return encode_snapshot(self._stored())
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> View:
+        """The events that the model sees; a snapshot, O(1)."""
+        running = self.turns.running
+        return self._view.snapshot(None if running is None else running.turn_id)
+
+    @property
+    def agent_execution_status(self) -> AgentExecutionStatus:
+        """The state that the agent is in."""
+        return self._status.status
+
+    @property
+    def pending_actions(self) -> tuple[ActionEvent, ...]:
+        """The tool calls that have no result yet."""
+        return tuple(self.admission.open_calls.values())
+
+    def running_turn_events(self) -> tuple[str, ...] | None:
+        """Return the running turn's events in the view; None if a part of it is forgotten.
+
+        A rollback retracts them, once the turn has no call open.
+        """
+        running = self.turns.running
+        if running is None or self.is_turn_condensed:
+            return None
+        return tuple(event.id for event in self._view.events if event.turn_id == running.turn_id)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Folded):
+            return NotImplemented
+        return self._stored() == other._stored()
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at seq {self.seq}, {self.agent_execution_status}>"
+
+    # --- advancing -------------------------------------------------------------------------------
+
+    def fold(self, event: Event) -> None:
+        """Advance all folds by one event that is in the log."""
+        self.seq += 1
+        self.event_id_max = max(self.event_id_max, event.id)
+        left = self._view.fold(event)
+        if is_seen_by_model(event):
+            self.recently_seen.fold(event)
+        if left:
+            self.admission.fold(left)
+            self._note_forgotten(event, left)
+        self.turns.fold(event, self.seq, known_max=self.limits.known_messages_max)
+        self._status = self._status.fold(event)
+        match event.kind:
+            case "step_finished":
+                self.metrics = self.metrics.fold(event)
+                self.iteration += 1
+            case "turn_started":
+                self.iteration = 0
+                self.is_turn_condensed = self.is_turn_too_long = False
+            case "condensation_request":
+                running = self.turns.running
+                if running is not None and event.turn_id == running.turn_id:
+                    self.is_turn_too_long = True
+            case "condensation" | "turn_ended":
+                self.is_turn_too_long = False
+            case "task_list_updated":
+                assert isinstance(event, TaskListUpdatedEvent), event.kind
+                self.task_list = event.tasks
+            case kind if kind not in EVENT_CLASSES:
+                self.unknown_kinds |= {kind}
+            case _:
+                pass
+
+    def watch(self) -> None:
+        """From here on, note if an event comes that admission would have refused."""
+        self._view.watches = True
+
+    def end_watch(self) -> bool:
+        """Stop watching. True if admission would have let through all that came meanwhile."""
+        self._view.watches = False
+        return not self._view.is_suspect
+
+    def enforce(self, facts: LogFacts) -> tuple[str, ...]:
+        """Take the events that break a property out of the view, given the facts of the log."""
+        left = self._view.enforce(facts)
+        self.admission.fold(left)
+        return tuple(event.id for event in left)
+
+    def _note_forgotten(self, event: Event, left: Iterable[LLMConvertibleEvent]) -> None:
+        running = self.turns.running
+        if isinstance(event, CondensationEvent) and running is not None:
+            self.is_turn_condensed |= any(gone.turn_id == running.turn_id for gone in left)
+
+    def _restore(self, snapshot: Snapshot) -> bool:
+        folds = decode_snapshot(snapshot)
+        if folds is None:
+            return False
+        self.seq = folds.seq
+        self.turns = folds.turns
+        self.is_turn_condensed = folds.is_turn_condensed
+        self.is_turn_too_long = folds.is_turn_too_long
+        self.recently_seen = RecentlySeen(folds.recently_seen)
+        self.metrics = folds.metrics
+        self.task_list = folds.task_list
+        self.iteration = folds.iteration
+        self.event_id_max = folds.event_id_max
+        self.unknown_kinds = frozenset(folds.unknown_kinds)
+        self._status = folds.status
+        events = filter(is_seen_by_model, folds.view)
+        self._view = ViewFold(events, unhandled_request=folds.unhandled_request)
+        self.admission = Admission(
+            self._view,
+            calls_left=folds.calls_left,
+            responses_left=folds.responses_left,
+            finished_max=self.limits.finished_calls_max,
+        )
+        return True
+
+    def _stored(self) -> StoredFolds:
+        view = self.view
+        return StoredFolds.model_construct(
+            seq=self.seq,
+            view=tuple(view),
+            unhandled_request=view.unhandled_condensation_request,
+            calls_left=self.admission.calls_left,
+            responses_left=self.admission.responses_left,
+            status=self._status,
+            turns=self.turns,
+            is_turn_condensed=self.is_turn_condensed,
+            is_turn_too_long=self.is_turn_too_long,
+            recently_seen=self.recently_seen.stored(),
+            metrics=self.metrics,
+            task_list=self.task_list,
+            iteration=self.iteration,
+            event_id_max=self.event_id_max,
+            unknown_kinds=tuple(sorted(self.unknown_kinds)),
+        )
+
+
+class ColdLoad:
+    """A whole log, folded record by record, then enforced once. One of the three entry points."""
+
+    def __init__(self, *, limits: Limits = Limits()) -> None:
+        self._folded = Folded(limits=limits)
+        self._folded.watch()
+        self._facts = LogFacts()
+
+    def fold(self, event: Event) -> None:
+        """Fold the next event of the log."""
+        self._folded.fold(event)
+        self._facts.fold(event)
+
+    def finish(self) -> tuple[Folded, tuple[str, ...]]:
+        """Enforce; return the folds, and the ids that had to leave the view."""
+        return self._folded, self._folded.enforce(self._facts)

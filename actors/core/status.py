@@ -1,0 +1,142 @@
+"""The status of a conversation's agent: a fold of the log over one table of transitions.
+
+The fold takes no step that is not in `TRANSITIONS`, and the diagram in `docs/conversation-core.md`
+is drawn from that table. An event that asks for any other step changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..events import (
+    ConfirmationGivenEvent,
+    ConfirmationRequestedEvent,
+    Event,
+    PausedEvent,
+    ResumedEvent,
+    StatusChangedEvent,
+    TurnEndedEvent,
+    TurnStartedEvent,
+    UserMessageEvent,
+)
+
+__all__ = ["TRANSITIONS", "AgentExecutionStatus", "StatusFold"]
+
+
+class AgentExecutionStatus(StrEnum):
+    """The state that the agent of a conversation is in."""
+
+    IDLE = "IDLE"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    WAITING_FOR_CONFIRMATION = "WAITING_FOR_CONFIRMATION"
+    FINISHED = "FINISHED"
+    ERROR = "ERROR"
+    STUCK = "STUCK"
+
+
+_IDLE = AgentExecutionStatus.IDLE
+_RUNNING = AgentExecutionStatus.RUNNING
+_PAUSED = AgentExecutionStatus.PAUSED
+_WAITING = AgentExecutionStatus.WAITING_FOR_CONFIRMATION
+_FINISHED = AgentExecutionStatus.FINISHED
+_ERROR = AgentExecutionStatus.ERROR
+_STUCK = AgentExecutionStatus.STUCK
+
+TRANSITIONS: Mapping[AgentExecutionStatus, Mapping[AgentExecutionStatus, str]] = {
+    _IDLE: {_RUNNING: "turn started", _PAUSED: "paused"},
+    _RUNNING: {
+        _IDLE: "turn interrupted or rolled back",
+        _PAUSED: "paused",
+        _WAITING: "confirmation asked",
+        _FINISHED: "turn completed",
+        _ERROR: "turn failed",
+        _STUCK: "stuck",
+    },
+    _PAUSED: {
+        _IDLE: "turn interrupted or rolled back, or resumed without a turn",
+        _RUNNING: "resumed",
+        _WAITING: "resumed while a confirmation is asked",
+        _FINISHED: "turn completed",
+        _ERROR: "turn failed",
+    },
+    _WAITING: {
+        _IDLE: "turn interrupted or rolled back",
+        _RUNNING: "confirmed or rejected",
+        _PAUSED: "paused",
+        _FINISHED: "turn completed",
+        _ERROR: "turn failed",
+    },
+    _FINISHED: {_IDLE: "user message"},
+    _ERROR: {_IDLE: "user message"},
+    _STUCK: {_IDLE: "user message"},
+}
+"""From each status, the statuses that may follow it, each with its cause."""
+
+_MOVING_KINDS = frozenset(
+    event_class.model_fields["kind"].default
+    for event_class in (
+        UserMessageEvent,
+        TurnStartedEvent,
+        TurnEndedEvent,
+        ConfirmationRequestedEvent,
+        ConfirmationGivenEvent,
+        PausedEvent,
+        ResumedEvent,
+        StatusChangedEvent,
+    )
+)
+_AT_REST = (_FINISHED, _ERROR, _STUCK)
+_AFTER_TURN = {
+    "completed": _FINISHED,
+    "interrupted": _IDLE,
+    "rolled_back": _IDLE,
+    "failed": _ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StatusFold:
+    """The status, and the one that a pause ends in; a value, replaced at each event."""
+
+    status: AgentExecutionStatus = _IDLE
+    resumes_as: AgentExecutionStatus = _IDLE
+
+    def fold(self, event: Event) -> StatusFold:
+        """Return the status after this event of the log."""
+        if event.kind not in _MOVING_KINDS:
+            return self
+        match event:
+            case UserMessageEvent():
+                return _moved(self, _IDLE) if self.status in _AT_REST else self
+            case TurnStartedEvent():
+                rested = _moved(self, _IDLE) if self.status in _AT_REST else self
+                return _moved(rested, _RUNNING)
+            case TurnEndedEvent(outcome=outcome):
+                # A stuck turn ends as well; its end does not overwrite that it was stuck.
+                return self if self.status is _STUCK else _moved(self, _AFTER_TURN[outcome])
+            case ConfirmationRequestedEvent():
+                return _beneath_pause(self, _WAITING)
+            case ConfirmationGivenEvent():
+                return _beneath_pause(self, _RUNNING)
+            case PausedEvent() if self.status is not _PAUSED:
+                rested = _moved(self, _IDLE) if self.status in _AT_REST else self
+                return StatusFold(_moved(rested, _PAUSED).status, rested.status)
+            case ResumedEvent():
+                return _moved(self, self.resumes_as) if self.status is _PAUSED else self
+            case StatusChangedEvent(status=wanted):
+                known = wanted in AgentExecutionStatus.__members__
+                return _moved(self, AgentExecutionStatus(wanted)) if known else self
+            case _:
+                return self
+
+
+def _moved(fold: StatusFold, status: AgentExecutionStatus) -> StatusFold:
+    return StatusFold(status, fold.resumes_as) if status in TRANSITIONS[fold.status] else fold
+
+
+def _beneath_pause(fold: StatusFold, status: AgentExecutionStatus) -> StatusFold:
+    """Move to this status; under a pause, note it as the status in which the pause ends."""
+    return StatusFold(fold.status, status) if fold.status is _PAUSED else _moved(fold, status)

@@ -1,0 +1,520 @@
+"""The decisions on commands about turns: sending, steps, pauses, confirmations, ends.
+
+This is the part of `decide` in which people talk over their agents; it is as pure as the rest. The
+tables in `docs/turns.md` show the outcome of each way to overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TypeAlias, assert_never
+
+from turnkeeper.runtime import InvariantViolation
+
+from ..errors import (
+    ConversationNotFound,
+    MessageIdConflict,
+    NotConfirmable,
+    QueueFull,
+    StaleTurn,
+    TurnInProgress,
+    TurnPaused,
+)
+from ..events import (
+    ActionEvent,
+    AgentErrorEvent,
+    AgentMessageEvent,
+    CondensationEvent,
+    CondensationRequestEvent,
+    ConfirmationGivenEvent,
+    ConversationErrorEvent,
+    Event,
+    ForkedFromEvent,
+    LoggedEvent,
+    MessageQueuedEvent,
+    MessageWithdrawnEvent,
+    PausedEvent,
+    ResumedEvent,
+    RetractionEvent,
+    StatusChangedEvent,
+    SystemPromptEvent,
+    TurnEndedEvent,
+    TurnStartedEvent,
+    UserMessageEvent,
+    UserRejectEvent,
+)
+from ..values.text import storable
+from .commands import (
+    BeginStep,
+    CancelTurn,
+    Confirm,
+    EndTurn,
+    OnOverlap,
+    Pause,
+    Recover,
+    RepairView,
+    Resume,
+    Send,
+    Sent,
+    Stream,
+    TurnAppend,
+)
+from .status import AgentExecutionStatus
+from .turn_table import RunningTurn, content_digest
+from .working_state import Decision, Draft, Stamp, StartTurn, StopTurn, TurnEffect, WorkingState
+
+__all__ = [
+    "TurnCommand",
+    "add_error",
+    "add_first_prompt",
+    "check_running",
+    "decide_fork",
+    "decide_turn",
+]
+
+TurnCommand: TypeAlias = (
+    Send
+    | TurnAppend
+    | Stream
+    | BeginStep
+    | EndTurn
+    | CancelTurn
+    | Pause
+    | Resume
+    | Confirm
+    | RepairView
+    | Recover
+)
+
+
+def decide_turn(working: WorkingState, command: TurnCommand, stamp: Stamp) -> Decision:
+    """Return the decision on a command about turns. Raise a `Refused` if it is refused."""
+    draft = Draft(working, stamp)
+    match command:
+        case Send():
+            return _send(draft, command)
+        case TurnAppend():
+            return _turn_append(draft, command)
+        case Stream():
+            check_running(working, command.turn_id, command.epoch)
+            return Decision(is_answer_over=command.is_first, streamed=command.text)
+        case BeginStep():
+            return _begin_step(draft, command)
+        case EndTurn():
+            return _end_turn(draft, command)
+        case CancelTurn():
+            return _cancel_turn(draft, command)
+        case Pause():
+            return _pause(draft)
+        case Resume():
+            return _resume(draft)
+        case Confirm():
+            return _confirm(draft, command)
+        case RepairView():
+            return _repair_view(draft, command)
+        case Recover():
+            return _recover(draft, command)
+        case _:
+            assert_never(command)
+
+
+# --- chat messages -------------------------------------------------------------------------------
+
+
+def _send(draft: Draft, command: Send) -> Decision:
+    working = draft.working
+    turns = working.state.turns
+    # A known message comes before overlap and limits: the same content is the same message,
+    # whatever else holds now.
+    known = turns.find(command.message_id) or draft.stamp.known_message
+    if known is not None:
+        if known.digest != content_digest(command.content, command.images):
+            raise MessageIdConflict(working.conversation_id, command.message_id, known.seq)
+        return Decision(reply=Sent(command.message_id, known.seq, known.turn_id, is_duplicate=True))
+    running = turns.running
+    if running is None:
+        if turns.is_paused:
+            return _queue(draft, command)
+        add_first_prompt(draft)
+        return _begin_with(draft, command)
+    match command.on_overlap or working.settings.on_overlap:
+        case "reject":
+            raise TurnInProgress(working.conversation_id, running.turn_id)
+        case "queue":
+            return _queue(draft, command, overlapped="queue")
+        case "steer":
+            return _queue(draft, command, overlapped="steer", steers=running.turn_id)
+        case "interrupt":
+            return _interrupt_with(draft, running, command)
+        case "rollback":
+            why = f"rolled back by chat message {command.message_id}"
+            if not _roll_back(draft, running, why):
+                return _interrupt_with(draft, running, command)
+            return _begin_with(draft, command, overlapped="rollback")
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _interrupt_with(draft: Draft, running: RunningTurn, command: Send) -> Decision:
+    _interrupt(draft, running, f"interrupted by chat message {command.message_id}")
+    return _begin_with(draft, command, overlapped="interrupt")
+
+
+def _begin_with(draft: Draft, command: Send, *, overlapped: OnOverlap | None = None) -> Decision:
+    """Start a new message's own turn, after the events that make room for it."""
+    running = draft.working.state.turns.running
+    turn_id = draft.stamp.new_id()
+    draft.add(TurnStartedEvent, turn_id=turn_id)
+    draft.add(
+        UserMessageEvent,
+        turn_id=turn_id,
+        content=command.content,
+        images=command.images,
+        message_id=command.message_id,
+    )
+    stop = (StopTurn(running.turn_id),) if running is not None else ()
+    return draft.decision(
+        Sent(command.message_id, draft.seq, turn_id, overlapped=overlapped),
+        effects=(*stop, StartTurn(turn_id)),
+        is_answer_over=True,
+    )
+
+
+def add_first_prompt(draft: Draft) -> None:
+    """Begin a conversation with its system prompt, if the application has one."""
+    prompt = draft.working.settings.system_prompt
+    if not draft.working.state.seq and prompt is not None:
+        draft.add(SystemPromptEvent, content=prompt)
+
+
+def _queue(
+    draft: Draft,
+    command: Send,
+    *,
+    overlapped: OnOverlap | None = None,
+    steers: str | None = None,
+) -> Decision:
+    working = draft.working
+    turns = working.state.turns
+    if len(turns.queued) >= working.settings.queued_messages_max:
+        raise QueueFull(working.conversation_id, working.settings.queued_messages_max)
+    turn_id = draft.stamp.new_id()
+    draft.add(
+        MessageQueuedEvent,
+        turn_id=turn_id,
+        message_id=command.message_id,
+        content=command.content,
+        images=command.images,
+        steers=steers,
+    )
+    return draft.decision(
+        Sent(
+            command.message_id,
+            draft.seq,
+            turn_id,
+            overlapped=overlapped,
+            waits_for=turns.waits_for,
+        )
+    )
+
+
+def _join(draft: Draft, waiting: MessageQueuedEvent, turn_id: str) -> None:
+    """Make a chat message that has waited one of this turn."""
+    draft.add(
+        UserMessageEvent,
+        turn_id=turn_id,
+        content=waiting.content,
+        images=waiting.images,
+        message_id=waiting.message_id,
+        queued_event_id=waiting.id,
+    )
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def _begin_step(draft: Draft, command: BeginStep) -> Decision:
+    """Decide between two steps of the running turn. The reply: the next step begins now."""
+    working = draft.working
+    running = check_running(working, command.turn_id, command.epoch)
+    turns = working.state.turns
+    if turns.waits_for is not None:
+        return _suspend(working, running, reply=False)
+    if not working.state.admission.open_calls:
+        for waiting in turns.queued.values():
+            if waiting.steers is None:
+                continue
+            if waiting.steers != running.turn_id:
+                # It steers a turn that has ended, and gets the next turn. It came before those
+                # behind it, so none of them may pass it.
+                break
+            _join(draft, waiting, running.turn_id)
+    return draft.decision(reply=True)
+
+
+def _suspend(working: WorkingState, running: RunningTurn, *, reply: object) -> Decision:
+    """End the agent's run, because the turn is held; `TurnPaused` if it cannot be run again."""
+    if not working.settings.is_resumable:
+        raise TurnPaused(working.conversation_id, running.turn_id)
+    return Decision(reply=reply, is_suspended=True)
+
+
+def _turn_append(draft: Draft, command: TurnAppend) -> Decision:
+    running = check_running(draft.working, command.turn_id, command.epoch)
+    first = draft.seq + 1
+    draft.extend(command.events)
+    logged = tuple(LoggedEvent(first + n, event) for n, event in enumerate(command.events))
+    if command.ends and draft.working.state.turns.waits_for is None:
+        draft.add(TurnEndedEvent, turn_id=running.turn_id, outcome="completed")
+        return _then_next_queued(draft, reply=logged)
+    # The text that came with the calls of a response is in the first of them.
+    says = any(isinstance(event, AgentMessageEvent | ActionEvent) for event in command.events)
+    return draft.decision(logged, is_answer_over=says, is_suspended=command.suspends)
+
+
+def _repair_view(draft: Draft, command: RepairView) -> Decision:
+    """Forget the events that break the history which a model refused, and request less of it."""
+    check_running(draft.working, command.turn_id, command.epoch)
+    shown = {event.id for event in draft.working.state.view}
+    broken = tuple(event_id for event_id in command.broken if event_id in shown)
+    add_error(draft, command.turn_id, "MalformedHistory", command.detail)
+    if broken:
+        draft.add(CondensationEvent, forgotten_event_ids=broken)
+    draft.add(CondensationRequestEvent, turn_id=command.turn_id)
+    return draft.decision(reply=bool(broken))
+
+
+# --- pauses and confirmations --------------------------------------------------------------------
+
+
+def _pause(draft: Draft) -> Decision:
+    """Let no further step begin; a model call or a tool that is under way is not disturbed."""
+    state = draft.working.state
+    if not state.seq:
+        raise ConversationNotFound(draft.working.conversation_id)
+    if state.turns.is_paused:
+        return Decision(reply=False)
+    running = state.turns.running
+    draft.add(PausedEvent, turn_id=running.turn_id if running is not None else None)
+    return draft.decision(reply=True)
+
+
+def _resume(draft: Draft) -> Decision:
+    turns = draft.working.state.turns
+    if not turns.is_paused:
+        return Decision(reply=False)
+    running = turns.running
+    draft.add(ResumedEvent, turn_id=running.turn_id if running is not None else None)
+    if running is None:
+        return _then_next_queued(draft, reply=True)
+    if turns.awaiting:
+        return draft.decision(reply=True)
+    return _go_on(draft, running, unstarted=turns.confirmed)
+
+
+def _confirm(draft: Draft, command: Confirm) -> Decision:
+    """Let the calls that wait for a confirmation run, or answer them as rejected."""
+    working = draft.working
+    turns = working.state.turns
+    running = turns.running
+    if running is None or not turns.awaiting:
+        raise NotConfirmable(working.conversation_id)
+    if command.tool_call_ids not in (None, frozenset(turns.awaiting)):
+        raise NotConfirmable(working.conversation_id, turns.awaiting)
+    draft.add(ConfirmationGivenEvent, turn_id=running.turn_id, confirmed=command.confirmed)
+    # The result of one of them may have been appended by hand.
+    unanswered = tuple(c for c in turns.awaiting if c in working.state.admission.open_calls)
+    if not command.confirmed:
+        why = command.reason or "the user rejected this call"
+        _reject(draft, unanswered, running.turn_id, why)
+    if turns.is_paused:
+        return draft.decision(reply=True)
+    return _go_on(
+        draft,
+        running,
+        unstarted=unanswered if command.confirmed else (),
+        answered=() if command.confirmed else unanswered,
+    )
+
+
+def _go_on(
+    draft: Draft,
+    running: RunningTurn,
+    *,
+    unstarted: tuple[str, ...],
+    answered: Collection[str] = (),
+) -> Decision:
+    """Let the running turn's agent go on, if it can, because nothing holds the turn any more."""
+    working = draft.working
+    if working.agent_of == running.turn_id:
+        return draft.decision(reply=True)
+    if working.settings.is_resumable:
+        return draft.decision(reply=True, effects=(StartTurn(running.turn_id, unstarted),))
+    why = "its agent's process stopped, and it cannot be run again on a turn that has begun"
+    _interrupt(draft, running, why, answered=answered)
+    return _then_next_queued(draft, reply=True)
+
+
+# --- ends ----------------------------------------------------------------------------------------
+
+
+def _end_turn(draft: Draft, command: EndTurn) -> Decision:
+    working = draft.working
+    running = check_running(working, command.turn_id, command.epoch)
+    if working.state.turns.waits_for is not None:
+        return _suspend(working, running, reply=False)
+    _close(draft, running, "the agent ended its turn without a result for this call")
+    if command.error is not None:
+        add_error(draft, running.turn_id, command.error, command.detail)
+    if command.is_stuck:
+        draft.add(StatusChangedEvent, turn_id=running.turn_id, status=AgentExecutionStatus.STUCK)
+    draft.add(
+        TurnEndedEvent,
+        turn_id=running.turn_id,
+        outcome="completed" if command.error is None else "failed",
+        detail=None if command.error is None else f"{command.error}: {command.detail}",
+    )
+    return _then_next_queued(draft, reply=True)
+
+
+def _cancel_turn(draft: Draft, command: CancelTurn) -> Decision:
+    turns = draft.working.state.turns
+    running = turns.running
+    if running is not None and (
+        running.turn_id == command.turn_id
+        or any(message.message_id == command.message_id for message in running.messages)
+    ):
+        _interrupt(draft, running, "cancelled by its caller")
+        return _then_next_queued(draft, StopTurn(running.turn_id), reply=True)
+    if command.message_id not in turns.queued:
+        return Decision(reply=False)
+    draft.add(MessageWithdrawnEvent, turn_id=command.turn_id, message_id=command.message_id)
+    return draft.decision(reply=True)
+
+
+def _recover(draft: Draft, command: Recover) -> Decision:
+    working = draft.working
+    if command.enforced_away:
+        # Before anything else, the view of a log from elsewhere becomes a fold of the log again.
+        draft.add(CondensationEvent, forgotten_event_ids=command.enforced_away)
+    turns = working.state.turns
+    running = turns.running
+    if turns.waits_for is not None:
+        return draft.decision()
+    if running is None:
+        return _then_next_queued(draft)
+    if working.settings.unfinished == "resume" and working.settings.is_resumable:
+        return draft.decision(effects=(StartTurn(running.turn_id),))
+    _interrupt(draft, running, "its owner stopped")
+    return _then_next_queued(draft)
+
+
+def decide_fork(working: WorkingState, seq: int, stamp: Stamp) -> tuple[Event, ...]:
+    """Return the first events of a fork of the log of `working`, whose state is the one at `seq`.
+
+    A turn that runs in the parent does not run in the fork; messages that wait there wait there.
+    """
+    draft = Draft(working, stamp)
+    draft.add(ForkedFromEvent, conversation_id=working.conversation_id, seq=seq)
+    running = working.state.turns.running
+    if running is not None:
+        why = "the conversation was forked here, and this did not run in the fork"
+        _interrupt(draft, running, why)
+    return tuple(draft.events)
+
+
+def _interrupt(
+    draft: Draft, running: RunningTurn, why: str, *, answered: Collection[str] = ()
+) -> None:
+    """End the running turn at once: its open calls are answered, and what was said is kept."""
+    _close(draft, running, why, answered=answered)
+    draft.add(TurnEndedEvent, turn_id=running.turn_id, outcome="interrupted", detail=why)
+
+
+def _roll_back(draft: Draft, running: RunningTurn, why: str) -> bool:
+    """End the running turn and take it out of the view; False if it is too late for that.
+
+    The chat messages that had joined it wait again, each for a turn of its own.
+    """
+    state = draft.working.state
+    in_view = state.running_turn_events()
+    if in_view is None:
+        return False
+    trial = Draft(draft.working, draft.stamp)
+    _close(trial, running, why)
+    closing = tuple(event.id for event in trial.events)
+    for message in running.messages[1:]:
+        if message.message_id is not None:
+            trial.add(
+                MessageQueuedEvent,
+                turn_id=trial.stamp.new_id(),
+                message_id=message.message_id,
+                content=message.content,
+                images=message.images,
+                queued_again=True,
+            )
+    trial.add(RetractionEvent, turn_id=running.turn_id, retracted_event_ids=(*in_view, *closing))
+    trial.add(TurnEndedEvent, turn_id=running.turn_id, outcome="rolled_back", detail=why)
+    # An event that was appended by hand around the turn may be tied to a part of it.
+    if state.admission.check(trial.events) is not None:
+        return False
+    draft.extend(trial.events)
+    return True
+
+
+def _close(draft: Draft, running: RunningTurn, why: str, *, answered: Collection[str] = ()) -> None:
+    """Answer each open call, then keep the unfinished answer, marked as interrupted.
+
+    `answered`: the calls that events before this, in the same decision, have answered.
+    """
+    working = draft.working
+    turns = working.state.turns
+    unstarted = {*turns.awaiting, *turns.confirmed}
+    for tool_call_id, action in working.state.admission.open_calls.items():
+        if tool_call_id in answered:
+            continue
+        if tool_call_id in unstarted:
+            _reject(draft, (tool_call_id,), action.turn_id, f"not run: {why}")
+            continue
+        draft.add(
+            AgentErrorEvent,
+            turn_id=action.turn_id,
+            tool_call_id=tool_call_id,
+            content=f"no result: {why}; the call had started and may have happened",
+            may_have_happened=True,
+        )
+    said = storable("".join(working.streamed))
+    if said:
+        draft.add(AgentMessageEvent, turn_id=running.turn_id, content=said, interrupted=True)
+
+
+def _reject(draft: Draft, tool_call_ids: Iterable[str], turn_id: str | None, why: str) -> None:
+    for tool_call_id in tool_call_ids:
+        draft.add(UserRejectEvent, turn_id=turn_id, tool_call_id=tool_call_id, content=why)
+
+
+def _then_next_queued(draft: Draft, *effects: TurnEffect, reply: object = None) -> Decision:
+    """Start the turn of the chat message that waits longest, because no turn runs any more."""
+    waiting = next(iter(draft.working.state.turns.queued.values()), None)
+    if waiting is None:
+        return draft.decision(reply, effects=effects, is_answer_over=True)
+    if waiting.turn_id is None:
+        raise InvariantViolation(f"queued chat message {waiting.message_id} has no turn id")
+    draft.add(TurnStartedEvent, turn_id=waiting.turn_id)
+    _join(draft, waiting, waiting.turn_id)
+    return draft.decision(
+        reply, effects=(*effects, StartTurn(waiting.turn_id)), is_answer_over=True
+    )
+
+
+def add_error(draft: Draft, turn_id: str | None, error: str, detail: str) -> None:
+    """Record an error in the log."""
+    draft.add(ConversationErrorEvent, turn_id=turn_id, error=error, detail=detail)
+
+
+def check_running(working: WorkingState, turn_id: str, epoch: int) -> RunningTurn:
+    """Return the running turn, if it is this one, of this owner. Raise `StaleTurn` if it is not."""
+    running = working.state.turns.running
+    if running is None or running.turn_id != turn_id or epoch != working.epoch:
+        raise StaleTurn(working.conversation_id, turn_id)
+    return running

@@ -1,0 +1,195 @@
+"""The turn table: the running turn, the chat messages that wait, the message ids that are known.
+
+It is a fold of the log, like the view: pure, synchronous, advanced by one event at a time, and only
+by the owner of the conversation. It holds the newest message ids, up to a bound; the owner looks
+older ones up in the log before it decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..events import (
+    ConfirmationGivenEvent,
+    ConfirmationRequestedEvent,
+    Event,
+    ForkedFromEvent,
+    ImageContent,
+    MessageQueuedEvent,
+    MessageWithdrawnEvent,
+    PausedEvent,
+    ResumedEvent,
+    TurnEndedEvent,
+    TurnStartedEvent,
+    UserMessageEvent,
+)
+
+__all__ = ["KnownMessage", "RunningTurn", "TurnTable", "content_digest"]
+
+
+def content_digest(content: str, images: Sequence[ImageContent]) -> str:
+    """Return a digest of a chat message's content; the same in every process.
+
+    Two messages under one id are the same message if their digests are equal.
+    """
+    text = json.dumps([content, [image.url for image in images]])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+# The kinds that `fold` has a case for. Most events of a log are of other kinds, and a class pattern
+# that does not match costs ten times as much as a look at the kind.
+_KINDS = frozenset(
+    (
+        "user_message",
+        "message_queued",
+        "message_withdrawn",
+        "turn_started",
+        "turn_ended",
+        "confirmation_requested",
+        "confirmation_given",
+        "paused",
+        "resumed",
+        "forked_from",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMessage:
+    """A chat message that is in the log, with its place and its turn."""
+
+    message_id: str
+    seq: int
+    """The seq of the first event that carries the message id."""
+    turn_id: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTurn:
+    """The turn that has started and not ended, with its chat messages so far."""
+
+    turn_id: str
+    messages: tuple[UserMessageEvent, ...] = ()
+
+
+@dataclass(slots=True)
+class TurnTable:
+    """The fold. Readers see `running` and `queued`; only the owner calls `fold`."""
+
+    running: RunningTurn | None = None
+    is_paused: bool = False
+    """No step begins until it is resumed; the end of a turn, such as an interrupt, ends it too."""
+    awaiting: tuple[str, ...] = ()
+    """The calls of the running turn that wait for a confirmation; none of them has started."""
+    confirmed: tuple[str, ...] = ()
+    """The calls that were confirmed during a pause; none of them has started."""
+    _queued: dict[str, MessageQueuedEvent] = field(default_factory=dict)
+    _known: dict[str, KnownMessage] = field(default_factory=dict)
+    _forgotten_max: str = ""
+
+    @property
+    def queued(self) -> Mapping[str, MessageQueuedEvent]:
+        """The chat messages that wait, by message id, in the order of their turns."""
+        return self._queued
+
+    @property
+    def is_unfinished(self) -> bool:
+        """True if a crash here would leave a turn to end or a chat message to start."""
+        return self.running is not None or bool(self._queued)
+
+    @property
+    def waits_for(self) -> Literal["resume", "confirmation"] | None:
+        """The user's decision that has to come before the turn goes on."""
+        if self.is_paused:
+            return "resume"
+        return "confirmation" if self.awaiting else None
+
+    def find(self, message_id: str) -> KnownMessage | None:
+        """Return the chat message of this id, if it is among the newest."""
+        return self._known.get(message_id)
+
+    def may_have_forgotten(self, message_id: str) -> bool:
+        """True if the log may have this message id although `find` does not.
+
+        No id that was let go is above `_forgotten_max`. The ids made here are time-ordered, so a
+        new one is above it.
+        """
+        return bool(self._forgotten_max) and message_id <= self._forgotten_max
+
+    def fold(self, event: Event, seq: int, *, known_max: int) -> None:
+        """Advance by one event of the log; hold the newest `known_max` message ids."""
+        if event.kind not in _KINDS:
+            return
+        match event:
+            case UserMessageEvent():
+                if event.message_id is not None:
+                    self._queued.pop(event.message_id, None)
+                    self._know(event.message_id, event, seq, known_max)
+                running = self.running
+                if running is None or running.turn_id != event.turn_id:
+                    return
+                if not event.is_reminder:
+                    self.running = RunningTurn(running.turn_id, (*running.messages, event))
+            case MessageQueuedEvent():
+                self._queued[event.message_id] = event
+                self._know(event.message_id, event, seq, known_max)
+                if event.queued_again:
+                    # It was sent before those that have come since, and goes before them.
+                    first = sorted(self._queued, key=lambda known: self._known[known].seq)
+                    self._queued = {known: self._queued[known] for known in first}
+            case MessageWithdrawnEvent():
+                self._queued.pop(event.message_id, None)
+            case TurnStartedEvent(turn_id=str(turn_id)):
+                self.running = RunningTurn(turn_id)
+            case TurnEndedEvent():
+                self.running = None
+                self.is_paused, self.awaiting, self.confirmed = False, (), ()
+            case ForkedFromEvent():
+                self._queued.clear()  # queued messages stay with the conversation they were sent to
+            case _:
+                self._fold_hold(event)
+
+    def _fold_hold(self, event: Event) -> None:
+        match event:
+            case ConfirmationRequestedEvent(tool_call_ids=calls):
+                self.awaiting = calls
+            case ConfirmationGivenEvent(confirmed=confirmed):
+                self.confirmed = self.awaiting if confirmed and self.is_paused else ()
+                self.awaiting = ()
+            case PausedEvent():
+                self.is_paused = True
+            case ResumedEvent():
+                self.is_paused, self.confirmed = False, ()
+            case _:
+                pass
+
+    def _know(
+        self,
+        message_id: str,
+        event: UserMessageEvent | MessageQueuedEvent,
+        seq: int,
+        known_max: int,
+    ) -> None:
+        first = self._known.get(message_id)
+        if first is not None:
+            seq = first.seq
+        self._known[message_id] = KnownMessage(
+            message_id, seq, event.turn_id or "", content_digest(event.content, event.images)
+        )
+        if len(self._known) > known_max:
+            # A message that waits, or may wait again, keeps its entry: its later events must find
+            # the seq of its first. This message may be about to join a turn.
+            running = self.running.messages if self.running is not None else ()
+            kept = {message_id, *(message.message_id for message in running)}
+            oldest = next(
+                (known for known in self._known if not (known in self._queued or known in kept)),
+                None,
+            )
+            if oldest is not None:
+                del self._known[oldest]
+                self._forgotten_max = max(self._forgotten_max, oldest)

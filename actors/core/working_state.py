@@ -1,0 +1,197 @@
+"""The working state of a conversation's owner, and the decisions that it folds.
+
+Pure values. `WorkingState.apply` folds a decision into the working state; if the commit fails, the
+working state is thrown away with the actor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, ParamSpec, TypeVar, cast
+
+from turnkeeper.runtime import format_id
+
+from ..events import Event, LoggedEvent
+from .commands import OnOverlap
+from .state import Folded
+from .turn_table import KnownMessage
+
+__all__ = [
+    "ConversationSettings",
+    "Decision",
+    "Draft",
+    "Stamp",
+    "StartTurn",
+    "StopTurn",
+    "TurnEffect",
+    "Unfinished",
+    "WorkingState",
+]
+
+P = ParamSpec("P")
+E = TypeVar("E", bound=Event)
+
+Unfinished = Literal["end", "resume"]
+"""How a turn goes on whose owner stopped: it ends as interrupted, or its agent is run again."""
+
+
+@dataclass(slots=True)
+class Stamp:
+    """The time and the ids of one command, and what the journal knows of its ids."""
+
+    now: float
+    """The wall clock, in seconds since 1970, UTC."""
+    next_id: int
+    """The first id of a block that no other command uses."""
+    known_message: KnownMessage | None = None
+    """The chat message of the command's message id, if the log has it."""
+    known_event: LoggedEvent | None = None
+    """The event of the command's event id, if the log has it."""
+
+    @property
+    def at(self) -> datetime:
+        return datetime.fromtimestamp(self.now, UTC)
+
+    def new_id(self) -> str:
+        taken, self.next_id = self.next_id, self.next_id + 1
+        return format_id(taken)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationSettings:
+    """The application's choices for a conversation."""
+
+    on_overlap: OnOverlap = "queue"
+    queued_messages_max: int = 256
+    system_prompt: str | None = None
+    unfinished: Unfinished = "end"
+    is_resumable: bool = False
+    """The agent can be run again on a turn that has begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartTurn:
+    """Run the agent for this turn; again, if the turn has begun."""
+
+    turn_id: str
+    unstarted: tuple[str, ...] = ()
+    """The open calls that are known not to have been started."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopTurn:
+    """Cancel the agent of this turn; do not wait for it."""
+
+    turn_id: str
+
+
+TurnEffect = StartTurn | StopTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The events, the reply and the effects that follow from one command."""
+
+    events: tuple[Event, ...] = ()
+    reply: object = None
+    effects: tuple[TurnEffect, ...] = ()
+    is_answer_over: bool = False
+    """The running turn's answer is in the log, or begins anew: its streamed pieces are dropped."""
+    streamed: str = ""
+    """The next piece of the running turn's answer."""
+    is_suspended: bool = False
+    """The running turn's agent ends its run here; it is run again when the turn goes on."""
+
+
+@dataclass(slots=True)
+class WorkingState:
+    """The owner's state while it decides. Only `decide` and the owner's loop see it.
+
+    Invariant: `state` is the fold of the log and of the events that this batch has decided. If the
+    commit fails, it is thrown away with the actor.
+    """
+
+    conversation_id: str
+    epoch: int
+    settings: ConversationSettings
+    state: Folded = field(default_factory=Folded)
+    streamed: list[str] = field(default_factory=list)
+    """The pieces of the running turn's unfinished answer; in memory only."""
+    agent_of: str | None = None
+    """The turn whose agent this owner is running."""
+    recent: dict[str, LoggedEvent] = field(default_factory=dict)
+    """The newest events by id; older ones are looked up in the journal."""
+
+    def apply(self, decision: Decision) -> None:
+        """Fold a decision."""
+        for event in decision.events:
+            self.state.fold(event)
+            self.remember(event, self.state.seq)
+        if decision.is_answer_over:
+            self.streamed.clear()
+        if decision.streamed:
+            self.streamed.append(decision.streamed)
+        if decision.is_suspended:
+            self.agent_of = None
+        for effect in decision.effects:
+            self.agent_of = effect.turn_id if isinstance(effect, StartTurn) else None
+
+    def remember(self, event: Event, seq: int) -> None:
+        """Keep an event among the recent ones."""
+        self.recent[event.id] = LoggedEvent(seq, event)
+        if len(self.recent) > self.state.limits.recent_events_max:
+            del self.recent[next(iter(self.recent))]
+
+
+class Draft:
+    """The events of one decision, in order, while it is being made.
+
+    Each event that it makes gets the command's time and the next of its ids, so the ids of a
+    decision ascend in the order of the log.
+    """
+
+    def __init__(self, working: WorkingState, stamp: Stamp) -> None:
+        self.working = working
+        self.stamp = stamp
+        self._events: list[Event] = []
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The events so far."""
+        return self._events
+
+    @property
+    def seq(self) -> int:
+        """The seq of the newest event, once the decision is committed."""
+        return self.working.state.seq + len(self._events)
+
+    def add(self, make: Callable[P, E], *args: P.args, **fields: P.kwargs) -> E:
+        """Make an event of this class and these fields, and put it behind those so far."""
+        # Any: the fields are checked against `make`; the id and the time are added to them.
+        drawn: dict[str, Any] = {**fields, "id": self.stamp.new_id(), "timestamp": self.stamp.at}
+        event = cast("Callable[..., E]", make)(*args, **drawn)
+        self._events.append(event)
+        return event
+
+    def extend(self, events: Iterable[Event]) -> None:
+        """Put events that were made elsewhere behind those so far."""
+        self._events.extend(events)
+
+    def decision(
+        self,
+        reply: object = None,
+        *,
+        effects: Iterable[TurnEffect] = (),
+        is_answer_over: bool = False,
+        is_suspended: bool = False,
+    ) -> Decision:
+        """Return the decision with these events."""
+        return Decision(
+            events=tuple(self._events),
+            reply=reply,
+            effects=tuple(effects),
+            is_answer_over=is_answer_over,
+            is_suspended=is_suspended,
+        )

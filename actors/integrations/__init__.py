@@ -1,0 +1,1 @@
+"""Adapters that let other frameworks keep their conversations here."""

@@ -1,0 +1,199 @@
+"""Tools of an MCP server, for `ToolAgent`. Needs `turnkeeper[mcp]`.
+
+    async with mcp_tools("http://127.0.0.1:8000/mcp") as tools:
+        agent = ToolAgent(model, [look_up, *tools], confirm=ConfirmRisky())
+
+A server is a URL (streamable HTTP), or `StdioServerParameters` of the official package `mcp`, which
+start it as a process and speak with it over its standard input and output. It promises:
+
+1. A tool comes with its whole schema, and is confirmed, timed, cancelled and logged as any other.
+   One that no model could call is left out, with a warning in the log.
+2. Every call gets a result. If the server fails, ends or is silent while a call runs, the result
+   says that the call may have happened.
+3. Leaving the block ends the connection, and the server's process if it was started here.
+
+The tools are those that the server has when the block is entered. An image, a sound or a file in a
+result is mentioned and not shown: a result is a text. What a server says of its own tools (that one
+is harmless, say) is believed only with `is_trusted=True`.
+
+It runs on asyncio and on trio. The connection belongs to the task that enters the block, and calls
+run in their turns; so enter it around `Conversations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from turnkeeper.runtime import Unavailable
+
+from ..agents.tools import Tool, ToolContext
+from ..errors import InvalidInput
+from ..log_lines import log_failure
+from ..tool_calls import Risk, ToolResult
+from ..values.api_names import api_tool_name
+from ..values.text import error_text, storable
+
+try:
+    from mcp import Client, MCPError, StdioServerParameters
+    from mcp import types as mcp_types
+except ImportError as error:
+    raise ImportError(
+        "tools of MCP servers need the package mcp, which is not installed; install turnkeeper[mcp]"
+    ) from error
+
+__all__ = ["McpServer", "McpUnavailable", "mcp_tools"]
+
+McpServer: TypeAlias = str | StdioServerParameters | Client
+"""A URL, a process to start, or a client of the package that is not open yet."""
+
+_PAGES_MAX = 100
+_OUTCOME_UNKNOWN_CODES = (mcp_types.CONNECTION_CLOSED, mcp_types.REQUEST_TIMEOUT)
+
+
+class McpUnavailable(Unavailable):
+    """The MCP server cannot be started or reached, or does not say what tools it has."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"no tools from the MCP server: {found}; nothing happened; try again")
+        self.found = found
+
+
+@asynccontextmanager
+async def mcp_tools(
+    server: McpServer,
+    *,
+    prefix: str = "",
+    timeout_s: float = 60.0,
+    is_trusted: bool = False,
+) -> AsyncIterator[Sequence[Tool]]:
+    """Connect to a server and yield its tools, until the end of the block.
+
+    `prefix` goes before the tools' names, to tell those of several servers apart. `timeout_s`
+    bounds each call, and each request of a client that is made here. With `is_trusted`, the
+    server's hints are believed: calls of a tool that is idempotent or only reads may run twice, and
+    the risk of a tool is low if it only reads, high if it may destroy, else medium. Raises
+    `McpUnavailable`.
+    """
+    failure: Exception | None = None
+    is_connected = False
+    try:
+        async with _client(server, timeout_s) as client:
+            listed = await _listed(client)
+            is_connected = True
+            tools = [
+                tool
+                for one in listed
+                if (tool := _tool(client, one, prefix, timeout_s, is_trusted=is_trusted))
+            ]
+            try:
+                yield tools
+            except Exception as error:  # noqa: BLE001 - raised below: the client's groups would wrap it
+                failure = error
+    except Exception as error:
+        if is_connected:
+            raise
+        first = _first(error)
+        found = f"{type(first).__name__}: {error_text(first)}"
+        raise McpUnavailable(found) from error
+    if failure is not None:
+        raise failure
+
+
+def _client(server: McpServer, timeout_s: float) -> Client:
+    if isinstance(server, Client):
+        return server
+    return Client(server, read_timeout_seconds=timeout_s)
+
+
+def _first(error: Exception) -> Exception:
+    """Return the first error in groups of them."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _listed(client: Client) -> Sequence[mcp_types.Tool]:
+    tools: list[mcp_types.Tool] = []
+    cursor: str | None = None
+    for _ in range(_PAGES_MAX):
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            return tools
+    raise McpUnavailable(f"its list of tools has more than {_PAGES_MAX} pages")
+
+
+def _tool(
+    client: Client, listed: mcp_types.Tool, prefix: str, timeout_s: float, *, is_trusted: bool
+) -> Tool | None:
+    """Make a tool of one that a server has; None if no model could call it."""
+
+    async def run(arguments: Mapping[str, object], context: ToolContext) -> ToolResult:  # noqa: ARG001 - all tools are given both
+        return await _called(client, listed.name, arguments)
+
+    hints = listed.annotations if is_trusted else None
+    try:
+        return Tool(
+            api_tool_name(prefix + listed.name),
+            listed.description or listed.title or "",
+            listed.input_schema,
+            run,
+            timeout_s=timeout_s,
+            idempotent=hints is not None and bool(hints.idempotent_hint or hints.read_only_hint),
+            risk=_risk(hints) if is_trusted else None,
+        )
+    except InvalidInput as error:
+        log_failure("tool of an MCP server left out", error, tool=storable(listed.name))
+        return None
+
+
+def _risk(hints: mcp_types.ToolAnnotations | None) -> Risk:
+    if hints is not None and hints.read_only_hint:
+        return "low"
+    # Without a word, the protocol says, a tool that writes is one that may destroy.
+    return "medium" if hints is not None and hints.destructive_hint is False else "high"
+
+
+async def _called(client: Client, name: str, arguments: Mapping[str, object]) -> ToolResult:
+    """Call a tool on the server; a cancellation is told to the server, and raised."""
+    try:
+        result = await client.call_tool(name, dict(arguments))
+    except MCPError as error:
+        said = f"{type(error).__name__}: {error_text(error)}"
+        if error.code in _OUTCOME_UNKNOWN_CODES:
+            said = f"no result: {said}; the call may have happened"
+            return ToolResult(said, is_error=True, may_have_happened=True)
+        return ToolResult(said, is_error=True)
+    except ValidationError as error:
+        said = f"the call ran, but its result cannot be read: {error_text(error)}"
+        return ToolResult(said, is_error=True)
+    return ToolResult(_text(result), is_error=result.is_error)
+
+
+def _text(result: mcp_types.CallToolResult) -> str:
+    """Return a result as a text; its structure if it has no text."""
+    if not result.content and result.structured_content is not None:
+        return to_json(result.structured_content, inf_nan_mode="strings").decode()
+    return storable("\n".join(map(_part, result.content)))
+
+
+def _part(block: mcp_types.ContentBlock) -> str:
+    match block:
+        case mcp_types.TextContent(text=text):
+            return text
+        case mcp_types.EmbeddedResource(resource=mcp_types.TextResourceContents(text=text)):
+            return text
+        case mcp_types.EmbeddedResource(resource=resource):
+            return f"[a file that is not shown: {resource.uri}, {resource.mime_type or 'unknown'}]"
+        case mcp_types.ResourceLink(uri=uri):
+            return f"[a file: {uri}; {block.description or block.title or block.name}]"
+        case mcp_types.ImageContent(mime_type=mime_type):
+            return f"[an image that is not shown: {mime_type}]"
+        case mcp_types.AudioContent(mime_type=mime_type):
+            return f"[a sound that is not shown: {mime_type}]"

@@ -1,0 +1,506 @@
+"""Sessions for the OpenAI Agents SDK, kept in conversations. Needs `turnkeeper[openai-agents]`.
+
+    async with TurnkeeperSession("alice", conversations) as session:
+        result = await Runner.run(agent, "Where is my order?", session=session)
+
+The block is a turn. A run that enters a block on the same conversation meanwhile waits until this
+one is left, first come, first served, and then reads a history that contains all of it. It
+promises:
+
+1. `add_items` is all or nothing, and durable when it returns. If it fails or is cancelled, and the
+   next write in its turn is the same call again, the items are added once.
+2. Items come back exactly as given, of any type, after restarts too: they are kept as JSON.
+3. The items of a turn stand together, and no run starts from half a turn. A result that comes turns
+   after its call, after an approval say, takes its place behind the call.
+4. Items that map to ordinary events are logged as those too, in the same commit, for the view,
+   subscribers and `turnkeeper show`: chat messages, and each function call with its result.
+5. `pop_item` and `clear_session` delete nothing: they are events, which take the items out of the
+   session, and the events that show them out of the view. `Conversations.delete` deletes.
+
+Outside a turn `get_items` reads, and every other method raises `OutsideTurn`; a run meets that
+before it asks its model. Two runs at once within one turn are `RunsOverlap`; a turn within a turn
+of the same conversation is `AskCycle`.
+
+Turns are taken in the one process that owns the conversation, and end with it: the items that a
+killed run had added stay, and the next run continues from them. A turn does not hold back chat
+messages that come through `send`, so use only one of the two for a conversation. Condensers shorten
+the view, not the session; the SDK has its own limits and filters for that.
+
+The SDK runs on asyncio alone, and so does everything that passes through its `Runner`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Self, TypeAlias, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import anyio
+
+from turnkeeper.runtime import AskCycle, Ports, Refused
+
+from ..conversations.conversation import Conversation
+from ..conversations.conversations import Conversations
+from ..errors import ConversationNotFound, CorruptLog, InvalidInput
+from ..events import (
+    ActionEvent,
+    AgentMessageEvent,
+    Event,
+    ImageContent,
+    ObservationEvent,
+    RetractionEvent,
+    UnknownEvent,
+    UserMessageEvent,
+    decode_event,
+)
+from ..values.frozen import FrozenObject
+from ..values.text import storable
+
+try:
+    from agents.items import TResponseInputItem
+    from agents.memory import SessionSettings
+    from agents.run_context import RunContextWrapper
+except ImportError as error:
+    raise ImportError(
+        "sessions for the OpenAI Agents SDK need openai-agents, which is not installed; "
+        "install turnkeeper[openai-agents]"
+    ) from error
+
+__all__ = ["OutsideTurn", "RunsOverlap", "TurnkeeperSession"]
+
+ITEMS_KIND = "openai_agents_items"
+"""The kind of the event that keeps one change of a session.
+
+The core does not know this kind and passes it on unchanged. `removed` counts the last items that go
+(null: all of them). `added` holds, for each new item, its JSON text and the ids of the events that
+show it.
+"""
+
+_Item: TypeAlias = Mapping[str, Any]
+_ports = Ports()
+
+
+class OutsideTurn(Refused):
+    """The session was used without `async with`, to run or to write; nothing was written."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"session {session_id} has no turn here; nothing was written; run inside "
+            "`async with TurnkeeperSession(...) as session`, and give the runner that session"
+        )
+        self.session_id = session_id
+
+
+class RunsOverlap(Refused):
+    """Another run has begun in this turn, and this one would write into it; nothing was written."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"a run on session {session_id} would write after another began in the same turn; "
+            "nothing was written; give each run a turn of its own: one "
+            "`async with TurnkeeperSession(...)` for each"
+        )
+        self.session_id = session_id
+
+
+class _Kept(NamedTuple):
+    """An item in the session."""
+
+    text: str
+    """The item, as JSON; each caller gets a new object made of it."""
+    item: _Item
+    shown_by: Sequence[str]
+    """The events that show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One change of a session: the number of last items that go, and the items that come."""
+
+    removed: int | None
+    added: Sequence[str]
+    gone: Sequence[_Kept]
+    after: Sequence[_Kept]
+    events: Sequence[Event]
+
+
+class _Line:
+    """The queue for turns of one conversation, and the turn that is taken."""
+
+    def __init__(self) -> None:
+        # Unlike a lock, another task than the one that acquired it can release it.
+        self.turn = anyio.Semaphore(1, max_value=1)
+        self.taken: _Turn | None = None
+
+
+# A line lives as long as any session of its conversation, so as long as a turn can wait in it.
+_lines: WeakKeyDictionary[Conversations, WeakValueDictionary[str, _Line]] = WeakKeyDictionary()
+_inside: ContextVar[tuple[_Turn, ...]] = ContextVar("turnkeeper_sdk_turns", default=())
+
+
+class TurnkeeperSession:
+    """A `Session` of the SDK: the items of one conversation, and a turn in it while entered.
+
+    It can be entered again after it was left. All sessions of one `session_id` and one
+    `Conversations` wait for each other.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        conversations: Conversations,
+        *,
+        session_settings: SessionSettings | None = None,
+    ) -> None:
+        """Reads and writes nothing yet. `session_settings`: as for the SDK's own sessions."""
+        self.session_id = session_id
+        self.session_settings = session_settings
+        self._conversation: Conversation = conversations[session_id]
+        lines = _lines.setdefault(conversations, WeakValueDictionary())
+        self._line = lines.setdefault(session_id, _Line())
+        self._turn: _Turn | None = None
+
+    async def __aenter__(self) -> Self:
+        """Wait for the turn. Raises `AskCycle`, and `OwnedElsewhere` before anything has run."""
+        if self._line.taken in _inside.get():
+            raise AskCycle((self.session_id, self.session_id))
+        await self._line.turn.acquire()
+        try:
+            turn = _Turn(self._conversation)
+            await turn.load()
+        except BaseException:
+            self._line.turn.release()
+            raise
+        self._line.taken = self._turn = turn
+        _inside.set((*_inside.get(), turn))
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        _inside.set(tuple(turn for turn in _inside.get() if turn is not self._turn))
+        self._line.taken = self._turn = None
+        self._line.turn.release()
+
+    async def get_items(
+        self, limit: int | None = None, *, wrapper: RunContextWrapper[Any] | None = None
+    ) -> list[TResponseInputItem]:
+        """Return the items, oldest first; with `limit`, only the newest `limit` items.
+
+        The runner passes `wrapper`, here as in the other methods, to identify its run.
+        """
+        if self._turn is not None:
+            if wrapper is not None:
+                self._turn.begin_run(wrapper)
+            kept = await self._turn.load()
+        elif wrapper is None:
+            kept = await _read(self._conversation)
+        else:
+            raise OutsideTurn(self.session_id)
+        if limit is None and self.session_settings is not None:
+            limit = self.session_settings.limit
+        first = 0 if limit is None or limit < 0 else max(0, len(kept) - limit)
+        return [_given(one) for one in kept[first:]]
+
+    async def add_items(
+        self,
+        items: list[TResponseInputItem],
+        *,
+        wrapper: RunContextWrapper[Any] | None = None,
+    ) -> None:
+        """Add these items, all or none; durable when this returns.
+
+        If it fails or is cancelled, and the next write in this turn is the same call again, the
+        items are added once. Raises `OutsideTurn`, `RunsOverlap`, `InvalidInput` and the journal's
+        own errors.
+        """
+        turn = self._taken()
+        if wrapper is not None:
+            turn.check_run(wrapper)
+        if items:
+            await turn.change(0, [_json(item) for item in items])
+
+    async def pop_item(
+        self,
+        *,
+        wrapper: RunContextWrapper[Any] | None = None,  # noqa: ARG002 - the runner passes it to all methods or to none
+    ) -> TResponseInputItem | None:
+        """Take the last item out of the session and return it; None if there is none.
+
+        The event that removes it is durable when this returns. It can be repeated as `add_items`
+        can.
+        """
+        gone = await self._taken().change(1, ())
+        return _given(gone[0]) if gone else None
+
+    async def clear_session(
+        self,
+        *,
+        wrapper: RunContextWrapper[Any] | None = None,  # noqa: ARG002 - as for `pop_item`
+    ) -> None:
+        """Take all items out of the session, by an event; the log keeps them."""
+        await self._taken().change(None, ())
+
+    def _taken(self) -> _Turn:
+        if self._turn is None:
+            raise OutsideTurn(self.session_id)
+        return self._turn
+
+
+class _Turn:
+    """One turn of one session. Invariant: no other turn adds items to its log meanwhile."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._turn_id = _ports.ids.new()
+        self._kept: Sequence[_Kept] | None = None
+        """The session's items; None while they are not known."""
+        self._unsettled: _Change | None = None
+        """The last change, if it is not known whether it is in the log."""
+        self._run: RunContextWrapper[Any] | None = None
+        """The newest run."""
+        self._earlier_runs: list[RunContextWrapper[Any]] = []
+
+    async def load(self) -> Sequence[_Kept]:
+        """Return the session's items."""
+        if self._kept is None:
+            # The owner's answer proves that this process owns the conversation, and that the write
+            # of a cancelled call is in the log by now, or never will be.
+            await self._conversation.append_all(())
+            self._kept = await _read(self._conversation)
+        return self._kept
+
+    def begin_run(self, run: RunContextWrapper[Any]) -> None:
+        """Note that this run has read the history; a write of an earlier run comes too late now."""
+        if self._run is not None and self._run is not run:
+            self._earlier_runs.append(self._run)
+        self._run = run
+        self._earlier_runs = [earlier for earlier in self._earlier_runs if earlier is not run]
+
+    def check_run(self, run: RunContextWrapper[Any]) -> None:
+        """Raise `RunsOverlap` if another run has begun after this one."""
+        if any(earlier is run for earlier in self._earlier_runs):
+            raise RunsOverlap(self._conversation.conversation_id)
+
+    async def change(self, removed: int | None, added: Sequence[str]) -> Sequence[_Kept]:
+        """Make this change durable; return the items that went."""
+        change = self._unsettled
+        if change is None or (change.removed, change.added) != (removed, added):
+            change = await self._decide(removed, added)
+        if not change.gone and not added:
+            return ()
+        # From here until the answer the outcome is unknown. The same events again are the same
+        # change.
+        self._unsettled, self._kept = change, None
+        try:
+            await self._conversation.append_all(change.events)
+        except Refused:
+            self._unsettled = None
+            raise
+        self._unsettled, self._kept = None, change.after
+        return change.gone
+
+    async def _decide(self, removed: int | None, added: Sequence[str]) -> _Change:
+        before = await self.load()
+        after = list(before)
+        gone = _remove(after, removed)
+        now = datetime.fromtimestamp(_ports.now(), UTC)
+        come: list[_Kept] = []
+        shown: list[Event] = []
+        for text in added:
+            item = json.loads(text)
+            events = _shown(item, after, now, self._turn_id)
+            one = _Kept(text, item, [event.id for event in events])
+            shown.extend(events)
+            come.append(one)
+            _place(after, one)
+        record = {
+            "kind": ITEMS_KIND,
+            "id": _ports.ids.new(),
+            "timestamp": now.isoformat(),
+            "turn_id": self._turn_id,
+            "removed": removed,
+            "added": [[one.text, one.shown_by] for one in come],
+        }
+        # Decoded, so that it equals itself when read back, and is recognised as a duplicate.
+        events = [decode_event(json.dumps(record)), *shown]
+        hidden = {event_id for one in gone for event_id in one.shown_by}
+        if hidden:
+            # A condensation may have forgotten some of them already.
+            view = await self._conversation.view()
+            in_view = tuple(event.id for event in view if event.id in hidden)
+            if in_view:
+                events.append(
+                    RetractionEvent(
+                        id=_ports.ids.new(),
+                        timestamp=now,
+                        turn_id=self._turn_id,
+                        retracted_event_ids=in_view,
+                    )
+                )
+        return _Change(removed, added, gone, after, events)
+
+
+# --- items in the log -----------------------------------------------------------------------------
+
+
+async def _read(conversation: Conversation) -> Sequence[_Kept]:
+    """Read the items of the conversation's session from the log."""
+    kept: list[_Kept] = []
+    try:
+        async for seq, event in conversation.events(live=False):
+            if event.kind == ITEMS_KIND and isinstance(event, UnknownEvent):
+                try:
+                    _fold(kept, event.fields)
+                except (KeyError, TypeError, ValueError) as error:
+                    found = f"the record is no {ITEMS_KIND} event ({type(error).__name__})"
+                    raise CorruptLog(conversation.conversation_id, seq, found) from error
+    except ConversationNotFound:
+        return []  # the first item creates it
+    return kept
+
+
+def _fold(kept: list[_Kept], fields: Mapping[str, Any]) -> None:
+    _remove(kept, fields["removed"])
+    for text, shown_by in fields["added"]:
+        _place(kept, _Kept(text, json.loads(text), shown_by))
+
+
+def _remove(kept: list[_Kept], removed: int | None) -> Sequence[_Kept]:
+    """Remove the last `removed` items, all of them for None, and return them."""
+    first = 0 if removed is None else max(0, len(kept) - removed)
+    gone = kept[first:]
+    del kept[first:]
+    return gone
+
+
+def _place(kept: list[_Kept], one: _Kept) -> None:
+    """Add an item at the end; but a result that comes late goes behind its call."""
+    at = len(kept)
+    if _is_result(one.item):
+        call_at = _find_call(kept, one.item)
+        if call_at is not None:
+            came = range(call_at, len(kept))
+            at = next((n for n in came if kept[n].item.get("role") == "user"), at)
+    kept.insert(at, one)
+
+
+def _is_result(item: _Item) -> bool:
+    return str(item.get("type")).endswith("_output") and "call_id" in item
+
+
+def _find_call(kept: Sequence[_Kept], result: _Item) -> int | None:
+    """Return the place of this result's call or of an earlier result of it; None if neither is."""
+    for at in range(len(kept) - 1, -1, -1):
+        if kept[at].item.get("call_id") == result["call_id"]:
+            return at
+    return None
+
+
+def _json(item: object) -> str:
+    if not isinstance(item, Mapping):
+        raise InvalidInput(f"an item is a JSON object, and {type(item).__name__} is not")
+    try:
+        text = json.dumps(item, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"an item is a JSON object, and this is not: {error}") from error
+    # A lone surrogate is kept too, as its escape.
+    return json.dumps(item) if storable(text) != text else text
+
+
+def _given(one: _Kept) -> TResponseInputItem:
+    return cast("TResponseInputItem", json.loads(one.text))
+
+
+# --- items as events ------------------------------------------------------------------------------
+
+
+def _shown(item: _Item, before: Sequence[_Kept], now: datetime, turn_id: str) -> Sequence[Event]:
+    """Return the events that show this item; none for an item that maps to no event.
+
+    A call is logged with its result, as a response of its own. So a popped item can be retracted,
+    and a call that waits for an approval holds nothing up.
+    """
+    match item:
+        case {"role": "user", "content": content}:
+            text, urls = _text(content), _image_urls(content)
+            if not text and not urls:
+                return ()
+            images = tuple(ImageContent(url=url) for url in urls)
+            return (
+                UserMessageEvent(
+                    id=_ports.ids.new(),
+                    timestamp=now,
+                    turn_id=turn_id,
+                    content=text,
+                    images=images,
+                ),
+            )
+        case {"role": "assistant", "content": content} if text := _text(content):
+            return (
+                AgentMessageEvent(
+                    id=_ports.ids.new(), timestamp=now, turn_id=turn_id, content=text
+                ),
+            )
+        case {"type": "function_call_output", "output": output}:
+            call_at = _find_call(before, item)
+            call = before[call_at].item if call_at is not None else {}
+            if call.get("type") != "function_call":
+                return ()
+            return _call_with_result(call, output, now, turn_id)
+        case _:
+            return ()
+
+
+def _call_with_result(
+    call: _Item, output: object, now: datetime, turn_id: str
+) -> tuple[ActionEvent, ObservationEvent]:
+    tool_call_id = _ports.ids.new()
+    wrote = storable(str(call.get("arguments", "")))
+    try:
+        arguments, malformed = FrozenObject(json.loads(wrote)), None
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        arguments, malformed = FrozenObject(), wrote
+    action = ActionEvent(
+        id=_ports.ids.new(),
+        timestamp=now,
+        turn_id=turn_id,
+        tool_call_id=tool_call_id,
+        provider_call_id=storable(str(call.get("call_id"))),
+        tool_name=storable(str(call.get("name", ""))),
+        arguments=arguments,
+        malformed_arguments=malformed,
+        llm_response_id=_ports.ids.new(),
+    )
+    observation = ObservationEvent(
+        id=_ports.ids.new(),
+        timestamp=now,
+        turn_id=turn_id,
+        tool_call_id=tool_call_id,
+        content=_text(output),
+    )
+    return action, observation
+
+
+def _text(content: object) -> str:
+    """Return the text of a content, which is a text or a list of parts."""
+    if isinstance(content, str):
+        return storable(content)
+    return "\n".join(
+        storable(text)
+        for part in _parts(content)
+        if isinstance(text := part.get("text", part.get("refusal")), str)
+    )
+
+
+def _image_urls(content: object) -> Sequence[str]:
+    return [
+        storable(url) for part in _parts(content) if isinstance(url := part.get("image_url"), str)
+    ]
+
+
+def _parts(content: object) -> Iterator[_Item]:
+    if isinstance(content, list):
+        yield from (part for part in content if isinstance(part, dict))

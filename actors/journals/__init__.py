@@ -1,0 +1,1 @@
+"""The journals, which make logs durable, and the operations on them."""

@@ -1,0 +1,734 @@
+"""The suite that every journal passes.
+
+Authors of other journals inherit it:
+
+    class TestMyJournal(JournalContract):
+        def make_journal(self, place, *, takeover=False):
+            return MyJournal(place / "chats", takeover=takeover)
+
+Run it with pytest and anyio's plugin. It needs pytest, which is not among this library's own
+dependencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from turnkeeper.runtime import OwnershipLost, Refused
+
+from ..errors import (
+    ConversationExists,
+    ConversationNotFound,
+    EventIdConflict,
+    Fenced,
+    InvalidInput,
+    MessageIdConflict,
+    OwnedElsewhere,
+    RecordNotFound,
+)
+from ..journal import Claim, Journal, Record, Rejection, Snapshot, StoredRecord
+from .shared import limits
+
+__all__ = ["JournalContract", "make_record", "read_all"]
+
+
+def make_record(event_id: str, payload: bytes = b"{}", *, message_id: str | None = None) -> Record:
+    """Return a record that differs from others only in its id, unless a payload is given."""
+    return Record(event_id, "note", payload, message_id)
+
+
+async def read_all(journal: Journal, conversation_id: str, *, limit: int = 512) -> list[str]:
+    """Return the event ids of a whole log, read page by page, and check that seqs have no gaps."""
+    ids: list[str] = []
+    while page := await journal.read(conversation_id, after=len(ids), limit=limit):
+        assert len(page) <= limit
+        for record in page:
+            assert record.seq == len(ids) + 1
+            ids.append(record.event_id)
+    return ids
+
+
+async def _append(
+    journal: Journal, conversation_id: str, claim: Claim, ids: Sequence[str], *, at: int = 1
+) -> Sequence[int]:
+    return await journal.append(
+        conversation_id,
+        [make_record(event_id) for event_id in ids],
+        epoch=claim.epoch,
+        expected_seq=at,
+        is_unfinished=False,
+    )
+
+
+async def _fork(journal: Journal, name: str, fork: str, at: int, *ids: str) -> Claim:
+    records = [make_record(event_id) for event_id in ids]
+    return await journal.fork(name, fork, at=at, records=records, is_unfinished=False)
+
+
+def _ids(prefix: str, first: int, last: int) -> list[str]:
+    return [f"{prefix}{seq}" for seq in range(first, last + 1)]
+
+
+@pytest.mark.anyio
+class JournalContract:
+    """Inherit, and implement `make_journal`."""
+
+    def make_journal(self, place: Path, *, takeover: bool = False) -> Journal:
+        """Return a journal over the store at this place, which is an empty folder at first.
+
+        A second one for the same place stands for a process that starts while the first one still
+        runs, or after it. `takeover` allows it to take conversations from a live owner.
+        """
+        raise NotImplementedError
+
+    # --- what is written is what is read ----------------------------------------------------------
+
+    async def test_appended_records_are_read_back_exactly_and_in_order(
+        self, tmp_path: Path
+    ) -> None:
+        payloads = [b"{}", b"", '{"text": "Grüße 🐢 \\u0000"}'.encode(), b"x" * 1_000_000]
+        image = b'{"url": "data:' + b"A" * 100_000 + b'", "text": "\\"' + b"y" * 50_000 + b'"}'
+        payloads += [image, image]
+        records = [make_record(f"e{n}", payload) for n, payload in enumerate(payloads)]
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+
+            seqs = await journal.append(
+                "c", records, epoch=claim.epoch, expected_seq=1, is_unfinished=False
+            )
+
+            assert list(seqs) == list(range(1, len(records) + 1))
+            assert list(await journal.read("c")) == [
+                StoredRecord(seq, claim.epoch, record.event_id, record.kind, record.payload)
+                for seq, record in enumerate(records, 1)
+            ]
+
+    async def test_reading_pages_gives_each_record_once(self, tmp_path: Path) -> None:
+        ids = [f"e{n}" for n in range(10)]
+        async with self.make_journal(tmp_path) as journal:
+            await _append(journal, "c", await journal.claim("c"), ids)
+
+            assert await read_all(journal, "c", limit=3) == ids
+            assert [record.seq for record in await journal.read("c", after=7, limit=2)] == [8, 9]
+            assert list(await journal.read("c", after=10)) == []
+            assert list(await journal.read("c", after=99)) == []
+
+    async def test_everything_is_there_after_reopening(self, tmp_path: Path) -> None:
+        rejection = Rejection(4e9, "interleaved_message", "call 1 is open", b"{}")
+        async with self.make_journal(tmp_path) as journal:
+            first = await journal.claim("c")
+            await journal.append(
+                "c",
+                [make_record("e1", message_id="m1")],
+                epoch=first.epoch,
+                expected_seq=1,
+                is_unfinished=True,
+            )
+            await journal.reject("c", [rejection])
+            await journal.write_snapshot("c", Snapshot(1, "v1", b"folds"), epoch=first.epoch)
+
+        async with self.make_journal(tmp_path) as journal:
+            assert await read_all(journal, "c") == ["e1"]
+            assert (await journal.info("c")).is_unfinished
+            assert dict(await journal.find_messages("c", ["m1"])) == {"m1": 1}
+            assert dict(await journal.find_events("c", ["e1", "e2"])) == {"e1": 1}
+            assert list(await journal.rejections("c")) == [rejection]
+            assert await journal.read_snapshot("c") == Snapshot(1, "v1", b"folds")
+            second = await journal.claim("c")
+            assert second.epoch > first.epoch
+            assert second.head == 1
+
+    async def test_conversations_do_not_share_ids_or_seqs(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            names = ["a", "A", "a ", "a/b", "…" * 200]
+            for conversation_id in names:
+                claim = await journal.claim(conversation_id)
+                await journal.append(
+                    conversation_id,
+                    [make_record("e1", message_id="m1")],
+                    epoch=claim.epoch,
+                    expected_seq=1,
+                    is_unfinished=False,
+                )
+
+            for info in await journal.list():
+                assert await read_all(journal, info.conversation_id) == ["e1"]
+            assert [info.conversation_id for info in await journal.list()] == sorted(names)
+
+    @pytest.mark.parametrize("odd", ["", "a\0b", "a\tb", "a\x9fb", "\ud800", "i" * 257])
+    async def test_an_id_that_cannot_be_kept_or_seen_is_refused_alone(
+        self, tmp_path: Path, odd: str
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            await _append(journal, "c", claim, ["e1"])
+            with pytest.raises(InvalidInput):
+                await journal.claim(odd)
+            with pytest.raises(InvalidInput):
+                await _fork(journal, "c", odd, 1, "f2")
+            with pytest.raises(InvalidInput):
+                await _fork(journal, "c", "f", 1, odd)
+            for record in (make_record(odd), make_record("e2", message_id=odd)):
+                with pytest.raises(InvalidInput):
+                    await journal.append(
+                        "c", [record], epoch=claim.epoch, expected_seq=2, is_unfinished=False
+                    )
+
+            assert [info.conversation_id for info in await journal.list()] == ["c"]
+            assert list(await _append(journal, "c", claim, ["e2"], at=2)) == [2]
+
+    async def test_an_event_beyond_the_limit_is_refused_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits, "PAYLOAD_BYTES_MAX", 10)
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+
+            async def send(size: int) -> Sequence[int]:
+                return await journal.append(
+                    "c",
+                    [make_record("e1", b"x" * size)],
+                    epoch=claim.epoch,
+                    expected_seq=1,
+                    is_unfinished=False,
+                )
+
+            with pytest.raises(InvalidInput, match="11 bytes"):
+                await send(11)
+            assert list(await send(10)) == [1]
+
+    # --- epochs and seqs --------------------------------------------------------------------------
+
+    async def test_each_claim_gives_a_higher_epoch_and_the_head(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            first = await journal.claim("c")
+            await _append(journal, "c", first, ["e1", "e2"])
+
+            second = await journal.claim("c")
+
+            assert (first.head, second.head) == (0, 2)
+            assert second.epoch > first.epoch >= 1
+
+    async def test_an_older_epoch_is_fenced_and_writes_nothing(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            old = await journal.claim("c")
+            new = await journal.claim("c")
+
+            with pytest.raises(Fenced) as caught:
+                await _append(journal, "c", old, ["e1"])
+
+            assert (caught.value.epoch, caught.value.found_epoch) == (old.epoch, new.epoch)
+            assert list(await _append(journal, "c", new, ["e2"])) == [1]
+            assert await read_all(journal, "c") == ["e2"]
+
+    @pytest.mark.parametrize("at", [0, 1, 2, 4, 100])
+    async def test_an_append_at_another_seq_is_fenced_and_writes_nothing(
+        self, tmp_path: Path, at: int
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            await _append(journal, "c", claim, ["e1", "e2"])
+
+            with pytest.raises(Fenced) as caught:
+                await _append(journal, "c", claim, ["e3"], at=at)
+
+            assert caught.value.head == claim.head + len(["e1", "e2"])
+            assert await read_all(journal, "c") == ["e1", "e2"]
+
+    async def test_an_append_without_a_claim_is_fenced_and_creates_nothing(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            for epoch in (0, 1):
+                with pytest.raises(Fenced):
+                    await _append(journal, "c", Claim(epoch, head=0), ["e1"])
+
+            assert list(await journal.list()) == []
+
+    async def test_an_append_of_nothing_is_an_error_and_moves_nothing(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            with pytest.raises(ValueError, match="zero records"):
+                await _append(journal, "c", claim, [])
+
+            assert list(await _append(journal, "c", claim, ["e1"])) == [1]
+
+    # --- ids --------------------------------------------------------------------------------------
+
+    async def test_known_ids_are_answered_with_their_seqs_whatever_the_epoch(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            old = await journal.claim("c")
+            await _append(journal, "c", old, ["e1", "e2", "e3"])
+            new = await journal.claim("c")
+
+            assert list(await _append(journal, "c", old, ["e2", "e3"], at=2)) == [2, 3]
+            assert list(await _append(journal, "c", new, ["e1"], at=1)) == [1]
+            assert list(await _append(journal, "c", new, ["e3", "e1"], at=4)) == [3, 1]
+            assert await read_all(journal, "c") == ["e1", "e2", "e3"]
+            assert list(await _append(journal, "c", new, ["e4"], at=4)) == [4]
+
+    async def test_an_append_with_some_known_ids_is_refused_with_their_seqs(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            await _append(journal, "c", claim, ["e1", "e2"])
+
+            with pytest.raises(EventIdConflict) as caught:
+                await _append(journal, "c", claim, ["e3", "e2"], at=3)
+
+            assert caught.value.seqs == {"e2": 2}
+            assert await read_all(journal, "c") == ["e1", "e2"]
+
+    async def test_an_id_twice_in_one_append_is_refused(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            with pytest.raises(EventIdConflict):
+                await _append(journal, "c", claim, ["e1", "e1"])
+            with pytest.raises(MessageIdConflict):
+                await journal.append(
+                    "c",
+                    [make_record("e1", message_id="m"), make_record("e2", message_id="m")],
+                    epoch=claim.epoch,
+                    expected_seq=1,
+                    is_unfinished=False,
+                )
+
+            assert list(await _append(journal, "c", claim, ["e1"])) == [1]
+
+    async def test_a_known_message_id_is_refused_with_its_seq(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            await journal.append(
+                "c",
+                [make_record("e1"), make_record("e2", message_id="m1")],
+                epoch=claim.epoch,
+                expected_seq=1,
+                is_unfinished=False,
+            )
+
+            with pytest.raises(MessageIdConflict) as caught:
+                await journal.append(
+                    "c",
+                    [make_record("e3", message_id="m1")],
+                    epoch=claim.epoch,
+                    expected_seq=3,
+                    is_unfinished=False,
+                )
+
+            assert (caught.value.message_id, caught.value.seq) == ("m1", 2)
+            assert dict(await journal.find_messages("c", ["m0", "m1"])) == {"m1": 2}
+            assert await read_all(journal, "c") == ["e1", "e2"]
+
+    # --- many at once -----------------------------------------------------------------------------
+
+    async def test_many_tasks_append_to_many_conversations_at_once(self, tmp_path: Path) -> None:
+        names = [f"c{n}" for n in range(40)]
+        async with self.make_journal(tmp_path) as journal:
+
+            async def converse(name: str) -> None:
+                claim = await journal.claim(name)
+                for seq in range(1, 9):
+                    await _append(journal, name, claim, [f"{name}-{seq}"], at=seq)
+
+            async with anyio.create_task_group() as group:
+                for name in names:
+                    group.start_soon(converse, name)
+
+            for name in names:
+                assert await read_all(journal, name) == [f"{name}-{seq}" for seq in range(1, 9)]
+
+    async def test_appends_sent_ahead_keep_their_order(self, tmp_path: Path) -> None:
+        landed: list[int] = []
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+
+            async def send(seq: int, sending: anyio.Event) -> None:
+                sending.set()
+                landed.extend(await _append(journal, "c", claim, [f"e{seq}"], at=seq))
+
+            async with anyio.create_task_group() as group:
+                for seq in range(1, 31):
+                    sending = anyio.Event()
+                    group.start_soon(send, seq, sending)
+                    await sending.wait()  # a backend starts tasks in any order
+
+            assert sorted(landed) == list(range(1, 31))
+            assert await read_all(journal, "c") == [f"e{seq}" for seq in range(1, 31)]
+
+    async def test_a_bad_append_does_not_touch_its_neighbours(self, tmp_path: Path) -> None:
+        """In one group: a fenced one, one with a known id, one that cannot be encoded."""
+        refusals: list[type[Exception]] = []
+        async with self.make_journal(tmp_path) as journal:
+            claims = {name: await journal.claim(name) for name in ("a", "b", "c", "d", "e")}
+            await _append(journal, "c", claims["c"], ["e1"])
+            stale = claims["b"]
+            claims["b"] = await journal.claim("b")
+
+            async def append(name: str, claim: Claim, ids: Sequence[str], at: int) -> None:
+                try:
+                    await _append(journal, name, claim, ids, at=at)
+                except (OwnershipLost, Refused) as error:
+                    refusals.append(type(error))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(append, "a", claims["a"], ["e1", "e2"], 1)
+                group.start_soon(append, "b", stale, ["e1"], 1)
+                group.start_soon(append, "c", claims["c"], ["e2", "e1"], 2)
+                group.start_soon(append, "d", claims["d"], ["e1"], 1)
+                group.start_soon(append, "e", claims["e"], ["e1"], 7)
+
+            assert sorted(refusals, key=str) == [EventIdConflict, Fenced, Fenced]
+            assert await read_all(journal, "a") == ["e1", "e2"]
+            assert await read_all(journal, "d") == ["e1"]
+            assert await read_all(journal, "c") == ["e1"]
+            for name in ("b", "e"):
+                with pytest.raises(ConversationNotFound):
+                    await journal.info(name)
+            for name, at in (("a", 3), ("b", 1), ("c", 2), ("d", 2), ("e", 1)):
+                assert list(await _append(journal, name, claims[name], ["last"], at=at)) == [at]
+
+    async def test_cancelling_the_caller_leaves_the_append_to_finish(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            sending = anyio.Event()
+
+            async def send() -> None:
+                sending.set()
+                await _append(journal, "c", claim, ["e1"])
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(send)
+                await sending.wait()
+                group.cancel_scope.cancel()
+
+            # The next call comes after it.
+            assert (await journal.claim("c")).head == 1
+            assert await read_all(journal, "c") == ["e1"]
+
+    async def test_a_claim_lands_or_shuts_out_what_was_in_flight(self, tmp_path: Path) -> None:
+        """After the claim has returned, the log does not change any more by the old epoch."""
+        outcomes: list[object] = []
+        claims: list[Claim] = []
+        async with self.make_journal(tmp_path) as journal:
+            old = await journal.claim("c")
+
+            async def send(seq: int) -> None:
+                try:
+                    outcomes.append(list(await _append(journal, "c", old, [f"e{seq}"], at=seq)))
+                except Fenced:
+                    outcomes.append("fenced")
+
+            async def claim() -> None:
+                claims.append(await journal.claim("c"))
+
+            async with anyio.create_task_group() as group:
+                for seq in range(1, 4):
+                    group.start_soon(send, seq)
+                    await anyio.lowlevel.checkpoint()
+                group.start_soon(claim)
+                await anyio.lowlevel.checkpoint()
+                for seq in range(4, 7):
+                    group.start_soon(send, seq)
+
+            landed = [outcome for outcome in outcomes if outcome != "fenced"]
+            assert len(landed) == claims[0].head
+            new = [f"n{seq}" for seq in range(claims[0].head + 1, 9)]
+            await _append(journal, "c", claims[0], new, at=claims[0].head + 1)
+            assert (await read_all(journal, "c"))[claims[0].head :] == new
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    async def test_what_is_not_there_is_said_and_not_created(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            await journal.claim("claimed, never written")
+            for name in ("never seen", "claimed, never written"):
+                with pytest.raises(ConversationNotFound):
+                    await journal.read(name)
+                with pytest.raises(ConversationNotFound):
+                    await journal.info(name)
+                with pytest.raises(ConversationNotFound):
+                    await journal.find_messages(name, ["m"])
+                with pytest.raises(ConversationNotFound):
+                    await journal.read_snapshot(name)
+                assert list(await journal.rejections(name)) == []
+
+            assert list(await journal.list()) == []
+
+    async def test_list_gives_all_conversations_or_the_unfinished_ones(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            for name, is_unfinished in (("b", True), ("a", False), ("c", False)):
+                claim = await journal.claim(name)
+                for seq, flag in ((1, not is_unfinished), (2, is_unfinished)):
+                    await journal.append(
+                        name,
+                        [make_record(f"e{seq}")],
+                        epoch=claim.epoch,
+                        expected_seq=seq,
+                        is_unfinished=flag,
+                    )
+
+            infos = await journal.list()
+            assert [info.conversation_id for info in infos] == ["a", "b", "c"]
+            assert [info.head for info in infos] == [2, 2, 2]
+            unfinished = await journal.list(only_unfinished=True)
+            assert [info.conversation_id for info in unfinished] == ["b"]
+            assert await journal.info("b") == unfinished[0]
+
+    async def test_rejections_are_kept_oldest_first(self, tmp_path: Path) -> None:
+        kept = [
+            Rejection(4e9 + number, "unmatched_tool_result", f"reason {number}", b"{}")
+            for number in (1, 2, 3)
+        ]
+        async with self.make_journal(tmp_path) as journal:
+            await journal.claim("c")
+            await journal.reject("c", [Rejection(1.0, "v", "longer ago than any is kept", b"{}")])
+            await journal.reject("c", kept[:1])
+            await journal.reject("c", kept[1:])
+
+            assert list(await journal.rejections("c")) == kept
+            assert list(await journal.rejections("d")) == []
+
+    async def test_the_newest_snapshot_is_the_one_that_is_read(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            await _append(journal, "c", claim, ["e1", "e2"])
+            assert await journal.read_snapshot("c") is None
+
+            for snapshot in (Snapshot(1, "v1", b"first"), Snapshot(2, "v2", b"second")):
+                await journal.write_snapshot("c", snapshot, epoch=claim.epoch)
+
+            assert await journal.read_snapshot("c") == Snapshot(2, "v2", b"second")
+
+    # --- forks and deletion -----------------------------------------------------------------------
+
+    async def test_a_fork_has_its_parents_records_and_goes_its_own_way(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            parent = await journal.claim("p")
+            await _append(journal, "p", parent, [f"p{seq}" for seq in range(1, 201)])
+
+            claim = await _fork(journal, "p", "f", 130, "f131", "f132")
+            await _append(journal, "f", claim, ["f133"], at=133)
+            await _append(journal, "p", parent, ["p201"], at=201)
+
+            assert claim == Claim(claim.epoch, 132)
+            assert claim.epoch > parent.epoch
+            prefix = [f"p{seq}" for seq in range(1, 131)]
+            assert await read_all(journal, "f", limit=50) == [*prefix, "f131", "f132", "f133"]
+            assert (await read_all(journal, "p"))[130:] == [f"p{n}" for n in range(131, 202)]
+            assert [info.head for info in await journal.list()] == [133, 201]
+
+        async with self.make_journal(tmp_path) as journal:
+            expected = [*prefix, "f131", "f132", "f133"]
+            assert (await journal.claim("f")).head == len(expected)
+            assert await read_all(journal, "f", limit=7) == expected
+
+    async def test_ids_are_unique_in_a_fork_with_its_prefix(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            parent = await journal.claim("p")
+            for seq in (1, 2, 3):
+                await journal.append(
+                    "p",
+                    [make_record(f"e{seq}", message_id=f"m{seq}")],
+                    epoch=parent.epoch,
+                    expected_seq=seq,
+                    is_unfinished=False,
+                )
+            with pytest.raises(EventIdConflict):
+                await _fork(journal, "p", "f", 2, "e1")
+            fork = await _fork(journal, "p", "f", 2, "f3")
+
+            with pytest.raises(EventIdConflict) as caught:
+                await _append(journal, "f", fork, ["f4", "e2"], at=4)
+            assert caught.value.seqs == {"e2": 2}
+            with pytest.raises(MessageIdConflict):
+                await journal.append(
+                    "f",
+                    [make_record("f4", message_id="m1")],
+                    epoch=fork.epoch,
+                    expected_seq=4,
+                    is_unfinished=False,
+                )
+            # The fork may use ids that its parent used only after the fork.
+            await journal.append(
+                "f",
+                [make_record("e3", message_id="m3")],
+                epoch=fork.epoch,
+                expected_seq=4,
+                is_unfinished=False,
+            )
+            assert list(await _append(journal, "f", fork, ["e1", "f3"], at=1)) == [1, 3]
+            assert dict(await journal.find_messages("f", ["m1", "m2", "m3"])) == {
+                "m1": 1,
+                "m2": 2,
+                "m3": 4,
+            }
+            assert dict(await journal.find_events("f", ["e1", "e3", "f3"])) == {
+                "e1": 1,
+                "e3": 4,
+                "f3": 3,
+            }
+
+    async def test_forking_again_under_the_same_ids_gives_the_same_fork(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            await _append(journal, "p", await journal.claim("p"), ["e1", "e2"])
+            first = await _fork(journal, "p", "f", 1, "f2")
+
+            assert await _fork(journal, "p", "f", 1, "f2") == first
+            with pytest.raises(ConversationExists):
+                await _fork(journal, "p", "f", 1, "other")
+            with pytest.raises(ConversationExists):
+                await _fork(journal, "p", "f", 2, "f2")
+            assert await read_all(journal, "f") == ["e1", "f2"]
+
+    async def test_a_fork_of_what_is_not_there_is_refused(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            with pytest.raises(ConversationNotFound):
+                await _fork(journal, "p", "f", 1, "f2")
+            await _append(journal, "p", await journal.claim("p"), ["e1"])
+            for at in (-1, 0, 2):
+                with pytest.raises(RecordNotFound):
+                    await _fork(journal, "p", "f", at, "f2")
+
+            with pytest.raises(ConversationNotFound):
+                await journal.read("f")
+
+    async def test_a_deleted_conversation_is_gone_and_its_name_begins_above_its_epoch(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            old = await journal.claim("c")
+            await _append(journal, "c", old, ["e1", "e2"])
+            await journal.reject("c", [Rejection(4e9, "v", "r", b"{}")])
+            await journal.write_snapshot("c", Snapshot(2, "v", b"folds"), epoch=old.epoch)
+
+            with pytest.raises(Fenced):
+                await journal.delete("c", epoch=old.epoch + 1)
+            deletion = await journal.delete("c", epoch=old.epoch)
+
+            assert (deletion.kept, list(deletion.forks)) == (0, [])
+            with pytest.raises(ConversationNotFound):
+                await journal.read("c")
+            with pytest.raises(ConversationNotFound):
+                await journal.delete("c", epoch=old.epoch)
+            assert list(await journal.list()) == []
+            assert list(await journal.rejections("c")) == []
+            with pytest.raises(Fenced):
+                await _append(journal, "c", old, ["e3"], at=1)
+
+        async with self.make_journal(tmp_path) as journal:
+            new = await journal.claim("c")
+            assert new.epoch > old.epoch
+            assert new.head == 0
+            await _append(journal, "c", new, ["e1"])
+            # A late write of the previous owner belongs to the log that is gone.
+            with pytest.raises(Fenced):
+                await journal.write_snapshot("c", Snapshot(1, "v", b"folds"), epoch=old.epoch)
+            assert await journal.read_snapshot("c") is None
+            assert await read_all(journal, "c") == ["e1"]
+
+    async def test_deleting_keeps_what_forks_need_and_says_so(self, tmp_path: Path) -> None:
+        """The forks: f of p at 100, g of p at 50, h of f at 120, i of f at 70."""
+        async with self.make_journal(tmp_path) as journal:
+            await _append(journal, "p", await journal.claim("p"), _ids("p", 1, 150))
+            await _fork(journal, "p", "f", 100, *_ids("f", 101, 140))
+            await _fork(journal, "p", "g", 50, *_ids("g", 51, 60))
+            await _fork(journal, "f", "h", 120, *_ids("h", 121, 130))
+            await _fork(journal, "f", "i", 70, *_ids("i", 71, 75))
+            logs = {name: await read_all(journal, name) for name in "fghip"}
+
+            async def delete(name: str) -> tuple[int, list[str]]:
+                claim = await journal.claim(name)
+                deletion = await journal.delete(name, epoch=claim.epoch)
+                del logs[name]
+                for left, ids in logs.items():
+                    assert await read_all(journal, left) == ids
+                return deletion.kept, list(deletion.forks)
+
+            assert await delete("p") == (100, ["f", "g", "h", "i"])
+            assert await delete("f") == (120, ["h"])
+            assert await delete("i") == (0, [])
+            # A name may be used again beside the records that are kept of its first log.
+            await _append(journal, "p", await journal.claim("p"), _ids("p", 1, 10))
+            logs["p"] = _ids("p", 1, 10)
+            assert await delete("h") == (0, [])
+            assert await delete("g") == (0, [])
+            assert await delete("p") == (0, [])
+
+    async def test_waiting_for_more_ends_when_there_is_more(self, tmp_path: Path) -> None:
+        ended: list[int] = []
+        has_ended = [anyio.Event() for _ in range(3)]
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+
+            async def follow(after: int) -> None:
+                await journal.wait_for_more("c", after=after)
+                ended.append(after)
+                has_ended[after].set()
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(follow, 0)
+                await _append(journal, "c", claim, ["e1"])
+                await has_ended[0].wait()
+                group.start_soon(follow, 1)
+                await _append(journal, "other", await journal.claim("other"), ["e1", "e2"])
+                assert ended == [0]
+                await _append(journal, "c", claim, ["e2"], at=2)
+                await has_ended[1].wait()
+                group.start_soon(follow, 2)
+                await journal.delete("c", epoch=claim.epoch)
+
+            assert ended == [0, 1, 2]
+
+    # --- owners -----------------------------------------------------------------------------------
+
+    async def test_the_lease_holds_from_entering_to_leaving(self, tmp_path: Path) -> None:
+        journal = self.make_journal(tmp_path)
+        assert not journal.is_lease_valid()
+        async with journal:
+            assert journal.is_lease_valid()
+        assert not journal.is_lease_valid()
+
+    async def test_a_second_owner_is_refused_while_the_first_one_lives(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as first:
+            claim = await first.claim("c")
+
+            with pytest.raises(OwnedElsewhere):
+                async with self.make_journal(tmp_path) as second:
+                    await second.claim("c")
+
+            assert list(await _append(first, "c", claim, ["e1"])) == [1]
+
+        async with self.make_journal(tmp_path) as second:
+            assert (await second.claim("c")).head == 1
+
+    async def test_a_takeover_shuts_the_first_owner_out(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as first:
+            old = await first.claim("c")
+            await _append(first, "c", old, ["e1"])
+
+            async with self.make_journal(tmp_path, takeover=True) as second:
+                new = await second.claim("c", takeover=True)
+                assert new.epoch > old.epoch
+                with pytest.raises(OwnershipLost):
+                    await _append(first, "c", old, ["zombie"], at=2)
+                assert list(await _append(second, "c", new, ["e2"], at=2)) == [2]
+
+                # Records that are in the log by now are still answered with their seqs.
+                assert list(await _append(first, "c", old, ["e1"], at=1)) == [1]
+                assert list(await _append(first, "c", old, ["e2"], at=2)) == [2]
+                assert await read_all(second, "c") == ["e1", "e2"]

@@ -1,0 +1,102 @@
+"""An operator's tools for a journal: verify it, repair it.
+
+`verify` and `repair` are for a file and run in the caller's thread. `verify` reads beside the
+processes that use the file; `repair` needs the file to itself. `verify_logs` reads any journal
+through its port. Returning free space to the disk and deleting are methods of the journal
+(`SQLiteJournal.vacuum`, `Journal.delete`). Moving conversations between journals is in `transfer`.
+
+A verification always checks checksums and chains. Pass `check_folds` and `check_event` to it to
+check the meaning of the records too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..core.records import decode_record
+from ..core.state import ColdLoad, Folded
+from ..errors import ConversationNotFound, CorruptLog
+from ..journal import Journal, LogPages, Snapshot, StoredRecord
+from .sqlite.repair import Loss, Repair, repair
+from .sqlite.verify import CheckRecord, CheckSnapshot, Problem, Verification, verify
+
+__all__ = [
+    "CheckRecord",
+    "CheckSnapshot",
+    "Loss",
+    "Problem",
+    "Repair",
+    "Verification",
+    "check_event",
+    "check_folds",
+    "repair",
+    "verify",
+    "verify_logs",
+]
+
+
+def check_event(conversation_id: str, record: StoredRecord) -> str | None:
+    """Return the problem with a record that holds no event of its kind, or None."""
+    try:
+        decode_record(conversation_id, record)
+    except CorruptLog as error:
+        return error.found
+    return None
+
+
+def check_folds(
+    conversation_id: str, snapshot: Snapshot, records: Iterator[StoredRecord]
+) -> str | None:
+    """Return the problem with a snapshot that is not the folds of its log, or None.
+
+    A snapshot of another version is no problem: every reader ignores it.
+    """
+    kept = Folded.from_snapshot(snapshot)
+    if kept is None:
+        return None
+    load = ColdLoad()
+    try:
+        for record in records:
+            load.fold(decode_record(conversation_id, record).event)
+    except CorruptLog:
+        return None  # reported for the log itself
+    folded, _ = load.finish()
+    return None if folded == kept else "its snapshot is not the folds of its log"
+
+
+async def verify_logs(
+    journal: Journal,
+    *,
+    check_snapshot: CheckSnapshot | None = None,
+    check_record: CheckRecord | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _of: None,
+) -> Verification:
+    """Check every log of a journal by reading it, beside the processes that use it."""
+    problems: list[Problem] = []
+    seen = conversations = 0
+    infos = await journal.list()
+    for done, info in enumerate(infos):
+        on_progress(done, len(infos))
+        name = info.conversation_id
+        records: list[StoredRecord] = []
+        try:
+            snapshot = await journal.read_snapshot(name)
+            async for page in LogPages(journal, name):
+                records += page
+        except CorruptLog as error:
+            problems.append(Problem(name, error.seq, error.found))
+            snapshot = None
+        except ConversationNotFound:
+            continue  # deleted meanwhile
+        conversations += 1
+        seen += len(records)
+        for record in records:
+            found = check_record(name, record) if check_record else None
+            if found is not None:
+                problems.append(Problem(name, record.seq, found))
+        if snapshot is not None and check_snapshot is not None:
+            found = check_snapshot(name, snapshot, iter(records[: snapshot.seq]))
+            if found is not None:
+                problems.append(Problem(name, snapshot.seq, found))
+    on_progress(len(infos), len(infos))
+    return Verification(conversations, seen, tuple(problems))

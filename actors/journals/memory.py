@@ -1,0 +1,353 @@
+"""The journal in memory: for tests, for trying things out, and as the plainest form of the port.
+
+A `MemoryStore` stands for a disk: it outlives the journals that are entered over it. Each
+`MemoryJournal` stands for a process. Nothing survives the end of the real process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import anyio.lowlevel
+
+from turnkeeper.runtime import InvariantViolation, Ports
+from turnkeeper.runtime.lowlevel import OneShot
+
+from ..errors import (
+    ConversationExists,
+    ConversationNotFound,
+    EventIdConflict,
+    Fenced,
+    JournalRefused,
+    OwnedElsewhere,
+    RecordNotFound,
+)
+from ..journal import Claim, ConversationInfo, Deletion, Record, Rejection, Snapshot, StoredRecord
+from .shared.append_rules import check_append, check_ids, check_snapshot_epoch
+from .shared.limits import check_new_name, check_records
+
+
+@dataclass(slots=True)
+class _Log:
+    epoch: int = 0
+    owner: MemoryJournal | None = None
+    records: list[StoredRecord] = field(default_factory=list)
+    seq_by_event_id: dict[str, int] = field(default_factory=dict)
+    seq_by_message_id: dict[str, int] = field(default_factory=dict)
+    is_unfinished: bool = False
+    updated_at: float = 0.0
+    rejections: list[Rejection] = field(default_factory=list)
+    snapshot: Snapshot | None = None
+    prefix: tuple[tuple[_Log, int], ...] = ()
+    """The logs that a fork's first records come from, nearest first, each with its last seq."""
+
+    def known(self, records: Sequence[Record]) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the event ids and the message ids of these records that the log has."""
+        events = {
+            record.event_id: self.seq_by_event_id[record.event_id]
+            for record in records
+            if record.event_id in self.seq_by_event_id
+        }
+        messages = {
+            record.message_id: self.seq_by_message_id[record.message_id]
+            for record in records
+            if record.message_id is not None and record.message_id in self.seq_by_message_id
+        }
+        return events, messages
+
+    def add(self, records: Sequence[Record], *, is_unfinished: bool, now: float) -> Sequence[int]:
+        first = len(self.records) + 1
+        for seq, record in enumerate(records, first):
+            self.records.append(
+                StoredRecord(
+                    seq,
+                    self.epoch,
+                    record.event_id,
+                    record.kind,
+                    record.payload,
+                    record.message_id,
+                )
+            )
+            self.seq_by_event_id[record.event_id] = seq
+            if record.message_id is not None:
+                self.seq_by_message_id[record.message_id] = seq
+        self.is_unfinished = is_unfinished
+        self.updated_at = now
+        return range(first, first + len(records))
+
+
+class MemoryStore:
+    """The logs that the journals over this store share."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, _Log] = {}
+        self._waiting: dict[str, list[OneShot[None]]] = {}
+
+    def log(self, conversation_id: str) -> _Log:
+        return self._logs.setdefault(conversation_id, _Log())
+
+    def written_log(self, conversation_id: str) -> _Log:
+        log = self._logs.get(conversation_id)
+        if log is None or not log.records:
+            raise ConversationNotFound(conversation_id)
+        return log
+
+    def logs(self) -> Mapping[str, _Log]:
+        return self._logs
+
+    def replace(self, conversation_id: str, log: _Log) -> None:
+        self._logs[conversation_id] = log
+        self.moved(conversation_id)
+
+    def moved(self, conversation_id: str) -> None:
+        """Wake all tasks that wait for this log."""
+        for cell in self._waiting.pop(conversation_id, ()):
+            cell.set(None)
+
+    async def wait_for_move(self, conversation_id: str) -> None:
+        cell: OneShot[None] = OneShot()
+        self._waiting.setdefault(conversation_id, []).append(cell)
+        await cell.wait()
+
+
+class MemoryJournal:
+    """`async with MemoryJournal() as journal`; entering it again finds the same logs."""
+
+    def __init__(
+        self,
+        store: MemoryStore | None = None,
+        *,
+        address: str = "another memory journal",
+        rejection_age_s_max: float = 30 * 86_400.0,
+        ports: Ports | None = None,
+    ) -> None:
+        self._store = store or MemoryStore()
+        self._address = address
+        self._rejection_age_s_max = rejection_age_s_max
+        self._ports = ports or Ports()
+        self._is_entered = False
+
+    async def __aenter__(self) -> Self:
+        self._is_entered = True
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._is_entered = False
+
+    def is_lease_valid(self, *, since: float | None = None) -> bool:  # noqa: ARG002 - it has no end
+        return self._is_entered
+
+    def watch_lease(self, on_loss: Callable[[], None]) -> None:
+        """Do nothing: this lease has no end."""
+
+    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+        self._refuse_if_left()
+        await check_new_name(self, conversation_id)
+        log = self._store.log(conversation_id)
+        owner = log.owner
+        if owner is not None and owner is not self and owner.is_lease_valid() and not takeover:
+            raise OwnedElsewhere(f"conversation {conversation_id}", owner._address)  # noqa: SLF001 - of this class
+        log.owner = self
+        log.epoch += 1
+        claim = Claim(log.epoch, len(log.records))
+        await anyio.lowlevel.checkpoint()
+        return claim
+
+    async def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+    ) -> Sequence[int]:
+        if not records:
+            raise ValueError("an append of zero records")
+        check_records(records)
+        self._refuse_if_left()
+        log = self._store.log(conversation_id)
+        events, messages = log.known(records)
+        seqs: Sequence[int]
+        if all(record.event_id in events for record in records):
+            seqs = [events[record.event_id] for record in records]
+        else:
+            check_append(
+                conversation_id,
+                records,
+                epoch=epoch,
+                expected_seq=expected_seq,
+                found_epoch=log.epoch,
+                head=len(log.records),
+                known_events=events,
+                known_messages=messages,
+            )
+            seqs = log.add(records, is_unfinished=is_unfinished, now=self._ports.now())
+            self._store.moved(conversation_id)
+        # After the write, as with a disk: a caller that is cancelled here has been written.
+        await anyio.lowlevel.checkpoint()
+        return seqs
+
+    async def read(
+        self, conversation_id: str, *, after: int = 0, limit: int = 512
+    ) -> Sequence[StoredRecord]:
+        self._refuse_if_left()
+        records = self._store.written_log(conversation_id).records[after : after + limit]
+        await anyio.lowlevel.checkpoint()
+        return records
+
+    async def info(self, conversation_id: str) -> ConversationInfo:
+        self._refuse_if_left()
+        info = _info(conversation_id, self._store.written_log(conversation_id))
+        await anyio.lowlevel.checkpoint()
+        return info
+
+    async def list(self, *, only_unfinished: bool = False) -> Sequence[ConversationInfo]:
+        self._refuse_if_left()
+        infos = [
+            _info(conversation_id, log)
+            for conversation_id, log in sorted(self._store.logs().items())
+            if log.records and (log.is_unfinished or not only_unfinished)
+        ]
+        await anyio.lowlevel.checkpoint()
+        return infos
+
+    async def find_events(
+        self, conversation_id: str, event_ids: Sequence[str]
+    ) -> Mapping[str, int]:
+        self._refuse_if_left()
+        seqs = self._store.written_log(conversation_id).seq_by_event_id
+        found = {event_id: seqs[event_id] for event_id in event_ids if event_id in seqs}
+        await anyio.lowlevel.checkpoint()
+        return found
+
+    async def find_messages(
+        self, conversation_id: str, message_ids: Sequence[str]
+    ) -> Mapping[str, int]:
+        self._refuse_if_left()
+        seqs = self._store.written_log(conversation_id).seq_by_message_id
+        found = {message_id: seqs[message_id] for message_id in message_ids if message_id in seqs}
+        await anyio.lowlevel.checkpoint()
+        return found
+
+    async def reject(self, conversation_id: str, rejections: Sequence[Rejection]) -> None:
+        self._refuse_if_left()
+        oldest = self._ports.now() - self._rejection_age_s_max
+        log = self._store.log(conversation_id)
+        log.rejections = [kept for kept in (*log.rejections, *rejections) if kept.at >= oldest]
+        await anyio.lowlevel.checkpoint()
+
+    async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
+        self._refuse_if_left()
+        rejections = tuple(self._store.log(conversation_id).rejections)
+        await anyio.lowlevel.checkpoint()
+        return rejections
+
+    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
+        self._refuse_if_left()
+        log = self._store.written_log(conversation_id)
+        if not 1 <= snapshot.seq <= len(log.records):
+            raise InvariantViolation(
+                f"snapshot of conversation {conversation_id} at seq {snapshot.seq}, which has no "
+                "record; nothing was written"
+            )
+        check_snapshot_epoch(
+            conversation_id,
+            snapshot.seq,
+            epoch=epoch,
+            found_epoch=log.records[snapshot.seq - 1].epoch,
+            head=len(log.records),
+        )
+        log.snapshot = snapshot
+        await anyio.lowlevel.checkpoint()
+
+    async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
+        self._refuse_if_left()
+        snapshot = self._store.written_log(conversation_id).snapshot
+        await anyio.lowlevel.checkpoint()
+        return snapshot
+
+    async def fork(
+        self,
+        conversation_id: str,
+        fork_id: str,
+        *,
+        at: int,
+        records: Sequence[Record],
+        is_unfinished: bool,
+    ) -> Claim:
+        if not records:
+            raise ValueError("a fork without records of its own")
+        check_records(records)
+        self._refuse_if_left()
+        await check_new_name(self, fork_id)
+        parent = self._store.written_log(conversation_id)
+        if not 1 <= at <= len(parent.records):
+            raise RecordNotFound(conversation_id, at, len(parent.records))
+        child = self._store.log(fork_id)
+        if child.records:
+            ids = [record.event_id for record in child.records[at:]]
+            if ids[: len(records)] != [record.event_id for record in records]:
+                raise ConversationExists(fork_id, len(child.records))
+        else:
+            shared = parent.records[:at]
+            begun = _Log(max(child.epoch, parent.epoch) + 1, self, shared)
+            logs = ((parent, at), *parent.prefix)
+            bases = (*(upto for _, upto in parent.prefix), 0)
+            begun.prefix = tuple(
+                (log, min(upto, at))
+                for (log, upto), base in zip(logs, bases, strict=True)
+                if base < at
+            )
+            begun.seq_by_event_id = {record.event_id: record.seq for record in shared}
+            begun.seq_by_message_id = {
+                record.message_id: record.seq for record in shared if record.message_id is not None
+            }
+            events, messages = begun.known(records)
+            if events:
+                raise EventIdConflict(fork_id, events)
+            check_ids(fork_id, records, at + 1, messages)
+            begun.add(records, is_unfinished=is_unfinished, now=self._ports.now())
+            self._store.replace(fork_id, begun)
+            child = begun
+        claim = Claim(child.epoch, len(child.records))
+        await anyio.lowlevel.checkpoint()
+        return claim
+
+    async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
+        self._refuse_if_left()
+        log = self._store.written_log(conversation_id)
+        if epoch != log.epoch:
+            raise Fenced(
+                conversation_id,
+                epoch=epoch,
+                expected_seq=len(log.records) + 1,
+                found_epoch=log.epoch,
+                head=len(log.records),
+            )
+        needed = {
+            name: upto
+            for name, fork in sorted(self._store.logs().items())
+            for of, upto in fork.prefix
+            if of is log
+        }
+        deletion = Deletion(max(needed.values(), default=0), tuple(needed), is_erased=True)
+        self._store.replace(conversation_id, _Log(log.epoch + 1, self))
+        await anyio.lowlevel.checkpoint()
+        return deletion
+
+    async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
+        while len(self._store.log(conversation_id).records) == after:
+            await self._store.wait_for_move(conversation_id)
+
+    def _refuse_if_left(self) -> None:
+        if not self._is_entered:
+            raise JournalRefused("this memory journal is not open; nothing was done")
+
+
+def _info(conversation_id: str, log: _Log) -> ConversationInfo:
+    return ConversationInfo(
+        conversation_id, len(log.records), log.epoch, log.is_unfinished, log.updated_at
+    )

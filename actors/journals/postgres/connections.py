@@ -1,0 +1,172 @@
+"""Connections to PostgreSQL on which every wait has an end.
+
+Owns how this library connects, and the bounds of every wait: for the server to accept a connection,
+for a lock, for an answer, and for a peer that has gone silent. A job that is not answered in time
+loses its connection, so its outcome is unknown; a server that is still working on it gives it up a
+little earlier. A connection that was lost is made again, with a pause after each failure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import sql
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict
+
+from turnkeeper.runtime import Ports
+
+from ...errors import JournalUnavailable
+
+T = TypeVar("T")
+
+_LOCK_WAIT_S = 5.0
+_SERVER_SHARE = 0.8
+"""The server gives a statement up after this share of its job's bound, so that it can say so."""
+_RETRY_PAUSE_S_MIN = 0.05
+_RETRY_PAUSE_S_MAX = 5.0
+_PROBES_LOST_MAX = 3
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A connection that closes itself when a job has waited `answer_s` seconds for the server.
+
+    Used by one thread. The wait then raises `psycopg.OperationalError`, and `closed` is true.
+    """
+
+    _monotonic: Callable[[], float]
+    _answer_s = math.inf
+    _until = math.inf
+
+    def bound_jobs(self, answer_s: float, monotonic: Callable[[], float]) -> None:
+        """Set how long each job may wait, by this clock; the first one begins now."""
+        self._answer_s = answer_s
+        self._monotonic = monotonic
+        self.begin_job()
+
+    def begin_job(self) -> None:
+        """Count the bound from here: it is on all waits together, up to the next call."""
+        self._until = self._monotonic() + self._answer_s
+
+    def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401 - psycopg's own
+        """Wait for the server as psycopg does, within the bound of the job."""
+        return super().wait(self._bounded(gen), *args, **kwargs)
+
+    def _bounded(self, gen: PQGen[T]) -> PQGen[T]:
+        # psycopg sends 0 whenever its interval (0.1 s) has passed and nothing has come.
+        try:
+            waits_for = next(gen)
+            while True:
+                ready = yield waits_for
+                if not ready and self._monotonic() >= self._until:
+                    self.close()
+                    raise psycopg.OperationalError(
+                        f"the server has not answered within {self._answer_s:g} s"
+                    )
+                waits_for = gen.send(ready)
+        except StopIteration as done:
+            value: T = done.value
+            return value
+
+
+def connect(
+    conninfo: str,
+    schema: str,
+    *,
+    is_read_only: bool,
+    tcp_timeout_s: float,
+    answer_s: float,
+    ports: Ports,
+) -> BoundedConnection:
+    """Connect in autocommit mode, with a bound on every wait.
+
+    A process that stops must hold nothing, so no statement waits long for a lock, no transaction
+    idles, and a connection to a server that has gone is given up. Unless `is_read_only`, only a
+    server that takes writes is accepted: after a failover, the new primary among several hosts.
+    """
+    given = conninfo_to_dict(conninfo)
+    probe_s = answer_s / _PROBES_LOST_MAX
+    idle_s, interval_s = max(1, int(probe_s)), max(1, int(probe_s / _PROBES_LOST_MAX))
+    defaults = {
+        "keepalives": 1,
+        "keepalives_idle": idle_s,
+        "keepalives_interval": interval_s,
+        "keepalives_count": _PROBES_LOST_MAX,
+        "target_session_attrs": "any" if is_read_only else "read-write",
+    }
+    bounds = {
+        "connect_timeout": max(2, int(tcp_timeout_s)),
+        "tcp_user_timeout": int(tcp_timeout_s * 1000),
+        "options": " ".join(
+            (
+                str(given.get("options") or ""),
+                f"-c search_path={_quoted(schema)}",
+                f"-c lock_timeout={_milliseconds(_LOCK_WAIT_S)}",
+                f"-c statement_timeout={_milliseconds(answer_s * _SERVER_SHARE)}",
+                f"-c idle_in_transaction_session_timeout={_milliseconds(_LOCK_WAIT_S)}",
+                # A statement whose last message was lost holds its locks until the server finds
+                # out that its client has gone.
+                f"-c tcp_keepalives_idle={idle_s} -c tcp_keepalives_interval={interval_s}",
+                f"-c tcp_keepalives_count={_PROBES_LOST_MAX}",
+                f"-c tcp_user_timeout={_milliseconds(tcp_timeout_s)}",
+            )
+        ),
+    }
+    parameters: dict[str, Any] = {**defaults, **given, **bounds}
+    connection = BoundedConnection.connect(autocommit=True, prepare_threshold=1, **parameters)
+    connection.bound_jobs(answer_s, ports.monotonic)
+    return connection
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1000))  # 0 would be no bound
+
+
+def _quoted(schema: str) -> str:
+    # The value of a startup option: spaces and backslashes are escaped once more.
+    identifier = sql.Identifier(schema).as_string()
+    return identifier.replace("\\", "\\\\").replace(" ", "\\ ")
+
+
+class Link:
+    """A thread's connection, which is made again when it is lost. Used by that thread alone."""
+
+    def __init__(
+        self,
+        connect: Callable[[], BoundedConnection],
+        connection: BoundedConnection,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._connect = connect
+        self.connection = connection
+        self._monotonic = monotonic
+        self._retry_at = -math.inf
+        self._retry_pause_s = _RETRY_PAUSE_S_MIN
+        self._failure: Exception | None = None
+
+    def begin_job(self) -> None:
+        """Have a connection for the next job.
+
+        Raises `JournalUnavailable` if none can be made, and at once while the pause after the last
+        failure lasts. Each pause is twice the one before, up to 5 s.
+        """
+        if not self.connection.closed:
+            self.connection.begin_job()
+            return
+        if self._monotonic() >= self._retry_at:
+            try:
+                self.connection = self._connect()
+            except (psycopg.Error, OSError) as error:
+                self._failure = error
+                self._retry_at = self._monotonic() + self._retry_pause_s
+                self._retry_pause_s = min(self._retry_pause_s * 2, _RETRY_PAUSE_S_MAX)
+            else:
+                self._failure = None
+                self._retry_pause_s = _RETRY_PAUSE_S_MIN
+                return
+        raise JournalUnavailable(
+            f"no connection to the database: {self._failure}; nothing was written; try again"
+        ) from self._failure

@@ -1,0 +1,332 @@
+"""The journal in PostgreSQL: durable, fenced, and written by many processes at once.
+
+Needs psycopg 3 (`turnkeeper[postgres]`). While it is entered, the journal holds a lease: a row that
+says until when this process is alive, by the database's clock. A heartbeat renews it. Claiming a
+conversation whose owner holds a valid lease raises `OwnedElsewhere`. Leaving gives the lease back;
+a process that was killed or stopped loses it when it runs out. One thread writes the waiting
+appends of all conversations in one statement that checks each epoch, a second one reads, and a
+third keeps the lease and listens for other processes' commits. The event loop never waits for the
+database.
+
+Beyond the port's promises: a process that stops holds no transaction, so another can take over when
+its lease has run out, and no row of its epoch is written afterwards. A connection that breaks is
+made again with backoff; a job that was under way on it is `OutcomeUnknown`.
+
+The journal is as durable as the server: it does not turn `synchronous_commit` down, and with
+replicas that setting must include them if epochs are to survive a failover. Deleting puts text out
+of reach; autovacuum removes it from the server's files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import anyio
+
+from turnkeeper.runtime import Ports
+from turnkeeper.runtime.lowlevel import OneShot, thread_caller
+
+from ...errors import JournalRefused
+from ...journal import (
+    Claim,
+    Deletion,
+    Record,
+)
+from ..shared.database_journal import DatabaseJournal
+from ..shared.job_thread import Job, JobThread, Worker
+from ..shared.limits import check_new_name, check_records
+from ..shared.log_watch import LogWatch
+
+if TYPE_CHECKING:
+    from .connections import BoundedConnection
+    from .presence import Presence
+    from .reader import PostgresReader
+    from .writer import PostgresWriter
+
+T = TypeVar("T")
+
+_DAY_S = 86_400.0
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,50}")
+
+
+def _no_failpoint(_: str) -> None:
+    return
+
+
+_ANSWERS_MAX = 10
+"""More waits for the server than a thread can be in, one after the other, for one group."""
+
+
+def _ignore() -> None:
+    return
+
+
+class PostgresJournal(DatabaseJournal):
+    """`async with PostgresJournal("postgresql://…") as journal`, on asyncio or on trio."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        *,
+        schema: str = "turnkeeper",
+        read_only: bool = False,
+        address: str | None = None,
+        lease_s: float = 15.0,
+        tcp_timeout_s: float = 10.0,
+        stop_wait_s: float = 30.0,
+        poll_s: float = 5.0,
+        queued_events_max: int = 8_192,
+        queued_bytes_max: int = 64 << 20,
+        group_events_max: int = 512,  # more would leave the loop idle while it is written
+        group_bytes_max: int = 8 << 20,
+        active_conversations_max: int = 16_384,
+        rejection_age_s_max: float = 30 * _DAY_S,
+        ports: Ports | None = None,
+        failpoint: Callable[[str], None] = _no_failpoint,
+    ) -> None:
+        """Open nothing yet; entering does.
+
+        `address` names this process to those that are refused a conversation of its own.
+        `failpoint` is for tests: the writing thread calls it with "begin" before and "committed"
+        after each statement. Raises `ValueError` if `schema` is not a plain name.
+        """
+        if not _SCHEMA.fullmatch(schema):
+            raise ValueError(f"schema {schema!r}: a lower-case name of up to 51 characters")
+        self._conninfo = conninfo
+        self._schema = schema
+        self._is_read_only = read_only
+        self._address = address or f"process {os.getpid()} on {socket.gethostname()}"
+        self._lease_s = lease_s
+        self._tcp_timeout_s = tcp_timeout_s
+        self._stop_wait_s = stop_wait_s
+        self._active_conversations_max = active_conversations_max
+        self._rejection_age_s_max = rejection_age_s_max
+        self._ports = ports or Ports()
+        self._failpoint = failpoint
+        self._is_entered = False
+        self._presence: Presence | None = None
+        self._reading: PostgresReader | None = None
+        self._on_lease_loss: Callable[[], None] = _ignore
+        self._watch = LogWatch(self._heads, poll_s=poll_s)
+        thread = partial(
+            JobThread,
+            ports=self._ports,
+            queued_items_max=queued_events_max,
+            queued_bytes_max=queued_bytes_max,
+            stop_wait_s=stop_wait_s,
+            # The bounds on the connection end every wait long before a thread counts as hung.
+            answer_wait_s=_ANSWERS_MAX * (lease_s + tcp_timeout_s),
+        )
+        self._make_writer = partial(
+            thread,
+            f"writer of {schema}",
+            self._open_writer,
+            group_items_max=group_events_max,
+            group_bytes_max=group_bytes_max,
+        )
+        self._make_reader = partial(
+            thread,
+            f"reader of {schema}",
+            self._open_reader,
+            group_items_max=8,  # a group of reads is answered together; more would only wait
+            group_bytes_max=group_bytes_max,
+        )
+        self._writer = self._make_writer()
+        self._reader = self._make_reader()
+
+    async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise JournalRefused("this journal is already entered; nothing was done")
+        try:
+            import psycopg  # noqa: F401, PLC0415 - an extra
+        except ImportError as error:
+            raise JournalRefused(
+                "PostgreSQL needs psycopg 3, which is not installed; nothing was done; "
+                "install turnkeeper[postgres]"
+            ) from error
+        self._is_entered = True
+        try:
+            self._call_in_loop = thread_caller()
+            self._presence_ended: OneShot[None] = OneShot()
+            if not self._is_read_only:
+                await self._writer.start()
+            await self._reader.start()
+        except BaseException:
+            await self._leave()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._leave()
+
+    async def _leave(self) -> None:
+        await self._reader.stop()
+        await self._writer.stop()
+        presence, self._presence = self._presence, None
+        if presence is not None:
+            presence.stop()
+            # Shielded and bounded: a lease that cannot be given back runs out.
+            with anyio.move_on_after(self._stop_wait_s, shield=True):
+                await self._presence_ended.wait()
+        self._writer = self._make_writer()
+        self._reader = self._make_reader()
+        self._on_lease_loss = _ignore
+        self._is_entered = False
+
+    # --- the port ---------------------------------------------------------------------------------
+
+    def is_lease_valid(self, *, since: float | None = None) -> bool:
+        """True while no other process may have taken over this one's conversations."""
+        return (
+            not self._is_read_only
+            and self._presence is not None
+            and self._presence.is_lease_valid(since=since)
+        )
+
+    def watch_lease(self, on_loss: Callable[[], None]) -> None:
+        self._on_lease_loss = on_loss
+
+    @property
+    def lease_failure(self) -> BaseException | None:
+        """Why the lease is not being renewed: the last error; None while renewals succeed.
+
+        A health value: it stays set if the thread that renews the lease has ended, which only
+        leaving the journal and entering it again mends. Until then all writes are refused with
+        `JournalUnavailable`.
+        """
+        return None if self._presence is None else self._presence.failure
+
+    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+        from .writer import Claiming  # noqa: PLC0415 - needs psycopg
+
+        await check_new_name(self, conversation_id)
+        return await self._submit(Claiming(conversation_id, takeover=takeover))
+
+    async def fork(
+        self,
+        conversation_id: str,
+        fork_id: str,
+        *,
+        at: int,
+        records: Sequence[Record],
+        is_unfinished: bool,
+    ) -> Claim:
+        if not records:
+            raise ValueError("a fork without records of its own")
+        check_records(records)
+        await check_new_name(self, fork_id)
+        return await self._change(
+            lambda writer: writer.fork(
+                conversation_id, fork_id, at, records, is_unfinished=is_unfinished
+            )
+        )
+
+    async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
+        """Delete a conversation; its text leaves the server's files with the next vacuum."""
+        kept, forks = await self._change(lambda writer: writer.delete(conversation_id, epoch))
+        return Deletion(kept, forks, is_erased=False)
+
+    async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
+        """Return when a log does not end at `after`; woken by each commit, else by polling."""
+        if self._presence is None:
+            self._presence = self._make_presence()
+            self._presence.start()
+        self._presence.listen()
+        await self._watch.wait(conversation_id, after)
+
+    # --- the threads ------------------------------------------------------------------------------
+
+    def _submit(self, job: Job[T]) -> OneShot[T]:
+        if self._is_read_only:
+            raise JournalRefused(f"schema {self._schema} is open read-only; nothing was written")
+        if self._presence is not None:
+            # Refused at once, and not behind a statement that the database does not answer.
+            self._presence.check()
+        return self._writer.submit(job)
+
+    async def _change(self, apply: Callable[[PostgresWriter], T], size: int = 0) -> T:
+        from .writer import Change  # noqa: PLC0415 - needs psycopg
+
+        return await self._submit(Change(apply, size))
+
+    async def _read(self, apply: Callable[[PostgresReader], T]) -> T:
+        from .reader import Read  # noqa: PLC0415 - needs psycopg
+
+        return await self._reader.do(Read(apply))
+
+    def _connect(self, *, answer_s: float | None = None) -> BoundedConnection:
+        from .connections import connect  # noqa: PLC0415 - needs psycopg
+
+        return connect(
+            self._conninfo,
+            self._schema,
+            is_read_only=self._is_read_only,
+            tcp_timeout_s=min(self._tcp_timeout_s, answer_s or self._tcp_timeout_s),
+            answer_s=answer_s or self._lease_s,
+            ports=self._ports,
+        )
+
+    def _open_writer(self) -> Worker:
+        from .connections import Link  # noqa: PLC0415 - needs psycopg
+        from .schema import bring_up_to_date, refusal  # noqa: PLC0415 - needs psycopg
+        from .writer import PostgresWriter  # noqa: PLC0415 - needs psycopg
+
+        presence = self._make_presence()
+        with refusal(self._schema), ExitStack() as opened:
+            connection = opened.enter_context(closing(self._connect()))
+            bring_up_to_date(connection, self._schema)
+            presence.register(connection)
+            presence.start()
+            opened.pop_all()
+        self._presence = presence
+        return PostgresWriter(
+            Link(self._connect, connection, self._ports.monotonic),
+            presence,
+            schema=self._schema,
+            ports=self._ports,
+            failpoint=self._failpoint,
+            on_demoted=self._leave_demoted_server,
+            tails_max=self._active_conversations_max,
+            rejection_age_s_max=self._rejection_age_s_max,
+        )
+
+    def _make_presence(self) -> Presence:
+        from .presence import RENEWALS_PER_LEASE, Presence  # noqa: PLC0415 - needs psycopg
+
+        return Presence(
+            # A renewal that is not answered is sent again on another connection in time.
+            partial(self._connect, answer_s=self._lease_s / RENEWALS_PER_LEASE),
+            node=self._ports.random.getrandbits(62),
+            address=self._address,
+            lease_s=self._lease_s,
+            ports=self._ports,
+            on_notify=partial(self._call_in_loop, self._watch.call),
+            on_lease_loss=partial(self._call_in_loop, self._tell_lease_loss),
+            on_demoted=self._leave_demoted_server,
+            on_ended=partial(self._call_in_loop, partial(self._presence_ended.set, None)),
+        )
+
+    def _tell_lease_loss(self) -> None:
+        self._on_lease_loss()
+
+    def _leave_demoted_server(self) -> None:
+        """Have the reader connect again; called in the threads that write, which know."""
+        if self._reading is not None and not self._is_read_only:
+            self._reading.leave_server()
+
+    def _open_reader(self) -> Worker:
+        from .reader import PostgresReader  # noqa: PLC0415 - needs psycopg
+        from .schema import check_version, refusal  # noqa: PLC0415 - needs psycopg
+
+        with refusal(self._schema):
+            if self._is_read_only:
+                with self._connect() as connection:
+                    check_version(connection, self._schema)
+            self._reading = PostgresReader(self._connect, self._ports.monotonic)
+            return self._reading

@@ -1,0 +1,148 @@
+"""Finding the records of a log in PostgreSQL, and checking them.
+
+As in the SQLite file, a conversation's row says where its log ends, a fork's prefix stays in the
+logs that it was forked from, and each record is checked against the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from ...errors import CorruptLog
+from ...journal import StoredRecord
+from ..shared.record_chain import first_mark, log_number, next_mark
+
+
+@dataclass(slots=True)
+class Tail:
+    """A conversation's row: the end of its log, and its owner."""
+
+    number: int
+    name: str
+    incarnation: int
+    log: int
+    owner: int | None
+    epoch: int
+    head: int
+    tip: int
+    forked_at: int
+    is_unfinished: bool
+    updated_us: int
+    prefix: tuple[tuple[int, int], ...] = ()
+    """The logs that hold a fork's prefix, nearest first, each with the prefix's last seq in it."""
+
+    def parts(self, after: int, upto: int) -> list[tuple[int, int, int]]:
+        """Return the logs that hold the records above `after` up to `upto`: log, above, up to."""
+        parts = []
+        bases = (*(seq for _, seq in self.prefix), 0)
+        for (log, last), base in zip(((self.log, self.head), *self.prefix), bases, strict=True):
+            above, below = max(after, base), min(upto, last)
+            if above < below:
+                parts.append((log, above, below))
+        return parts
+
+    def log_of(self, seq: int) -> int:
+        """Return the log that holds the record at `seq`."""
+        return self.parts(seq - 1, seq)[0][0]
+
+
+def empty_tail(name: str, incarnation: int) -> Tail:
+    log = log_number(name, incarnation)
+    return Tail(0, name, incarnation, log, None, 0, 0, first_mark(log), 0, False, 0)
+
+
+def read_tail(connection: psycopg.Connection[Any], name: str, *, and_lock: str = "") -> Tail | None:
+    """Read a conversation's row; `and_lock` is the statement's locking clause."""
+    statement = f"SELECT * FROM conversation WHERE name = %s {and_lock}"  # noqa: S608 - our own text
+    row = connection.execute(statement.encode(), (name,)).fetchone()
+    return None if row is None else with_prefix(connection, tail_of_row(row))
+
+
+def tail_of_row(row: Sequence[Any]) -> Tail:
+    return Tail(*row)
+
+
+def with_prefix(connection: psycopg.Connection[Any], tail: Tail) -> Tail:
+    if tail.forked_at:
+        tail.prefix = tuple(
+            connection.execute(
+                """
+                WITH RECURSIVE prefix AS (
+                    SELECT parent, seq FROM fork WHERE log = %s
+                    UNION ALL
+                    SELECT f.parent, f.seq FROM fork f JOIN prefix p ON f.log = p.parent
+                )
+                SELECT parent, seq FROM prefix ORDER BY seq DESC
+                """,
+                (tail.log,),
+            ).fetchall()
+        )
+        if not tail.prefix or tail.prefix[0][1] != tail.forked_at:
+            raise CorruptLog(tail.name, tail.forked_at, "the log it was forked from is missing")
+    return tail
+
+
+def read_records(
+    connection: psycopg.Connection[Any], tail: Tail, after: int, upto: int
+) -> list[StoredRecord]:
+    """Read the records above `after` up to `upto` inclusive; check each against its predecessor.
+
+    Raises `CorruptLog` at the first record that is missing or differs from the one written.
+    """
+    mark = first_mark(tail.parts(0, 1)[0][0]) if not after else find_mark(connection, tail, after)
+    if mark is None:
+        raise CorruptLog(tail.name, after, "the record is missing")
+    records: list[StoredRecord] = []
+    seq = after
+    for log, above, below in reversed(tail.parts(after, upto)):
+        rows = connection.execute(
+            "SELECT seq, epoch, event_id, kind, message_id, mark, payload FROM event "
+            "WHERE log = %s AND seq > %s AND seq <= %s ORDER BY seq",
+            (log, above, below),
+            binary=True,
+        )
+        for found_seq, epoch, event_id, kind, message_id, found, payload in rows:
+            seq += 1
+            mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
+            if found_seq != seq or found != mark:
+                raise CorruptLog(tail.name, seq, "the record is missing or was changed")
+            records.append(StoredRecord(seq, epoch, event_id, kind, payload, message_id))
+        if seq != below:
+            raise CorruptLog(tail.name, seq + 1, "the record is missing")
+    if upto == tail.head and mark != tail.tip:
+        raise CorruptLog(tail.name, upto, "the last record was changed")
+    return records
+
+
+def find_mark(connection: psycopg.Connection[Any], tail: Tail, seq: int) -> int | None:
+    """Return the mark of the record at `seq`; None if the log has no such record."""
+    if not 1 <= seq <= tail.head:
+        return None
+    row = connection.execute(
+        "SELECT mark FROM event WHERE log = %s AND seq = %s", (tail.log_of(seq), seq)
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def find_ids(
+    connection: psycopg.Connection[Any], column: str, tail: Tail, ids: Iterable[str]
+) -> dict[str, int]:
+    """Return the seqs of those event ids or message ids (`column`) that the log has."""
+    wanted = list(ids)
+    if not wanted:
+        return {}
+    logs = ((tail.log, tail.head), *tail.prefix)
+    statement = f"""
+        SELECT e.{column}, e.seq FROM event e
+        JOIN unnest(%s::bigint[], %s::bigint[]) AS l(log, upto) USING (log)
+        WHERE e.{column} = ANY(%s) AND e.seq <= l.upto
+    """  # noqa: S608 - our own names
+    rows = connection.execute(
+        statement.encode(),
+        ([log for log, _ in logs], [upto for _, upto in logs], wanted),
+    ).fetchall()
+    return dict(rows)

@@ -1,0 +1,254 @@
+"""A process's lease, and its LISTEN connection.
+
+Owns the node's row, one connection, and one thread. The thread renews the row's lease three times
+within its length. Rivals judge the lease by the database's clock. This process judges it by its
+own monotonic clock, counted from before the renewal was sent and less a margin, so it gives up
+before a rival may take over. The lease is politeness: the epoch in every append is what makes two
+writers impossible.
+
+The thread is also the first to know that the lease has run out, or that it had when it was renewed,
+and says so. No error ends it: it logs the error and connects again. If it does end, the lease ends
+with it, and `check` says why.
+
+The same connection listens for other processes' commits, once a reader here waits for one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from turnkeeper.runtime import Ports
+from turnkeeper.runtime.lowlevel import Logger
+
+from ...errors import JournalUnavailable
+from .connections import BoundedConnection
+
+_log = Logger("turnkeeper.actors.journals")
+
+RENEWALS_PER_LEASE = 3
+_MARGIN = 0.2
+_RETRY_PAUSE_S_MIN = 0.1
+_KEPT_NODES_S = 86_400
+CHANNEL = "turnkeeper"
+
+# poll() has no limit on the number of a file, as select() has, and needs no file of its own.
+_Selector: type[selectors.BaseSelector] = getattr(
+    selectors, "PollSelector", selectors.DefaultSelector
+)
+
+_RENEW = """
+    INSERT INTO node VALUES
+        (%(node)s, %(address)s, clock_timestamp() + %(lease_s)s * interval '1 second', %(listens)s)
+    ON CONFLICT (id) DO UPDATE SET
+        lease_until = excluded.lease_until, is_listening = excluded.is_listening
+    RETURNING xmax = 0  -- true if the row was not there
+"""
+
+
+class Presence:
+    """`start` starts its thread; every other method may be called from any thread."""
+
+    def __init__(
+        self,
+        connect: Callable[[], BoundedConnection],
+        *,
+        node: int,
+        address: str,
+        lease_s: float,
+        ports: Ports,
+        on_notify: Callable[[], None],
+        on_lease_loss: Callable[[], None],
+        on_demoted: Callable[[], None],
+        on_ended: Callable[[], None],
+    ) -> None:
+        """Start nothing yet. The callbacks are called in the thread.
+
+        `on_notify`: another process may have written. `on_lease_loss`: the lease has run out, or
+        had run out before it was renewed. `on_demoted`: the server takes no writes any more.
+        `on_ended`: the thread does nothing after this.
+        """
+        self._connect = connect
+        self.node = node
+        self._address = address
+        self._lease_s = lease_s
+        self._ports = ports
+        self._on_notify = on_notify
+        self._on_lease_loss = on_lease_loss
+        self._on_demoted = on_demoted
+        self._on_ended = on_ended
+        # Written by the presence thread alone, read by all: a float is replaced as a whole.
+        self._valid_until = 0.0
+        self._unbroken_since = 0.0
+        self._asked_at = 0.0
+        self._failure: BaseException | None = None
+        self._is_loss_told = False
+        self._retry_pause_s = _RETRY_PAUSE_S_MIN
+        self._is_listening = False
+        self._is_stopping = False
+        self._has_ended = False
+
+    def is_lease_valid(self, *, since: float | None = None) -> bool:
+        """True if no rival may have taken over by now; with `since`, at any time since then."""
+        is_valid = self._ports.monotonic() < self._valid_until
+        return is_valid and (since is None or self._unbroken_since <= since)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The last renewal's error, or the error that ended the thread; None while all is well."""
+        return self._failure
+
+    def check(self) -> None:
+        """Raise `JournalUnavailable` if the lease has run out, and say why it was not renewed."""
+        if self.is_lease_valid():
+            return
+        reason = "this process stood still" if self._failure is None else repr(self._failure)
+        what_to_do = (
+            "its thread has ended: leave the journal and enter it again"
+            if self._has_ended
+            else "try again; it is renewed as soon as the database answers"
+        )
+        raise JournalUnavailable(
+            f"the lease of {self._address} has run out: {reason}; nothing was written; {what_to_do}"
+        ) from self._failure
+
+    def register(self, connection: psycopg.Connection[Any]) -> None:
+        """Make the first renewal, on the connection of the thread that opens the journal."""
+        connection.execute(
+            "DELETE FROM node WHERE lease_until < clock_timestamp() - %s * interval '1 second'",
+            (_KEPT_NODES_S,),
+        )
+        self._renew(connection)
+
+    def start(self) -> None:
+        self._wake, self._woken = socket.socketpair()
+        # A send must not wait: what is in the buffer already wakes the thread.
+        self._wake.setblocking(False)
+        self._ports.start_thread(f"presence of {self._address}", self._run)
+
+    def listen(self) -> None:
+        """Begin soon to call `on_notify` after each commit of another process."""
+        if not self._is_listening:
+            self._is_listening = True
+            self._call()
+
+    def stop(self) -> None:
+        """Give the lease back, so that rivals need not wait for its end; then call `on_ended`."""
+        self._is_stopping = True
+        self._call()
+
+    def _call(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended already, or is being woken
+            self._wake.send(b"!")
+
+    def _renew(self, connection: psycopg.Connection[Any]) -> bool:
+        """Renew the lease; return False if it had run out by then, or a rival had ended it."""
+        asked_at = self._ports.monotonic()
+        row = connection.execute(
+            _RENEW,
+            {
+                "node": self.node,
+                "address": self._address,
+                "lease_s": self._lease_s,
+                "listens": self._is_listening,
+            },
+        ).fetchone()
+        answered_at = self._ports.monotonic()
+        was_gone = row is None or row[0]
+        is_unbroken = answered_at < self._valid_until and not was_gone
+        if not is_unbroken:
+            # It ended some time before this: a rival may own what was claimed under it.
+            self._unbroken_since = answered_at
+        self._asked_at = asked_at
+        self._valid_until = asked_at + self._lease_s * (1 - _MARGIN)
+        return is_unbroken
+
+    # --- in the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                try:
+                    with contextlib.closing(self._connect()) as connection:
+                        self._serve(connection)
+                except (psycopg.Error, OSError) as error:
+                    # The server is away. If it stays away, the lease runs out by itself.
+                    self._fail(error)
+                    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+                        self._on_demoted()
+                except Exception as error:  # noqa: BLE001 - it must not end the lease
+                    _log.error("lease not renewed", error=type(error).__name__, node=self._address)
+                    self._fail(error)
+        except BaseException as error:  # noqa: BLE001 - the thread ends; `check` tells of it
+            self._failure = error
+            _log.error("lease thread ended", error=type(error).__name__, node=self._address)
+        finally:
+            self._has_ended = True
+            self._valid_until = 0.0
+            self._wake.close()
+            self._woken.close()
+            if not self._is_stopping:
+                self._on_lease_loss()
+            self._on_ended()
+
+    def _fail(self, error: Exception) -> None:
+        """Pause before the next try, and tell if the lease runs out meanwhile."""
+        self._failure = error
+        pause_s, longest_s = self._retry_pause_s, self._lease_s / RENEWALS_PER_LEASE
+        self._retry_pause_s = min(pause_s * 2, longest_s)
+        self._tell_if_lost()
+        if not self._is_stopping:
+            self._wait_for_call(pause_s)
+        self._tell_if_lost()
+
+    def _tell_if_lost(self) -> None:
+        if not self._is_loss_told and not self.is_lease_valid():
+            self._is_loss_told = True
+            self._on_lease_loss()
+
+    def _serve(self, connection: BoundedConnection) -> None:
+        is_listening = False
+        while not self._is_stopping:
+            connection.begin_job()
+            begins = self._is_listening and not is_listening
+            if begins:
+                connection.execute(f"LISTEN {CHANNEL}")
+                is_listening = True
+            if not self._renew(connection):
+                self._on_lease_loss()
+            self._failure = None
+            self._is_loss_told = False
+            self._retry_pause_s = _RETRY_PAUSE_S_MIN
+            if begins:
+                self._on_notify()  # for commits made before other processes knew that we listen
+            self._wait(connection)
+            if begins:
+                self._on_notify()  # and for those that were under way just then
+        connection.begin_job()
+        connection.execute("DELETE FROM node WHERE id = %s", (self.node,))
+
+    def _wait(self, connection: BoundedConnection) -> None:
+        """Wait until it is time to renew or this process calls; hand notifications on."""
+        # From when it was asked for: a process that stood still meanwhile renews at once.
+        until = self._asked_at + self._lease_s / RENEWALS_PER_LEASE
+        while (left := until - self._ports.monotonic()) > 0 and not self._is_stopping:
+            for _ in connection.notifies(timeout=0):  # including those that came with an answer
+                self._on_notify()
+            if self._wait_for_call(left, connection):
+                return
+
+    def _wait_for_call(self, seconds: float, *others: BoundedConnection) -> bool:
+        """Wait that long, or until this process calls or a connection has something to read."""
+        watched: list[socket.socket | BoundedConnection] = [self._woken, *others]
+        with _Selector() as selector:
+            for one in watched:
+                selector.register(one, selectors.EVENT_READ)
+            is_called = any(key.fileobj is self._woken for key, _ in selector.select(seconds))
+        if is_called:
+            self._woken.recv(64)
+        return is_called

@@ -1,0 +1,156 @@
+"""Reads from PostgreSQL, which need no ownership.
+
+Owns the reading connection; runs in a thread of its own. Each read is one read-only transaction
+over a single snapshot of the database. The next read replaces a connection that broke.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import psycopg
+
+from turnkeeper.runtime import InvariantViolation, TurnkeeperError
+
+from ...errors import ConversationNotFound, JournalUnavailable
+from ...journal import ConversationInfo, Rejection, Snapshot, StoredRecord
+from ..shared.job_thread import Job
+from ..shared.record_chain import log_number, seal
+from .connections import BoundedConnection, Link
+from .log import Tail, find_ids, find_mark, read_records, read_tail
+from .schema import UNENCODABLE, unencodable
+
+T = TypeVar("T")
+
+
+class Read(Job[T]):
+    """A job for the reader's thread."""
+
+    __slots__ = ("apply",)
+
+    def __init__(self, apply: Callable[[PostgresReader], T]) -> None:
+        super().__init__()
+        self.apply = apply
+
+
+class PostgresReader:
+    """A `Worker` that does `Read` jobs."""
+
+    def __init__(
+        self, connect: Callable[[], BoundedConnection], monotonic: Callable[[], float]
+    ) -> None:
+        def connect_for_reading() -> BoundedConnection:
+            connection = connect()
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
+            return connection
+
+        self._link = Link(connect_for_reading, connect_for_reading(), monotonic)
+        # Set in any thread, cleared in this one.
+        self._is_server_demoted = False
+
+    @property
+    def _connection(self) -> BoundedConnection:
+        return self._link.connection
+
+    def leave_server(self) -> None:
+        """Connect again before the next read: the server was found to be a standby.
+
+        Reads from it would go on to succeed, and lack what the new primary has. Thread-safe.
+        """
+        self._is_server_demoted = True
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def work(self, jobs: Sequence[Job[object]]) -> None:
+        for job in jobs:
+            assert isinstance(job, Read)
+            if self._is_server_demoted:
+                self._is_server_demoted = False
+                self._connection.close()
+            try:
+                self._link.begin_job()
+                with self._connection.transaction():
+                    job.settle(job.apply(self))
+                if self._connection.closed:
+                    # psycopg does not raise when it leaves a transaction whose connection is gone.
+                    raise psycopg.OperationalError("the connection was closed")
+            except TurnkeeperError as error:
+                job.refuse(error)
+            except UNENCODABLE as error:
+                job.refuse(unencodable(error))
+            except psycopg.Error as error:
+                outcome = JournalUnavailable(f"reading the database failed: {error}; try again")
+                outcome.__cause__ = error
+                job.refuse(outcome)
+            except Exception as error:  # noqa: BLE001 - handed to the caller
+                bug = InvariantViolation(f"the journal cannot read for this call: {error!r}")
+                bug.__cause__ = error
+                job.refuse(bug)
+
+    def read(self, name: str, after: int, limit: int) -> Sequence[StoredRecord]:
+        tail = self._tail(name)
+        upto = min(after + limit, tail.head)
+        return read_records(self._connection, tail, after, upto) if upto > after else []
+
+    def heads(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Return the seq at which each of these logs ends; a missing log is left out."""
+        rows = self._connection.execute(
+            "SELECT name, head FROM conversation WHERE name = ANY(%s)", (list(names),)
+        )
+        return dict(rows.fetchall())
+
+    def info(self, name: str) -> ConversationInfo:
+        tail = self._tail(name)
+        return ConversationInfo(
+            tail.name, tail.head, tail.epoch, tail.is_unfinished, tail.updated_us / 1_000_000
+        )
+
+    def list(self, *, only_unfinished: bool) -> Sequence[ConversationInfo]:
+        rows = self._connection.execute(
+            "SELECT name, head, epoch, is_unfinished, updated_us FROM conversation "
+            "WHERE head > 0 AND (is_unfinished OR NOT %s)",
+            (only_unfinished,),
+        )
+        infos = [
+            ConversationInfo(name, head, epoch, is_unfinished, updated_us / 1_000_000)
+            for name, head, epoch, is_unfinished, updated_us in rows
+        ]
+        return sorted(infos, key=lambda info: info.conversation_id)
+
+    def find_events(self, name: str, event_ids: Sequence[str]) -> Mapping[str, int]:
+        return find_ids(self._connection, "event_id", self._tail(name), event_ids)
+
+    def find_messages(self, name: str, message_ids: Sequence[str]) -> Mapping[str, int]:
+        return find_ids(self._connection, "message_id", self._tail(name), message_ids)
+
+    def rejections(self, name: str) -> Sequence[Rejection]:
+        tail = read_tail(self._connection, name)
+        rows = self._connection.execute(
+            "SELECT at, violation, reason, payload FROM rejection WHERE log = %s ORDER BY at, id",
+            (tail.log if tail else log_number(name, 0),),
+        )
+        return [Rejection(*row) for row in rows]
+
+    def read_snapshot(self, name: str) -> Snapshot | None:
+        """Return the snapshot if it is whole and its log still has the record at its seq."""
+        tail = self._tail(name)
+        row = self._connection.execute(
+            "SELECT seq, version, tip, payload, seal FROM snapshot WHERE log = %s", (tail.log,)
+        ).fetchone()
+        if row is None:
+            return None
+        seq, version, tip, payload, found = row
+        if seal(tail.log, seq, version, tip, content=payload) != found:
+            return None
+        if find_mark(self._connection, tail, seq) != tip:
+            return None
+        return Snapshot(seq, version, payload)
+
+    def _tail(self, name: str) -> Tail:
+        tail = read_tail(self._connection, name)
+        if tail is None or not tail.head:
+            raise ConversationNotFound(name)
+        return tail

@@ -1,0 +1,168 @@
+"""The tables in PostgreSQL, and their migrations.
+
+Owns one schema of the database (`turnkeeper` by default), which the library makes and migrates
+under an advisory lock. A conversation's row says where its log ends and which node owns it. A
+node's row says until when that process is alive, by the database's clock.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from ...errors import InvalidInput, JournalRefused, JournalUnavailable
+
+# The statements at [n - 1] lead from version n - 1 to n. A published entry is never edited.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE node (                 -- a process that owns, or listens
+        id bigint PRIMARY KEY,
+        address text NOT NULL,
+        lease_until timestamptz NOT NULL,
+        is_listening boolean NOT NULL
+    );
+
+    CREATE TABLE conversation (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        name text NOT NULL UNIQUE,
+        incarnation bigint NOT NULL,    -- how often the name was deleted
+        log bigint NOT NULL UNIQUE,     -- log_number(name, incarnation)
+        owner bigint,                   -- a node; one that is not there counts as gone
+        epoch bigint NOT NULL,
+        head bigint NOT NULL,
+        tip bigint NOT NULL,            -- the mark of the record at head
+        forked_at bigint NOT NULL,      -- up to here it is its parent's log; 0 if it is no fork
+        is_unfinished boolean NOT NULL,
+        updated_us bigint NOT NULL
+    ) WITH (fillfactor = 70);           -- updated with each append, in place
+    CREATE INDEX unfinished ON conversation (name) WHERE is_unfinished;
+
+    CREATE TABLE event (
+        log bigint NOT NULL,
+        seq bigint NOT NULL,
+        epoch bigint NOT NULL,
+        event_id text NOT NULL,
+        kind text NOT NULL,
+        message_id text,
+        mark bigint NOT NULL,           -- checksum over the record and the mark before it
+        payload bytea NOT NULL,
+        PRIMARY KEY (log, seq)
+    );
+    -- The id first: ids are time-ordered, so this one grows at its end.
+    CREATE UNIQUE INDEX event_id ON event (event_id, log);
+    CREATE UNIQUE INDEX message_id ON event (message_id, log) WHERE message_id IS NOT NULL;
+
+    CREATE TABLE fork (
+        log bigint PRIMARY KEY,
+        parent bigint NOT NULL,         -- the log that has the record at seq
+        seq bigint NOT NULL
+    );
+    CREATE INDEX fork_of ON fork (parent);
+
+    CREATE TABLE snapshot (
+        log bigint PRIMARY KEY,
+        seq bigint NOT NULL,
+        version text NOT NULL,
+        tip bigint NOT NULL,            -- the mark of the record at seq
+        payload bytea NOT NULL,
+        seal bigint NOT NULL
+    );
+
+    CREATE TABLE rejection (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        log bigint NOT NULL,
+        at double precision NOT NULL,
+        violation text NOT NULL,
+        reason text NOT NULL,
+        payload bytea NOT NULL
+    );
+    CREATE INDEX rejection_of ON rejection (log);
+    CREATE INDEX rejection_at ON rejection (at);
+    """,
+)
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
+# PostgreSQL has no text with a NUL or with half of a surrogate pair.
+UNENCODABLE = (psycopg.DataError, UnicodeError)
+
+
+@contextmanager
+def refusal(schema: str) -> Iterator[None]:
+    """Raise the database's errors as the journal's own while a journal is opened."""
+    try:
+        yield
+    except (
+        psycopg.OperationalError,
+        psycopg.InterfaceError,
+        psycopg.errors.ReadOnlySqlTransaction,  # a failover is under way
+        OSError,
+    ) as error:
+        raise JournalUnavailable(
+            f"the database cannot be reached: {error}; nothing was changed; try again"
+        ) from error
+    except psycopg.Error as error:
+        raise JournalRefused(
+            f"schema {schema} cannot be used: {error}; nothing was changed"
+        ) from error
+
+
+def unencodable(error: Exception) -> InvalidInput:
+    """Return what the caller sees of one of the errors in `UNENCODABLE`."""
+    outcome = InvalidInput(
+        f"PostgreSQL has no text for an id or a name in this call: {error}; nothing was written; "
+        "use ids without NUL and without lone surrogates"
+    )
+    outcome.__cause__ = error
+    return outcome
+
+
+def schema_number(schema: str) -> int:
+    """Return the key of the advisory lock that serializes a schema's rare changes."""
+    return zlib.crc32(f"turnkeeper\0{schema}".encode())
+
+
+def bring_up_to_date(connection: psycopg.Connection[Any], schema: str) -> None:
+    """Make or migrate the tables. Raises `JournalRefused` if they are newer than this code."""
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema_number(schema),))
+        connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        connection.execute("CREATE TABLE IF NOT EXISTS journal (version integer NOT NULL)")
+        version = _version(connection, schema)
+        if version == SCHEMA_VERSION:
+            return
+        for script in MIGRATIONS[version:]:
+            connection.execute(script.encode())
+        connection.execute("DELETE FROM journal")
+        connection.execute("INSERT INTO journal VALUES (%s)", (SCHEMA_VERSION,))
+
+
+def check_version(connection: psycopg.Connection[Any], schema: str) -> None:
+    """Raise `JournalRefused` unless this code can read the tables; change nothing."""
+    try:
+        version = _version(connection, schema)
+    except psycopg.errors.UndefinedTable:
+        version = 0
+    if not version:
+        raise JournalRefused(f"no journal in schema {schema}; nothing was created")
+    if version < SCHEMA_VERSION:
+        raise JournalRefused(
+            f"schema {schema} has version {version}, and this code reads {SCHEMA_VERSION}; nothing "
+            "was changed; open it once for writing to bring it up to date"
+        )
+
+
+def _version(connection: psycopg.Connection[Any], schema: str) -> int:
+    row = connection.execute("SELECT max(version) FROM journal").fetchone()
+    version = int(row[0] or 0) if row else 0
+    if version > SCHEMA_VERSION:
+        raise JournalRefused(
+            f"schema {schema} has version {version}, and this code knows 1 to {SCHEMA_VERSION}; "
+            "nothing was changed; use a newer turnkeeper"
+        )
+    return version

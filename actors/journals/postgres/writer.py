@@ -1,0 +1,701 @@
+"""Writes to PostgreSQL: one statement for the waiting appends of all conversations.
+
+Owns the writing connection; runs in one thread. A group of appends is one autocommit statement that
+moves the tails and inserts the events. The statement itself checks the epoch and head of each
+conversation, so a process that is stopped holds no transaction. It leaves a conversation alone if
+its tail is not where it was expected; the writer then tries that conversation's appends one by one,
+and the whole group if the log already has an id in it. The claims of a group are one statement too.
+
+The tails kept in memory are hints, which the statement checks. If the server reports an error,
+nothing was written. If the connection broke, the outcome is unknown; the next group makes a new
+connection, or is refused at once while none can be made.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, TypeVar, cast
+
+import psycopg
+
+from turnkeeper.runtime import InvariantViolation, Ports, TurnkeeperError
+
+from ...errors import (
+    ConversationExists,
+    ConversationNotFound,
+    EventIdConflict,
+    Fenced,
+    JournalOutcomeUnknown,
+    JournalUnavailable,
+    OwnedElsewhere,
+    RecordNotFound,
+)
+from ...journal import Claim, Record, Rejection, Snapshot
+from ..shared.append_rules import Append, check_append, check_ids, check_snapshot_epoch
+from ..shared.job_thread import Job
+from ..shared.record_chain import log_number, next_mark, seal
+from .connections import BoundedConnection, Link
+from .log import (
+    Tail,
+    empty_tail,
+    find_ids,
+    find_mark,
+    read_tail,
+    tail_of_row,
+    with_prefix,
+)
+from .presence import CHANNEL, Presence
+from .schema import UNENCODABLE, schema_number, unencodable
+
+T = TypeVar("T")
+
+_RACES_MAX = 3
+
+
+# At most one notification for each commit, and none while no process listens.
+_NOTIFY = f"""
+    SELECT count(pg_notify('{CHANNEL}', '')) FROM (
+        SELECT FROM node WHERE is_listening AND lease_until > clock_timestamp() LIMIT 1
+    ) AS listener
+"""  # noqa: S608 - our own text
+
+_APPEND = f"""
+    WITH moving AS (
+        SELECT * FROM unnest(
+            %(ids)s::bigint[], %(epochs)s::bigint[], %(heads_before)s::bigint[],
+            %(heads)s::bigint[], %(tips)s::bigint[], %(unfinished)s::boolean[]
+        ) AS m(id, epoch, head_before, head, tip, is_unfinished)
+    ), moved AS (
+        UPDATE conversation c SET
+            head = m.head, tip = m.tip, is_unfinished = m.is_unfinished, updated_us = %(now_us)s
+        FROM moving m WHERE c.id = m.id AND c.epoch = m.epoch AND c.head = m.head_before
+        RETURNING c.id, c.log
+    ), written AS (
+        INSERT INTO event (log, seq, epoch, event_id, kind, message_id, mark, payload)
+        SELECT e.* FROM unnest(
+            %(logs)s::bigint[], %(seqs)s::bigint[], %(event_epochs)s::bigint[],
+            %(event_ids)b::text[], %(kinds)b::text[], %(message_ids)b::text[],
+            %(marks)s::bigint[], %(payloads)b::bytea[]
+        ) AS e(log, seq, epoch, event_id, kind, message_id, mark, payload)
+        WHERE e.log IN (SELECT log FROM moved)
+    )
+    SELECT id, ({_NOTIFY}) FROM moved
+"""  # noqa: S608 - our own text
+
+_CLAIM = """
+    INSERT INTO conversation AS c (name, incarnation, log, owner, epoch, head, tip, forked_at,
+                                   is_unfinished, updated_us)
+    SELECT n.name, 0, n.log, %(node)s, 1, 0, n.tip, 0, false, %(now_us)s
+    FROM unnest(%(names)b::text[], %(logs)s::bigint[], %(tips)s::bigint[]) AS n(name, log, tip)
+    ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, epoch = c.epoch + 1
+    WHERE %(takeover)s OR c.owner IS NULL OR c.owner = excluded.owner OR NOT EXISTS (
+        SELECT FROM node WHERE node.id = c.owner AND node.lease_until > clock_timestamp()
+    )
+    RETURNING c.*
+"""
+
+
+# The lease ends for all conversations of their owners, which find out with their next renewal.
+_CLAIM_BY_FORCE = f"""
+    WITH ended AS (
+        DELETE FROM node WHERE id <> %(node)s AND id IN (
+            SELECT owner FROM conversation WHERE name = ANY(%(names)b::text[])
+        )
+    )
+    {_CLAIM}
+"""  # noqa: S608 - our own text
+
+
+class Claiming(Job[Claim]):
+    """A claim of one conversation."""
+
+    __slots__ = ("conversation_id", "takeover")
+
+    def __init__(self, conversation_id: str, *, takeover: bool) -> None:
+        super().__init__()
+        self.conversation_id = conversation_id
+        self.takeover = takeover
+
+
+class Change(Job[T]):
+    """Any other write, in a transaction of its own."""
+
+    __slots__ = ("apply",)
+
+    def __init__(self, apply: Callable[[PostgresWriter], T], size: int = 0) -> None:
+        super().__init__(1, size)
+        self.apply = apply
+
+
+class PostgresWriter:
+    """A `Worker`: does groups of `Append`, `Claiming` and `Change` jobs on one connection."""
+
+    def __init__(
+        self,
+        link: Link,
+        presence: Presence,
+        *,
+        schema: str,
+        ports: Ports,
+        failpoint: Callable[[str], None],
+        on_demoted: Callable[[], None],
+        tails_max: int,
+        rejection_age_s_max: float,
+    ) -> None:
+        """`on_demoted` is called when the server is found to take no writes any more."""
+        self._link = link
+        self._presence = presence
+        self._on_demoted = on_demoted
+        self._schema = schema
+        self._node = presence.node
+        self._ports = ports
+        self._failpoint = failpoint
+        self._tails_max = tails_max
+        self._rejection_age_s_max = rejection_age_s_max
+        self._tails: OrderedDict[str, Tail] = OrderedDict()
+        self.now_us = 0
+        self._is_connected = False
+        """True once there was a connection for the group that is being done."""
+
+    @property
+    def connection(self) -> BoundedConnection:
+        """The connection of the job that is being done."""
+        return self._link.connection
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def work(self, jobs: Sequence[Job[object]]) -> None:
+        self._is_connected = False
+        self.now_us = int(self._ports.now() * 1_000_000)
+        for kind, some in groupby(jobs, type):
+            group = list(some)
+            if kind is Append:
+                self._append_together(cast("list[Append]", group))
+            elif kind is Claiming:
+                self._claim_together(cast("list[Claiming]", group))
+            else:
+                for job in group:
+                    self._answer([job], partial(self._change, job))
+        while len(self._tails) > self._tails_max:
+            self._tails.popitem(last=False)
+
+    def _answer(self, jobs: Sequence[Job[Any]], act: Callable[[], None]) -> None:
+        """Act; if that raises, refuse these jobs with the error that their callers should see."""
+        try:
+            # The lease may have run out while they waited for their turn.
+            self._presence.check()
+            self._connect_once()
+            act()
+        except UNENCODABLE as error:
+            for job in jobs:
+                job.refuse(unencodable(error))
+        except psycopg.Error as error:
+            self._tails.clear()
+            # A server that answers with an error has undone the statement. If the connection
+            # broke instead, the outcome is unknown.
+            is_known = not self.connection.closed
+            for job in jobs:
+                job.refuse(_outcome(error, is_known=is_known))
+            if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+                self.connection.close()  # the next job looks for the new primary
+                self._on_demoted()
+        except TurnkeeperError as error:
+            for job in jobs:
+                job.refuse(error)
+        except OSError as error:
+            # Raised by a failpoint, in place of the connection.
+            self.connection.close()
+            self._tails.clear()
+            for job in jobs:
+                job.refuse(_outcome(error, is_known=False))
+        except Exception as error:  # noqa: BLE001 - handed to the callers
+            for job in jobs:
+                job.refuse(_bug(error))
+
+    def _connect_once(self) -> None:
+        """Have a connection for the whole group, whose bound is that of one job.
+
+        Raises `JournalUnavailable` if it was lost earlier in the group, so that no caller waits for
+        more than two silent statements: the one of the group before its own, and one of its own.
+        """
+        if not self._is_connected:
+            self._link.begin_job()
+            self._is_connected = True
+        elif self.connection.closed:
+            raise JournalUnavailable(
+                "the connection was lost in the statement before; nothing was written; try again"
+            )
+
+    # --- appends ----------------------------------------------------------------------------------
+
+    def _append_together(self, jobs: Sequence[Append]) -> None:
+        alone: list[Append] = []
+        self._answer(jobs, lambda: alone.extend(self._append_many(jobs)))
+        for job in alone:
+            self._answer([job], partial(self._append_alone, job))
+
+    def _append_many(self, jobs: Sequence[Append]) -> list[Append]:
+        """Append in one statement; return the appends that must be tried one by one."""
+        self._load({job.conversation_id for job in jobs} - self._tails.keys())
+        statement = _Statement(self.now_us)
+        alone: dict[str, list[Append]] = {}
+        for job in jobs:
+            name = job.conversation_id
+            tail = self._tails.get(name)
+            is_next = (
+                name not in alone
+                and tail is not None
+                and job.epoch == tail.epoch
+                and job.expected_seq == tail.head + 1
+                and not (tail.prefix and any(self._known(tail, job.records)))
+            )
+            if is_next and tail is not None:
+                try:
+                    statement.add(tail, job)
+                    continue
+                except (TypeError, ValueError):
+                    self._tails.pop(name)  # raised again when it is tried alone
+            alone.setdefault(name, []).append(job)
+        try:
+            moved = statement.run(self.connection, self._failpoint)
+        except (psycopg.IntegrityError, *UNENCODABLE):
+            moved = set()  # trying one by one finds the append at fault
+        for tail, added in statement.added:
+            if tail.number not in moved:
+                self._tails.pop(tail.name, None)
+                alone[tail.name] = added + alone.get(tail.name, [])
+        return [job for some in alone.values() for job in some]
+
+    def _append_alone(self, job: Append) -> None:
+        """Do one append; raise the exact reason if it is refused."""
+        name = job.conversation_id
+        self._tails.pop(name, None)
+        for _ in range(_RACES_MAX):
+            tail = read_tail(self.connection, name)
+            events, messages = self._known(tail, job.records) if tail else ({}, {})
+            if all(record.event_id in events for record in job.records):
+                job.settle([events[record.event_id] for record in job.records])
+                return
+            check_append(
+                name,
+                job.records,
+                epoch=job.epoch,
+                expected_seq=job.expected_seq,
+                found_epoch=tail.epoch if tail else 0,
+                head=tail.head if tail else 0,
+                known_events=events,
+                known_messages=messages,
+            )
+            assert tail is not None, "an epoch that was never claimed was not fenced"
+            statement = _Statement(self.now_us)
+            statement.add(tail, job)
+            try:
+                if statement.run(self.connection, self._failpoint):
+                    self._tails[name] = tail
+                    return
+            except psycopg.errors.UniqueViolation:
+                continue  # another process wrote it just now
+        raise JournalUnavailable(
+            f"append to conversation {name} lost {_RACES_MAX} races; nothing was written; try again"
+        )
+
+    def _known(
+        self, tail: Tail, records: Sequence[Record]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the seqs of those event ids and message ids of the records that the log has."""
+        events = [record.event_id for record in records]
+        messages = [record.message_id for record in records if record.message_id is not None]
+        return (
+            find_ids(self.connection, "event_id", tail, events),
+            find_ids(self.connection, "message_id", tail, messages),
+        )
+
+    def _load(self, names: set[str]) -> None:
+        if not names:
+            return
+        try:
+            rows = self.connection.execute(
+                "SELECT * FROM conversation WHERE name = ANY(%s)", (sorted(names),)
+            ).fetchall()
+        except UNENCODABLE:
+            return  # PostgreSQL has no text for one of the names; each append is tried alone
+        for row in rows:
+            tail = with_prefix(self.connection, tail_of_row(row))
+            self._tails[tail.name] = tail
+
+    # --- claims -----------------------------------------------------------------------------------
+
+    def _claim_together(self, jobs: Sequence[Claiming]) -> None:
+        for some in _rounds(jobs):
+            self._answer(some, partial(self._claim_some, some))
+
+    def _claim_some(self, jobs: Sequence[Claiming]) -> None:
+        try:
+            self._claim_many(jobs)
+        except UNENCODABLE:
+            if len(jobs) == 1:
+                raise
+            for job in jobs:
+                self._answer([job], partial(self._claim_many, [job]))
+
+    def _claim_many(self, jobs: Sequence[Claiming]) -> None:
+        # Sorted by name, so that two processes never wait for each other.
+        empty = [empty_tail(name, 0) for name in sorted(job.conversation_id for job in jobs)]
+        takeover = jobs[0].takeover
+        self._failpoint("begin")
+        rows = self.connection.execute(
+            (_CLAIM_BY_FORCE if takeover else _CLAIM).encode(),
+            {
+                "node": self._node,
+                "now_us": self.now_us,
+                "takeover": takeover,
+                "names": [tail.name for tail in empty],
+                "logs": _array(tail.log for tail in empty),
+                "tips": _array(tail.tip for tail in empty),
+            },
+        ).fetchall()
+        self._failpoint("committed")
+        tails = {row[1]: tail_of_row(row) for row in rows}
+        for job in jobs:
+            tail = tails.get(job.conversation_id)
+            if tail is None:
+                job.refuse(self._owned_elsewhere(job.conversation_id))
+            else:
+                self._tails[tail.name] = with_prefix(self.connection, tail)
+                job.settle(Claim(tail.epoch, tail.head))
+
+    def _owned_elsewhere(self, name: str) -> OwnedElsewhere:
+        row = self.connection.execute(
+            "SELECT node.address FROM conversation c JOIN node ON node.id = c.owner "
+            "WHERE c.name = %s",
+            (name,),
+        ).fetchone()
+        return OwnedElsewhere(f"conversation {name}", row[0] if row else "another process")
+
+    # --- everything else --------------------------------------------------------------------------
+
+    def _change(self, job: Job[object]) -> None:
+        change = cast("Change[object]", job)
+        self._failpoint("begin")
+        with self.connection.transaction():
+            value = change.apply(self)
+            self._failpoint("commit")
+        if self.connection.closed:
+            # psycopg does not raise when it leaves a transaction whose connection is gone.
+            raise psycopg.OperationalError("the connection was closed before the commit")
+        self._failpoint("committed")
+        job.settle(value)
+
+    def reject(self, name: str, rejections: Sequence[Rejection]) -> None:
+        oldest = self.now_us / 1_000_000 - self._rejection_age_s_max
+        self.connection.execute("DELETE FROM rejection WHERE at < %s", (oldest,))
+        tail = read_tail(self.connection, name)
+        log = tail.log if tail else log_number(name, 0)
+        for rejection in rejections:
+            self.connection.execute(
+                "INSERT INTO rejection (log, at, violation, reason, payload) "
+                "VALUES (%s, %s, %s, %s, %b)",
+                (log, rejection.at, rejection.violation, rejection.reason, rejection.payload),
+            )
+
+    def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int) -> None:
+        """Store a snapshot with the mark of the record at its seq, which ties it to this log."""
+        tail = read_tail(self.connection, name)
+        mark = tail and find_mark(self.connection, tail, snapshot.seq)
+        if tail is None or mark is None:
+            raise InvariantViolation(
+                f"snapshot of conversation {name} at seq {snapshot.seq}, which has no record"
+            )
+        row = self.connection.execute(
+            "SELECT epoch FROM event WHERE log = %s AND seq = %s",
+            (tail.log_of(snapshot.seq), snapshot.seq),
+        ).fetchone()
+        assert row is not None, "a record with a mark has an epoch"
+        check_snapshot_epoch(name, snapshot.seq, epoch=epoch, found_epoch=row[0], head=tail.head)
+        facts = (tail.log, snapshot.seq, snapshot.version, mark)
+        self.connection.execute(
+            "INSERT INTO snapshot VALUES (%s, %s, %s, %s, %b, %s) ON CONFLICT (log) DO UPDATE SET "
+            "seq = excluded.seq, version = excluded.version, tip = excluded.tip, "
+            "payload = excluded.payload, seal = excluded.seal",
+            (*facts, snapshot.payload, seal(*facts, content=snapshot.payload)),
+        )
+
+    def fork(
+        self,
+        name: str,
+        fork_name: str,
+        at: int,
+        records: Sequence[Record],
+        *,
+        is_unfinished: bool,
+    ) -> Claim:
+        """Begin a conversation with the records of another up to `at`."""
+        self._lock()
+        parent = read_tail(self.connection, name)
+        if parent is None or not parent.head:
+            raise ConversationNotFound(name)
+        mark = find_mark(self.connection, parent, at)
+        if mark is None:
+            raise RecordNotFound(name, at, parent.head)
+        child = read_tail(self.connection, fork_name, and_lock="FOR UPDATE")
+        if child is not None and child.head:
+            events, _ = self._known(child, records)
+            if child.forked_at == at and len(events) == len(records):
+                return Claim(child.epoch, child.head)  # sent again
+            raise ConversationExists(fork_name, child.head)
+        child = child or empty_tail(fork_name, 0)
+        # Above its parent's epoch too, so that epochs never fall within a log.
+        child.epoch = max(child.epoch, parent.epoch) + 1
+        child.head = child.forked_at = at
+        child.tip = mark
+        child.prefix = tuple((log, below) for log, _, below in parent.parts(0, at))
+        self._store(child)
+        self.connection.execute(
+            "INSERT INTO fork VALUES (%s, %s, %s)", (child.log, parent.log_of(at), at)
+        )
+        events, messages = self._known(child, records)
+        if events:
+            raise EventIdConflict(fork_name, events)
+        check_ids(fork_name, records, at + 1, messages)
+        statement = _Statement(self.now_us)
+        statement.add(
+            child,
+            Append(
+                fork_name,
+                records,
+                epoch=child.epoch,
+                expected_seq=at + 1,
+                is_unfinished=is_unfinished,
+            ),
+        )
+        statement.run(self.connection, lambda _: None)
+        self._tails.pop(fork_name, None)
+        return Claim(child.epoch, child.head)
+
+    def delete(self, name: str, epoch: int) -> tuple[int, Sequence[str]]:
+        """Delete a conversation; return how many of its records stay, and for which forks."""
+        self._lock()
+        tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
+        if tail is None or not tail.head:
+            raise ConversationNotFound(name)
+        if tail.epoch != epoch:
+            raise Fenced(
+                name,
+                epoch=epoch,
+                expected_seq=tail.head + 1,
+                found_epoch=tail.epoch,
+                head=tail.head,
+            )
+        self._tails.pop(name, None)
+        forks = [
+            row[0]
+            for row in self.connection.execute(
+                """
+                WITH RECURSIVE descendant AS (
+                    SELECT log FROM fork WHERE parent = %s
+                    UNION SELECT f.log FROM fork f JOIN descendant d ON f.parent = d.log
+                )
+                SELECT name FROM conversation JOIN descendant USING (log)
+                """,
+                (tail.log,),
+            )
+        ]
+        kept = self._needed(tail.log)
+        for table in ("snapshot", "rejection"):
+            statement = f"DELETE FROM {table} WHERE log = %s"  # noqa: S608 - our own names
+            self.connection.execute(statement.encode(), (tail.log,))
+        # A new conversation of this name begins above the epoch, with another log.
+        rest = empty_tail(name, tail.incarnation + 1)
+        rest.number, rest.epoch = tail.number, tail.epoch + 1
+        self._store(rest)
+        self._let_go(tail.log)
+        self.connection.execute(_NOTIFY.encode())
+        return kept, sorted(forks)
+
+    def _let_go(self, log: int) -> None:
+        """Delete the records that no fork needs of a deleted conversation's log and its parents."""
+        while True:
+            row = self.connection.execute(
+                "SELECT parent FROM fork WHERE log = %s", (log,)
+            ).fetchone()
+            kept = self._needed(log)
+            self.connection.execute("DELETE FROM event WHERE log = %s AND seq > %s", (log, kept))
+            if kept or row is None:
+                return
+            self.connection.execute("DELETE FROM fork WHERE log = %s", (log,))
+            log = row[0]
+            if (
+                self.connection.execute(
+                    "SELECT FROM conversation WHERE log = %s", (log,)
+                ).fetchone()
+                is not None
+            ):
+                return
+
+    def _needed(self, log: int) -> int:
+        """Return the highest seq of a log that a fork needs; 0 if none does."""
+        row = self.connection.execute(
+            "SELECT coalesce(max(seq), 0) FROM fork WHERE parent = %s", (log,)
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def _lock(self) -> None:
+        """Let forks and deletions happen one at a time: they are rare, and read many logs."""
+        self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema_number(self._schema),))
+
+    def _store(self, tail: Tail) -> None:
+        """Write a conversation's row as given, owned by this process."""
+        row = self.connection.execute(
+            """
+            INSERT INTO conversation (name, incarnation, log, owner, epoch, head, tip, forked_at,
+                                      is_unfinished, updated_us)
+            VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+            ON CONFLICT (name) DO UPDATE SET
+                incarnation = excluded.incarnation, log = excluded.log, owner = excluded.owner,
+                epoch = excluded.epoch, head = excluded.head, tip = excluded.tip,
+                forked_at = excluded.forked_at, is_unfinished = excluded.is_unfinished,
+                updated_us = excluded.updated_us
+            RETURNING id
+            """,
+            (
+                tail.name,
+                tail.incarnation,
+                tail.log,
+                self._node,
+                tail.epoch,
+                tail.head,
+                tail.tip,
+                tail.forked_at,
+                tail.is_unfinished,
+                self.now_us,
+            ),
+        ).fetchone()
+        assert row is not None
+        tail.number = row[0]
+
+
+def _rounds(jobs: Sequence[Claiming]) -> list[list[Claiming]]:
+    """Split claims into rounds: each name at most once, all with the same `takeover`."""
+    rounds: list[tuple[bool, dict[str, Claiming]]] = []
+    for job in jobs:
+        name = job.conversation_id
+        if not rounds or rounds[-1][0] != job.takeover or name in rounds[-1][1]:
+            rounds.append((job.takeover, {}))
+        rounds[-1][1][name] = job
+    return [list(some.values()) for _, some in rounds]
+
+
+class _Statement:
+    """The parameters of one `_APPEND`, gathered append by append."""
+
+    def __init__(self, now_us: int) -> None:
+        self._now_us = now_us
+        # By conversation: the tail as the statement leaves it, and the appends that move it there.
+        self._by_name: dict[str, tuple[Tail, list[Append]]] = {}
+        self._heads_before: list[int] = []
+        self._logs: list[int] = []
+        self._seqs: list[int] = []
+        self._epochs: list[int] = []
+        self._event_ids: list[str] = []
+        self._kinds: list[str] = []
+        self._message_ids: list[str | None] = []
+        self._marks: list[int] = []
+        self._payloads: list[bytes] = []
+
+    @property
+    def added(self) -> Sequence[tuple[Tail, list[Append]]]:
+        return list(self._by_name.values())
+
+    def add(self, tail: Tail, job: Append) -> None:
+        """Add one append and move its tail on; raise if a record cannot be encoded."""
+        seq, mark = tail.head, tail.tip
+        marks = []
+        for record in job.records:
+            seq += 1
+            mark = next_mark(
+                mark,
+                seq,
+                tail.epoch,
+                record.event_id,
+                record.kind,
+                record.message_id,
+                record.payload,
+            )
+            marks.append(mark)
+        if tail.name not in self._by_name:
+            self._by_name[tail.name] = (tail, [])
+            self._heads_before.append(tail.head)
+        self._by_name[tail.name][1].append(job)
+        count = len(marks)
+        self._logs += [tail.log] * count
+        self._seqs += range(tail.head + 1, seq + 1)
+        self._epochs += [tail.epoch] * count
+        self._event_ids += [record.event_id for record in job.records]
+        self._kinds += [record.kind for record in job.records]
+        self._message_ids += [record.message_id for record in job.records]
+        self._marks += marks
+        self._payloads += [record.payload for record in job.records]
+        job.settle(range(tail.head + 1, seq + 1))
+        tail.head, tail.tip = seq, mark
+        tail.is_unfinished = job.is_unfinished
+
+    def run(
+        self, connection: psycopg.Connection[Any], failpoint: Callable[[str], None]
+    ) -> set[int]:
+        """Execute the statement; return the numbers of the conversations that it moved."""
+        if not self._by_name:
+            return set()
+        tails = [tail for tail, _ in self._by_name.values()]
+        failpoint("begin")
+        rows = connection.execute(
+            _APPEND.encode(),
+            {
+                "now_us": self._now_us,
+                "ids": _array(tail.number for tail in tails),
+                "epochs": _array(tail.epoch for tail in tails),
+                "heads_before": _array(self._heads_before),
+                "heads": _array(tail.head for tail in tails),
+                "tips": _array(tail.tip for tail in tails),
+                "unfinished": _array(tail.is_unfinished for tail in tails),
+                "logs": _array(self._logs),
+                "seqs": _array(self._seqs),
+                "event_epochs": _array(self._epochs),
+                "event_ids": self._event_ids,
+                "kinds": self._kinds,
+                "message_ids": self._message_ids,
+                "marks": _array(self._marks),
+                "payloads": self._payloads,
+            },
+        ).fetchall()
+        failpoint("committed")
+        return {row[0] for row in rows}
+
+
+def _array(values: Any) -> str:  # noqa: ANN401 - of numbers or booleans
+    """Return an array of numbers or booleans in PostgreSQL's notation, faster than psycopg does."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def _bug(error: Exception) -> InvariantViolation:
+    outcome = InvariantViolation(f"the journal cannot write for this call: {error!r}")
+    outcome.__cause__ = error
+    return outcome
+
+
+def _outcome(error: Exception, *, is_known: bool) -> JournalUnavailable | JournalOutcomeUnknown:
+    outcome: JournalUnavailable | JournalOutcomeUnknown
+    if is_known:
+        outcome = JournalUnavailable(
+            f"write to the database failed: {error}; nothing was written; try again"
+        )
+    else:
+        outcome = JournalOutcomeUnknown(
+            f"the connection to the database broke: {error}; the write may have happened; "
+            "send again under the same ids"
+        )
+    outcome.__cause__ = error
+    return outcome

@@ -1,0 +1,104 @@
+"""The rules by which a journal refuses an append, in the order in which every journal applies them.
+
+A journal answers an append whose ids are all in the log before it applies these rules, whatever
+the epoch. Then ownership comes first, so that a fenced owner learns nothing about a rival's ids;
+then ids that the log has; then the expected seq.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...errors import EventIdConflict, Fenced, MessageIdConflict
+from ...journal import Record
+from .job_thread import Job
+from .limits import check_records
+
+
+class Append(Job[Sequence[int]]):
+    """An append as a job for the writing thread."""
+
+    __slots__ = ("conversation_id", "epoch", "expected_seq", "is_unfinished", "records")
+
+    def __init__(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+    ) -> None:
+        check_records(records)
+        size = 0
+        for record in records:
+            size += len(record.payload)
+        super().__init__(len(records), size)
+        self.conversation_id = conversation_id
+        self.records = records
+        self.epoch = epoch
+        self.expected_seq = expected_seq
+        self.is_unfinished = is_unfinished
+
+
+def check_append(
+    conversation_id: str,
+    records: Sequence[Record],
+    *,
+    epoch: int,
+    expected_seq: int,
+    found_epoch: int,
+    head: int,
+    known_events: Mapping[str, int],
+    known_messages: Mapping[str, int],
+) -> None:
+    """Raise if a rule forbids this append; the known ids are those that the log has."""
+    fenced = Fenced(
+        conversation_id,
+        epoch=epoch,
+        expected_seq=expected_seq,
+        found_epoch=found_epoch,
+        head=head,
+    )
+    # A conversation that was never claimed has epoch 0.
+    if epoch != found_epoch or not epoch:
+        raise fenced
+    if known_events:
+        raise EventIdConflict(conversation_id, known_events)
+    if expected_seq != head + 1:
+        raise fenced
+    check_ids(conversation_id, records, expected_seq, known_messages)
+
+
+def check_snapshot_epoch(
+    conversation_id: str, seq: int, *, epoch: int, found_epoch: int, head: int
+) -> None:
+    """Raise `Fenced` if the snapshot's last record has a later epoch than its writer knows of.
+
+    The writer folded another log then, which was deleted; this one has begun under the same name.
+    """
+    if found_epoch > epoch:
+        raise Fenced(
+            conversation_id, epoch=epoch, expected_seq=seq, found_epoch=found_epoch, head=head
+        )
+
+
+def check_ids(
+    conversation_id: str,
+    records: Sequence[Record],
+    first_seq: int,
+    known_messages: Mapping[str, int],
+) -> None:
+    """Raise if an id occurs twice in the append, or the log has one of its message ids."""
+    event_ids: dict[str, int] = {}
+    message_ids = dict(known_messages)
+    for seq, record in enumerate(records, first_seq):
+        if record.event_id in event_ids:
+            raise EventIdConflict(conversation_id, {record.event_id: event_ids[record.event_id]})
+        event_ids[record.event_id] = seq
+        if record.message_id is not None:
+            if record.message_id in message_ids:
+                raise MessageIdConflict(
+                    conversation_id, record.message_id, message_ids[record.message_id]
+                )
+            message_ids[record.message_id] = seq

@@ -1,0 +1,117 @@
+"""The half of the port that is the same over every database: each call is a job for a thread.
+
+A journal over a database inherits it, and says how a job gets to its writing and to its reading
+thread. Claims, forks, deletions and waiting differ, and are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from ...journal import ConversationInfo, Record, Rejection, Snapshot, StoredRecord
+from .append_rules import Append
+from .job_thread import Job
+
+__all__ = ["DatabaseJournal", "LogReader", "LogWriter"]
+
+T = TypeVar("T")
+
+
+class LogReader(Protocol):
+    """The reads of a database, each in one transaction; they run in the reading thread."""
+
+    def read(self, name: str, after: int, limit: int, /) -> Sequence[StoredRecord]: ...
+    def heads(self, names: Sequence[str], /) -> Mapping[str, int]: ...
+    def info(self, name: str, /) -> ConversationInfo: ...
+    def list(self, *, only_unfinished: bool) -> Sequence[ConversationInfo]: ...
+    def find_events(self, name: str, event_ids: Sequence[str], /) -> Mapping[str, int]: ...
+    def find_messages(self, name: str, message_ids: Sequence[str], /) -> Mapping[str, int]: ...
+    def rejections(self, name: str, /) -> Sequence[Rejection]: ...
+    def read_snapshot(self, name: str, /) -> Snapshot | None: ...
+
+
+class LogWriter(Protocol):
+    """The writes beside the log; they run in the writing thread, in its transaction."""
+
+    def reject(self, name: str, rejections: Sequence[Rejection], /) -> None: ...
+    def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int, /) -> None: ...
+
+
+class DatabaseJournal:
+    """Inherit, and implement `_submit`, `_change` and `_read`."""
+
+    def _submit(self, job: Job[T]) -> Awaitable[T]:
+        """Give a job to the writing thread; raises if this journal may not write."""
+        raise NotImplementedError
+
+    async def _change(self, apply: Callable[[LogWriter], T], size: int = 0) -> T:
+        """Return the result of a write of `size` bytes."""
+        raise NotImplementedError
+
+    async def _read(self, apply: Callable[[LogReader], T]) -> T:
+        """Return the result of a read."""
+        raise NotImplementedError
+
+    def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+    ) -> Awaitable[Sequence[int]]:
+        if not records:
+            raise ValueError("an append of zero records")
+        return self._submit(
+            Append(
+                conversation_id,
+                records,
+                epoch=epoch,
+                expected_seq=expected_seq,
+                is_unfinished=is_unfinished,
+            )
+        )
+
+    async def read(
+        self, conversation_id: str, *, after: int = 0, limit: int = 512
+    ) -> Sequence[StoredRecord]:
+        return await self._read(lambda reader: reader.read(conversation_id, after, limit))
+
+    async def info(self, conversation_id: str) -> ConversationInfo:
+        return await self._read(lambda reader: reader.info(conversation_id))
+
+    async def list(self, *, only_unfinished: bool = False) -> Sequence[ConversationInfo]:
+        return await self._read(lambda reader: reader.list(only_unfinished=only_unfinished))
+
+    async def find_events(
+        self, conversation_id: str, event_ids: Sequence[str]
+    ) -> Mapping[str, int]:
+        return await self._read(lambda reader: reader.find_events(conversation_id, event_ids))
+
+    async def find_messages(
+        self, conversation_id: str, message_ids: Sequence[str]
+    ) -> Mapping[str, int]:
+        return await self._read(lambda reader: reader.find_messages(conversation_id, message_ids))
+
+    async def reject(self, conversation_id: str, rejections: Sequence[Rejection]) -> None:
+        await self._change(
+            lambda writer: writer.reject(conversation_id, rejections),
+            sum(len(rejection.payload) for rejection in rejections),
+        )
+
+    async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
+        return await self._read(lambda reader: reader.rejections(conversation_id))
+
+    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
+        await self._change(
+            lambda writer: writer.write_snapshot(conversation_id, snapshot, epoch),
+            len(snapshot.payload),
+        )
+
+    async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
+        return await self._read(lambda reader: reader.read_snapshot(conversation_id))
+
+    async def _heads(self, names: Sequence[str]) -> Mapping[str, int]:
+        return await self._read(lambda reader: reader.heads(names))

@@ -1,0 +1,302 @@
+"""One thread that takes all waiting jobs, runs them as one group, and wakes the event loop once.
+
+This is group commit: while one group is being written, the next one gathers. There is no timer,
+and no wake-up per job.
+
+Invariants. Jobs run in the order in which they were submitted. The thread's queue is bounded in
+items and in bytes; jobs that do not fit wait with their callers, in order. Only the event loop's
+thread touches the counters and settles the cells. The worker thread touches a job only between
+taking it from the queue and handing its group back.
+
+Cancelling a caller does not cancel its job, unless the job still waits for room.
+
+No caller waits for ever. A thread that is at one group, or at opening, for longer than
+`answer_wait_s` counts as hung: all callers get their errors, and nothing more is taken. A second
+thread looks at that, since the event loop may have no timer of ours and the first one hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import ClassVar, Generic, Protocol, TypeVar, cast
+
+import anyio
+
+from turnkeeper.runtime import Ports
+from turnkeeper.runtime.lowlevel import OneShot, thread_caller
+
+from ...errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
+
+T = TypeVar("T")
+
+_WATCH_INTERVAL_S = 5.0
+
+
+class Job(Generic[T]):
+    """A task for a worker, and its outcome."""
+
+    is_long: ClassVar[bool] = False
+    """True if the worker may take longer for it than for any other: its group has no bound."""
+
+    __slots__ = ("bytes", "cell", "error", "items", "value")
+
+    def __init__(self, items: int = 1, size: int = 0) -> None:
+        self.items = items
+        self.bytes = size
+        self.value: T | None = None
+        self.error: Exception | None = None
+        self.cell: OneShot[T] = OneShot()
+
+    def settle(self, value: T) -> None:
+        """Set the outcome to this value. Called by the worker; it may still be replaced."""
+        self.value = value
+        self.error = None
+
+    def refuse(self, error: Exception) -> None:
+        """Set the outcome to this error. Called by the worker."""
+        self.error = error
+
+
+class Worker(Protocol):
+    """The code that runs in the thread."""
+
+    def work(self, jobs: Sequence[Job[object]]) -> None:
+        """Settle or refuse each job. Raises only if the worker itself is broken."""
+
+    def close(self) -> None:
+        """Release resources. This is the last call, and comes from the same thread."""
+
+
+class JobThread:
+    """A daemon thread that runs one worker: `start`, any number of `do`, then `stop`."""
+
+    def __init__(
+        self,
+        name: str,
+        open_worker: Callable[[], Worker],
+        *,
+        ports: Ports,
+        queued_items_max: int,
+        queued_bytes_max: int,
+        group_items_max: int,
+        group_bytes_max: int,
+        stop_wait_s: float,
+        answer_wait_s: float = 60.0,
+    ) -> None:
+        self._name = name
+        self._answer_wait_s = answer_wait_s
+        self._open_worker = open_worker
+        self._ports = ports
+        self._queued_items_max = queued_items_max
+        self._queued_bytes_max = queued_bytes_max
+        self._group_items_max = group_items_max
+        self._group_bytes_max = group_bytes_max
+        self._stop_wait_s = stop_wait_s
+        # None ends the thread after all jobs that were put before it.
+        self._queue: SimpleQueue[Job[object] | None] = SimpleQueue()
+        self._queued_items = 0
+        self._queued_bytes = 0
+        self._waiting: deque[Job[object]] = deque()
+        # The group that the thread works on. Only the thread replaces it, as a whole.
+        self._in_hand: Sequence[Job[object]] = ()
+        # Since when the thread works on it, by the monotonic clock; None if there is no bound.
+        self._since: float | None = None
+        self._is_over = threading.Event()
+        self.is_hung = False
+        self._is_open = False
+        self._is_ending = False
+        self._opened: OneShot[None] = OneShot()
+        self._ended: OneShot[None] = OneShot()
+
+    async def start(self) -> None:
+        """Start the thread and open its worker.
+
+        Raises the worker's error if it cannot open, and `JournalUnavailable` if it takes too long.
+        """
+        call_in_loop = thread_caller()
+        self._ports.start_thread(self._name, partial(self._run, call_in_loop))
+        # Shielded: opening cannot be interrupted once the thread has begun.
+        with anyio.move_on_after(self._answer_wait_s, shield=True):
+            await self._opened.wait_until_done()
+        if not self._opened.is_done:
+            self.is_hung = True  # should the thread come back, it ends
+            self._is_over.set()
+            raise self._hung("nothing was done")
+        self._opened.result()
+        self._ports.start_thread(f"watch of the {self._name}", partial(self._watch, call_in_loop))
+        self._is_open = True
+
+    async def do(self, job: Job[T]) -> T:
+        """Run a job and return its outcome; waits for room, then for the job's group."""
+        return await self.submit(job)
+
+    def submit(self, job: Job[T]) -> OneShot[T]:
+        """Submit a job and return the cell that its outcome arrives in, for one caller to await."""
+        if not self._is_open:
+            if self.is_hung:
+                raise self._hung("nothing was done")
+            raise JournalRefused(f"{self._name} is not open; nothing was done; use `async with`")
+        erased = cast("Job[object]", job)
+        if self._waiting or not self._has_room(erased):
+            self._waiting.append(erased)
+        else:
+            self._enqueue(erased)
+        return job.cell
+
+    async def stop(self) -> None:
+        """Refuse further jobs, finish those submitted, and end the thread.
+
+        Shielded, so that submitted jobs finish; bounded, because a disk may hang for good.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        with anyio.move_on_after(self._stop_wait_s, shield=True) as scope:
+            self._end_when_idle()
+            await self._ended.wait()
+        if scope.cancelled_caught:
+            self._note_hung()
+            self._is_over.set()
+
+    def _give_up(self) -> None:
+        """Answer all callers that wait for a thread that hangs."""
+        waiting = [*self._drain(), *self._waiting]
+        self._waiting.clear()
+        self._queue.put(None)  # should the thread come back, it ends
+        for job in waiting:
+            job.cell.fail(self._hung("nothing was done"))
+        for job in self._in_hand:
+            job.cell.fail(
+                JournalOutcomeUnknown(
+                    f"{self._name} hangs or has died; it may have happened; start the process "
+                    "again and send the same ids"
+                )
+            )
+
+    def _hung(self, outcome: str) -> JournalUnavailable:
+        return JournalUnavailable(
+            f"{self._name} hangs or has died; {outcome}; see to the disk, then start the process "
+            "again"
+        )
+
+    def _note_hung(self) -> None:
+        """Answer all callers of a thread that does not come back, and take nothing more."""
+        self.is_hung = True
+        self._is_open = False
+        self._give_up()
+
+    def _watch(self, call_in_loop: Callable[[Callable[[], None]], None]) -> None:
+        """Note when the thread hangs. Runs in a thread of its own, until that ends."""
+        while not self._is_over.wait(_WATCH_INTERVAL_S):
+            since = self._since
+            if since is not None and self._ports.monotonic() - since >= self._answer_wait_s:
+                call_in_loop(self._note_hung)
+                return
+
+    def _end(self) -> None:
+        """Note that the thread has ended; if it died, answer all callers that wait for it."""
+        self._is_open = False
+        self._give_up()
+        self._ended.set(None)
+
+    def _drain(self) -> Iterator[Job[object]]:
+        with contextlib.suppress(Empty):
+            while True:
+                job = self._queue.get_nowait()
+                if job is not None:
+                    yield job
+
+    def _has_room(self, job: Job[object]) -> bool:
+        # A job larger than the whole queue enters an empty queue; otherwise it would never run.
+        if not self._queued_items:
+            return True
+        return (
+            self._queued_items + job.items <= self._queued_items_max
+            and self._queued_bytes + job.bytes <= self._queued_bytes_max
+        )
+
+    def _enqueue(self, job: Job[object]) -> None:
+        self._queued_items += job.items
+        self._queued_bytes += job.bytes
+        self._queue.put(job)
+
+    def _finish(self, group: Sequence[Job[object]]) -> None:
+        for job in group:
+            self._queued_items -= job.items
+            self._queued_bytes -= job.bytes
+            if job.error is None:
+                job.cell.set(job.value)
+            else:
+                job.cell.fail(job.error)
+        while self._waiting and self._has_room(self._waiting[0]):
+            job = self._waiting.popleft()
+            if job.cell.wake is not None:
+                self._enqueue(job)
+            else:
+                left = f"{self._name} had no room, and its caller has left; nothing was done"
+                job.cell.fail(JournalUnavailable(left))
+        self._end_when_idle()
+
+    def _end_when_idle(self) -> None:
+        if not (self._is_open or self._is_ending or self._waiting):
+            self._is_ending = True
+            self._queue.put(None)
+
+    # --- in the thread ----------------------------------------------------------------------------
+
+    def _run(self, call_in_loop: Callable[[Callable[[], None]], None]) -> None:
+        try:
+            worker = self._open_worker()
+        except Exception as error:  # noqa: BLE001 - handed to the caller of `start`
+            self._is_over.set()
+            call_in_loop(partial(self._opened.fail, error))
+            return
+        if self.is_hung:
+            worker.close()
+            return
+        call_in_loop(partial(self._opened.set, None))
+        try:
+            while group := self._take():
+                if not any(job.is_long for job in group):
+                    self._since = self._ports.monotonic()
+                try:
+                    worker.work(group)
+                except Exception as error:  # noqa: BLE001 - handed to the callers
+                    for job in group:
+                        outcome = JournalOutcomeUnknown(f"{self._name} failed: {error!r}")
+                        outcome.__cause__ = error
+                        job.refuse(outcome)
+                self._since = None
+                call_in_loop(partial(self._finish, group))
+                self._in_hand = ()
+        finally:
+            self._is_over.set()
+            try:
+                worker.close()
+            finally:
+                call_in_loop(self._end)
+
+    def _take(self) -> list[Job[object]]:
+        """Return the waiting jobs, up to the limits of a group; none if the thread shall end."""
+        job = self._queue.get()
+        if job is None:
+            return []
+        group = self._in_hand = [job]
+        items, size = job.items, job.bytes
+        try:
+            while items < self._group_items_max and size < self._group_bytes_max:
+                job = self._queue.get_nowait()
+                if job is None:
+                    self._queue.put(None)  # no job is put after it
+                    break
+                group.append(job)
+                items += job.items
+                size += job.bytes
+        except Empty:
+            pass
+        return group

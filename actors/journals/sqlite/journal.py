@@ -1,0 +1,346 @@
+"""The journal in one SQLite file: durable, fenced, and written by one process at a time.
+
+The journal owns the file while it is entered: a lock on a sidecar file (`chats.db-owner`) keeps a
+second writing process out. The kernel frees the lock when this process dies, however it dies. One
+thread writes the waiting appends of all conversations in one commit (WAL, `synchronous=FULL`);
+another thread reads. The event loop never waits for the disk.
+
+It promises more than the port. A reader (`read_only=True`) needs no ownership, changes and creates
+nothing, and may run in another process. A second writer gets `OwnedElsewhere` after a bounded wait,
+unless it takes over; then the first one's next write is refused. Every record carries a checksum
+that covers the record before it.
+
+It does not promise to survive a disk that lies about fsync, and it does not share a file between
+machines. A crash leaves the file as of some commit; opening it again needs no repair.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Self, TypeVar
+
+import anyio
+
+from turnkeeper.runtime import Ports
+from turnkeeper.runtime.lowlevel import thread_caller
+
+from ...errors import JournalRefused, JournalUnavailable, OwnedElsewhere
+from ...journal import Claim, Deletion, Record
+from ..shared.database_journal import DatabaseJournal
+from ..shared.job_thread import Job, JobThread, Worker
+from ..shared.limits import check_new_name, check_records
+from ..shared.log_watch import LogWatch
+from .forks import delete, fork
+from .misreads import unless_misread
+from .owner_lock import OwnerLock
+from .reader import Read, SQLiteReader
+from .schema import (
+    Synchronous,
+    closing_on_error,
+    log_holder,
+    open_for_writing,
+    real_path,
+    refusals,
+)
+from .writer import Change, LongUpkeep, SQLiteWriter, Upkeep
+
+T = TypeVar("T")
+
+_DAY_S = 86_400.0
+_LOCK_PAUSE_S = 0.05
+
+
+_LOOK_S_MAX = 1.0
+"""The longest time until a process finds out that another one has taken its file over."""
+
+
+def _ignore() -> None:
+    return
+
+
+def _no_failpoint(_: str) -> None:
+    return
+
+
+def _erase(writer: SQLiteWriter) -> bool:
+    return writer.guard.erase()
+
+
+def _vacuum(path: Path, writer: SQLiteWriter) -> int:
+    writer.guard.erase()
+    before = path.stat().st_size
+    writer.connection.execute("VACUUM")
+    writer.guard.erase()
+    return before - path.stat().st_size
+
+
+class SQLiteJournal(DatabaseJournal):
+    """`async with SQLiteJournal("chats.db") as journal`, in any loop of asyncio or trio."""
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        read_only: bool = False,
+        takeover: bool = False,
+        synchronous: Synchronous = "FULL",
+        address: str | None = None,
+        owner_wait_s: float = 5.0,
+        busy_wait_s: float = 10.0,
+        answer_wait_s: float = 60.0,
+        stop_wait_s: float = 30.0,
+        poll_s: float = 0.2,
+        queued_events_max: int = 8_192,
+        queued_bytes_max: int = 64 << 20,
+        group_events_max: int = 512,  # more would leave the loop idle while it is written
+        group_bytes_max: int = 8 << 20,
+        active_conversations_max: int = 16_384,
+        rejection_age_s_max: float = 30 * _DAY_S,
+        ports: Ports | None = None,
+        failpoint: Callable[[str], None] = _no_failpoint,
+    ) -> None:
+        """Set up a journal; it opens nothing until it is entered.
+
+        `address` names this process to writers that are refused because it owns the file. A disk
+        that does not answer for `answer_wait_s` counts as hung: all that wait for it get an error,
+        and the journal takes nothing more.
+        `failpoint` is called in the writing thread with the name of each boundary of a commit:
+        "begin" and "committed", with "written" and "commit" in between if the group holds more
+        than appends. Tests stop, delay or fail there.
+        """
+        self._path = real_path(path)
+        self._is_read_only = read_only
+        self._is_takeover = takeover
+        self._synchronous: Synchronous = synchronous
+        self._owner = address or f"process {os.getpid()} on {socket.gethostname()}"
+        self._owner_wait_s = owner_wait_s
+        self._busy_wait_s = busy_wait_s
+        self._watch = LogWatch(self._heads, poll_s=poll_s)
+        self._active_conversations_max = active_conversations_max
+        self._rejection_age_s_max = rejection_age_s_max
+        self._ports = ports or Ports()
+        self._failpoint = failpoint
+        self._lock = OwnerLock(self._path, self._owner)
+        # Set once, by the writing thread.
+        self._closed_by: Exception | None = None
+        self._on_lease_loss: Callable[[], None] = _ignore
+        self._look_s = min(poll_s, _LOOK_S_MAX)
+        self._is_left = threading.Event()
+        self._is_entered = False
+        thread = partial(
+            JobThread,
+            ports=self._ports,
+            queued_items_max=queued_events_max,
+            queued_bytes_max=queued_bytes_max,
+            stop_wait_s=stop_wait_s,
+            answer_wait_s=answer_wait_s,
+        )
+        self._make_writer = partial(
+            thread,
+            f"writer of {self._path}",
+            self._open_writer,
+            group_items_max=group_events_max,
+            group_bytes_max=group_bytes_max,
+        )
+        self._make_reader = partial(
+            thread,
+            f"reader of {self._path}",
+            self._open_reader,
+            group_items_max=8,  # a group of reads is answered together; more would only wait
+            group_bytes_max=group_bytes_max,
+        )
+        self._writer = self._make_writer()
+        self._reader = self._make_reader()
+
+    async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise JournalRefused(f"{self._path} is entered already; nothing was done")
+        self._is_entered = True
+        try:
+            self._call_in_loop = thread_caller()
+            if not self._is_read_only:
+                await self._own()
+            await self._reader.start()
+        except BaseException:
+            await self._leave()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._leave()
+
+    async def _own(self) -> None:
+        await self._acquire()
+        self._closed_by = None
+        await self._writer.start()
+        self._is_left = threading.Event()
+        self._ports.start_thread(
+            f"watch of the owner of {self._path}", partial(self._watch_lock, self._is_left)
+        )
+
+    def _watch_lock(self, is_left: threading.Event) -> None:
+        """Look whether another process has taken the file over; runs in a thread of its own."""
+        while not is_left.wait(self._look_s):
+            try:
+                self._lock.check()
+            except OwnedElsewhere as error:
+                self._close_for_writing(error)
+                return
+
+    async def _acquire(self) -> None:
+        if self._is_takeover:
+            self._lock.take_over()
+            return
+        tries = 1 + int(self._owner_wait_s / _LOCK_PAUSE_S)
+        while True:
+            tries -= 1
+            try:
+                self._lock.try_acquire()
+            except OwnedElsewhere:
+                if not tries:
+                    raise
+                await anyio.sleep(_LOCK_PAUSE_S)
+            else:
+                return
+
+    async def _leave(self) -> None:
+        self._is_left.set()
+        # The last connection to leave folds the write-ahead log into the file, if it may write.
+        # After an error nothing is folded in: the log stays for the next opening to check.
+        threads = [self._reader, self._writer]
+        if self._closed_by is not None:
+            threads.reverse()
+        for thread in threads:
+            await thread.stop()
+        # A thread that hangs may come back and write: then no other process may begin before this
+        # one has ended.
+        if not self._writer.is_hung:
+            self._lock.release()
+        self._writer = self._make_writer()
+        self._reader = self._make_reader()
+        self._on_lease_loss = _ignore
+        self._is_entered = False
+
+    # --- the port ---------------------------------------------------------------------------------
+
+    def is_lease_valid(self, *, since: float | None = None) -> bool:  # noqa: ARG002 - nothing is renewed
+        """Return True while this process may write the file; this lease needs no renewal."""
+        return (
+            self._is_entered
+            and not self._is_read_only
+            and self._closed_by is None
+            and not self._writer.is_hung
+        )
+
+    def watch_lease(self, on_loss: Callable[[], None]) -> None:
+        self._on_lease_loss = on_loss
+
+    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:  # noqa: ARG002 - entering has decided that
+        """Take the next epoch; a process that has entered owns all conversations of the file."""
+        await check_new_name(self, conversation_id)
+        return await self._change(lambda writer: writer.claim(conversation_id))
+
+    async def fork(
+        self,
+        conversation_id: str,
+        fork_id: str,
+        *,
+        at: int,
+        records: Sequence[Record],
+        is_unfinished: bool,
+    ) -> Claim:
+        if not records:
+            raise ValueError("a fork without records of its own")
+        check_records(records)
+        await check_new_name(self, fork_id)
+        return await self._change(
+            lambda writer: fork(
+                writer, conversation_id, fork_id, at, records, is_unfinished=is_unfinished
+            )
+        )
+
+    async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
+        """Delete a conversation; overwrite the records that no fork needs, and empty the log."""
+        kept, forks = await self._change(lambda writer: delete(writer, conversation_id, epoch))
+        try:
+            is_erased = await self._writer.do(Upkeep(_erase))
+        except (JournalUnavailable, OwnedElsewhere):
+            is_erased = False
+        return Deletion(kept, forks, is_erased)
+
+    async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
+        # Another process may be the writer, and SQLite sends no notifications: this polls.
+        await self._watch.wait(conversation_id, after)
+
+    async def vacuum(self) -> int:
+        """Return the space of deleted records to the disk; return the number of bytes freed.
+
+        It writes the whole file again, so it needs as much free space while it runs, and appends
+        wait meanwhile.
+        """
+        self._refuse_if_read_only()
+        return await self._writer.do(LongUpkeep(partial(_vacuum, self._path)))
+
+    # --- the threads ------------------------------------------------------------------------------
+
+    def _submit(self, job: Job[T]) -> Awaitable[T]:
+        self._refuse_if_read_only()
+        return self._writer.submit(job)
+
+    async def _change(self, apply: Callable[[SQLiteWriter], T], size: int = 0) -> T:
+        return await self._submit(Change(apply, size))
+
+    async def _read(self, apply: Callable[[SQLiteReader], T]) -> T:
+        return await self._reader.do(Read(apply))
+
+    def _refuse_if_read_only(self) -> None:
+        if self._is_read_only:
+            raise JournalRefused(f"{self._path} is open read-only; nothing was written")
+
+    def _open_writer(self) -> Worker:
+        return unless_misread(self._path, self._make_sqlite_writer)
+
+    def _make_sqlite_writer(self) -> SQLiteWriter:
+        connection = open_for_writing(
+            self._path, synchronous=self._synchronous, busy_wait_s=self._busy_wait_s
+        )
+        # If the file cannot be stamped, its log must stay. So another connection, which cannot
+        # fold it into the file, is open while this one closes.
+        with (
+            refusals(self._path),
+            closing_on_error(connection),
+            log_holder(self._path),
+            closing_on_error(connection),
+        ):
+            return SQLiteWriter(
+                connection,
+                path=self._path,
+                owner=self._owner,
+                ports=self._ports,
+                failpoint=self._failpoint,
+                tails_max=self._active_conversations_max,
+                rejection_age_s_max=self._rejection_age_s_max,
+                on_closed=self._close_for_writing,
+            )
+
+    def _open_reader(self) -> Worker:
+        make = partial(
+            SQLiteReader,
+            self._path,
+            busy_wait_s=self._busy_wait_s,
+            is_owner=not self._is_read_only,
+        )
+        return unless_misread(self._path, make)
+
+    def _close_for_writing(self, error: Exception) -> None:
+        self._closed_by = error
+        self._call_in_loop(self._tell_lease_loss)
+
+    def _tell_lease_loss(self) -> None:
+        self._on_lease_loss()

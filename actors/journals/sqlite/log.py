@@ -1,0 +1,310 @@
+"""Finds the records of a log in the file, and checks each one that it reads.
+
+Owns the layout that `schema` declares: a conversation's row says where its log ends, each record
+names the one before it, and every 64th is in an index. A fork's first record names a record of its
+parent's log, so following the chain leads through the parent too. Only ids and anchors have to be
+looked up under the logs that hold the prefix.
+
+Nothing here writes. All functions must be called within one transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from ...errors import CorruptLog
+from ...journal import StoredRecord
+from ..shared.payload_parts import join
+from ..shared.record_chain import first_mark, log_number, next_mark, seal
+from .schema import ANCHOR_STEP, is_damage
+
+
+class EventRow(NamedTuple):
+    """A row of `event`, in the order of its columns."""
+
+    id: int
+    previous: int
+    log: int
+    seq: int
+    epoch: int
+    event_id: str
+    kind: str
+    message_id: str | None
+    mark: int
+    payload: bytes
+    parts: str | None
+
+
+@dataclass(slots=True)
+class Tail:
+    """A conversation's row: the end of its log, and the epoch that may append to it."""
+
+    number: int
+    name: str
+    incarnation: int
+    log: int
+    epoch: int
+    head: int
+    last: int
+    tip: int
+    forked_at: int
+    is_unfinished: bool
+    updated_us: int
+    prefix: tuple[tuple[int, int], ...] = ()
+    """The logs that hold a fork's prefix, nearest first, each with its last shared seq."""
+
+    def seal(self) -> int:
+        # Formatted by hand: this is computed once an append.
+        facts = (
+            f"{self.name}\0{self.incarnation} {self.log} {self.epoch} {self.head} {self.last} "
+            f"{self.tip} {self.forked_at} {self.is_unfinished:d} {self.updated_us}"
+        )
+        return crc32(facts.encode())
+
+    def log_of(self, seq: int) -> int:
+        """Return the log that the record at `seq` is stored under."""
+        found = self.log
+        for log, upto in self.prefix:
+            if seq > upto:
+                break
+            found = log
+        return found
+
+
+def empty_tail(name: str, incarnation: int, epoch: int, updated_us: int) -> Tail:
+    """Return a conversation without records, whose row has no number yet."""
+    log = log_number(name, incarnation)
+    return Tail(
+        0,
+        name,
+        incarnation,
+        log,
+        epoch,
+        0,
+        0,
+        first_mark(log),
+        0,
+        is_unfinished=False,
+        updated_us=updated_us,
+    )
+
+
+def read_tail(connection: sqlite3.Connection, name: str) -> Tail | None:
+    """Return a conversation's row, checked against its seal and the last record of its log."""
+    row = connection.execute("SELECT * FROM conversation WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        _refuse_if_hidden(connection, name)
+        return None
+    tail = tail_of_row(row)
+    if tail.name != name:
+        raise CorruptLog(name, 0, "its own row is damaged")
+    if tail.forked_at:
+        tail.prefix = _read_prefix(connection, tail)
+    if tail.head:
+        last = connection.execute(
+            "SELECT seq, mark FROM event WHERE id = ?", (tail.last,)
+        ).fetchone()
+        if last != (tail.head, tail.tip):
+            raise CorruptLog(name, tail.head, "its last record is missing or damaged")
+    return tail
+
+
+# If an index is damaged, the search for a name covers this many of its incarnations.
+_INCARNATIONS_LOOKED_FOR = 8
+
+
+def _refuse_if_hidden(connection: sqlite3.Connection, name: str) -> None:
+    """Raise `CorruptLog` if no row was found for a name, and yet the file has records of it."""
+    logs = [log_number(name, incarnation) for incarnation in range(_INCARNATIONS_LOOKED_FOR)]
+    if connection.execute(_FIND_LOGS, logs).fetchone():
+        raise CorruptLog(name, 0, "an index hides its own row")
+    if connection.execute(_FIND_ANCHOR, (logs[0], 1)).fetchone():
+        raise CorruptLog(name, 1, "it has records, but its own row is missing")
+
+
+_FIND_LOGS = f"""
+    SELECT 1 FROM conversation WHERE log IN ({", ".join("?" * _INCARNATIONS_LOOKED_FOR)})
+"""  # noqa: S608 - our own text
+
+
+def tail_of_row(row: Sequence[Any]) -> Tail:
+    """Return a row of `conversation` as a tail, checked against its own seal."""
+    *facts, found = row
+    tail = Tail(*facts)
+    tail.is_unfinished = bool(tail.is_unfinished)
+    if tail.seal() != found or tail.log != log_number(tail.name, tail.incarnation):
+        raise CorruptLog(tail.name, 0, "its own row is damaged")
+    return tail
+
+
+def fork_seal(log: int, parent: int, seq: int) -> int:
+    return seal(log, parent, seq)
+
+
+def _read_prefix(connection: sqlite3.Connection, tail: Tail) -> tuple[tuple[int, int], ...]:
+    prefix: list[tuple[int, int]] = []
+    log, upto = tail.log, tail.forked_at
+    while True:
+        row = connection.execute("SELECT * FROM fork WHERE log = ?", (log,)).fetchone()
+        if row is None:
+            break
+        _, parent, seq, found = row
+        # The seqs fall strictly, so this ends even if the rows are damaged.
+        if found != fork_seal(log, parent, seq) or (seq != upto if not prefix else seq >= upto):
+            raise CorruptLog(tail.name, upto, "the row that names its parent is damaged")
+        prefix.append((parent, seq))
+        log, upto = parent, seq
+    if not prefix:
+        raise CorruptLog(tail.name, upto, "the row that names its parent is missing")
+    return tuple(prefix)
+
+
+# --- records --------------------------------------------------------------------------------------
+
+_FIND_ANCHOR = "SELECT id FROM event WHERE log = ? AND seq = ? AND seq & 63 = 1"
+
+# Follows `previous` backwards from a known record. The seq falls by one in each step, so this ends
+# even if the rows are damaged.
+CHAIN = """
+    WITH RECURSIVE chain (id, previous, seq) AS (
+        SELECT id, previous, seq FROM event WHERE id = :entry
+        UNION ALL
+        SELECT e.id, e.previous, e.seq FROM chain c JOIN event e ON e.id = c.previous
+        WHERE c.seq > :first AND e.seq = c.seq - 1
+    )
+"""
+_FIND_ONE = (
+    f"{CHAIN} SELECT e.id, e.mark FROM chain c JOIN event e ON e.id = c.id WHERE c.seq = :first"  # noqa: S608 - our own text
+)
+
+# SQLite gathers all rows into a single result, newest first, as the chain runs. Fetching row by
+# row would release the interpreter lock for each, and wait for a busy event loop each time.
+_READ_EVENTS = f"""
+    {CHAIN}
+    SELECT json_group_array(json_array(
+               e.seq, e.epoch, e.event_id, e.kind, e.message_id, e.mark, length(e.payload),
+               e.parts)),
+           CAST(group_concat(e.payload, '') AS BLOB)
+    FROM chain c JOIN event e ON e.id = c.id WHERE c.seq <= :upto
+"""  # noqa: S608 - our own text
+
+
+def find_entry(connection: sqlite3.Connection, tail: Tail, seq: int) -> int:
+    """Return the id of a record at or shortly after `seq`, from which the chain leads to it."""
+    anchor = seq + (1 - seq) % ANCHOR_STEP
+    if anchor >= tail.head:
+        return tail.last
+    row = connection.execute(_FIND_ANCHOR, (tail.log_of(anchor), anchor)).fetchone()
+    if row is None:
+        raise CorruptLog(tail.name, anchor, "the record is missing")
+    return int(row[0])
+
+
+def find_record(connection: sqlite3.Connection, tail: Tail, seq: int) -> tuple[int, int] | None:
+    """Return the id and the mark of the record at `seq`, or None if the log has none."""
+    if not 1 <= seq <= tail.head:
+        return None
+    found: tuple[int, int] | None = connection.execute(
+        _FIND_ONE, {"entry": find_entry(connection, tail, seq), "first": seq}
+    ).fetchone()
+    return found
+
+
+def read_records(
+    connection: sqlite3.Connection, tail: Tail, after: int, upto: int
+) -> list[StoredRecord]:
+    """Return the records above `after` up to and including `upto`, each checked.
+
+    Each mark is checked against the mark before it. The mark at `after` itself is trusted: a
+    caller that reads from the beginning has checked it on the page before.
+    """
+    entry = find_entry(connection, tail, upto)
+    try:
+        rows, payloads = connection.execute(
+            _READ_EVENTS, {"entry": entry, "first": max(after, 1), "upto": upto}
+        ).fetchone()
+        facts = json.loads(rows)
+    except (ValueError, sqlite3.DatabaseError) as error:
+        if not (isinstance(error, ValueError) or is_damage(error)):
+            raise
+        raise CorruptLog(tail.name, after + 1, f"it cannot be read ({error})") from error
+    payloads = payloads or b""
+    end = len(payloads)
+    mark = first_mark(tail.log_of(1))
+    # The chain leads down to the lowest seq wanted, or stops at the first broken link.
+    lowest = facts[-1][0] if facts else upto + 1
+    if lowest != max(after, 1):
+        raise CorruptLog(tail.name, lowest - 1, "the record is missing")
+    if after:
+        *_, mark, size, _ = facts.pop()
+        end -= size
+    seq = after
+    records = []
+    for found_seq, epoch, event_id, kind, message_id, found_mark, size, parts in reversed(facts):
+        seq += 1
+        payload = payloads[end - size : end]
+        end -= size
+        if parts is not None:
+            payload = _join(connection, tail, seq, payload, parts)
+        mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
+        if found_seq != seq or found_mark != mark:
+            raise CorruptLog(tail.name, seq, "the record is missing, or fails its checksum")
+        records.append(StoredRecord(seq, epoch, event_id, kind, payload, message_id))
+    if seq != upto:
+        raise CorruptLog(tail.name, seq + 1, "the record is missing")
+    if upto == tail.head and mark != tail.tip:
+        raise CorruptLog(tail.name, upto, "the last record fails its checksum")
+    return records
+
+
+def _join(
+    connection: sqlite3.Connection, tail: Tail, seq: int, payload: bytes, parts: str
+) -> bytes:
+    def fetch(digest: bytes) -> bytes:
+        row = connection.execute("SELECT data FROM part WHERE digest = ?", (digest,)).fetchone()
+        if row is None:
+            raise CorruptLog(tail.name, seq, "a large part of it is missing")
+        data: bytes = row[0]
+        return data
+
+    try:
+        return join(payload, parts, fetch)
+    except (ValueError, TypeError) as error:
+        raise CorruptLog(tail.name, seq, "its large parts are damaged") from error
+
+
+# --- ids ------------------------------------------------------------------------------------------
+
+
+def find_events(
+    connection: sqlite3.Connection, tail: Tail, event_ids: Iterable[str]
+) -> dict[str, int]:
+    """Return the seqs of those event ids that the log has."""
+    return _find(connection, "event_id", tail, event_ids)
+
+
+def find_messages(
+    connection: sqlite3.Connection, tail: Tail, message_ids: Iterable[str]
+) -> dict[str, int]:
+    """Return the seqs of those message ids that the log has."""
+    return _find(connection, "message_id", tail, message_ids)
+
+
+def _find(
+    connection: sqlite3.Connection, column: str, tail: Tail, ids: Iterable[str]
+) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in ids:
+        for log, upto in ((tail.log, tail.head), *tail.prefix):
+            row = connection.execute(
+                f"SELECT seq FROM event WHERE {column} = ? AND log = ?",  # noqa: S608 - our names
+                (one, log),
+            ).fetchone()
+            if row is not None and row[0] <= upto:
+                found[one] = row[0]
+    return found

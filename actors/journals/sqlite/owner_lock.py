@@ -1,0 +1,170 @@
+"""The lock that names the process which writes a file: a sidecar, locked in the kernel.
+
+Owns the rule "one writing process per file". The kernel frees the lock when its process dies,
+however it dies, so a restart never waits. A process that is merely stopped still holds it; only
+`take_over` gets past it, by replacing the sidecar. The lock is politeness. The generation, which
+every transaction checks, is the safety that makes two writers impossible.
+
+The sidecar is never removed, because removing it would race with a process about to lock it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from ...errors import JournalRefused, JournalUnavailable, OwnedElsewhere
+from .schema import NO_LINKS, PRIVATE, is_full
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # behind the text, which stays readable
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# A forked child shares its parent's locks; without this it would hold them after the parent died.
+_held: set[int] = set()
+
+
+def _let_go_in_child() -> None:
+    while _held:
+        with contextlib.suppress(OSError):
+            os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+class OwnerLock:
+    """Held from `try_acquire` or `take_over` until `release`, or until the process ends."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        self._owned = path
+        self._sidecar = Path(f"{path}-owner")
+        self._owner = owner
+        self._descriptor: int | None = None
+
+    def try_acquire(self) -> None:
+        """Take the lock. Raises `OwnedElsewhere` if another process, or another journal, has it."""
+        while self._descriptor is None:
+            descriptor = self._open(self._sidecar)
+            try:
+                _lock(descriptor)
+            except (BlockingIOError, PermissionError) as error:
+                os.close(descriptor)
+                raise OwnedElsewhere(f"journal {self._owned}", self._read_owner()) from error
+            except OSError as error:
+                os.close(descriptor)
+                raise JournalRefused(
+                    f"{self._owned} cannot be locked: {error}; nothing was changed; put the "
+                    "journal on a local disk"
+                ) from error
+            if self._is_in_place(descriptor):
+                self._keep(descriptor)
+            else:
+                os.close(descriptor)  # another process took over between our open and our lock
+
+    def is_held(self) -> bool:
+        """Return True if a process that is alive has the file open for writing.
+
+        It looks by taking a shared lock for a moment; a file that cannot be locked counts as held
+        by none.
+        """
+        if sys.platform == "win32":
+            return False
+        try:
+            descriptor = os.open(self._sidecar, os.O_RDONLY | NO_LINKS)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return False
+
+    def take_over(self) -> None:
+        """Take the lock from its holder, whose next write is refused."""
+        draft = Path(f"{self._sidecar}-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            draft.unlink()  # of a process that had this number before
+        descriptor = self._open(draft)
+        try:
+            _lock(descriptor)
+            draft.replace(self._sidecar)
+        except OSError as error:
+            os.close(descriptor)
+            raise JournalRefused(
+                f"{self._owned} cannot be taken over: {error}; nothing was changed"
+            ) from error
+        self._keep(descriptor)
+
+    def check(self) -> None:
+        """Raise `OwnedElsewhere` if another process has taken over. Thread-safe.
+
+        A sidecar that was removed takes nothing away: the generation in the file still holds.
+        """
+        descriptor = self._descriptor
+        if descriptor is None:
+            return
+        try:
+            is_ours = os.path.samestat(os.fstat(descriptor), self._sidecar.stat())
+        except OSError:
+            return  # it was removed, or is being released
+        if not is_ours:
+            raise OwnedElsewhere(f"journal {self._owned}", self._read_owner())
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            _held.discard(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _keep(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        _held.add(descriptor)
+        # The name is for those who are refused; the lock holds without it, as on a full disk.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, json.dumps({"owner": self._owner}).encode())
+
+    def _open(self, sidecar: Path) -> int:
+        try:
+            return os.open(sidecar, os.O_RDWR | os.O_CREAT | NO_LINKS, PRIVATE)
+        except OSError as error:
+            if is_full(error):
+                raise JournalUnavailable(
+                    f"{self._owned} cannot be opened for writing: {error}; nothing was changed; "
+                    "make room on the disk"
+                ) from error
+            raise JournalRefused(
+                f"{self._owned} cannot be opened for writing: {error}; nothing was changed; "
+                "check the folder and its permissions, or open it read-only"
+            ) from error
+
+    def _is_in_place(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), self._sidecar.stat())
+        except FileNotFoundError:
+            return False
+
+    def _read_owner(self) -> str:
+        try:
+            return str(json.loads(self._sidecar.read_bytes())["owner"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another process"  # its owner has not written its name yet

@@ -1,0 +1,282 @@
+"""Reads from the SQLite file, and checks all that it reads.
+
+Owns the reading connection; runs in its own thread, and needs no ownership. Each read is one
+transaction, so it sees the file as of one commit.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from turnkeeper.runtime import InvariantViolation, TurnkeeperError
+
+from ...errors import ConversationNotFound, CorruptLog, JournalRefused, JournalUnavailable
+from ...journal import ConversationInfo, Rejection, Snapshot, StoredRecord
+from ..shared.job_thread import Job
+from ..shared.record_chain import log_number, seal
+from .log import (
+    Tail,
+    find_events,
+    find_messages,
+    find_record,
+    read_records,
+    read_tail,
+    tail_of_row,
+)
+from .misreads import unless_misread
+from .owner_lock import OwnerLock
+from .schema import is_damage, open_for_reading, real_path, refuse_bad_log
+
+T = TypeVar("T")
+
+_READS_MAX = 100  # that writers come in between of
+
+_LIST_PAGE = 1000
+_LIST = """
+    SELECT json_group_array(json_array(id, name, incarnation, log, epoch, head, last, tip,
+                                       forked_at, is_unfinished, updated_us, seal))
+    FROM (SELECT * FROM conversation WHERE id > ? ORDER BY id LIMIT ?)
+"""
+_COUNT = "SELECT count(*) FROM conversation INDEXED BY sqlite_autoindex_conversation_1"
+
+
+class Read(Job[T]):
+    """A job for the reader's thread."""
+
+    __slots__ = ("apply",)
+
+    def __init__(self, apply: Callable[[SQLiteReader], T]) -> None:
+        super().__init__()
+        self.apply = apply
+
+
+class SQLiteReader:
+    """A `Worker` that does `Read` jobs."""
+
+    def __init__(self, path: Path, *, busy_wait_s: float, is_owner: bool) -> None:
+        self._path = path
+        self._busy_wait_s = busy_wait_s
+        self._is_owner = is_owner
+        self.connection: sqlite3.Connection
+        self._state: tuple[int, ...] = ()
+        self._open()
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def work(self, jobs: Sequence[Job[object]]) -> None:
+        for job in jobs:
+            assert isinstance(job, Read)
+            try:
+                job.settle(self.do(job.apply))
+            except TurnkeeperError as error:
+                job.refuse(error)
+            except Exception as error:  # noqa: BLE001 - handed to the caller
+                outcome = InvariantViolation(f"a read of {self._path} is impossible: {error!r}")
+                outcome.__cause__ = error
+                job.refuse(outcome)
+
+    def do(self, apply: Callable[[SQLiteReader], T]) -> T:
+        """Run one read in one transaction."""
+        return unless_misread(self._path, partial(self._do, apply))
+
+    def _do(self, apply: Callable[[SQLiteReader], T]) -> T:
+        try:
+            if self._is_owner:
+                return self._in_transaction(apply)
+            return self._beside_a_writer(apply)
+        except (sqlite3.Error, ValueError, TypeError, MemoryError, OSError) as error:
+            if is_damage(error):
+                raise JournalRefused(
+                    f"{self._path} is damaged ({error}); nothing was changed; restore it from a "
+                    "backup, or run `turnkeeper repair`"
+                ) from error
+            found = str(error) or type(error).__name__
+            raise JournalUnavailable(
+                f"{self._path} cannot be read now: {found}; nothing was changed; try again"
+            ) from error
+
+    def _in_transaction(self, apply: Callable[[SQLiteReader], T]) -> T:
+        self.connection.execute("BEGIN")
+        try:
+            return apply(self)
+        finally:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+
+    # --- without ownership ------------------------------------------------------------------------
+    #
+    # SQLite can read a file that has no writer without creating files beside it, but only if it
+    # is opened as immutable. A writer may start at any time. So the reader looks at the file's
+    # state before and after each read, and repeats the read if the state changed in between.
+
+    def _beside_a_writer(self, apply: Callable[[SQLiteReader], T]) -> T:
+        for _ in range(_READS_MAX):
+            if self._look() != self._state:
+                self.connection.close()
+                self._open()
+            state = self._state
+            try:
+                result = self._in_transaction(apply)
+            except (sqlite3.Error, TurnkeeperError):
+                if not self._is_immutable(state) or self._look() == state:
+                    raise
+            else:
+                if not self._is_immutable(state) or self._look() == state:
+                    return result
+        raise JournalUnavailable(
+            f"{self._path} cannot be read now: it is opened and closed again and again; nothing "
+            "was changed; try again"
+        )
+
+    def _open(self) -> None:
+        state = () if self._is_owner else self._look()
+        if not self._is_owner and not OwnerLock(self._path, "a reader").is_held():
+            refuse_bad_log(self._path)  # an owner checked it when it opened the file
+        self.connection = open_for_reading(
+            self._path, busy_wait_s=self._busy_wait_s, is_immutable=self._is_immutable(state)
+        )
+        self._state = state
+
+    def _look(self) -> tuple[int, ...]:
+        """Return a state that changes when a writer opens or closes the file, or wrote it since.
+
+        Beside a live writer, only the file's identity counts: SQLite's own locks do the rest.
+        """
+        wal = Path(f"{self._path}-wal")
+        if wal.exists():
+            return (self._path.stat().st_ino,) if self._path.exists() else ()
+        try:
+            facts = self._path.stat()
+        except FileNotFoundError:
+            return ()
+        return (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+
+    @staticmethod
+    def _is_immutable(state: tuple[int, ...]) -> bool:
+        return len(state) > 1
+
+    # --- reads ------------------------------------------------------------------------------------
+
+    def read(self, name: str, after: int, limit: int) -> Sequence[StoredRecord]:
+        tail = self._tail(name)
+        upto = min(after + limit, tail.head)
+        return read_records(self.connection, tail, after, upto) if upto > after else []
+
+    def heads(self, names: Sequence[str]) -> Mapping[str, int]:
+        """Return the heads of these logs. It is called at every poll, so it checks nothing else."""
+        heads = {}
+        for name in names:
+            row = self.connection.execute(
+                "SELECT head FROM conversation WHERE name = ?", (name,)
+            ).fetchone()
+            if row is not None:
+                heads[name] = row[0]
+        return heads
+
+    def info(self, name: str) -> ConversationInfo:
+        return _info(self._tail(name))
+
+    def list(self, *, only_unfinished: bool) -> Sequence[ConversationInfo]:
+        tails = list(self._tails())
+        # If the rows and an index disagree, one of them hides conversations.
+        (count,) = self.connection.execute(_COUNT).fetchone()
+        if len(tails) != count:
+            raise JournalRefused(
+                f"{self._path} is damaged: it has {len(tails)} conversations, and {count} in an "
+                "index; nothing was changed; restore it from a backup, or run `turnkeeper repair`"
+            )
+        infos = [
+            _info(tail)
+            for tail in tails
+            if tail.head and (tail.is_unfinished or not only_unfinished)
+        ]
+        return sorted(infos, key=lambda info: info.conversation_id)
+
+    def _tails(self) -> Iterator[Tail]:
+        last = -1
+        while True:
+            (rows,) = self.connection.execute(_LIST, (last, _LIST_PAGE)).fetchone()
+            try:
+                page = json.loads(rows)
+            except ValueError as error:
+                raise CorruptLog("?", 0, "a conversation's own row is damaged") from error
+            yield from map(tail_of_row, page)
+            if len(page) < _LIST_PAGE:
+                return
+            last = page[-1][0]
+
+    def find_events(self, name: str, event_ids: Sequence[str]) -> Mapping[str, int]:
+        return find_events(self.connection, self._tail(name), event_ids)
+
+    def find_messages(self, name: str, message_ids: Sequence[str]) -> Mapping[str, int]:
+        return find_messages(self.connection, self._tail(name), message_ids)
+
+    def rejections(self, name: str) -> Sequence[Rejection]:
+        tail = read_tail(self.connection, name)
+        log = tail.log if tail else log_number(name, 0)
+        rejections = []
+        for at, violation, reason, payload, found in self.connection.execute(
+            "SELECT at, violation, reason, payload, seal FROM rejection WHERE log = ? "
+            "ORDER BY at, id",
+            (log,),
+        ):
+            if seal(log, at, violation, reason, content=payload) != found:
+                raise CorruptLog(name, 0, "a rejected event fails its checksum")
+            rejections.append(Rejection(at, violation, reason, payload))
+        (count,) = self.connection.execute(
+            "SELECT count(*) FROM rejection NOT INDEXED WHERE log = ?", (log,)
+        ).fetchone()
+        if count != len(rejections):
+            raise CorruptLog(name, 0, "an index hides rejected events")
+        return rejections
+
+    def read_snapshot(self, name: str) -> Snapshot | None:
+        """Return the snapshot, if it is whole and its log still has its last record."""
+        tail = self._tail(name)
+        try:
+            row = self.connection.execute(
+                "SELECT seq, version, tip, payload, seal FROM snapshot WHERE log = ?", (tail.log,)
+            ).fetchone()
+            if row is None:
+                return None
+            seq, version, tip, payload, found = row
+            is_whole = seal(tail.log, seq, version, tip, content=payload) == found
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            if not is_damage(error):
+                raise
+            return None
+        if not is_whole:
+            return None
+        record = find_record(self.connection, tail, seq)
+        return Snapshot(seq, version, payload) if record and record[1] == tip else None
+
+    def _tail(self, name: str) -> Tail:
+        tail = read_tail(self.connection, name)
+        if tail is None or not tail.head:
+            raise ConversationNotFound(name)
+        return tail
+
+
+@contextmanager
+def reading(path: Path, *, busy_wait_s: float) -> Iterator[SQLiteReader]:
+    """Open a reader without ownership, for use in the calling thread."""
+    path = real_path(path)
+    make = partial(SQLiteReader, path, busy_wait_s=busy_wait_s, is_owner=False)
+    reader = unless_misread(path, make)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def _info(tail: Tail) -> ConversationInfo:
+    return ConversationInfo(
+        tail.name, tail.head, tail.epoch, tail.is_unfinished, tail.updated_us / 1_000_000
+    )

@@ -1,0 +1,510 @@
+"""The SQLite file: its schema, and how it is created, opened and migrated.
+
+Owns the file format. A file is a journal exactly if it carries this application id; its
+`user_version` is the version of the schema. A new file is built under another name and renamed into
+place, so the path holds a whole journal or nothing, and an empty file never counts as one.
+
+Opening never changes a file that is not a journal, or that a newer version has written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator, Sequence
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+from ...errors import JournalRefused, JournalUnavailable
+from .wal import LogStamp, fits, has_lost_commits, log_salt
+
+Synchronous = Literal["FULL", "EXTRA", "NORMAL"]
+
+# How files are made: for their owner's eyes, and never through a link that lies in their place.
+PRIVATE = 0o600
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+
+APPLICATION_ID = 0x7475726E  # "turn"
+
+# Version n is reached from n - 1 by the statements at [n - 1]. Nothing here is ever edited.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE journal (              -- one row
+        generation INTEGER NOT NULL,    -- counts the processes that opened the file for writing
+        owner TEXT NOT NULL             -- the newest of them
+    );
+    INSERT INTO journal VALUES (0, 'nobody');
+
+    CREATE TABLE conversation (
+        id INTEGER PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        incarnation INTEGER NOT NULL,   -- how often the name was deleted
+        log INTEGER NOT NULL UNIQUE,    -- log_number(name, incarnation)
+        epoch INTEGER NOT NULL,
+        head INTEGER NOT NULL,
+        last INTEGER NOT NULL,          -- the id of the event at head, or 0
+        tip INTEGER NOT NULL,           -- its mark
+        forked_at INTEGER NOT NULL,     -- up to here it is its parent's log; 0 if it is no fork
+        is_unfinished INTEGER NOT NULL,
+        updated_us INTEGER NOT NULL,    -- microseconds since the epoch, UTC
+        seal INTEGER NOT NULL           -- checksum over all of the above but id
+    );
+
+    -- In the order of the commits, so that it grows at its end. The records of one log are
+    -- chained by `previous`, and found in the middle by every 64th: an index over all of them
+    -- would be written all over the place in every commit.
+    CREATE TABLE event (
+        id INTEGER PRIMARY KEY,
+        previous INTEGER NOT NULL,
+        log INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        epoch INTEGER NOT NULL,
+        event_id TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        message_id TEXT,
+        mark INTEGER NOT NULL,          -- checksum over the record and the mark before it
+        payload BLOB NOT NULL,
+        parts TEXT                      -- where its large parts belong, and their digests
+    );
+    CREATE INDEX anchor ON event (log, seq) WHERE seq & 63 = 1;
+    -- The id first: ids are time-ordered, so this one grows at its end too.
+    CREATE UNIQUE INDEX event_id ON event (event_id, log);
+    CREATE UNIQUE INDEX message_id ON event (message_id, log) WHERE message_id IS NOT NULL;
+
+    CREATE TABLE fork (
+        log INTEGER PRIMARY KEY,
+        parent INTEGER NOT NULL,        -- the log that has the record at seq
+        seq INTEGER NOT NULL,
+        seal INTEGER NOT NULL
+    );
+    CREATE INDEX fork_of ON fork (parent);
+
+    CREATE TABLE part (
+        digest BLOB PRIMARY KEY,
+        data BLOB NOT NULL
+    );
+    CREATE TABLE part_use (
+        log INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        digest BLOB NOT NULL,
+        PRIMARY KEY (log, seq, digest)
+    ) WITHOUT ROWID;
+    CREATE INDEX part_used ON part_use (digest);
+
+    CREATE TABLE snapshot (
+        log INTEGER PRIMARY KEY,
+        seq INTEGER NOT NULL,
+        version TEXT NOT NULL,
+        tip INTEGER NOT NULL,           -- the mark of the record at seq
+        payload BLOB NOT NULL,
+        seal INTEGER NOT NULL
+    );
+
+    CREATE TABLE rejection (
+        id INTEGER PRIMARY KEY,
+        log INTEGER NOT NULL,
+        at REAL NOT NULL,
+        violation TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        payload BLOB NOT NULL,
+        seal INTEGER NOT NULL
+    );
+    CREATE INDEX rejection_of ON rejection (log);
+    CREATE INDEX rejection_at ON rejection (at);
+    """,
+    """
+    CREATE TABLE log_stamp (            -- one row; `wal` says how it is used
+        is_log_needed INTEGER NOT NULL, -- 1 in the file, 0 in its log
+        salt INTEGER NOT NULL           -- the first salt of the log, as of the stamp
+    );
+    INSERT INTO log_stamp VALUES (0, 0);
+    """,
+)
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
+# The oldest version that is read as it is; an older one has to be migrated first.
+READABLE_VERSION_MIN = 1
+
+
+# The index `anchor` has one record in this many; only a migration may change it.
+ANCHOR_STEP = 64
+
+# UPDATE … FROM, RETURNING, and the JSON functions built in.
+_SQLITE_VERSION_MIN = (3, 38)
+
+
+def real_path(path: str | PathLike[str]) -> Path:
+    """Return the absolute path of a file, with all symbolic links followed; it need not exist.
+
+    SQLite names the log after the file that it opens. Two names of one file would mean two logs,
+    so every entrance resolves the name first. Raises `JournalRefused` for links in a circle, and
+    for a folder, a pipe or a device, where SQLite would fail, or wait for ever.
+    """
+    is_other = False
+    try:
+        found = Path(path).resolve()
+        # Python 3.13 tells of links in a circle here, older ones in the line above.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            is_other = not stat.S_ISREG(found.stat().st_mode)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise JournalRefused(f"no journal can be at {path}: {error}; nothing was done") from error
+    if is_other:
+        raise JournalRefused(f"{path} cannot be opened: it is no regular file; nothing was changed")
+    return found
+
+
+def open_for_writing(
+    path: Path, *, synchronous: Synchronous, busy_wait_s: float
+) -> sqlite3.Connection:
+    """Return a connection to the journal at `path`, creating the file if it does not exist.
+
+    The caller must hold the owner lock. Raises `JournalRefused` if the file is not a journal, is
+    newer than this code, or cannot be written.
+    """
+    with refusals(path):
+        _refuse_links(path)
+        if not path.exists():
+            _create(path)
+        # Checked before opening: closing the file would copy a bad log into it and delete the log.
+        refuse_bad_log(path)
+        connection = _connect(path, "rw", busy_wait_s)
+        with closing_on_error(connection):
+            version = _check(connection, path)
+            _set_up(connection, path, synchronous)
+            _migrate(connection, version)
+            _refuse_stale_rows(connection, path)
+        return connection
+
+
+def open_for_reading(path: Path, *, busy_wait_s: float, is_immutable: bool) -> sqlite3.Connection:
+    """Return a connection that changes and creates nothing.
+
+    `is_immutable` says that no process has the file open for writing. SQLite then takes no lock
+    and creates no `-wal` and `-shm` files, so that the folder may be read-only.
+    """
+    with refusals(path):
+        if not path.exists():
+            raise JournalRefused(f"no journal at {path}: no such file; nothing was created")
+        connection = _connect(path, "ro", busy_wait_s, is_immutable=is_immutable)
+        with closing_on_error(connection):
+            version = _check(connection, path)
+            if version < READABLE_VERSION_MIN:
+                raise JournalRefused(
+                    f"{path} has schema version {version}, and this code reads "
+                    f"{READABLE_VERSION_MIN} to {SCHEMA_VERSION}; nothing was changed; open it "
+                    "once for writing to bring it up to date"
+                )
+        return connection
+
+
+@contextlib.contextmanager
+def log_holder(path: Path) -> Iterator[None]:
+    """Keep the log beside a file that is open for writing, even if that is closed meanwhile."""
+    with contextlib.closing(_connect(path, "ro", 0)) as connection:
+        connection.execute("SELECT generation FROM journal").fetchone()
+        yield
+
+
+@contextlib.contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """Raise the errors of opening a file as those that its caller can act on."""
+    try:
+        yield
+    except (sqlite3.Error, UnicodeDecodeError, MemoryError, OSError) as error:
+        raise refusal(path, error) from error
+
+
+@contextlib.contextmanager
+def closing_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+    """Close a connection that could not be set up."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
+
+
+def refuse_bad_log(path: Path) -> None:
+    """Raise `JournalRefused` if SQLite would misread the log beside a file.
+
+    Call this only while no process has the file open for writing: its stamp moves meanwhile.
+    """
+    # Twice: a process that closed the file in between has folded its log into it.
+    if not is_log_of(path) and not is_log_of(path):
+        found = (
+            "its write-ahead log is missing, and with it the newest commits"
+            if log_salt(path) is None
+            else f"the write-ahead log beside it, {path}-wal, is not its own"
+        )
+        raise JournalRefused(
+            f"{path} is not whole: {found}; nothing was changed; put both files back as they "
+            "were, or run `turnkeeper repair` to go on with the file alone"
+        )
+    if has_lost_commits(path):
+        raise JournalRefused(
+            f"{path} is damaged: its write-ahead log cannot be read to the end, and commits "
+            "follow the damage; nothing was changed; restore a backup, or run `turnkeeper "
+            "repair`"
+        )
+
+
+def is_log_of(path: Path) -> bool:
+    """Return True if the log beside a file, or its absence, fits the file's stamp."""
+    opening_pages: set[int] = set()
+    stamp = LogStamp(is_log_needed=False, salt=0)
+    try:
+        # The file alone, as if it had no log.
+        with contextlib.closing(_connect(path, "ro", 0, is_immutable=True)) as connection:
+            is_log_needed, salt = connection.execute(
+                "SELECT is_log_needed, salt FROM log_stamp"
+            ).fetchone()
+            opening_pages.update(
+                row[0]
+                for row in connection.execute(
+                    "SELECT rootpage FROM sqlite_schema WHERE name IN ('journal', 'log_stamp')"
+                )
+            )
+            stamp = LogStamp(bool(is_log_needed), int(salt))
+    except (sqlite3.Error, JournalRefused, TypeError, ValueError) as error:
+        # A file of an older version has no stamp; of damage the checks that follow find out more.
+        cannot_be_read = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM)
+        if error_code(error) in cannot_be_read:
+            raise
+    return fits(path, stamp, opening_pages)
+
+
+def error_code(error: BaseException) -> int:
+    """Return SQLite's primary result code, or 0 if the error has none."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return True if an error means that the file's content differs from what was written.
+
+    Python, and not SQLite, finds values of the wrong type and text that is not valid UTF-8.
+    """
+    code = error_code(error)
+    return (
+        isinstance(error, ValueError | TypeError)
+        or (isinstance(error, sqlite3.OperationalError) and not code)
+        # All our SQL is fixed, so a statement that SQLite cannot run means a damaged schema.
+        or code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+    )
+
+
+def _refuse_links(path: Path) -> None:
+    """Raise if the file has a second name, or a side file is a link to another place."""
+    with contextlib.suppress(FileNotFoundError):
+        facts = path.stat()
+        if stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1:
+            raise JournalRefused(
+                f"{path} has a second name (a hard link); nothing was changed; a journal that is "
+                "written under two names is lost: copy the file in place of linking it"
+            )
+    for end in ("-wal", "-shm", "-new", "-owner"):
+        if Path(f"{path}{end}").is_symlink():
+            raise JournalRefused(
+                f"{path}{end} is a symbolic link; nothing was changed; remove it, or put the file "
+                "that it names in its place"
+            )
+
+
+_NEWEST_LOOKED_AT = 1024
+_STALE = f"""
+    SELECT c.name FROM
+        (SELECT log, max(id) AS newest FROM
+            (SELECT log, id FROM event ORDER BY id DESC LIMIT {_NEWEST_LOOKED_AT}) GROUP BY log) e
+        JOIN conversation c USING (log) WHERE c.last < e.newest AND c.head
+"""  # noqa: S608 - our own text
+
+
+def _refuse_stale_rows(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise if one of the newest records lies behind the end of its log, as its row has it.
+
+    A write of a page that the disk lost leaves an older row, which is whole and names an earlier
+    end; appending there would write over the records behind it.
+    """
+    row = connection.execute(_STALE).fetchone()
+    if row is not None:
+        raise JournalRefused(
+            f"{path} is damaged: conversation {row[0]} has records behind the end that its row "
+            "names, so a write to the disk was lost; nothing was changed; restore it from a "
+            "backup, or run `turnkeeper repair`"
+        )
+
+
+def _connect(
+    path: Path, mode: Literal["rw", "ro"], busy_wait_s: float, *, is_immutable: bool = False
+) -> sqlite3.Connection:
+    if sqlite3.sqlite_version_info < _SQLITE_VERSION_MIN:
+        raise JournalRefused(
+            f"this Python has SQLite {sqlite3.sqlite_version}; the journal needs 3.38 or later"
+        )
+    uri = f"{path.absolute().as_uri()}?mode={mode}{'&immutable=1' if is_immutable else ''}"
+    try:
+        return sqlite3.connect(uri, uri=True, timeout=busy_wait_s, isolation_level=None)
+    except sqlite3.Error as error:
+        raise refusal(path, error) from error
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the file's schema version; raise `JournalRefused` if this code cannot use it."""
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    if application_id != APPLICATION_ID:
+        found = "an empty file" if not path.stat().st_size else "no turnkeeper journal"
+        raise JournalRefused(
+            f"{path} is {found}; nothing was changed; give another path, restore the journal, or "
+            "move the file away"
+        )
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not 1 <= version <= SCHEMA_VERSION:
+        raise JournalRefused(
+            f"{path} has schema version {version}, and this code knows 1 to {SCHEMA_VERSION}; "
+            "nothing was changed; use a newer turnkeeper"
+        )
+    if _read_schema(connection) != _schema_of(version):
+        raise JournalRefused(
+            f"{path} is damaged: its schema is not that of version {version}; nothing was changed; "
+            "restore it from a backup, or run `turnkeeper repair`"
+        )
+    return int(version)
+
+
+def _read_schema(connection: sqlite3.Connection) -> Sequence[object]:
+    return connection.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_schema "
+        "WHERE name NOT LIKE 'sqlite_stat%' ORDER BY name"
+    ).fetchall()
+
+
+@cache
+def _schema_of(version: int) -> Sequence[object]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript("".join(MIGRATIONS[:version]))
+        return _read_schema(connection)
+
+
+def _set_up(connection: sqlite3.Connection, path: Path, synchronous: Synchronous) -> None:
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("PRAGMA fullfsync = ON")  # macOS: or fsync does not reach the disk
+    connection.execute("PRAGMA checkpoint_fullfsync = ON")
+    connection.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten in the file
+    connection.execute("PRAGMA cache_size = -16000")
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    (level,) = connection.execute("PRAGMA synchronous").fetchone()
+    if mode != "wal" or level != {"NORMAL": 1, "FULL": 2, "EXTRA": 3}[synchronous]:
+        raise JournalRefused(
+            f"{path} cannot be used durably: SQLite gives journal mode {mode}, synchronous "
+            f"{level}; nothing was changed; put the journal on a local disk"
+        )
+
+
+def _migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Migrate in one transaction: a process that dies half-way leaves the old version."""
+    if version == SCHEMA_VERSION:
+        return
+    # executescript commits first and then obeys the script's own BEGIN.
+    script = "".join(MIGRATIONS[version:])
+    connection.executescript(
+        f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+    )
+
+
+def _create(path: Path) -> None:
+    wal = Path(f"{path}-wal")
+    if wal.exists() and wal.stat().st_size:
+        raise JournalRefused(
+            f"no file at {path}, but the write-ahead log of one at {wal}; nothing was created; "
+            "restore the file, or move its log away"
+        )
+    if repaired_draft(path).exists():
+        raise JournalRefused(
+            f"no file at {path}, but a repaired one beside it: a repair was interrupted; nothing "
+            "was created; run `turnkeeper repair` again"
+        )
+    draft = Path(f"{path}-new")
+    try:
+        make_file(draft)
+        draft.rename(path)
+        sync_folder(path.parent)
+    except (OSError, sqlite3.Error) as error:
+        if is_full(error):
+            raise JournalUnavailable(
+                f"no journal can be made at {path}: {error}; nothing was created; make room on the "
+                "disk"
+            ) from error
+        raise JournalRefused(f"no journal can be made at {path}: {error}") from error
+
+
+def make_file(path: Path) -> None:
+    """Create an empty journal at `path`, replacing any file there."""
+    for leftover in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        leftover.unlink(missing_ok=True)
+    # SQLite gives the log the permissions of the file.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINKS, PRIVATE))
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA page_size = 8192")  # records of a kilobyte fill it better
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        _migrate(connection, 0)
+
+
+def repaired_draft(path: Path) -> Path:
+    """Return the name of the repaired file, which exists only while it replaces `path`."""
+    return Path(f"{path}-repaired")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable, if the system can."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_full(error: BaseException) -> bool:
+    """Return True if an error means that the disk, or the user's share of it, is full."""
+    if isinstance(error, OSError):
+        return error.errno in {errno.ENOSPC, errno.EDQUOT}
+    return error_code(error) == sqlite3.SQLITE_FULL
+
+
+def refusal(path: Path, error: Exception) -> JournalRefused | JournalUnavailable:
+    """Return the error to raise for a file that cannot be opened, with the advice that fits."""
+    if is_full(error):
+        return JournalUnavailable(
+            f"{path} cannot be opened: {error}; nothing was changed; make room on the disk"
+        )
+    code = error_code(error)
+    if isinstance(error, MemoryError) or code in {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}:
+        found = str(error) or type(error).__name__
+        return JournalUnavailable(
+            f"{path} cannot be opened now: {found}; nothing was changed; see to the disk and the "
+            "memory, and try again"
+        )
+    match code:
+        case sqlite3.SQLITE_NOTADB:
+            found = "it is no turnkeeper journal"
+            advice = "give another path, or move the file away"
+        case _ if is_damage(error):
+            found = f"it is damaged ({error})"
+            advice = "restore it from a backup, or run `turnkeeper repair`"
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            found = str(error)
+            advice = "check the permissions of the file and its folder, or open it read-only"
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            found = f"another program is in the middle of writing it ({error})"
+            advice = "end that program, and try again"
+        case _:
+            found = str(error)
+            advice = "see to it, and try again"
+    return JournalRefused(f"{path} cannot be opened: {found}; nothing was changed; {advice}")

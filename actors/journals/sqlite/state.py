@@ -1,0 +1,649 @@
+"""A conversation's state for synchronous code: in memory, or over a SQLite journal.
+
+It owns one log and its folds. `append_event` checks an event, keeps it and folds it. With a folder
+it returns when the event is durable; `conversations.db` in that folder is an ordinary journal file.
+
+It promises: an append that has returned is durable, so ending the program waits for nothing; until
+the first append the file is only read, and that append takes the next epoch, as any owner does; of
+two states of one conversation, the one that appended last has shut out the other.
+
+It does not run agents. A state is used by one thread at a time, without locks; a view that it
+returned never changes and may go anywhere. For each journal file that states of this process use,
+there is one event loop in a daemon thread, which all of them share.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Literal, Protocol, Self, TypeVar, overload
+
+import anyio
+from anyio.from_thread import BlockingPortal
+
+from turnkeeper.runtime import OwnershipLost, Ports, Refused
+from turnkeeper.runtime.lowlevel import thread_caller
+
+from ...core.admission import (
+    AdmissionRefused,
+    Appended,
+    AppendResult,
+    Duplicate,
+    Rejected,
+    Violation,
+)
+from ...core.metrics import Metrics
+from ...core.records import decode_record, encode_record
+from ...core.state import ColdLoad, Folded
+from ...core.status import AgentExecutionStatus
+from ...core.turn_table import TurnTable
+from ...core.view import View
+from ...errors import ConversationNotFound, EventIdConflict, JournalRefused, MessageIdConflict
+from ...events import (
+    ActionEvent,
+    CondensationEvent,
+    Event,
+    LLMConvertibleEvent,
+    MessageQueuedEvent,
+    MessageWithdrawnEvent,
+    Task,
+    TurnEndedEvent,
+    TurnStartedEvent,
+    UserMessageEvent,
+    is_seen_by_model,
+)
+from ...journal import READ_PAGE, Snapshot, StoredRecord
+from .journal import SQLiteJournal
+from .schema import real_path
+
+__all__ = ["ConversationState"]
+
+T = TypeVar("T")
+
+_FILE_NAME = "conversations.db"
+
+
+class ConversationState:
+    """All that is known of a conversation, for synchronous code.
+
+        state = ConversationState()                                        # in memory
+        state = ConversationState(persistence_dir="./chats", conversation_id="my-task-123")
+        state.append_event(UserMessageEvent(content="Hello, agent!"))
+        state.view, state.pending_actions, state.at(3)
+
+    As a context manager it is closed at the end of the outermost `with`. Another `with` opens it
+    again.
+    """
+
+    def __init__(
+        self,
+        *,
+        persistence_dir: str | PathLike[str] | None = None,
+        conversation_id: str = "in-memory",
+        admission: Literal["enforce", "observe"] = "enforce",
+        ports: Ports | None = None,
+    ) -> None:
+        """Make an empty state, or open that of a conversation in `persistence_dir`.
+
+        `admission="observe"` admits every event and keeps the violations in `violations`: for
+        looking at logs from elsewhere.
+        """
+        self.conversation_id = conversation_id
+        self.violations: tuple[Violation, ...] = ()
+        """The violations that admission would have refused, if it only observes."""
+        self._mode = admission
+        self._ports = ports or Ports()
+        self._folded = Folded()
+        # What enforcement took out of a log from elsewhere, as long as the log does not say so.
+        self._broken: tuple[str, ...] = ()
+        self._is_past = False
+        self._depth = 0
+        self._log: _Log = (
+            _MemoryLog(conversation_id)
+            if persistence_dir is None
+            else _FileLog(persistence_dir, conversation_id, self._ports)
+        )
+        if self._log.exists():
+            self._folded, self._broken = self._load()
+
+    @classmethod
+    def load(
+        cls,
+        persistence_dir: str | PathLike[str],
+        conversation_id: str,
+        *,
+        ports: Ports | None = None,
+    ) -> Self:
+        """Open a conversation that exists. Only reads. Raises `ConversationNotFound`."""
+        state = cls(persistence_dir=persistence_dir, conversation_id=conversation_id, ports=ports)
+        if not state.seq:
+            state.close()
+            raise ConversationNotFound(conversation_id)
+        return state
+
+    def save(self) -> None:
+        """Write a snapshot beside the log, which has every event already.
+
+        A snapshot is a cache. None is written while the log needs a repair, which the next append
+        makes, or if admission only observed a violation: the next load then reads the whole log.
+        """
+        is_sound = not self._broken and not self.violations
+        self._log.save(self._folded.to_snapshot() if is_sound else None)
+
+    def close(self) -> None:
+        """Release the journal file, if there is one. Nothing is lost; a second call is harmless."""
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        self._depth += 1
+        self._log.reopen()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.close()
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    @property
+    def seq(self) -> int:
+        """The position of the last event; 0 before the first."""
+        return self._folded.seq
+
+    @property
+    def view(self) -> View:
+        """The events that the model sees; an immutable snapshot, O(1)."""
+        return self._folded.view
+
+    @property
+    def agent_execution_status(self) -> AgentExecutionStatus:
+        """The state that the agent is in."""
+        return self._folded.agent_execution_status
+
+    @property
+    def pending_actions(self) -> tuple[ActionEvent, ...]:
+        """The tool calls that have no result yet."""
+        return self._folded.pending_actions
+
+    @property
+    def iteration(self) -> int:
+        """The steps finished in the turn that runs, or ran last."""
+        return self._folded.iteration
+
+    @property
+    def metrics(self) -> Metrics:
+        """The tokens, cost and time of all model calls."""
+        return self._folded.metrics
+
+    @property
+    def task_list(self) -> tuple[Task, ...]:
+        """The agent's task list."""
+        return self._folded.task_list
+
+    @property
+    def turns(self) -> TurnTable:
+        """The running turn, and the chat messages that wait."""
+        return self._folded.turns
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The log, read from the journal as it is asked for."""
+        return _Events(self._log, self.seq)
+
+    @property
+    def conversation_history(self) -> tuple[LLMConvertibleEvent, ...]:
+        """All events of the log that a model saw, those forgotten since included."""
+        return tuple(filter(is_seen_by_model, self.events))
+
+    def at(self, seq: int) -> ConversationState:
+        """Return the state as it was when the log ended at `seq`; it takes no appends."""
+        if not 0 <= seq <= self.seq:
+            raise ValueError(f"seq {seq} is not in 0..{self.seq}")
+        past = ConversationState(conversation_id=self.conversation_id, admission=self._mode)
+        past._log, past._is_past = self._log, True
+        if seq:
+            past._folded, past._broken = self._load(seq)
+        return past
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ConversationState):
+            return NotImplemented
+        return self._folded == other._folded
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} of {self.conversation_id} at seq {self.seq}, "
+            f"{self.agent_execution_status}>"
+        )
+
+    # --- appending -------------------------------------------------------------------------------
+
+    @overload
+    def append_event(
+        self, event: Event, *, raises: Literal[True] = True
+    ) -> Appended | Duplicate: ...
+    @overload
+    def append_event(self, event: Event, *, raises: bool) -> AppendResult: ...
+    def append_event(self, event: Event, *, raises: bool = True) -> AppendResult:
+        """Append one event to the log, if admission lets it.
+
+        Raises `AdmissionRefused`, or returns it as `Rejected` unless `raises`. Raises
+        `EventIdConflict` if the id is in the log with other content.
+        """
+        if self._is_past:
+            raise JournalRefused(
+                f"append refused on conversation {self.conversation_id}: this is its state at seq "
+                f"{self.seq} in the past; nothing was written; append to its present state"
+            )
+        if not self._log.is_owner:
+            self._own()
+        known = self._log.find(event.id) if event.id <= self._folded.event_id_max else None
+        if known is not None:
+            if self.events[known - 1] != event:
+                raise EventIdConflict(self.conversation_id, {event.id: known})
+            return Duplicate(known)
+        violation = self._folded.admission.check((event,))
+        if violation is not None:
+            if self._mode == "observe":
+                self.violations = (*self.violations, violation)
+            elif raises:
+                raise AdmissionRefused(self.conversation_id, violation)
+            else:
+                return Rejected(violation)
+        self._append(event)
+        return Appended(self.seq)
+
+    def _own(self) -> None:
+        """Open the log as its owner, and fold the events that others have written meanwhile."""
+        head = self._log.own()
+        if head > self.seq:
+            self._folded.watch()
+            for event in self._log.read(self.seq, head):
+                self._folded.fold(event)
+            if not self._folded.end_watch():
+                self._folded, self._broken = self._load(head)
+        if self._broken:
+            forgotten = CondensationEvent(
+                id=self._ports.ids.new(),
+                timestamp=datetime.fromtimestamp(self._ports.now(), UTC),
+                forgotten_event_ids=self._broken,
+            )
+            self._append(forgotten)
+            self._broken = ()
+
+    def _append(self, event: Event) -> None:
+        self._log.append(
+            event,
+            expected_seq=self.seq + 1,
+            is_unfinished=_is_unfinished_after(self.turns, event),
+        )
+        self._folded.fold(event)
+
+    def _load(self, seq: int | None = None) -> tuple[Folded, tuple[str, ...]]:
+        """Read the log up to `seq`; return its folds, and the ids that had to leave the view."""
+        snapshot = self._log.read_snapshot()
+        if snapshot is not None and (seq is None or snapshot.seq <= seq):
+            folded = Folded.from_snapshot(snapshot)
+            if folded is not None:
+                folded.watch()
+                for event in self._log.read(folded.seq, seq):
+                    folded.fold(event)
+                if folded.end_watch():
+                    return folded, ()
+        load = ColdLoad()
+        for event in self._log.read(0, seq):
+            load.fold(event)
+        return load.finish()
+
+
+def _is_unfinished_after(turns: TurnTable, event: Event) -> bool:
+    """True if a turn runs, or a chat message waits, once this event is in the log."""
+    match event:
+        case TurnStartedEvent() | MessageQueuedEvent():
+            return True
+        case TurnEndedEvent():
+            return bool(turns.queued)
+        case MessageWithdrawnEvent() | UserMessageEvent():
+            return turns.running is not None or bool(turns.queued.keys() - {event.message_id})
+        case _:
+            return turns.is_unfinished
+
+
+class _Log(Protocol):
+    """The log of one state."""
+
+    @property
+    def is_owner(self) -> bool:
+        """True if an append may follow; if not, `own` first."""
+
+    def exists(self) -> bool:
+        """True if there is a log to read."""
+
+    def own(self) -> int:
+        """Open it for appends; return the seq that it ends at."""
+
+    def append(self, event: Event, *, expected_seq: int, is_unfinished: bool) -> None: ...
+    def find(self, event_id: str) -> int | None: ...
+    def read(self, after: int, upto: int | None = None) -> Iterator[Event]: ...
+    def read_snapshot(self) -> Snapshot | None: ...
+    def save(self, snapshot: Snapshot | None) -> None:
+        """Write a snapshot, if there is one. Raise `JournalRefused` if there is no journal."""
+
+    def close(self) -> None: ...
+    def reopen(self) -> None:
+        """Undo `close`, if it was closed."""
+
+
+class _MemoryLog:
+    """A log in memory; it ends with its state."""
+
+    is_owner = True
+
+    def __init__(self, conversation_id: str) -> None:
+        self._conversation_id = conversation_id
+        self._events: list[Event] = []
+        self._seqs: dict[str, int] = {}
+        self._message_seqs: dict[str, int] = {}
+
+    def exists(self) -> bool:
+        return False
+
+    def reopen(self) -> None:
+        """Do nothing: there is no file."""
+
+    def own(self) -> int:
+        return len(self._events)
+
+    def append(self, event: Event, *, expected_seq: int, is_unfinished: bool) -> None:  # noqa: ARG002 - the protocol's
+        message_id = encode_record(event).message_id
+        if message_id in self._message_seqs:
+            seq = self._message_seqs[message_id]
+            raise MessageIdConflict(self._conversation_id, message_id, seq)
+        self._events.append(event)
+        self._seqs[event.id] = expected_seq
+        if message_id is not None:
+            self._message_seqs[message_id] = expected_seq
+
+    def find(self, event_id: str) -> int | None:
+        return self._seqs.get(event_id)
+
+    def read(self, after: int, upto: int | None = None) -> Iterator[Event]:
+        return iter(self._events[after:upto])
+
+    def read_snapshot(self) -> Snapshot | None:
+        return None
+
+    def save(self, snapshot: Snapshot | None) -> None:  # noqa: ARG002 - the protocol's
+        raise JournalRefused(
+            f"the state of conversation {self._conversation_id} is in memory only; nothing was "
+            "saved; give it a persistence_dir"
+        )
+
+    def close(self) -> None:
+        """Do nothing: there is no file."""
+
+
+class _Events(Sequence[Event]):
+    """The first `length` events of a log, read as they are asked for."""
+
+    def __init__(self, log: _Log, length: int) -> None:
+        self._log = log
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Event]:
+        return self._log.read(0, self._length)
+
+    @overload
+    def __getitem__(self, at: int) -> Event: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Event]: ...
+    def __getitem__(self, at: int | slice) -> Event | Sequence[Event]:
+        if isinstance(at, slice):
+            wanted = range(*at.indices(self._length))
+            if not wanted:
+                return ()
+            low, high = min(wanted[0], wanted[-1]), max(wanted[0], wanted[-1])
+            events = tuple(self._log.read(low, high + 1))
+            return tuple(events[n - low] for n in wanted)
+        if not -self._length <= at < self._length:
+            raise IndexError(at)
+        at %= self._length
+        return next(self._log.read(at, at + 1))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # as a list has none
+
+
+# The files in use in this process. Invariant: a file is listed from its first user to its last,
+# and only the holder of the lock changes the list.
+_in_use: dict[Path, _SharedJournal] = {}
+_in_use_lock = threading.Lock()
+
+
+class _SharedJournal:
+    """One journal file, with the event loop that it lives in."""
+
+    def __init__(self, path: Path, ports: Ports) -> None:
+        self.users = 0
+        self._path = path
+        self._ports = ports
+        self._journal: SQLiteJournal | None = None
+        self._is_writing = False
+        self._ready, self.ended = threading.Event(), threading.Event()
+        ports.start_thread(f"states of {path}", self._run)
+        self._ready.wait()
+
+    def call(self, ask: Callable[[SQLiteJournal], Awaitable[T]], *, writes: bool = False) -> T:
+        """Return the journal's answer, after opening the journal (for writing) if necessary."""
+        return self._portal.call(self._ask, ask, writes)
+
+    def end(self) -> None:
+        """Close the file, soon; `ended` is set when it is done. Any thread may call."""
+        self._call_in_loop(self._stop.set)
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._serve)
+        finally:
+            self._ready.set()
+            self.ended.set()
+
+    async def _serve(self) -> None:
+        self._opening = anyio.Lock()
+        self._stop = anyio.Event()
+        self._call_in_loop = thread_caller()
+        async with AsyncExitStack() as self._entered, BlockingPortal() as self._portal:
+            self._ready.set()
+            await self._stop.wait()
+
+    async def _ask(self, ask: Callable[[SQLiteJournal], Awaitable[T]], writes: bool) -> T:  # noqa: FBT001 - the portal passes arguments by position
+        async with self._opening:
+            journal = await self._opened(writes=writes)
+        return await ask(journal)
+
+    async def _opened(self, *, writes: bool) -> SQLiteJournal:
+        if self._journal is not None and (self._is_writing or not writes):
+            return self._journal
+        if writes:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        journal = SQLiteJournal(self._path, read_only=not writes, ports=self._ports)
+        # The read-only journal stays open until the end: other states may be reading by it.
+        await self._entered.enter_async_context(journal)
+        self._journal, self._is_writing = journal, writes
+        return journal
+
+
+def _use(path: Path, ports: Ports) -> _SharedJournal:
+    with _in_use_lock:
+        shared = _in_use.get(path)
+        if shared is None:
+            shared = _in_use[path] = _SharedJournal(path, ports)
+        shared.users += 1
+        return shared
+
+
+def _let_go(path: Path, shared: _SharedJournal) -> None:
+    with _in_use_lock:
+        shared.users -= 1
+        if not shared.users:
+            del _in_use[path]
+            shared.end()
+
+
+class _FileLog:
+    """One conversation of a journal file."""
+
+    def __init__(
+        self, persistence_dir: str | PathLike[str], conversation_id: str, ports: Ports
+    ) -> None:
+        self._conversation_id = conversation_id
+        self._path = real_path(Path(persistence_dir) / _FILE_NAME)
+        self._epoch: int | None = None
+        self._newest_epoch = 0
+        """The newest that this state knows of, its own or another owner's."""
+        self._lost: OwnershipLost | None = None
+        self._ports = ports
+        self._is_closed = False
+        self._shared: _SharedJournal | None = None
+        self._let_go: weakref.finalize[[Path, _SharedJournal], _FileLog] | None = None
+
+    @property
+    def is_owner(self) -> bool:
+        return self._epoch is not None
+
+    def own(self) -> int:
+        """Take the next epoch; return the seq that the log ends at, for good."""
+        if self._lost is not None:
+            raise self._lost
+        claim = self._call(lambda journal: journal.claim(self._conversation_id), writes=True)
+        self._epoch = self._newest_epoch = claim.epoch
+        return claim.head
+
+    def exists(self) -> bool:
+        if not self._path.exists():
+            return False
+        try:
+            self._call(lambda journal: journal.info(self._conversation_id))
+        except ConversationNotFound:
+            return False
+        return True
+
+    def append(self, event: Event, *, expected_seq: int, is_unfinished: bool) -> None:
+        """Write an event at the end; it is durable when this returns.
+
+        If the outcome is unknown, this gives the ownership up, so that the next append reads the
+        log first.
+        """
+        epoch, self._epoch = self._epoch, None
+        assert epoch is not None, "append without an epoch"
+        try:
+            seqs = self._call(
+                lambda journal: journal.append(
+                    self._conversation_id,
+                    [encode_record(event)],
+                    epoch=epoch,
+                    expected_seq=expected_seq,
+                    is_unfinished=is_unfinished,
+                )
+            )
+        except OwnershipLost as lost:
+            # A newer owner is at work; taking the conversation back would only start a fight.
+            self._lost = lost
+            raise
+        except Refused:
+            self._epoch = epoch
+            raise
+        assert list(seqs) == [expected_seq], (seqs, expected_seq)
+        self._epoch = epoch
+
+    def find(self, event_id: str) -> int | None:
+        """Return the seq of the event with this id, or None if the log does not have it."""
+        try:
+            found = self._call(
+                lambda journal: journal.find_events(self._conversation_id, [event_id])
+            )
+        except ConversationNotFound:
+            return None  # nothing was appended yet
+        return found.get(event_id)
+
+    def read(self, after: int, upto: int | None = None) -> Iterator[Event]:
+        """Yield the events after a seq, up to a seq or to the end of the log."""
+        if not self._path.exists():
+            raise ConversationNotFound(self._conversation_id)
+        while upto is None or after < upto:
+            limit = READ_PAGE if upto is None else min(READ_PAGE, upto - after)
+            page = self._call(partial(self._read_page, after=after, limit=limit))
+            if not page:
+                return
+            for record in page:
+                self._newest_epoch = max(self._newest_epoch, record.epoch)
+                yield decode_record(self._conversation_id, record).event
+            after = page[-1].seq
+
+    async def _read_page(
+        self, journal: SQLiteJournal, *, after: int, limit: int
+    ) -> Sequence[StoredRecord]:
+        return await journal.read(self._conversation_id, after=after, limit=limit)
+
+    def read_snapshot(self) -> Snapshot | None:
+        """Return the newest snapshot, or None."""
+        if not self._path.exists():
+            raise ConversationNotFound(self._conversation_id)
+        info = self._call(lambda journal: journal.info(self._conversation_id))
+        self._newest_epoch = max(self._newest_epoch, info.epoch)
+        return self._call(lambda journal: journal.read_snapshot(self._conversation_id))
+
+    def save(self, snapshot: Snapshot | None) -> None:
+        """Keep a snapshot, if there is one; it may be lost without harm."""
+        if snapshot is None:
+            return
+        self._call(
+            lambda journal: journal.write_snapshot(
+                self._conversation_id, snapshot, epoch=self._newest_epoch
+            ),
+            writes=True,
+        )
+
+    def close(self) -> None:
+        """Release the file; if no other state uses it, wait until it is closed."""
+        self._is_closed = True
+        shared, self._shared = self._shared, None
+        if shared is not None and self._let_go is not None and self._let_go.alive:
+            self._let_go()
+            if not shared.users:
+                shared.ended.wait()
+        # Another state may own the conversation by the time that this one is opened again.
+        self._epoch = None
+
+    def reopen(self) -> None:
+        """Undo `close`; the file is opened when it is first used."""
+        self._is_closed = False
+
+    def _call(self, ask: Callable[[SQLiteJournal], Awaitable[T]], *, writes: bool = False) -> T:
+        """Return the journal's answer. Raise `JournalRefused` if the state is closed."""
+        if self._is_closed:
+            raise JournalRefused(
+                f"the state of conversation {self._conversation_id} is closed; nothing was read or "
+                "written; open it again, with `with state:` or by ConversationState.load"
+            )
+        if self._shared is None:
+            self._shared = _use(self._path, self._ports)
+            self._let_go = weakref.finalize(self, _let_go, self._path, self._shared)
+            self._let_go.atexit = False
+        return self._shared.call(ask, writes=writes)

@@ -1,0 +1,208 @@
+"""Checks the whole file: pages and indexes, seals, chains, and orphaned rows.
+
+A read detects damage in the rows that it returns. A verification finds the rest: rows that a
+damaged index hides, rows that no read has reached yet, and rows that belong to no conversation. It
+reads in one transaction, beside a writer, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from os import PathLike
+
+from ...errors import CorruptLog, JournalRefused
+from ...journal import READ_PAGE, Snapshot, StoredRecord
+from ..shared.record_chain import seal
+from .log import Tail, fork_seal, read_records, read_tail
+from .misreads import refuse_unreadable
+from .reader import SQLiteReader, reading
+from .schema import real_path
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A place in the file that is damaged."""
+
+    conversation_id: str | None
+    """None if it is unknown, or the problem concerns the file as a whole."""
+    seq: int
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The extent of a verification, and the problems it found."""
+
+    conversations: int
+    records: int
+    problems: tuple[Problem, ...]
+
+
+CheckSnapshot = Callable[[str, Snapshot, Iterator[StoredRecord]], str | None]
+"""Given a snapshot and the records up to it, returns the problem with it, or None."""
+CheckRecord = Callable[[str, StoredRecord], str | None]
+"""Given an undamaged record, returns the problem with its meaning, or None."""
+
+
+def verify(
+    path: str | PathLike[str],
+    *,
+    check_snapshot: CheckSnapshot | None = None,
+    check_record: CheckRecord | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _of: None,
+    busy_wait_s: float = 10.0,
+) -> Verification:
+    """Check a whole journal file, beside the processes that use it, in the caller's thread.
+
+    Calls `on_progress` with the number of conversations that are done, and of all. Raises
+    `JournalRefused` if the file cannot be opened at all.
+    """
+    path = real_path(path)
+    with reading(path, busy_wait_s=busy_wait_s) as reader:
+        verification = reader.do(
+            lambda reader: _Verifier(reader, check_snapshot, check_record, on_progress).run(),
+        )
+    if verification.problems:
+        refuse_unreadable(path, CorruptLog("?", 0, verification.problems[0].found))
+    return verification
+
+
+class _Verifier:
+    """One verification, in one transaction."""
+
+    def __init__(
+        self,
+        reader: SQLiteReader,
+        check_snapshot: CheckSnapshot | None,
+        check_record: CheckRecord | None,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        self._reader = reader
+        self._connection = reader.connection
+        self._check_snapshot = check_snapshot
+        self._check_record = check_record
+        self._on_progress = on_progress
+        self._problems: list[Problem] = []
+        self._conversations = 0
+        self._records = 0
+        # How many records each log should hold of its own.
+        self._expected: dict[int, int] = {}
+
+    def run(self) -> Verification:
+        self._try(self._check_pages)
+        self._try(self._check_conversations)
+        self._try(self._check_belonging)
+        self._try(self._check_rejections)
+        self._try(self._check_parts)
+        return Verification(self._conversations, self._records, tuple(self._problems))
+
+    def _found(self, found: str, name: str | None = None, seq: int = 0) -> None:
+        self._problems.append(Problem(name, seq, found))
+
+    def _try(self, check: Callable[[], None], name: str | None = None) -> None:
+        """Run a check; if it cannot finish, report that as a problem and continue."""
+        try:
+            check()
+        except CorruptLog as error:
+            self._found(error.found, error.conversation_id, error.seq)
+        except JournalRefused as error:
+            self._found(str(error), name)
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            self._found(str(error), name)
+
+    def _check_pages(self) -> None:
+        for (found,) in self._connection.execute("PRAGMA integrity_check"):
+            if found != "ok":
+                self._found(found)
+
+    def _check_conversations(self) -> None:
+        names = [row[0] for row in self._connection.execute("SELECT name FROM conversation")]
+        for done, name in enumerate(names):
+            self._on_progress(done, len(names))
+            self._try(partial(self._check_conversation, name), name)
+        self._on_progress(len(names), len(names))
+
+    def _check_conversation(self, name: str) -> None:
+        tail = read_tail(self._connection, name)
+        if tail is None:
+            self._found("an index names it, but its row is missing", name)
+            return
+        self._expected[tail.log] = tail.head - tail.forked_at
+        if not tail.head:
+            return
+        self._conversations += 1
+        for record in self._records_of(tail, tail.head):
+            self._records += 1
+            if self._connection.execute(
+                "SELECT seq FROM event WHERE event_id = ? AND log = ?",
+                (record.event_id, tail.log_of(record.seq)),
+            ).fetchone() != (record.seq,):
+                self._found("its id leads elsewhere", name, record.seq)
+            if self._check_record is not None:
+                found = self._check_record(name, record)
+                if found is not None:
+                    self._found(found, name, record.seq)
+        self._check_snapshot_of(tail)
+
+    def _records_of(self, tail: Tail, upto: int) -> Iterator[StoredRecord]:
+        for after in range(0, upto, READ_PAGE):
+            yield from read_records(self._connection, tail, after, min(after + READ_PAGE, upto))
+
+    def _check_snapshot_of(self, tail: Tail) -> None:
+        row = self._connection.execute(
+            "SELECT seq FROM snapshot WHERE log = ?", (tail.log,)
+        ).fetchone()
+        if row is None:
+            return
+        snapshot = self._reader.read_snapshot(tail.name)
+        if snapshot is None:
+            self._found("its snapshot is damaged, and is ignored", tail.name, row[0])
+        elif self._check_snapshot is not None:
+            found = self._check_snapshot(tail.name, snapshot, self._records_of(tail, snapshot.seq))
+            if found is not None:
+                self._found(found, tail.name, snapshot.seq)
+
+    def _check_belonging(self) -> None:
+        """Check that every record belongs to a conversation, or to a fork of a deleted one."""
+        for log, parent, seq, found in self._connection.execute("SELECT * FROM fork"):
+            if found != fork_seal(log, parent, seq):
+                self._found(f"the row that names the parent of log {log} is damaged")
+        forks = {
+            log: (parent, seq)
+            for log, parent, seq in self._connection.execute("SELECT log, parent, seq FROM fork")
+        }
+        kept: dict[int, int] = {}
+        for parent, seq in forks.values():
+            base = forks.get(parent, (0, 0))[1]
+            kept[parent] = max(kept.get(parent, 0), seq - base)
+        counted = self._connection.execute("SELECT log, count(*) FROM event GROUP BY log")
+        for log, count in counted.fetchall():
+            # A log whose conversation was deleted has only the records that forks need.
+            expected = self._expected.get(log, kept.get(log, 0))
+            if count != expected:
+                self._found(f"log {log} has {count} records instead of {expected}")
+
+        for (log,) in self._connection.execute("SELECT log FROM snapshot").fetchall():
+            if log not in self._expected:
+                self._found(f"log {log} has a snapshot, but belongs to no conversation")
+
+    def _check_rejections(self) -> None:
+        for log, at, violation, reason, payload, found in self._connection.execute(
+            "SELECT log, at, violation, reason, payload, seal FROM rejection"
+        ):
+            if found != seal(log, at, violation, reason, content=payload):
+                self._found(f"a rejected event of log {log} fails its checksum")
+
+    def _check_parts(self) -> None:
+        for digest, data in self._connection.execute("SELECT digest, data FROM part"):
+            if blake2b(data, digest_size=16).digest() != digest:
+                self._found("a large part fails its checksum")
+        (unused,) = self._connection.execute(
+            "SELECT count(*) FROM part WHERE digest NOT IN (SELECT digest FROM part_use)"
+        ).fetchone()
+        if unused:
+            self._found(f"{unused} large parts belong to no record")

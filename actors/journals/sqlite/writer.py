@@ -1,0 +1,630 @@
+"""Writes the waiting jobs of all conversations in one commit.
+
+Owns the writing connection; runs in one thread. There are three ways to run a group of jobs. If
+one meets anything unexpected, the writer falls back to the next:
+
+1. *In one statement*, which is its own commit: for appends alone, as nearly all groups are.
+2. *Together*, in one transaction and in the order of the jobs: for groups with other jobs too.
+3. *One by one*, each under a savepoint of one transaction, so that a bad job is refused alone and
+   with the exact reason.
+
+Invariants. Epoch and head of a conversation, and the file's generation, are checked in the
+statement that moves them, so no other process can come between. The tails kept in memory equal the
+file as of the last commit, or are dropped. A job has an outcome only once its transaction has one:
+no outcome is final before the commit has returned.
+
+An error that is known to belong to one job refuses that job alone. Any other error (the disk, the
+memory, a bug) fails its whole group: the transaction is rolled back and all tails are dropped.
+Unless the disk was full or the file was locked, the writer then writes nothing more: the state that
+a failed fsync leaves on the disk is unknown, so fsync is not tried again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import TypeVar, cast
+
+from turnkeeper.runtime import InvariantViolation, Ports, TurnkeeperError
+
+from ...errors import (
+    CorruptLog,
+    EventIdConflict,
+    JournalOutcomeUnknown,
+    JournalUnavailable,
+    OwnedElsewhere,
+)
+from ...journal import Claim, Record, Rejection, Snapshot
+from ..shared.append_rules import Append, check_append, check_ids, check_snapshot_epoch
+from ..shared.job_thread import Job
+from ..shared.payload_parts import PART_BYTES_MIN, split
+from ..shared.record_chain import log_number, next_mark, seal
+from .file_guard import CHECK_INTERVAL_S, FileGuard
+from .log import Tail, empty_tail, find_events, find_messages, find_record, read_tail
+from .misreads import is_corrupt, refuse_unreadable
+from .schema import error_code, is_damage
+
+T = TypeVar("T")
+
+_MANY_JOBS = 32
+_LOG_PAGES_SHORT = 256
+_LOG_PAGES_LONG = 2_000
+
+# Appends go in through a temporary view with a trigger, so that one statement does all of it: it
+# checks epoch, head and generation, writes the event, and advances the tail. Outside a transaction
+# the statement is its own transaction, and it releases the interpreter lock only once; each further
+# statement would wait for a busy event loop.
+_WIDTH = 13
+_INCOMING = """
+    CREATE TEMP VIEW incoming AS SELECT
+        0 AS id, 0 AS seq, 0 AS epoch, 0 AS event_id, 0 AS kind, 0 AS message_id, 0 AS mark,
+        0 AS payload, 0 AS parts, 0 AS conversation, 0 AS is_unfinished, 0 AS seal,
+        0 AS updated_us;
+    CREATE TEMP TRIGGER write_incoming INSTEAD OF INSERT ON incoming WHEN NEW.id IS NOT NULL
+    BEGIN
+        INSERT INTO event
+            SELECT NEW.id, c.last, c.log, NEW.seq, NEW.epoch, NEW.event_id, NEW.kind,
+                NEW.message_id, NEW.mark, NEW.payload, NEW.parts
+            FROM conversation c
+            WHERE c.id = NEW.conversation AND c.epoch = NEW.epoch AND c.head = NEW.seq - 1
+                AND (SELECT generation FROM journal) = {generation};
+        SELECT RAISE(ABORT, 'its tail is not where it was') WHERE changes() = 0;
+        UPDATE conversation SET
+            head = NEW.seq, last = NEW.id, tip = NEW.mark, is_unfinished = NEW.is_unfinished,
+            updated_us = NEW.updated_us, seal = NEW.seal
+        WHERE id = NEW.conversation;
+    END;
+"""
+# The numbers of rows that a statement may have. Unused rows are NULL, and the trigger skips them.
+# So few statement texts stay prepared, and few rows are empty.
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+@cache
+def _insert(size: int) -> str:
+    # Not numbered, though the time is the same in all rows: Python 3.12.0 to 3.12.3 take `?1` for
+    # a name, and warn at each statement.
+    row = f"({', '.join('?' * _WIDTH)})"
+    rows = ", ".join([row] * size)
+    return f"INSERT INTO incoming VALUES {rows}"  # noqa: S608 - our own text
+
+
+class Change(Job[T]):
+    """Any other write. It runs in the transaction, and again if that is rolled back."""
+
+    __slots__ = ("apply",)
+
+    def __init__(self, apply: Callable[[SQLiteWriter], T], size: int = 0) -> None:
+        super().__init__(1, size)
+        self.apply = apply
+
+
+class Upkeep(Job[T]):
+    """Work on the connection between transactions; done once for equal jobs of one group."""
+
+    __slots__ = ("apply",)
+
+    def __init__(self, apply: Callable[[SQLiteWriter], T]) -> None:
+        super().__init__()
+        self.apply = apply
+
+
+class LongUpkeep(Upkeep[T]):
+    """Work that takes as long as the file is large."""
+
+    __slots__ = ()
+    is_long = True
+
+
+class SQLiteWriter:
+    """A `Worker` that runs groups of `Append`, `Change` and `Upkeep` jobs on one connection."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        *,
+        path: Path,
+        owner: str,
+        ports: Ports,
+        failpoint: Callable[[str], None],
+        tails_max: int,
+        rejection_age_s_max: float,
+        on_closed: Callable[[Exception], None],
+    ) -> None:
+        self.connection = connection
+        self._execute = connection.execute
+        self._path = path
+        self._ports = ports
+        self._failpoint = failpoint
+        self._tails_max = tails_max
+        self._rejection_age_s_max = rejection_age_s_max
+        self._on_closed = on_closed
+        self._closed_by: Exception | None = None
+        # The least recently loaded tail is dropped first. `_touched` names the tails that the
+        # current transaction changed.
+        self._tails: OrderedDict[str, Tail] = OrderedDict()
+        self._touched: set[str] = set()
+        # Rows of appends that are decided and not yet passed to SQLite.
+        self._rows: list[object] = []
+        self._parts: list[tuple[int, int, bytes, bytes]] = []
+        self._log_pages = 0
+        self.now_us = 0
+        self._generation = self._take_generation(owner)
+        self.guard = FileGuard(path, connection)
+        self._checked_at = ports.monotonic()
+        connection.executescript(_INCOMING.format(generation=self._generation))
+        # No other process adds rows as long as the generation is ours.
+        (self._last_id,) = self._execute("SELECT ifnull(max(id), 0) FROM event").fetchone()
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def work(self, jobs: Sequence[Job[object]]) -> None:
+        if self._closed_by is None:
+            try:
+                self._set_checkpoint(len(jobs))
+                self._check_file()
+            except Exception as error:  # noqa: BLE001 - of any kind; nothing was written
+                self._abandon(jobs, error, is_known=True)
+                return
+            if self._in_one_statement(jobs):
+                return
+        for is_upkeep, some in groupby(jobs, lambda job: isinstance(job, Upkeep)):
+            group = list(some)
+            if self._closed_by is not None:
+                for job in group:
+                    job.refuse(self._closed_error())
+            elif is_upkeep:
+                self._keep_up(cast("list[Upkeep[object]]", group))
+            elif not self._transact(group, self._together):
+                self._transact(group, self._one_by_one)
+
+    def _set_checkpoint(self, jobs: int) -> None:
+        """Set the length at which SQLite copies the write-ahead log into the file and restarts it.
+
+        A commit that extends the log takes half as long again as one that overwrites it, so a
+        short log is faster for few appends at a time. For many, a long log saves writing the same
+        pages to the file again and again.
+        """
+        pages = _LOG_PAGES_SHORT if jobs < _MANY_JOBS else _LOG_PAGES_LONG
+        if pages != self._log_pages:
+            self._execute(f"PRAGMA wal_autocheckpoint = {pages}")
+            self._log_pages = pages
+
+    def _check_file(self) -> None:
+        """Have the file looked at if that was not done for a while."""
+        now = self._ports.monotonic()
+        if now - self._checked_at >= CHECK_INTERVAL_S:
+            self._checked_at = now
+            if self._is_ours():  # or its stamp is another process's business
+                self.guard.check()
+
+    def _keep_up(self, jobs: Sequence[Upkeep[object]]) -> None:
+        done: dict[object, object] = {}
+        for at, job in enumerate(jobs):
+            try:
+                if not self._is_ours():
+                    job.refuse(self._lost())
+                    continue
+                if job.apply not in done:
+                    done[job.apply] = job.apply(self)
+                job.settle(done[job.apply])
+            except Exception as error:  # noqa: BLE001 - of any kind
+                self._abandon(jobs[at:], error, is_known=True)
+                return
+
+    # --- the transaction --------------------------------------------------------------------------
+
+    def _begin_group(self) -> None:
+        self._touched.clear()
+        self._drop_gathered()
+        self.now_us = int(self._ports.now() * 1_000_000)
+
+    def _in_one_statement(self, jobs: Sequence[Job[object]]) -> bool:
+        """Write a group of appends; return False if it has to be done another way."""
+        self._begin_group()
+        try:
+            for job in jobs:
+                if not isinstance(job, Append) or not self._gather(job):
+                    return self._forget()
+            if self._parts or len(self._rows) > _WIDTH * _SIZES[-1]:
+                return self._forget()
+            self._failpoint("begin")
+        except Exception as error:  # noqa: BLE001 - of any kind
+            if _is_of_one_job(error):
+                return self._forget()  # found again, and answered, one by one
+            self._abandon(jobs, error, is_known=True)
+            return True
+        try:
+            self._write()
+            self._failpoint("committed")
+        except Exception as error:  # noqa: BLE001 - of any kind
+            if _is_of_one_job(error):
+                return self._forget()
+            # The statement is its own commit, so how far it came cannot be told.
+            self._abandon(jobs, error, is_known=False)
+        self._trim_tails()
+        return True
+
+    def _transact(
+        self, jobs: Sequence[Job[object]], apply: Callable[[Sequence[Job[object]]], bool]
+    ) -> bool:
+        """Run a group in one transaction; return False if it was rolled back without outcomes."""
+        self._begin_group()
+        try:
+            self._failpoint("begin")
+            self._execute("BEGIN IMMEDIATE")
+            if not apply(jobs):
+                self._roll_back()
+                return False
+            self._failpoint("written")
+        except Exception as error:  # noqa: BLE001 - of any kind
+            self._abandon(jobs, error, is_known=True)
+            return True
+        try:
+            self._failpoint("commit")
+            self._execute("COMMIT")
+            self._failpoint("committed")
+        except Exception as error:  # noqa: BLE001 - of any kind
+            self._abandon(jobs, error, is_known=False)
+        self._trim_tails()
+        return True
+
+    def _trim_tails(self) -> None:
+        while len(self._tails) > self._tails_max:
+            self._tails.popitem(last=False)
+
+    def _forget(self) -> bool:
+        """Drop the gathered rows and the tails they changed; return False."""
+        self._drop_gathered()
+        for name in self._touched:
+            self._tails.pop(name, None)
+        return False
+
+    def _roll_back(self) -> None:
+        self._forget()
+        if self.connection.in_transaction:
+            self._execute("ROLLBACK")
+
+    def _abandon(self, jobs: Sequence[Job[object]], error: Exception, *, is_known: bool) -> None:
+        """Refuse all jobs of a group that failed, or whose outcome is unknown."""
+        self._tails.clear()
+        try:
+            self._roll_back()
+        except Exception as worse:  # noqa: BLE001 - of any kind
+            worse.__context__ = error
+            error = worse
+            self.connection.close()  # which rolls back; nothing is written any more
+        code = error_code(error)
+        is_full = code == sqlite3.SQLITE_FULL
+        if is_full or code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            is_known = True  # found before the frame that would have made it a commit
+        else:
+            self._closed_by = error
+            self._on_closed(error)
+        advice = "make room on the disk" if is_full else "try again"
+        for job in jobs:
+            outcome: Exception
+            if not is_known:
+                outcome = JournalOutcomeUnknown(
+                    f"commit to {self._path} failed: {_told(error)}; it may have happened; "
+                    "send again under the same ids"
+                )
+            elif self._closed_by is not None:
+                outcome = self._closed_error()
+            else:
+                outcome = JournalUnavailable(
+                    f"write to {self._path} failed: {_told(error)}; nothing was written; {advice}"
+                )
+            outcome.__cause__ = error
+            job.refuse(outcome)
+
+    def _closed_error(self) -> JournalUnavailable:
+        outcome = JournalUnavailable(
+            f"{self._path} is closed for writing in this process after an error: "
+            f"{_told(self._closed_by)}; nothing was written; check the disk and the memory, then "
+            "start the process again"
+        )
+        outcome.__cause__ = self._closed_by
+        return outcome
+
+    def _together(self, jobs: Sequence[Job[object]]) -> bool:
+        """Run all jobs; return False at the first one that has to be done alone."""
+        if not self._is_ours():
+            return False
+        try:
+            for job in jobs:
+                if isinstance(job, Append):
+                    if not self._gather(job):
+                        return False
+                else:
+                    self._write()
+                    job.settle(cast("Change[object]", job).apply(self))
+            self._write()
+        except Exception as error:
+            if not _is_of_one_job(error):
+                raise
+            return False  # found again, and answered, one by one
+        return True
+
+    def _one_by_one(self, jobs: Sequence[Job[object]]) -> bool:
+        is_ours = self._is_ours()
+        if not is_ours:
+            self._tails.clear()  # another process has appended since
+        for job in jobs:
+            self._execute("SAVEPOINT job")
+            try:
+                if isinstance(job, Append):
+                    job.settle(self._append_alone(job, is_ours=is_ours))
+                elif is_ours:
+                    job.settle(cast("Change[object]", job).apply(self))
+                else:
+                    job.refuse(self._lost())
+            except Exception as error:
+                if not _is_of_one_job(error):
+                    raise
+                job.refuse(self._answer(job, error))
+                self._undo()
+            self._execute("RELEASE job")
+        return True
+
+    def _answer(self, job: Job[object], error: Exception) -> Exception:
+        """Return the outcome of a job that failed alone."""
+        if is_corrupt(error):
+            refuse_unreadable(self._path, error)  # which fails the whole group
+        if isinstance(error, TurnkeeperError):
+            return error
+        outcome: Exception
+        if isinstance(error, sqlite3.Error) and is_damage(error):
+            name = job.conversation_id if isinstance(job, Append) else str(self._path)
+            outcome = CorruptLog(name, 0, str(error))
+        else:
+            outcome = InvariantViolation(f"the journal cannot write this: {error!r}")
+        outcome.__cause__ = error
+        return outcome
+
+    def _undo(self) -> None:
+        """Roll back to the savepoint; tails that earlier jobs changed are read again."""
+        self._forget()
+        self._execute("ROLLBACK TO job")
+
+    def _drop_gathered(self) -> None:
+        self._rows.clear()
+        self._parts.clear()
+
+    # --- appends ----------------------------------------------------------------------------------
+
+    def _gather(self, job: Append) -> bool:
+        """Decide one append of many; return False if it has to be done alone."""
+        tail = self.load(job.conversation_id)
+        if tail is None or job.epoch != tail.epoch or job.expected_seq != tail.head + 1:
+            return False
+        if tail.prefix and any(self._known(tail, job.records)):
+            return False  # the unique indexes do not cover the prefix
+        job.settle(self._add(tail, job.records, is_unfinished=job.is_unfinished))
+        return True
+
+    def _append_alone(self, job: Append, *, is_ours: bool) -> Sequence[int]:
+        """Run one append; raise the exact reason if it is refused."""
+        tail = self.load(job.conversation_id)
+        events, messages = self._known(tail, job.records) if tail else ({}, {})
+        if all(record.event_id in events for record in job.records):
+            return [events[record.event_id] for record in job.records]
+        if not is_ours:
+            raise self._lost()
+        check_append(
+            job.conversation_id,
+            job.records,
+            epoch=job.epoch,
+            expected_seq=job.expected_seq,
+            found_epoch=tail.epoch if tail else 0,
+            head=tail.head if tail else 0,
+            known_events=events,
+            known_messages=messages,
+        )
+        assert tail is not None, "an epoch that was never claimed was not fenced"
+        return self._add_alone(tail, job.records, is_unfinished=job.is_unfinished)
+
+    def begin_fork(self, tail: Tail, records: Sequence[Record], *, is_unfinished: bool) -> None:
+        """Write the first records of a fork that was just stored."""
+        events, messages = self._known(tail, records)
+        if events:
+            raise EventIdConflict(tail.name, events)
+        check_ids(tail.name, records, tail.head + 1, messages)
+        self._add_alone(tail, records, is_unfinished=is_unfinished)
+
+    def _add_alone(
+        self, tail: Tail, records: Sequence[Record], *, is_unfinished: bool
+    ) -> Sequence[int]:
+        seqs = self._add(tail, records, is_unfinished=is_unfinished)
+        try:
+            self._write()
+        except sqlite3.IntegrityError as error:
+            raise CorruptLog(tail.name, seqs[0], f"an index is damaged ({error})") from error
+        return seqs
+
+    def _known(
+        self, tail: Tail, records: Sequence[Record]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the event ids and the message ids of these records that the log has."""
+        events = [record.event_id for record in records]
+        messages = [record.message_id for record in records if record.message_id is not None]
+        return (
+            find_events(self.connection, tail, events),
+            find_messages(self.connection, tail, messages),
+        )
+
+    def _add(self, tail: Tail, records: Sequence[Record], *, is_unfinished: bool) -> Sequence[int]:
+        """Decide one append: gather its rows and advance its tail."""
+        self._touched.add(tail.name)
+        first = seq = tail.head + 1
+        number, epoch, mark = tail.number, tail.epoch, tail.tip
+        tail.is_unfinished = is_unfinished
+        tail.updated_us = self.now_us
+        for seq, record in enumerate(records, first):
+            event_id, kind, message_id = record.event_id, record.kind, record.message_id
+            payload = record.payload
+            mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
+            places = None
+            if len(payload) > PART_BYTES_MIN:
+                payload, places, parts = split(payload)
+                self._parts += ((tail.log, seq, digest, part) for digest, part in parts)
+            self._last_id = tail.last = last = self._last_id + 1
+            tail.head, tail.tip = seq, mark
+            self._rows += (
+                last,
+                seq,
+                epoch,
+                event_id,
+                kind,
+                message_id,
+                mark,
+                payload,
+                places,
+                number,
+                is_unfinished,
+                tail.seal(),
+                self.now_us,
+            )
+        return range(first, seq + 1)
+
+    def _write(self) -> None:
+        """Pass the gathered rows to SQLite."""
+        rows = self._rows
+        step = _WIDTH * _SIZES[-1]
+        for at in range(0, len(rows), step):
+            some = rows[at : at + step]
+            size = _SIZES[bisect_left(_SIZES, len(some) // _WIDTH)]
+            empty = [None] * (size * _WIDTH - len(some))
+            self._execute(_insert(size), (*some, *empty))
+        for log, seq, digest, part in self._parts:
+            self._execute("INSERT OR IGNORE INTO part VALUES (?, ?)", (digest, part))
+            self._execute("INSERT OR IGNORE INTO part_use VALUES (?, ?, ?)", (log, seq, digest))
+        self._drop_gathered()
+
+    # --- for changes ------------------------------------------------------------------------------
+
+    def load(self, name: str) -> Tail | None:
+        """Return the tail of a conversation, checked when it is read, or None."""
+        tail = self._tails.get(name)
+        if tail is None:
+            tail = read_tail(self.connection, name)
+            if tail is not None:
+                self._tails[name] = tail
+        return tail
+
+    def store(self, tail: Tail) -> None:
+        """Write a conversation's row; appends write theirs by the trigger instead."""
+        self._touched.add(tail.name)
+        facts = (
+            tail.incarnation,
+            tail.log,
+            tail.epoch,
+            tail.head,
+            tail.last,
+            tail.tip,
+            tail.forked_at,
+            tail.is_unfinished,
+            tail.updated_us,
+            tail.seal(),
+        )
+        if tail.number:
+            self._execute(
+                "UPDATE conversation SET incarnation = ?, log = ?, epoch = ?, head = ?, last = ?, "
+                "tip = ?, forked_at = ?, is_unfinished = ?, updated_us = ?, seal = ? WHERE id = ?",
+                (*facts, tail.number),
+            )
+        else:
+            (tail.number,) = self._execute(
+                "INSERT INTO conversation VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+                "RETURNING id",
+                (tail.name, *facts),
+            ).fetchone()
+        self._tails[tail.name] = tail
+
+    def claim(self, name: str) -> Claim:
+        """Take the next epoch of a conversation, creating it if it does not exist."""
+        tail = self.load(name) or empty_tail(name, 0, 0, self.now_us)
+        tail.epoch += 1
+        self.store(tail)
+        return Claim(tail.epoch, tail.head)
+
+    def reject(self, name: str, rejections: Sequence[Rejection]) -> None:
+        oldest = self.now_us / 1_000_000 - self._rejection_age_s_max
+        self._execute("DELETE FROM rejection WHERE at < ?", (oldest,))
+        tail = self.load(name)
+        log = tail.log if tail else log_number(name, 0)
+        for rejection in rejections:
+            facts = (log, rejection.at, rejection.violation, rejection.reason)
+            self._execute(
+                "INSERT INTO rejection (log, at, violation, reason, payload, seal) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (*facts, rejection.payload, seal(*facts, content=rejection.payload)),
+            )
+
+    def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int) -> None:
+        """Keep a snapshot with the mark of the record at its seq, so that it fits no other log."""
+        tail = self.load(name)
+        record = tail and find_record(self.connection, tail, snapshot.seq)
+        if not tail or not record:
+            raise InvariantViolation(
+                f"snapshot of conversation {name} at seq {snapshot.seq}, which has no record; "
+                "nothing was written"
+            )
+        number, mark = record
+        (found_epoch,) = self._execute("SELECT epoch FROM event WHERE id = ?", (number,)).fetchone()
+        check_snapshot_epoch(
+            name, snapshot.seq, epoch=epoch, found_epoch=found_epoch, head=tail.head
+        )
+        facts = (tail.log, snapshot.seq, snapshot.version, mark)
+        self._execute(
+            "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?, ?)",
+            (*facts, snapshot.payload, seal(*facts, content=snapshot.payload)),
+        )
+
+    # --- the file's generation --------------------------------------------------------------------
+
+    def _take_generation(self, owner: str) -> int:
+        """Shut out every process that opened the file before, and return the new generation."""
+        (generation,) = self._execute(
+            "UPDATE journal SET generation = generation + 1, owner = ? RETURNING generation",
+            (owner,),
+        ).fetchone()
+        return int(generation)
+
+    def _is_ours(self) -> bool:
+        (generation,) = self._execute("SELECT generation FROM journal").fetchone()
+        return bool(generation == self._generation)
+
+    def _lost(self) -> OwnedElsewhere:
+        (owner,) = self._execute("SELECT owner FROM journal").fetchone()
+        outcome = OwnedElsewhere(f"journal {self._path}", owner)
+        self._on_closed(outcome)
+        return outcome
+
+
+# Values that SQLite cannot take, ids that an index has, and refusals: all are found in a job's own
+# data. UnicodeError and OverflowError come from Python as it passes a value on.
+_OF_ONE_JOB = (
+    TurnkeeperError,
+    sqlite3.IntegrityError,
+    sqlite3.DataError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    OverflowError,
+)
+
+
+def _is_of_one_job(error: Exception) -> bool:
+    """Return True if an error is known to concern one job alone; not so the file, disk, memory."""
+    return isinstance(error, _OF_ONE_JOB) or is_damage(error)
+
+
+def _told(error: Exception | None) -> str:
+    """Return the text of an error, or its type if it has none, as a MemoryError."""
+    return str(error) or type(error).__name__

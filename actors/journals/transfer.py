@@ -1,0 +1,311 @@
+"""Export conversations from a journal, and import them into another, as JSON Lines.
+
+Owns the format. An export is one header line, then for each conversation a line of its own, its
+records in order, and its rejected events:
+
+    {"turnkeeper_export": 1}
+    {"conversation": "alice", "head": 2, "is_unfinished": false}
+    {"seq": 1, "event_id": "0199…", "kind": "user_message", "message_id": "m1", "event": {…}}
+    {"seq": 2, "event_id": "0199…", "kind": "agent_message", "event": {…}}
+    {"rejected_at": 1759400000.0, "violation": "…", "reason": "…", "event": {…}}
+
+It promises to lose nothing that a conversation is made of: ids, order, kinds, and each event byte
+for byte. `"event"` is the stored JSON itself, or `"event_base64"` if that is not one line of UTF-8.
+Exporting an imported conversation gives the same lines. An export leaves out the facts that belong
+to the store and not to the conversation: epochs, times of writing, snapshots, and the sharing of
+prefixes between forks.
+
+Both directions run beside the processes that use the journals. An export gives each conversation
+as of the moment that it reads its head. Run an interrupted import again, and it continues.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConversationExists, ConversationNotFound, ImportRefused
+from ..journal import (
+    ConversationInfo,
+    Deletion,
+    Journal,
+    LogPages,
+    Record,
+    Rejection,
+    StoredRecord,
+)
+from .shared.limits import PAYLOAD_BYTES_MAX
+
+__all__ = ["LINE_LENGTH_MAX", "Imported", "delete_unchanged", "export_lines", "import_lines"]
+
+LINE_LENGTH_MAX = PAYLOAD_BYTES_MAX // 2 * 3
+"""The characters of one line of an import."""
+
+_FORMAT = 1
+_APPENDED_AT_ONCE = 256
+_TIME_MAX = 253_402_300_800.0  # the year 10000
+
+
+def _no_progress(_done: int, _of: int) -> None:
+    return
+
+
+async def export_lines(
+    journal: Journal,
+    conversation_ids: Sequence[str] | None = None,
+    *,
+    on_progress: Callable[[int, int], None] = _no_progress,
+) -> AsyncIterator[str]:
+    """Yield the lines of an export, without line ends; of all conversations unless some are named.
+
+    Calls `on_progress` with the number of conversations that are done, and of all. Raises
+    `ConversationNotFound` for an unknown name, and `CorruptLog`.
+    """
+    yield _dump({"turnkeeper_export": _FORMAT})
+    if conversation_ids is None:
+        infos: Sequence[ConversationInfo] = await journal.list()
+    else:
+        infos = [await journal.info(name) for name in conversation_ids]
+    for done, listed in enumerate(infos):
+        on_progress(done, len(infos))
+        try:
+            info = await journal.info(listed.conversation_id)
+        except ConversationNotFound:
+            continue  # deleted since it was listed
+        async for line in _export_one(journal, info):
+            yield line
+    on_progress(len(infos), len(infos))
+
+
+async def _export_one(journal: Journal, info: ConversationInfo) -> AsyncIterator[str]:
+    name = info.conversation_id
+    yield _dump({"conversation": name, "head": info.head, "is_unfinished": info.is_unfinished})
+    async for page in LogPages(journal, name, upto=info.head):
+        for record in page:
+            yield _record_line(record)
+    for rejection in await journal.rejections(name):
+        facts = {
+            "rejected_at": float(rejection.at),
+            "violation": rejection.violation,
+            "reason": rejection.reason,
+        }
+        yield _with_event(facts, rejection.payload)
+
+
+def _record_line(record: StoredRecord) -> str:
+    facts = {"seq": record.seq, "event_id": record.event_id, "kind": record.kind}
+    if record.message_id is not None:
+        facts["message_id"] = record.message_id
+    return _with_event(facts, record.payload)
+
+
+# A quote inside a string of the facts is escaped, so this text occurs only before the event.
+_EVENT = ',"event":'
+
+
+def _with_event(facts: dict[str, Any], payload: bytes) -> str:
+    """Return a line that ends in the stored JSON as it is, or in base64 if that is impossible."""
+    try:
+        text = payload.decode()
+        is_plain = len(text.splitlines()) == 1
+        json.loads(text)
+    except (ValueError, RecursionError):
+        is_plain, text = False, ""
+    if is_plain:
+        return f"{_dump(facts)[:-1]}{_EVENT}{text}}}"
+    return _dump({**facts, "event_base64": base64.b64encode(payload).decode()})
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The outcome of an import."""
+
+    conversations: int
+    records: int
+    """The records that the journal did not have yet."""
+
+
+async def import_lines(
+    journal: Journal,
+    lines: Iterable[str],
+    *,
+    on_progress: Callable[[int, int], None] = _no_progress,
+) -> Imported:
+    """Bring an export into a journal.
+
+    Calls `on_progress` with the number of the conversation and of the line that are being read.
+    Raises `ImportRefused` with the number of a bad line, and `InvalidInput` for ids and events that
+    no journal takes; the lines before it are imported. Raises `ConversationExists` if the journal
+    has another conversation of the same name.
+    """
+    reader = _Lines(lines)
+    reader.expect_header()
+    conversations = records = 0
+    while (header := reader.next_conversation()) is not None:
+        conversations += 1
+        on_progress(conversations, reader.number)
+        records += await _import_one(journal, reader, header)
+    return Imported(conversations, records)
+
+
+async def _import_one(journal: Journal, reader: _Lines, header: dict[str, Any]) -> int:
+    name, head, is_unfinished = header["conversation"], header["head"], header["is_unfinished"]
+    claim = await journal.claim(name)
+    if claim.head > head:
+        raise ConversationExists(name, claim.head)
+    at = added = 0
+    for batch in reader.records(head):
+        known = batch[: max(claim.head - at, 0)]
+        if known:
+            await _compare(journal, name, at, known, claim.head)
+        if rest := batch[len(known) :]:
+            await journal.append(
+                name,
+                rest,
+                epoch=claim.epoch,
+                expected_seq=at + len(known) + 1,
+                is_unfinished=is_unfinished,
+            )
+        at += len(batch)
+        added += len(rest)
+    there = list(await journal.rejections(name))
+    rejections = [rejection for rejection in reader.rejections() if rejection not in there]
+    if rejections:
+        await journal.reject(name, rejections)
+    return added
+
+
+async def _compare(
+    journal: Journal, name: str, after: int, records: Sequence[Record], head: int
+) -> None:
+    """Raise `ConversationExists` unless the records that the log already has are these."""
+    found = await journal.read(name, after=after, limit=len(records))
+    if [(one.event_id, one.payload) for one in found] != [
+        (one.event_id, one.payload) for one in records
+    ]:
+        raise ConversationExists(name, head)
+
+
+class _Lines:
+    """An export, line by line, with one line of lookahead."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = iter(lines)
+        self.number = 0
+        self._ahead: dict[str, Any] | None = None
+        self._advance()
+
+    def expect_header(self) -> None:
+        version = (self._ahead or {}).get("turnkeeper_export")
+        if version != _FORMAT:
+            raise self._refusal(
+                f"no header of an export of format {_FORMAT}"
+                if version is None
+                else f"an export of format {version!r}, and this code reads {_FORMAT}"
+            )
+        self._advance()
+
+    def next_conversation(self) -> dict[str, Any] | None:
+        line = self._ahead
+        if line is None:
+            return None
+        match line:
+            case {"conversation": str(), "head": int(head), "is_unfinished": bool()} if head >= 0:
+                self._advance()
+                return line
+            case _:
+                raise self._refusal("a conversation should begin here")
+
+    def records(self, head: int) -> Iterator[list[Record]]:
+        """Yield the records of the current conversation, a batch at a time."""
+        batch: list[Record] = []
+        for seq in range(1, head + 1):
+            line = self._ahead or {}
+            match line:
+                case {"seq": int(found), "event_id": str(event_id), "kind": str(kind)} if (
+                    found == seq and isinstance(line.get("message_id"), str | None)
+                ):
+                    batch.append(
+                        Record(event_id, kind, self._payload(line), line.get("message_id"))
+                    )
+                case _:
+                    raise self._refusal(f"the record with seq {seq} of {head} should be here")
+            self._advance()
+            if len(batch) == _APPENDED_AT_ONCE:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    def rejections(self) -> Iterator[Rejection]:
+        while True:
+            line = self._ahead or {}
+            match line:
+                case {
+                    "rejected_at": float(at),
+                    "violation": str(violation),
+                    "reason": str(reason),
+                } if 0 <= at < _TIME_MAX:
+                    yield Rejection(at, violation, reason, self._payload(line))
+                    self._advance()
+                case _:
+                    return
+
+    def _payload(self, line: dict[str, Any]) -> bytes:
+        match line:
+            case {"event": bytes(payload)}:
+                return payload
+            case {"event_base64": str(text)}:
+                try:
+                    return base64.b64decode(text, validate=True)
+                except ValueError as error:
+                    raise self._refusal("its event is not base64") from error
+            case _:
+                raise self._refusal("it has no event")
+
+    def _advance(self) -> None:
+        text = next(self._lines, None)
+        self.number += 1
+        if text is None:
+            self._ahead = None
+            return
+        text = text.rstrip("\r\n")
+        if len(text) > LINE_LENGTH_MAX:
+            raise self._refusal(f"more than {LINE_LENGTH_MAX:,} characters")
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            raise self._refusal(f"not JSON ({error})") from error
+        except RecursionError:
+            raise self._refusal("JSON that is nested too deeply to be read") from None
+        if not isinstance(line, dict):
+            raise self._refusal("not a JSON object")
+        if "event" in line:
+            _, found, rest = text.partition(_EVENT)
+            # Keep the bytes as they were written, unless a tool has reformatted the line.
+            line["event"] = (rest[:-1] if found else _dump(line["event"])).encode()
+        self._ahead = line
+
+    def _refusal(self, found: str) -> ImportRefused:
+        return ImportRefused(self.number, found)
+
+
+# --- retention ------------------------------------------------------------------------------------
+
+
+async def delete_unchanged(journal: Journal, info: ConversationInfo) -> Deletion | None:
+    """Delete a conversation, unless it has other records than when it was listed: then None.
+
+    For a journal that no `Conversations` use. Raises as `claim` and `delete` do.
+    """
+    claim = await journal.claim(info.conversation_id)
+    if claim.head != info.head:
+        return None
+    return await journal.delete(info.conversation_id, epoch=claim.epoch)

@@ -1,0 +1,1 @@
+"""Language models: the protocol, the messages, and the adapters."""

@@ -1,0 +1,183 @@
+"""Models: requests, responses, and the errors that can replace a response.
+
+A model is anything with `respond`. `ScriptedModel` answers offline; `OpenAIChatModel`,
+`OpenAIResponsesModel` and `AnthropicModel` ask the providers, each in a module of its own.
+
+Every model promises:
+
+1. One `respond` is one attempt: it asks the provider once. The caller sees each failure and
+   decides about another attempt.
+2. It raises the errors below, cancellation, and errors of `write`, and nothing else; `OpenCalls`
+   says that the view was not ready for a model.
+3. A call comes whole or not at all. A call that the model had not finished writing, because its
+   stream was cut off or its tokens ran out, is left out.
+4. The pieces given to `write` are the beginning of the response's text, in order.
+
+It does not promise that a failed attempt cost nothing: a provider may charge for a stream that was
+cut off. A model keeps no state between requests, and may serve many conversations at once; it runs
+in the caller's task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from turnkeeper.runtime import Refused, Unavailable
+
+from ..core.view import View
+from ..errors import InvalidInput
+from ..events import ThinkingBlock, TokenUsage
+from ..tool_calls import ToolCall
+from ..values.api_names import api_tool_name
+from ..values.frozen import FrozenObject
+from ..values.text import storable
+from .schemas import api_schema
+
+__all__ = [
+    "ContextOverflow",
+    "MalformedHistory",
+    "Model",
+    "ModelError",
+    "ModelRefusal",
+    "ModelRequest",
+    "ModelResponse",
+    "ModelUnavailable",
+    "Prices",
+    "ToolSpec",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool's description for a model; `parameters` is the JSON schema of its arguments object."""
+
+    name: str
+    description: str
+    parameters: FrozenObject
+
+    def __post_init__(self) -> None:
+        """Bring the schema into the form that all providers accept; `InvalidInput` if it has none.
+
+        One tool that a provider refuses makes it refuse every request.
+        """
+        try:
+            parameters = api_schema(self.parameters)
+        except ValueError as error:
+            raise InvalidInput(f"tool {self.name}: its schema does not do: {error}") from error
+        object.__setattr__(self, "parameters", parameters)
+        object.__setattr__(self, "description", storable(self.description))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request to continue from a view, with the tools it may call. The view has no open call."""
+
+    view: View
+    tools: Sequence[ToolSpec] = ()
+    is_plain: bool = False
+    """Leave out images and thinking, which this model or its provider may be unable to read."""
+
+    def __post_init__(self) -> None:
+        names = [api_tool_name(tool.name) for tool in self.tools]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidInput(f"two tools are called {name}; each takes a name of its own")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResponse:
+    """A model's answer: a text, or calls with the text and the thinking beside them."""
+
+    text: str = ""
+    calls: Sequence[ToolCall] = ()
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    thinking: tuple[ThinkingBlock, ...] = ()
+    provider_response_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices of a million tokens, in the currency that the application keeps its costs in.
+
+    `input` is for tokens that were neither read from a cache nor written to one. Cached tokens
+    without a price of their own cost the same as other input.
+    """
+
+    input: float
+    output: float
+    cached: float | None = None
+    cache_written: float | None = None
+
+
+class Model(Protocol):
+    """Answers requests, one attempt each."""
+
+    async def respond(
+        self, request: ModelRequest, write: Callable[[str], Awaitable[None]]
+    ) -> ModelResponse:
+        """Return the model's answer; give the pieces of its text to `write` as they come."""
+
+
+class ModelUnavailable(Unavailable):
+    """No whole answer this time: a timeout, no connection, a rate limit, a server's failure."""
+
+    def __init__(self, model: str, found: str, *, retry_after_s: float | None = None) -> None:
+        wait = "" if retry_after_s is None else f" in {retry_after_s:g} s"
+        super().__init__(f"no answer from {model}: {found}; nothing happened; ask again{wait}")
+        self.model = model
+        self.found = found
+        self.retry_after_s = retry_after_s
+        """The delay that the provider asks for, if it names one."""
+
+
+class ContextOverflow(Refused):
+    """The view is longer than the model can read."""
+
+    def __init__(self, model: str, found: str) -> None:
+        super().__init__(
+            f"request to {model} refused for its length: {found}; nothing happened; "
+            "condense the view, then ask again"
+        )
+        self.model = model
+        self.found = found
+
+
+class MalformedHistory(Refused):
+    """The provider refuses these messages: their order, their roles, their calls."""
+
+    def __init__(self, model: str, found: str) -> None:
+        super().__init__(
+            f"history refused by {model}: {found}; nothing happened; repair the view, then ask "
+            "again"
+        )
+        self.model = model
+        self.found = found
+
+
+class ModelRefusal(Refused):
+    """The model would not answer, or a filter kept its answer back.
+
+    `text` is the text it gave instead, if any. It is chat text, so the message leaves it out.
+    """
+
+    def __init__(self, model: str, found: str, *, text: str = "") -> None:
+        super().__init__(
+            f"no answer from {model}: {found}; nothing happened; the same request will be refused "
+            "again"
+        )
+        self.model = model
+        self.found = found
+        self.text = text
+
+
+class ModelError(Refused):
+    """The request cannot succeed as it is: a key, a model's name, a parameter, a tool's schema."""
+
+    def __init__(self, model: str, found: str) -> None:
+        super().__init__(
+            f"request to {model} failed: {found}; nothing happened; change the model's settings"
+        )
+        self.model = model
+        self.found = found

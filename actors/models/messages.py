@@ -1,0 +1,560 @@
+"""Turns a view into messages for a model, in the shapes of the providers' APIs.
+
+`to_llm_messages` reassembles the model's responses: the calls of one response become one assistant
+message, with the text and the thinking that came with them, and their results follow directly. It
+promises:
+
+1. The API of the shape accepts the messages of any view without open calls, also of a malformed
+   log after enforcement: results that stand elsewhere are moved behind their calls.
+2. Each event of a view is read once. The next view of the same conversation costs only its new
+   events, until a condensation.
+3. Messages are immutable, and those of an earlier view never change.
+
+Thinking goes back to the API and the model that can read it: signed thinking to Anthropic, and to
+OpenAI's APIs the reasoning that came before calls, beside them. All other thinking is left out.
+
+The providers refuse a request for one part of it: an empty text, an image that is none, a call too
+many in one message. Such parts come from users, tools, models and old logs, so they are replaced
+here or split, never in the log.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from binascii import Error as Base64Error
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Literal, NamedTuple, TypeAlias, overload
+from urllib.parse import unquote_to_bytes
+
+from turnkeeper.runtime import Refused
+
+from ..core.view import Derivation, View
+from ..events import (
+    RESULT_CLASSES,
+    ActionEvent,
+    AgentMessageEvent,
+    CondensationSummaryEvent,
+    ImageContent,
+    LLMConvertibleEvent,
+    LLMMessage,
+    ObservationEvent,
+    ObservationLikeEvent,
+    SystemPromptEvent,
+    ThinkingBlock,
+    UserMessageEvent,
+    openai_response,
+)
+from ..values.api_names import api_call_id, api_tool_name
+from ..values.frozen import FrozenJson, FrozenObject, frozen
+
+__all__ = ["LLMMessages", "LLMShape", "OpenCalls", "to_llm_messages"]
+
+LLMShape: TypeAlias = Literal["openai", "openai_responses", "anthropic"]
+"""The OpenAI chat API, the OpenAI responses API, or the Anthropic messages API."""
+
+
+class OpenCalls(Refused):
+    """The view has open calls; every provider would refuse its messages."""
+
+    def __init__(self, tool_call_ids: Sequence[str]) -> None:
+        super().__init__(
+            f"no messages made of a view: calls {', '.join(tool_call_ids)} have no result yet; "
+            "take them when each call has its result"
+        )
+        self.tool_call_ids = tuple(tool_call_ids)
+
+
+class LLMMessages(Sequence[LLMMessage]):
+    """The messages of one view; immutable. A list of them costs a copy, reading them does not."""
+
+    __slots__ = ("_count", "_settled", "_tail", "system")
+
+    def __init__(
+        self, settled: list[LLMMessage], tail: tuple[LLMMessage, ...] = (), system: str = ""
+    ) -> None:
+        # `settled` only grows, and these messages end at its present end.
+        self._settled = settled
+        self._count = len(settled)
+        self._tail = tail
+        self.system = system
+        """The system prompt, if the API takes it beside the messages (Anthropic's does)."""
+
+    def __len__(self) -> int:
+        return self._count + len(self._tail)
+
+    def __iter__(self) -> Iterator[LLMMessage]:
+        return chain(islice(self._settled, self._count), self._tail)
+
+    @overload
+    def __getitem__(self, at: int) -> LLMMessage: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[LLMMessage]: ...
+    def __getitem__(self, at: int | slice) -> LLMMessage | Sequence[LLMMessage]:
+        if isinstance(at, slice):
+            return tuple(self[n] for n in range(*at.indices(len(self))))
+        if not -len(self) <= at < len(self):
+            raise IndexError(at)
+        at %= len(self)
+        return self._settled[at] if at < self._count else self._tail[at - self._count]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LLMMessages):
+            return NotImplemented
+        return self.system == other.system and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list has none
+
+    def __repr__(self) -> str:
+        return f"LLMMessages({list(self)}, system={self.system!r})"
+
+
+def to_llm_messages(
+    view: View, shape: LLMShape = "openai", *, model: str = "", is_plain: bool = False
+) -> LLMMessages:
+    """Return the messages for a model, in the shape of its provider's API.
+
+    `model` is the one that is asked; reasoning of another is left out. With `is_plain`, images are
+    only mentioned and thinking is left out: a provider that cannot read
+    them refuses the whole request. Raises `OpenCalls` if a call has no result. The messages are
+    immutable `dict`s, which the official packages take as they are.
+    """
+    own = None if is_plain else thought_by(shape, model)
+    return view.derive(
+        ("messages", shape, own, is_plain),
+        partial(_DERIVATIONS[shape], own=own, is_plain=is_plain),
+    )
+
+
+def thought_by(shape: LLMShape, model: str) -> str:
+    """Return the mark of thinking that only this model can read, behind this API."""
+    return f"{shape}:{model}"
+
+
+class _Calls(NamedTuple):
+    """The calls of one response with all their results."""
+
+    actions: Sequence[ActionEvent]
+    results: Sequence[ObservationLikeEvent]
+
+
+class _Responses:
+    """Reassembles responses: yields single events, and calls with all their results.
+
+    In a log that passed admission, results follow their calls directly. In other logs, events that
+    come while a response waits for results are held back until it has them. Each event is held and
+    released once, so the work is linear for any log.
+    """
+
+    def __init__(self) -> None:
+        self._actions: list[ActionEvent] = []
+        self._results: list[ObservationLikeEvent] = []
+        self._missing: dict[str, None] = {}
+        self._held: deque[LLMConvertibleEvent] = deque()
+        self._early: dict[str, ObservationLikeEvent] = {}
+
+    @property
+    def missing(self) -> Sequence[str]:
+        """The calls that still have no result."""
+        return tuple(self._missing)
+
+    def fold(self, event: LLMConvertibleEvent) -> Iterator[LLMConvertibleEvent | _Calls]:
+        """Take in the next event; yield the events and responses that are whole now."""
+        if isinstance(event, RESULT_CLASSES):
+            if event.tool_call_id not in self._missing:
+                self._early[event.tool_call_id] = event
+                return
+            del self._missing[event.tool_call_id]
+            self._results.append(event)
+            if self._missing:
+                return
+            yield self._finished()
+        else:
+            self._held.append(event)
+        while self._held and self._takes(self._held[0]):
+            yield from self._take(self._held.popleft())
+
+    def _takes(self, event: LLMConvertibleEvent) -> bool:
+        if not self._missing:
+            return True
+        response_id = self._actions[-1].llm_response_id
+        return isinstance(event, ActionEvent) and event.llm_response_id == response_id
+
+    def _take(self, event: LLMConvertibleEvent) -> Iterator[LLMConvertibleEvent | _Calls]:
+        if not isinstance(event, ActionEvent):
+            yield event
+            return
+        self._actions.append(event)
+        result = self._early.pop(event.tool_call_id, None)
+        if result is None:
+            self._missing[event.tool_call_id] = None
+        else:
+            self._results.append(result)
+            if not self._missing:
+                yield self._finished()
+
+    def _finished(self) -> _Calls:
+        calls = _Calls(self._actions, self._results)
+        self._actions, self._results = [], []
+        return calls
+
+
+class _OpenAIMessages(Derivation[LLMMessages]):
+    """The messages of the OpenAI chat API."""
+
+    def __init__(self, *, own: str | None, is_plain: bool) -> None:
+        self.length = 0
+        self._own = own
+        self._is_plain = is_plain
+        self._responses = _Responses()
+        self._messages: list[LLMMessage] = []
+
+    def fold(self, event: LLMConvertibleEvent) -> None:
+        for whole in self._responses.fold(event):
+            self._messages.extend(_chat_messages(whole, self._own, is_plain=self._is_plain))
+        self.length += 1
+
+    def result(self) -> LLMMessages:
+        if self._responses.missing:
+            raise OpenCalls(self._responses.missing)
+        return LLMMessages(self._messages)
+
+
+def _chat_messages(
+    whole: LLMConvertibleEvent | _Calls, own: str | None, *, is_plain: bool
+) -> Iterator[LLMMessage]:
+    match whole:
+        case _Calls(actions, results):
+            for n in range(0, len(actions), _CALLS_MAX):
+                some = actions[n : n + _CALLS_MAX]
+                response = openai_response(some)
+                if reasoning := "".join(block.thinking for block in _own_thinking(some, own)):
+                    response = FrozenObject({**response, "reasoning_content": reasoning})
+                yield response
+                ids = {action.tool_call_id for action in some}
+                for result in results:
+                    if result.tool_call_id in ids:
+                        call_id = api_call_id(result.tool_call_id)
+                        content = _chat_text(result.content)
+                        yield frozen(role="tool", tool_call_id=call_id, content=content)
+        case UserMessageEvent(content=content, images=images) if images:
+            text = _split(content, _CHAT_LENGTH_MAX) if content.strip() else ()
+            parts = [frozen(type="text", text=piece) for piece in text]
+            for image in images:
+                url = None if is_plain else _image_url(image)
+                if url is None:
+                    parts.append(frozen(type="text", text=_NO_IMAGE))
+                else:
+                    parts.append(frozen(type="image_url", image_url=frozen(url=url)))
+            yield frozen(role="user", content=tuple(parts))
+        case UserMessageEvent(content=content) | CondensationSummaryEvent(content=content):
+            yield frozen(role="user", content=_chat_text(_said(content)))
+        case SystemPromptEvent(content=content) if content.strip():
+            yield frozen(role="system", content=_chat_text(content))
+        case AgentMessageEvent(content=content) if content.strip():
+            yield frozen(role="assistant", content=_chat_text(content))
+        case _:
+            pass
+
+
+def _own_thinking(actions: Sequence[ActionEvent], own: str | None) -> Iterator[ThinkingBlock]:
+    """Yield the thinking before these calls that the model which is asked can read."""
+    for action in actions:
+        for block in action.thinking:
+            if own is not None and block.made_by == own:
+                yield block
+
+
+def _chat_text(text: str) -> FrozenJson:
+    """Return this text as the content of a message; one that is too long in parts."""
+    pieces = _split(text, _CHAT_LENGTH_MAX)
+    if len(pieces) == 1:
+        return text
+    return tuple(frozen(type="text", text=piece) for piece in pieces)
+
+
+def _split(text: str, length_max: int) -> Sequence[str]:
+    return [text[n : n + length_max] for n in range(0, len(text), length_max)] or [text]
+
+
+def _said(text: str) -> str:
+    return text if text.strip() else _NOTHING_SAID
+
+
+class _ResponsesItems(Derivation[LLMMessages]):
+    """The input items of the OpenAI responses API; none refers to items stored there."""
+
+    def __init__(self, *, own: str | None, is_plain: bool) -> None:
+        self.length = 0
+        self._own = own
+        self._is_plain = is_plain
+        self._responses = _Responses()
+        self._items: list[LLMMessage] = []
+
+    def fold(self, event: LLMConvertibleEvent) -> None:
+        for whole in self._responses.fold(event):
+            self._items.extend(_items(whole, self._own, is_plain=self._is_plain))
+        self.length += 1
+
+    def result(self) -> LLMMessages:
+        if self._responses.missing:
+            raise OpenCalls(self._responses.missing)
+        return LLMMessages(self._items)
+
+
+def _items(
+    whole: LLMConvertibleEvent | _Calls, own: str | None, *, is_plain: bool
+) -> Iterator[FrozenObject]:
+    match whole:
+        case _Calls(actions, results):
+            for block in _own_thinking(actions, own):
+                shown = (frozen(type="summary_text", text=block.thinking),)
+                yield frozen(
+                    type="reasoning",
+                    id=block.item_id or "",
+                    summary=shown if block.thinking else (),
+                    encrypted_content=block.redacted_data,
+                )
+            text = "\n".join(action.text for action in actions if action.text)
+            if text.strip():
+                yield frozen(role="assistant", content=text)
+            yield from map(_function_call, actions)
+            for result in results:
+                call_id = api_call_id(result.tool_call_id)
+                yield frozen(
+                    type="function_call_output", call_id=call_id, output=_item_text(result.content)
+                )
+        case UserMessageEvent(content=content, images=images) if images:
+            pieces = _split(content, _ITEM_LENGTH_MAX) if content.strip() else ()
+            parts = [frozen(type="input_text", text=piece) for piece in pieces]
+            for image in images:
+                url = None if is_plain else _image_url(image)
+                if url is None:
+                    parts.append(frozen(type="input_text", text=_NO_IMAGE))
+                else:
+                    parts.append(frozen(type="input_image", image_url=url, detail="auto"))
+            yield frozen(role="user", content=tuple(parts))
+        case UserMessageEvent(content=content) | CondensationSummaryEvent(content=content):
+            yield frozen(role="user", content=_item_text(_said(content)))
+        case SystemPromptEvent(content=content) if content.strip():
+            yield frozen(role="system", content=_item_text(content))
+        case AgentMessageEvent(content=content) if content.strip():
+            for piece in _split(content, _ITEM_LENGTH_MAX):
+                yield frozen(role="assistant", content=piece)
+        case _:
+            pass
+
+
+def _item_text(text: str) -> FrozenJson:
+    """Return this text as the content of an item; one that is too long in parts."""
+    pieces = _split(text, _ITEM_LENGTH_MAX)
+    if len(pieces) == 1:
+        return text
+    return tuple(frozen(type="input_text", text=piece) for piece in pieces)
+
+
+def _function_call(action: ActionEvent) -> FrozenObject:
+    return frozen(
+        type="function_call",
+        call_id=api_call_id(action.tool_call_id),
+        name=api_tool_name(action.tool_name),
+        arguments=json.dumps(action.arguments, ensure_ascii=False),
+    )
+
+
+class _AnthropicMessages(Derivation[LLMMessages]):
+    """The messages of the Anthropic messages API: user and assistant take turns, user first."""
+
+    def __init__(self, *, own: str | None, is_plain: bool) -> None:  # noqa: ARG002 - as the others
+        self.length = 0
+        self._is_plain = is_plain
+        self._responses = _Responses()
+        self._messages: list[LLMMessage] = []
+        # The last message stays open until the other side speaks: the next event may join it.
+        self._role: Literal["user", "assistant"] = "user"
+        self._blocks: list[FrozenObject] = []
+        self._system: list[str] = []
+
+    def fold(self, event: LLMConvertibleEvent) -> None:
+        for whole in self._responses.fold(event):
+            match whole:
+                case _Calls(actions, results):
+                    thinking = self._thinking(*(action.thinking for action in actions))
+                    text = "\n".join(action.text for action in actions if action.text)
+                    self._say("assistant", _answer(text), thinking)
+                    self._say("assistant", [_tool_use(action) for action in actions])
+                    self._say("user", [_tool_result(result) for result in results])
+                case SystemPromptEvent(content=content) if content.strip():
+                    self._system.append(content)
+                case UserMessageEvent(content=content, images=images):
+                    shown = [self._image(image) for image in images]
+                    self._say("user", [*_answer(content), *shown] or [_text(_NOTHING_SAID)])
+                case CondensationSummaryEvent(content=content):
+                    self._say("user", [_text(_said(content))])
+                case AgentMessageEvent(content=content, thinking=blocks) if content.strip():
+                    self._say("assistant", _answer(content), self._thinking(blocks))
+                case _:
+                    pass
+        self.length += 1
+
+    def result(self) -> LLMMessages:
+        if self._responses.missing:
+            raise OpenCalls(self._responses.missing)
+        tail = [self._last_message()] if self._blocks else []
+        if self._blocks and self._role == "assistant":
+            # Newer models refuse to go on from words of their own.
+            tail.append(frozen(role="user", content=(_text(_GO_ON),)))
+        return LLMMessages(self._messages, tuple(tail), "\n\n".join(self._system))
+
+    def _image(self, image: ImageContent) -> FrozenObject:
+        return _text(_NO_IMAGE) if self._is_plain else _image_block(image)
+
+    def _thinking(self, *responses: Sequence[ThinkingBlock]) -> Sequence[FrozenObject]:
+        return () if self._is_plain else _thinking_blocks(chain.from_iterable(responses))
+
+    def _say(
+        self,
+        role: Literal["user", "assistant"],
+        blocks: Sequence[FrozenObject],
+        thinking: Sequence[FrozenObject] = (),
+    ) -> None:
+        if role != self._role:
+            if not self._messages and not self._blocks:
+                self._blocks.append(_text(_NOTHING_BEFORE))
+            self._messages.append(self._last_message())
+            self._role, self._blocks = role, []
+        if thinking and self._blocks and self._blocks[0]["type"] not in _THINKING_TYPES:
+            # With thinking switched on, an assistant message must begin with it.
+            self._blocks[:0] = thinking
+        else:
+            self._blocks.extend(thinking)
+        self._blocks.extend(blocks)
+
+    def _last_message(self) -> LLMMessage:
+        return frozen(role=self._role, content=tuple(self._blocks))
+
+
+_DERIVATIONS: Mapping[LLMShape, Callable[..., Derivation[LLMMessages]]] = {
+    "openai": _OpenAIMessages,
+    "openai_responses": _ResponsesItems,
+    "anthropic": _AnthropicMessages,
+}
+_CALLS_MAX = 128
+"""The calls that one message of the chat API may have."""
+_CHAT_LENGTH_MAX = 1_048_576
+_ITEM_LENGTH_MAX = 10_485_760
+"""The characters that one text of the chat API may have, and of the responses API."""
+_IMAGE_BYTES_MAX = 5_242_880
+"""The size of an image's base64, by the strictest of the three; the others take more."""
+_THINKING_TYPES = ("thinking", "redacted_thinking")
+_IMAGE_STARTS = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+_WEB_URL = re.compile(r"https?://\S+", re.IGNORECASE)
+_DATA_URL = re.compile(r"data:(?P<type>[^;,]*)(?P<options>(?:;[^;,]*)*),(?P<data>.*)", re.DOTALL)
+# The APIs refuse messages without text, and a conversation that the assistant begins or ends.
+_NOTHING_SAID = "(an empty message)"
+_NO_OUTPUT = "(no output)"
+_GO_ON = "(go on)"
+_NOTHING_BEFORE = "(the conversation begins here)"
+_NO_IMAGE = "(an image that cannot be shown)"
+
+
+def _text(text: str) -> FrozenObject:
+    return frozen(type="text", text=text)
+
+
+def _answer(text: str) -> Sequence[FrozenObject]:
+    return [_text(text)] if text.strip() else []
+
+
+class _Image(NamedTuple):
+    """An image that came with its message."""
+
+    media_type: str
+    data: str
+    """Base64."""
+
+
+def _read_image(url: str) -> _Image | None:
+    """Return the image in a `data:` URL; None if it is none that every provider reads."""
+    parts = _DATA_URL.fullmatch(url)
+    if parts is None:
+        return None
+    data = unquote_to_bytes(parts["data"])
+    if ";base64" in parts["options"]:
+        try:
+            data = base64.b64decode(data, validate=True)
+        except Base64Error:
+            return None
+    # By its first bytes: a provider refuses an image of another type than it is said to be.
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        media_type: str | None = "image/webp"
+    else:
+        media_type = next((one for start, one in _IMAGE_STARTS if data.startswith(start)), None)
+    encoded = base64.b64encode(data).decode()
+    if media_type is None or len(encoded) > _IMAGE_BYTES_MAX:
+        return None
+    return _Image(media_type, encoded)
+
+
+def _image_url(image: ImageContent) -> str | None:
+    """Return the URL of an image as OpenAI's APIs take it; None if they would not."""
+    if not image.url.startswith("data:"):
+        return image.url if _WEB_URL.fullmatch(image.url) else None
+    read = _read_image(image.url)
+    return None if read is None else f"data:{read.media_type};base64,{read.data}"
+
+
+def _image_block(image: ImageContent) -> FrozenObject:
+    if _WEB_URL.fullmatch(image.url):
+        return frozen(type="image", source=frozen(type="url", url=image.url))
+    read = _read_image(image.url)
+    if read is None:
+        return _text(_NO_IMAGE)
+    source = frozen(type="base64", media_type=read.media_type, data=read.data)
+    return frozen(type="image", source=source)
+
+
+def _thinking_blocks(blocks: Iterable[ThinkingBlock]) -> Sequence[FrozenObject]:
+    shown: list[FrozenObject] = []
+    for block in blocks:
+        if block.made_by is not None:
+            continue
+        if block.redacted_data is not None:
+            shown.append(frozen(type="redacted_thinking", data=block.redacted_data))
+        elif block.signature is not None:
+            thinking, signature = block.thinking, block.signature
+            shown.append(frozen(type="thinking", thinking=thinking, signature=signature))
+    return shown
+
+
+def _tool_use(action: ActionEvent) -> FrozenObject:
+    return frozen(
+        type="tool_use",
+        id=api_call_id(action.tool_call_id),
+        name=api_tool_name(action.tool_name),
+        input=action.arguments,
+    )
+
+
+def _tool_result(result: ObservationLikeEvent) -> FrozenObject:
+    parts: dict[str, FrozenJson] = {
+        "type": "tool_result",
+        "tool_use_id": api_call_id(result.tool_call_id),
+    }
+    is_error = not isinstance(result, ObservationEvent) or result.is_error
+    if result.content.strip():
+        parts["content"] = result.content
+    elif is_error:
+        parts["content"] = _NO_OUTPUT
+    if is_error:
+        parts["is_error"] = True
+    return frozen(**parts)

@@ -1,0 +1,65 @@
+"""A model that answers from a script: for tests, examples, and work without a network.
+
+    model = ScriptedModel(
+        [
+            ModelResponse(calls=[ToolCall("look", {"at": "order 7"})]),
+            ModelUnavailable("scripted", "503"),
+            "It is on its way.",
+        ]
+    )
+
+It keeps its requests, so that a test can check what the model was shown.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeAlias
+
+import anyio.lowlevel
+
+from .base import ModelError, ModelRequest, ModelResponse
+
+__all__ = ["Reply", "ScriptedModel"]
+
+Reply: TypeAlias = str | ModelResponse | Exception
+"""An answer in words, a whole response, or an error to raise."""
+
+Scripted: TypeAlias = Callable[[ModelRequest], Reply | Awaitable[Reply]]
+"""Makes a reply of the request; an async one may wait."""
+
+_WORD = re.compile(r"\s*\S+\s*|\s+")
+
+
+class ScriptedModel:
+    """Answers each request with the next reply of a list, or with the reply of a function.
+
+    A text is written word by word. After the end of the list, every request is a `ModelError`.
+    """
+
+    def __init__(self, script: Iterable[Reply | Scripted] | Scripted) -> None:
+        self.requests: list[ModelRequest] = []
+        """The requests, in order, including those answered with an error."""
+        self._always = script if callable(script) else None
+        self._replies = deque(() if callable(script) else script)
+
+    async def respond(
+        self, request: ModelRequest, write: Callable[[str], Awaitable[None]]
+    ) -> ModelResponse:
+        self.requests.append(request)
+        await anyio.lowlevel.checkpoint()
+        if self._always is None and not self._replies:
+            raise ModelError("the script", f"it has no reply to request {len(self.requests)}")
+        scripted = self._always or self._replies.popleft()
+        reply = scripted(request) if callable(scripted) else scripted
+        if inspect.isawaitable(reply):
+            reply = await reply
+        if isinstance(reply, Exception):
+            raise reply
+        response = ModelResponse(reply) if isinstance(reply, str) else reply
+        for piece in _WORD.findall(response.text):
+            await write(piece)
+        return response

@@ -1,0 +1,69 @@
+"""A condenser that asks a model for its summaries.
+
+    condenser = summarizing_condenser(model, window_tokens=200_000)
+
+A model says nowhere how much it can read, so its window is given in tokens. The view is condensed
+when it fills three quarters of the window, by an estimate: that leaves room for tools and an
+answer. The model that summarises may be a smaller one than the agent's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.condensation import RollingCondenser, SummarizingCondenser
+from ..core.view import View
+from ..errors import InvalidInput
+from ..events import SystemPromptEvent, UserMessageEvent
+from .base import Model, ModelRequest
+
+__all__ = ["SUMMARY_PROMPT", "ModelSummary", "summarizing_condenser"]
+
+SUMMARY_PROMPT = (
+    "You condense the history of a conversation between a user and an assistant that uses tools. "
+    "Keep what the assistant needs to go on: what the user wants, what was decided, what was done "
+    "with which result, names, numbers and identifiers, and what is still open. Leave out what no "
+    "longer matters. Write in the language of the conversation, and nothing but the summary."
+)
+WINDOW_SHARE = 0.75
+WINDOW_TOKENS_MIN = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    """Asks a model to summarise a history; one attempt, whose errors pass."""
+
+    model: Model
+    prompt: str = SUMMARY_PROMPT
+
+    async def __call__(self, history: str) -> str:
+        view = View.from_events(
+            [SystemPromptEvent(content=self.prompt), UserMessageEvent(content=history)]
+        )
+        response = await self.model.respond(ModelRequest(view), _drop)
+        return response.text
+
+
+async def _drop(piece: str) -> None:
+    """Take a piece of a summary, which only counts as a whole."""
+
+
+def summarizing_condenser(
+    model: Model,
+    *,
+    window_tokens: int,
+    prompt: str = SUMMARY_PROMPT,
+    keep_first: int = 2,
+) -> SummarizingCondenser:
+    """Make a condenser with a model's summaries and limits from a model's window.
+
+    `window_tokens` is how much the agent's model reads. Raises `InvalidInput`.
+    """
+    if window_tokens < WINDOW_TOKENS_MIN:
+        raise InvalidInput(
+            f"window_tokens is {window_tokens}; it takes {WINDOW_TOKENS_MIN} or more"
+        )
+    if not prompt.strip():
+        raise InvalidInput("the prompt is blank; it says what a summary keeps")
+    limits = RollingCondenser(max_tokens=int(window_tokens * WINDOW_SHARE), keep_first=keep_first)
+    return SummarizingCondenser(ModelSummary(model, prompt), limits)

@@ -1,0 +1,753 @@
+"""The conversation actor: the only writer of its conversation.
+
+It owns one log at its newest epoch. Its loop is always the same five moves:
+
+1. take the messages that wait in the mailbox, at most `batch_max`;
+2. decide which events follow from each, folding them at once into the working state;
+3. commit all of them in one durable write;
+4. publish them to subscribers, and answer the callers;
+5. start effects: agents and condensers, child tasks that talk back through the mailbox.
+
+It promises: nothing is seen outside before its commit has returned; a command is all or nothing;
+an action is durable before its effect starts; no model, tool or condenser is awaited here.
+
+If a commit fails, every caller of the batch gets the journal's own error, and this actor is
+discarded with its working state. Its supervisor starts another, which claims the next epoch, reads
+the log, and ends the turn that was cut off. The log survives a crash; a partial answer is lost with
+the process, and kept over an interrupt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import ClassVar, Literal, TypeVar
+
+import anyio
+
+from turnkeeper.runtime import (
+    Actor,
+    Delivery,
+    Effect,
+    InvariantViolation,
+    Message,
+    OutcomeUnknown,
+    OwnershipLost,
+    Ports,
+    Ref,
+    Refused,
+    TurnkeeperError,
+    Unavailable,
+)
+from turnkeeper.runtime.lowlevel import clear_stray_cancellation
+
+from ..agents.turn_context import Agent, TurnContext
+from ..core.admission import AdmissionRefused
+from ..core.commands import (
+    Append,
+    AppendAll,
+    BeginStep,
+    Command,
+    Delete,
+    DropOverdue,
+    EndTurn,
+    GetView,
+    Pause,
+    Propose,
+    ProposeFailed,
+    Query,
+    Recover,
+    Send,
+    Stream,
+)
+from ..core.condensation import Condenser, Need, Proposal
+from ..core.decide import decide
+from ..core.limits import Limits
+from ..core.parking import Parking
+from ..core.records import decode_record, encode_record
+from ..core.state import ColdLoad
+from ..core.turn_table import KnownMessage, RunningTurn, content_digest
+from ..core.view import View, ViewCheck
+from ..core.working_state import (
+    ConversationSettings,
+    Decision,
+    Stamp,
+    StartTurn,
+    StopTurn,
+    WorkingState,
+)
+from ..errors import (
+    ConversationDeleted,
+    LeaseExpired,
+    ResultNotKept,
+    StaleTurn,
+    TurnPaused,
+    TurnSuspended,
+)
+from ..events import (
+    ActionEvent,
+    Event,
+    LoggedEvent,
+    MessageQueuedEvent,
+    TextDelta,
+    UserMessageEvent,
+    encode_event,
+)
+from ..journal import Journal, Rejection, Snapshot
+from ..log_lines import log_failure, log_unavailable
+from ..values.text import error_text
+from .loading import fold_log, load_state
+from .subscriptions import Subscriptions
+from .wait_graph import Inside, WaitGraph, turn_of
+
+__all__ = ["ConversationActor", "Setup", "Verify"]
+
+T = TypeVar("T")
+
+_SAMPLED = 1 / 64
+_PARK_TIMER = "park"
+
+Verify = Literal["off", "sampled", "always"]
+"""How often, after a commit, the view is rebuilt from the log on the side and compared."""
+
+
+# Commands and queries that neither answer a call nor need one answered.
+_LEAVING_CALLS_OPEN = (BeginStep, GetView, Pause, Propose, ProposeFailed, Stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The settings and services that all conversations of one `Conversations` share."""
+
+    agent: Agent
+    journal: Journal
+    subscriptions: Subscriptions
+    wait_graph: WaitGraph
+    condenser: Condenser
+    settings: ConversationSettings
+    verify: Verify
+    park_s: float
+    limits: Limits
+    ports: Ports
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """One command of a batch. The owner's own commands have no delivery."""
+
+    command: Command | Query
+    stamp: Stamp
+    delivery: Delivery[Command | Query] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """The decision that follows from a command, or the reason why it was refused."""
+
+    taken: _Taken
+    decision: Decision
+    refusal: Exception | None = None
+
+
+class ConversationActor(Actor[Command | Query]):
+    """The owner of one conversation. The region in `Conversations` spawns one for each id."""
+
+    batch_max: ClassVar[int] = 64
+
+    def __init__(self, conversation_id: str, setup: Setup) -> None:
+        self._conversation_id = conversation_id
+        self._setup = setup
+        self._agent: Effect | None = None
+        self._agent_of = ""
+        self._held: list[_Taken] = []
+        """Commands of an agent that is not resumable, sent during a pause: decided after it."""
+        self._condenser_effect: Effect | None = None
+        self._is_condensing_hard = False
+        self._condenser_rests_with: View | None = None
+        """The view that the condenser could not make shorter; it rests until the view changes."""
+        self._parking: Parking[_Taken] = Parking(wait_s=setup.park_s)
+        self._snapshot_effect: Effect | None = None
+        self._snapshot_seq = 0
+        self._is_wanted = True
+        """True if a caller may wait for this owner's work, and until the log has been read."""
+
+    async def on_start(self) -> None:
+        await self._open()
+
+    async def _open(self) -> None:
+        """Claim the log as it is now, and end or resume the turn that the last owner left."""
+        journal = self._setup.journal
+        # Claimed before the head is read: an append of the owner before this one has then either
+        # landed, and is read, or never will.
+        self._claimed_at = self._setup.ports.monotonic()
+        claim = await journal.claim(self._conversation_id)
+        state, enforced_away = await load_state(
+            journal, self._conversation_id, claim.head, limits=self._setup.limits
+        )
+        self._working = WorkingState(
+            self._conversation_id, claim.epoch, self._setup.settings, state
+        )
+        self._show_state()
+        self._snapshot_seq = state.seq
+        if enforced_away or self._is_wanted:
+            stamp = Stamp(self._setup.ports.now(), self._setup.ports.ids.block())
+            await self._run([_Taken(Recover(enforced_away), stamp, None)])
+        self.check_lease()  # there is no await from here to the end
+        # Last, since an owner that could not start is not told to stop. Events that the last owner
+        # committed and could not publish are in the log.
+        self._setup.subscriptions.owner_began(self._conversation_id, self._doubt)
+
+    async def on_stop(self) -> None:
+        for parked in self._parking.take_all():
+            if parked.ticket.delivery is not None:
+                error = ResultNotKept(self._conversation_id, parked.event.tool_call_id)
+                parked.ticket.delivery.fail(error)
+        self._setup.subscriptions.owner_ended(self._conversation_id, is_wanted=self._is_wanted)
+
+    def _doubt(self) -> bool:
+        """End this owner if its lease ran out after it had claimed; return True if so.
+
+        Called when the process has lost its lease. Another one may own the conversation by now.
+        """
+        if self._setup.journal.is_lease_valid(since=self._claimed_at):
+            return False
+        # Ahead of what waits: a query writes nothing, so it is answered with `LeaseExpired`.
+        self.context.ref.tell_nowait(GetView(), control=True)
+        return True
+
+    async def receive_batch(self, deliveries: Sequence[Delivery[Command | Query]]) -> None:
+        try:
+            for is_deletion, some in groupby(
+                deliveries, lambda one: isinstance(one.message, Delete)
+            ):
+                if is_deletion:
+                    for delivery in some:
+                        await self._delete(delivery)
+                else:
+                    await self._run(await self._take(list(some)))
+        except Exception as error:
+            for delivery in deliveries:
+                delivery.fail(error)
+            if isinstance(error, Refused):
+                # The refusal of one command is answered to its caller alone. A refusal that gets
+                # here is the journal's, of an append that this actor must be able to make.
+                raise InvariantViolation(
+                    f"the journal refused the owner of conversation {self._conversation_id}"
+                ) from error
+            raise
+
+    async def _delete(self, delivery: Delivery[Command | Query]) -> None:
+        """Delete the log, end everything that runs on it, and own a new log of that name.
+
+        So messages sent before this are gone with the log, and later ones are not.
+        """
+        command, state = delivery.message, self._working.state
+        if isinstance(command, Delete) and command.head not in {None, state.seq}:
+            delivery.reply(None)
+            return
+        journal, epoch = self._setup.journal, self._working.epoch
+        try:
+            deletion = await journal.delete(self._conversation_id, epoch=epoch)
+        except Refused as refusal:
+            delivery.fail(refusal)  # there was nothing to delete, or it is damaged
+            return
+        gone = ConversationDeleted(self._conversation_id)
+        self._setup.subscriptions.deleted(self._conversation_id)
+        waiting = [*self._held, *(parked.ticket for parked in self._parking.take_all())]
+        for one in waiting:
+            if one.delivery is not None:
+                one.delivery.fail(gone)
+        delivery.reply(deletion)
+        # Not waited for: whatever they still send or write carries an older epoch.
+        for effect in (self._agent, self._condenser_effect, self._snapshot_effect):
+            if effect is not None:
+                effect.cancel()
+        self._agent = self._condenser_effect = self._snapshot_effect = None
+        self._condenser_rests_with, self._held = None, []
+        await self._open()
+
+    async def _run(self, batch: Sequence[_Taken]) -> None:
+        decided = self._decide(batch)
+        try:
+            await self._commit(decided)
+        except Exception as error:
+            # Parked results that this batch released are among the decided, and in no mailbox.
+            for one in decided:
+                if one.taken.delivery is not None:
+                    one.taken.delivery.fail(error)
+            raise
+        self._publish(decided)
+        self._start_effects(decided)
+
+    # --- 1. take ---------------------------------------------------------------------------------
+
+    async def _take(self, deliveries: Sequence[Delivery[Command | Query]]) -> Sequence[_Taken]:
+        """Give each command its time and ids, and look up the ids that memory has let go."""
+        batch = []
+        ports = self._setup.ports
+        now = ports.now()
+        for delivery in deliveries:
+            command = delivery.message
+            stamp = Stamp(now, ports.ids.block())
+            match command:
+                case Send(message_id=message_id):
+                    stamp.known_message = await self._look_up_message(message_id)
+                case Append(event=event):
+                    stamp.known_event = await self._look_up_event(event.id)
+                    if isinstance(event, UserMessageEvent) and event.message_id is not None:
+                        stamp.known_message = await self._look_up_message(event.message_id)
+                case AppendAll(events=events):
+                    for event in events:
+                        stamp.known_event = await self._look_up_event(event.id)
+                        if stamp.known_event is not None:
+                            break
+                case _:
+                    pass
+            batch.append(_Taken(command, stamp, delivery))
+        return batch
+
+    async def _look_up_message(self, message_id: str) -> KnownMessage | None:
+        # Only this actor writes the log, so the result still holds when the command is decided.
+        turns = self._working.state.turns
+        # A known message goes with the command: by the time that it is decided, earlier commands of
+        # its batch may have made the table forget it.
+        if (known := turns.find(message_id)) is not None:
+            return known
+        if not turns.may_have_forgotten(message_id):
+            return None
+        found = await self._setup.journal.find_messages(self._conversation_id, [message_id])
+        if message_id not in found:
+            return None
+        seq = found[message_id]
+        event = await self._read_one(seq)
+        if not isinstance(event, UserMessageEvent | MessageQueuedEvent):
+            raise InvariantViolation(
+                f"seq {seq} of conversation {self._conversation_id} carries message id "
+                f"{message_id} and is a {event.kind}"
+            )
+        digest = content_digest(event.content, event.images)
+        return KnownMessage(message_id, seq, event.turn_id or "", digest)
+
+    async def _look_up_event(self, event_id: str) -> LoggedEvent | None:
+        working = self._working
+        if (recent := working.recent.get(event_id)) is not None:
+            return recent
+        if event_id > working.state.event_id_max:
+            return None
+        found = await self._setup.journal.find_events(self._conversation_id, [event_id])
+        if event_id not in found:
+            return None
+        return LoggedEvent(found[event_id], await self._read_one(found[event_id]))
+
+    async def _read_one(self, seq: int) -> Event:
+        records = await self._setup.journal.read(self._conversation_id, after=seq - 1, limit=1)
+        return decode_record(self._conversation_id, records[0]).event
+
+    # --- 2. decide -------------------------------------------------------------------------------
+
+    def _decide(self, batch: Sequence[_Taken]) -> Sequence[_Decided]:
+        return [decided for taken in batch for decided in self._decide_one(taken)]
+
+    def _decide_one(self, taken: _Taken) -> Iterator[_Decided]:
+        """Decide a command, and then the parked results that its calls release."""
+        command = taken.command
+        if len(self._parking) and not self._may_precede_more_calls(command):
+            yield from self._release_parked()
+        if isinstance(command, DropOverdue):
+            for parked in self._parking.take_overdue(self._setup.ports.monotonic()):
+                refusal = AdmissionRefused(self._conversation_id, parked.violation)
+                yield _Decided(parked.ticket, Decision(), refusal)
+        try:
+            decision = decide(self._working, command, taken.stamp)
+        except AdmissionRefused as refusal:
+            if not isinstance(command, Append) or not command.park:
+                yield _Decided(taken, Decision(), refusal)
+                return
+            now = self._setup.ports.monotonic()
+            violation = self._parking.park(refusal.violation, taken, now=now)
+            if violation is not None:
+                refusal = AdmissionRefused(self._conversation_id, violation)
+                yield _Decided(taken, Decision(), refusal)
+        except TurnPaused:
+            self._held.append(taken)
+        except Exception as error:  # noqa: BLE001 - answered to its caller alone, in `_publish`
+            yield _Decided(taken, Decision(), error)
+        else:
+            self._working.apply(decision)
+            yield _Decided(taken, decision)
+            open_calls = self._working.state.admission.open_calls
+            if not (self._parking.is_waiting(open_calls) and self._may_precede_more_calls(command)):
+                yield from self._release_parked()
+            if self._held and self._working.state.turns.waits_for is None:
+                held, self._held = self._held, []
+                for waiting in held:
+                    yield from self._decide_one(waiting)
+
+    def _release_parked(self) -> Iterator[_Decided]:
+        """Append the parked results whose calls have come."""
+        for parked in self._parking.take_ready(self._working.state.admission.open_calls):
+            yield from self._decide_one(parked.ticket)
+
+    def _may_precede_more_calls(self, command: Command | Query) -> bool:
+        """True if more calls of the newest response may follow this command, appended one by one.
+
+        A result closes its response. So the parked results of the first calls wait for the last
+        one, unless another command comes that needs the calls answered.
+        """
+        if isinstance(command, Append) and isinstance(command.event, ActionEvent):
+            newest = self._working.state.view[-1:]
+            return any(
+                isinstance(event, ActionEvent)
+                and event.llm_response_id == command.event.llm_response_id
+                for event in newest
+            )
+        return isinstance(command, _LEAVING_CALLS_OPEN)
+
+    # --- 3. commit -------------------------------------------------------------------------------
+
+    async def _commit(self, decided: Sequence[_Decided]) -> None:
+        """Write the events of the batch. Everything visible outside waits for this."""
+        working = self._working
+        journal = self._setup.journal
+        rejections = [
+            _rejection(one.refusal, one.taken)
+            for one in decided
+            if isinstance(one.refusal, AdmissionRefused)
+        ]
+        if rejections:
+            await journal.reject(self._conversation_id, rejections)
+        records = [encode_record(event) for one in decided for event in one.decision.events]
+        if not records:
+            # A write proves that no rival has taken over; an answer without one needs the lease.
+            self.check_lease()
+            return
+        first = working.state.seq - len(records) + 1
+        seqs = await self.context.wait_for(
+            journal.append(
+                self._conversation_id,
+                records,
+                epoch=working.epoch,
+                expected_seq=first,
+                is_unfinished=working.state.turns.is_unfinished,
+            )
+        )
+        if seqs[0] != first or seqs[-1] != working.state.seq:
+            raise InvariantViolation(
+                f"conversation {self._conversation_id}: decided seqs {first} to "
+                f"{working.state.seq}, the journal has them at {seqs[0]} to {seqs[-1]}"
+            )
+
+    # --- 4. publish ------------------------------------------------------------------------------
+
+    def _publish(self, decided: Sequence[_Decided]) -> None:
+        """Show the committed batch: to the view, the subscribers, the callers, in this order."""
+        seq = self._seq
+        self._show_state()
+        subscriptions = self._setup.subscriptions
+        events: list[LoggedEvent] = []
+        for one in decided:
+            command = one.taken.command
+            if isinstance(command, Stream) and one.refusal is None:
+                # Its place is between the events decided before it and those decided after it.
+                if events:
+                    subscriptions.publish(self._conversation_id, events)
+                    events = []
+                delta = TextDelta(command.turn_id, command.text, command.is_first)
+                subscriptions.publish_delta(self._conversation_id, delta, seq)
+            for event in one.decision.events:
+                seq += 1
+                events.append(LoggedEvent(seq, event))
+        if events:
+            subscriptions.publish(self._conversation_id, events)
+        for one in decided:
+            delivery = one.taken.delivery
+            if delivery is None:
+                if one.refusal is not None:
+                    raise one.refusal
+            elif one.refusal is None:
+                delivery.reply(one.decision.reply)
+            else:
+                delivery.fail(one.refusal)
+
+    def _show_state(self) -> None:
+        """Show the working state, which is committed now, to queries and effects."""
+        state = self._working.state
+        turns = state.turns
+        self.view = state.view
+        self.recently_seen = state.recently_seen.newest()
+        self.metrics = state.metrics
+        self._seq = state.seq
+        self.steps = state.iteration
+        self._running = running = turns.running
+        self._is_wanted = turns.is_unfinished and turns.waits_for is None
+        self.is_step_held = running is not None and (
+            turns.waits_for is not None
+            or any(waiting.steers == running.turn_id for waiting in turns.queued.values())
+        )
+
+    # --- 5. start effects ------------------------------------------------------------------------
+
+    def _start_effects(self, decided: Sequence[_Decided]) -> None:
+        for one in decided:
+            for effect in one.decision.effects:
+                match effect:
+                    case StopTurn(turn_id):
+                        # Not waited for: whatever it still sends carries its turn id and is stale.
+                        if self._agent is not None and self._agent_of == turn_id:
+                            self._agent.cancel()
+                    case StartTurn(turn_id, unstarted):
+                        self._start_turn(turn_id, unstarted)
+        self._start_condenser()
+        if any(one.decision.events for one in decided):
+            self._start_verifying()
+            self._start_snapshot()
+        if (deadline := self._parking.next_deadline) is not None:
+            delay_s = deadline - self._setup.ports.monotonic()
+            self.context.timers.once(max(0.0, delay_s), DropOverdue(), key=_PARK_TIMER)
+
+    def _start_turn(self, turn_id: str, unstarted: tuple[str, ...]) -> None:
+        if self._running is None or self._running.turn_id != turn_id:
+            return  # a later command of the same batch has ended it already
+        run = partial(self._run_turn, turn_id, unstarted)
+        self._agent = self.context.start_effect(run, name=f"turn {turn_id}")
+        self._agent_of = turn_id
+
+    def _start_condenser(self) -> None:
+        if self.running_condenser() is not None:
+            return
+        if self._is_condenser_resting():
+            return
+        try:
+            need = self._setup.condenser.need(self.view)
+        except Exception as error:  # noqa: BLE001 - it becomes a recorded event
+            run = partial(self._refuse_need, self.view, error)
+            self._condenser_effect = self.context.start_effect(run, name="condenser")
+        else:
+            self._is_condensing_hard = need == "hard"
+            if need is not None:
+                effect = self.context.start_effect(self._run_condenser, name="condenser")
+                self._condenser_effect = effect
+
+    def _start_verifying(self) -> None:
+        verify = self._setup.verify
+        if verify == "always" or (
+            verify == "sampled" and self._setup.ports.random.random() < _SAMPLED
+        ):
+            run = partial(self._run_verifying, self._working, self.view, self._seq)
+            self.context.start_effect(run, name="verify")
+
+    def _start_snapshot(self) -> None:
+        """Write a snapshot now and then, seldom enough to cost each event O(1)."""
+        state = self._working.state
+        if state.seq - self._snapshot_seq < max(self._setup.limits.snapshot_events, len(self.view)):
+            return
+        if self._snapshot_effect is None or self._snapshot_effect.is_done:
+            self._snapshot_seq = state.seq
+            # Taken here, while the working state is the committed one; written beside the loop.
+            run = partial(self._run_snapshot, state.to_snapshot(), self._working.epoch)
+            self._snapshot_effect = self.context.start_effect(run, name="snapshot")
+
+    async def _run_snapshot(self, snapshot: Snapshot, epoch: int) -> None:
+        self.check_lease()
+        try:
+            await self._setup.journal.write_snapshot(self._conversation_id, snapshot, epoch=epoch)
+        except TurnkeeperError as error:
+            # Losing a snapshot costs time at the next activation, never data.
+            log_unavailable("snapshot not written", error, conversation=self._conversation_id)
+
+    async def _run_turn(self, turn_id: str, unstarted: tuple[str, ...]) -> None:
+        """Run the agent of one turn: an effect beside the loop."""
+        working = self._working
+        self.check_lease()
+        # From the check above to the agent's first await there is none.
+        self.running_turn(turn_id)  # raises if the turn has ended before its agent began
+        turn = TurnContext(self._conversation_id, turn_id, working.epoch, self, unstarted)
+        inside = Inside(self._setup.wait_graph, self._conversation_id)
+        turn_of.set(inside)
+        failure: BaseException | None = None
+        end = EndTurn(turn_id, working.epoch)
+        try:
+            await self._setup.agent.run(turn)
+        except LeaseExpired:
+            raise  # not the turn's failure but its owner's
+        except BaseException as error:
+            if not _is_agents_own(error):
+                raise
+            if isinstance(error, StaleTurn | TurnSuspended) and not self._is_going_on(turn):
+                return  # ended or held from outside, which the log has already
+            failure = error
+            end = EndTurn(turn_id, working.epoch, type(error).__name__, error_text(error))
+        finally:
+            inside.is_over = True
+        if turn.is_held:
+            # The agent swallowed the error, or it came in a group. Another run ends the turn.
+            if isinstance(failure, BaseExceptionGroup):
+                failure = failure.split((StaleTurn, TurnSuspended))[1]
+            if failure is not None:
+                log_failure(
+                    "agent failed in a turn that is held",
+                    failure,
+                    conversation=self._conversation_id,
+                    turn=turn_id,
+                )
+            return
+        if await self._tell_owner(end) and failure is not None:
+            # Not logged if the owner has ended under its agent, and nothing else failed.
+            log_failure("turn failed", failure, conversation=self._conversation_id, turn=turn_id)
+
+    # --- for the running turn: `TurnOwner` ---------------------------------------------
+
+    @property
+    def ref(self) -> Ref[Command | Query]:
+        return self.context.ref
+
+    @property
+    def ports(self) -> Ports:
+        return self._setup.ports
+
+    @property
+    def is_agent_resumable(self) -> bool:
+        return self._setup.settings.is_resumable
+
+    def check_lease(self) -> None:
+        """Raise `LeaseExpired` if this owner may have been taken over.
+
+        An effect outside cannot be fenced, so there must be no await between this check and it.
+        """
+        if not self._setup.journal.is_lease_valid(since=self._claimed_at):
+            raise LeaseExpired(self._conversation_id, self._working.epoch)
+
+    def running_turn(self, turn_id: str) -> RunningTurn:
+        if self._running is None or self._running.turn_id != turn_id:
+            raise StaleTurn(self._conversation_id, turn_id)
+        return self._running
+
+    def running_condenser(self) -> Effect | None:
+        effect = self._condenser_effect
+        return None if effect is None or effect.is_done else effect
+
+    def must_wait_for_condenser(self) -> bool:
+        return self._is_condensing_hard or self.view.unhandled_condensation_request
+
+    def is_too_long(self) -> bool:
+        return (
+            self._is_condensing_hard
+            and not self.view.unhandled_condensation_request
+            and self._is_condenser_resting()
+        )
+
+    def _is_condenser_resting(self) -> bool:
+        resting = self._condenser_rests_with
+        return resting is not None and self.view.is_unchanged_since(resting)
+
+    async def find_broken(self) -> tuple[str, ...]:
+        """Return the events in the view that enforcement over the whole log would remove."""
+        view, load = self.view, ColdLoad()
+        await fold_log(self._setup.journal, self._conversation_id, 0, self._seq, load.fold)
+        state, _ = load.finish()
+        kept = {event.id for event in state.view}
+        return tuple(event.id for event in view if event.id not in kept)
+
+    # --- effects ---------------------------------------------------------------------------------
+
+    async def _tell_owner(self, command: Message[T]) -> T | None:
+        """Ask this owner as an effect's last act. Returns None if the owner or the turn has ended.
+
+        A journal's error is the owner's own failure, which its supervisor handles.
+        """
+        try:
+            return await self.context.ref.ask(command)
+        except (StaleTurn, OwnershipLost, Unavailable, OutcomeUnknown):
+            return None
+
+    def _is_going_on(self, turn: TurnContext) -> bool:
+        """True if this run still answers its turn; `StaleTurn` came from another turn then."""
+        running = self._running
+        return running is not None and running.turn_id == turn.turn_id and not turn.is_held
+
+    async def _run_condenser(self) -> None:
+        """Condense while there is a need, as long as it makes the view shorter."""
+        condenser, epoch = self._setup.condenser, self._working.epoch
+        while True:
+            self.check_lease()
+            shown = self.view
+            need: Need | None = None
+            proposal: Proposal | None = None
+            try:
+                need = condenser.need(shown)
+                self._is_condensing_hard = need == "hard"
+                if need is None:
+                    return
+                proposal = await condenser.propose(shown, need)
+                if not isinstance(proposal, Proposal | None):
+                    raise TypeError(f"its proposal is a {type(proposal).__name__}")
+            except BaseException as error:
+                # A cancellation that was not requested is a failure like any other.
+                if not isinstance(error, Exception) and not clear_stray_cancellation(error):
+                    raise
+                await self._record_condenser_failure(error)
+                if need != "hard":
+                    self._condenser_rests_with = shown
+                    return
+                proposal = None
+            is_progress = await self._tell_owner(Propose(epoch, proposal, shown, need))
+            if is_progress is None:
+                return
+            if not is_progress and self.view.is_unchanged_since(shown):
+                # It rests until the view changes. A view that has changed meanwhile is shown to it.
+                self._condenser_rests_with = shown
+                return
+
+    async def _refuse_need(self, shown: View, error: BaseException) -> None:
+        """Record that the condenser could not say its need, and let it rest."""
+        self._condenser_rests_with = shown
+        await self._record_condenser_failure(error)
+
+    async def _record_condenser_failure(self, error: BaseException) -> None:
+        failed = ProposeFailed(self._working.epoch, type(error).__name__, error_text(error))
+        await self._tell_owner(failed)
+
+    async def _run_verifying(self, working: WorkingState, view: View, seq: int) -> None:
+        """Rebuild the view from the log and compare: an effect. A divergence fails the actor."""
+        check = ViewCheck()
+        try:
+            await fold_log(self._setup.journal, self._conversation_id, 0, seq, check.fold)
+        except (Unavailable, OutcomeUnknown) as error:
+            log_unavailable("view not verified", error, conversation=self._conversation_id)
+            return
+        except Refused:
+            if self._working is not working:
+                return  # deleted meanwhile
+            raise
+        found = check.find_divergence(view)
+        if found is not None and self._working is working:
+            self.check_lease()
+            raise InvariantViolation(
+                f"the view of conversation {self._conversation_id} at seq {seq} is not the fold of "
+                f"its log: {found}; the log is right; the owner is started again from it"
+            )
+
+
+def _is_agents_own(error: BaseException) -> bool:
+    """True if the agent failed; False if its task is cancelled, or the program ends.
+
+    A stray cancellation is a failure like any other, and so is a bare `BaseException`.
+    """
+    if isinstance(error, Exception) or clear_stray_cancellation(error):
+        return True
+    passes = (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit, GeneratorExit)
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(passes) is None
+    return not isinstance(error, passes)
+
+
+def _rejection(refusal: AdmissionRefused, taken: _Taken) -> Rejection:
+    violation = refusal.violation
+    return Rejection(
+        at=taken.stamp.now,
+        violation=violation.name,
+        reason=violation.reason,
+        payload=encode_event(violation.event),
+    )

@@ -1,0 +1,448 @@
+"""The readers of conversations: live events, with the journal behind them.
+
+Owned by `Conversations`, so that subscriptions outlive the passivation and the restart of the
+actor they follow, and keep nothing active. The actor publishes the events it has committed;
+publishing never waits and never fails, whatever the readers do. A reader that is dropped is
+forgotten.
+
+A reader keeps a cursor, the seq that it has yielded. Published events go into its bounded buffer as
+a hint; it drops every event that is not exactly the next seq and reads from the journal instead. So
+there is no gap and no repeat at the seam of replay and live, and a slow reader falls back to the
+journal without delaying any other. While no owner is active in this process, another process may
+own the conversation: a reader then waits for the journal, and for an owner here as well.
+
+Each page is read from the record at the cursor on. If that record is not the one that was yielded,
+the conversation was deleted, and another of its name is there now.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import anyio
+
+from turnkeeper.runtime.lowlevel import OneShot
+
+from ..core.limits import Limits
+from ..core.records import decode_record
+from ..errors import (
+    ConversationDeleted,
+    ConversationNotFound,
+    ConversationsClosed,
+    OwnedElsewhere,
+)
+from ..events import LoggedEvent, TextDelta
+from ..journal import Journal, StoredRecord
+
+__all__ = ["EventReader", "Subscriptions"]
+
+OWNER_ASKED_EVERY_S = 5.0
+"""Seconds to follow a conversation that another process owns, before it is asked for again."""
+
+
+class Subscriptions:
+    """All live readers of all conversations in this process. Used from one event loop only."""
+
+    def __init__(self, journal: Journal, limits: Limits = Limits()) -> None:
+        self._journal = journal
+        self._limits = limits
+        # Weak, so that a reader ends by being dropped; dicts, so that they are served in order.
+        self._readers: dict[str, dict[int, weakref.ref[EventReader]]] = {}
+        self._owned: dict[str, Callable[[], bool]] = {}
+        """The conversations with an owner here, each with the way to doubt it."""
+        self._is_closing = False
+        self._is_closed = False
+
+    def publish(self, conversation_id: str, events: Sequence[LoggedEvent]) -> None:
+        """Offer committed events, in order, to the readers of this conversation."""
+        for reader in self._live(conversation_id):
+            reader.offer(events)
+
+    def publish_delta(self, conversation_id: str, delta: TextDelta, head: int) -> None:
+        """Offer a piece of the answer being written; `head` is the end of the log."""
+        for reader in self._live(conversation_id):
+            reader.offer_delta(delta, head)
+
+    def is_owned(self, conversation_id: str) -> bool:
+        """True if an owner is active here, so that every event is published when it is written."""
+        return conversation_id in self._owned
+
+    def owner_began(self, conversation_id: str, doubt: Callable[[], bool]) -> None:
+        """Send readers to the journal for events that an earlier owner could not publish.
+
+        `doubt` is called when this process has lost its lease. It returns True, and ends the owner,
+        if another process may own the conversation by now.
+        """
+        self._owned[conversation_id] = doubt
+        for reader in self._live(conversation_id):
+            reader.look()
+
+    def lease_lost(self) -> None:
+        """Doubt every owner here; send the readers of those that may have lost to the journal."""
+        for conversation_id, doubt in list(self._owned.items()):
+            if doubt():
+                self._owned.pop(conversation_id, None)
+                for reader in self._live(conversation_id):
+                    reader.look()
+
+    def owner_ended(self, conversation_id: str, *, is_wanted: bool) -> None:
+        """Note that the owner here has ended; `is_wanted`: a caller may wait for its work."""
+        self._owned.pop(conversation_id, None)
+        if not self._is_closing:
+            for reader in self._live(conversation_id):
+                reader.owner_ended(is_wanted=is_wanted)
+
+    def deleted(self, conversation_id: str) -> None:
+        """End the readers of a conversation that was deleted."""
+        for reader in self._live(conversation_id):
+            reader.deleted()
+
+    @property
+    def is_closing(self) -> bool:
+        """True if the `Conversations` are being left, or were: no further owner starts here."""
+        return self._is_closing
+
+    def begin_closing(self) -> None:
+        """From now on owners end because they are told to: readers do not call them back."""
+        self._is_closing = True
+
+    def close(self) -> None:
+        """End every reader, and each that begins from now on."""
+        self._is_closed = True
+        for conversation_id in list(self._readers):
+            for reader in self._live(conversation_id):
+                reader.close()
+
+    def read(
+        self,
+        conversation_id: str,
+        *,
+        after: int,
+        live: bool,
+        known_seq: int = 0,
+        on_owner_ended: Callable[[], Awaitable[object]] | None = None,
+        deltas: bool = False,
+    ) -> EventReader:
+        """Make an `EventReader` of the events after `after`."""
+        reader = EventReader(
+            self,
+            self._journal,
+            conversation_id,
+            limits=self._limits,
+            after=after,
+            live=live,
+            known_seq=known_seq,
+            on_owner_ended=on_owner_ended,
+            deltas=deltas,
+        )
+        if self._is_closed:
+            reader.close()
+        elif live:
+            # Registered before it reads the journal: an event committed meanwhile is in one of the
+            # two, and the cursor keeps it from being yielded twice.
+            readers = self._readers.setdefault(conversation_id, {})
+            key = id(reader)
+            readers[key] = weakref.ref(reader, lambda _: self._forget(conversation_id, key))
+        return reader
+
+    def _forget(self, conversation_id: str, key: int) -> None:
+        readers = self._readers[conversation_id]
+        del readers[key]
+        if not readers:
+            del self._readers[conversation_id]
+
+    def _live(self, conversation_id: str) -> list[EventReader]:
+        if conversation_id not in self._readers:
+            return []
+        found = [reader() for reader in list(self._readers[conversation_id].values())]
+        return [reader for reader in found if reader is not None]
+
+
+class ReaderState(Enum):
+    """The next source of a reader."""
+
+    BEHIND = "read the journal"
+    CURRENT = "take the events on offer, or wait"
+    ENDING = "take the events on offer, then stop"
+    CUT_OFF = "raise ConversationsClosed: it was behind when the Conversations were left"
+    DELETED = "raise ConversationDeleted"
+
+
+class Signal(Enum):
+    """The causes of a change of a reader's state."""
+
+    LOOK = "the journal may have events that were not offered"
+    READ = "a page is about to be read"
+    CLOSE = "the Conversations have been left"
+    DELETE = "the conversation was deleted"
+
+
+_B, _C, _E, _O, _D = ReaderState
+READER_TRANSITIONS: Mapping[ReaderState, Mapping[Signal, ReaderState]] = {
+    _B: {Signal.LOOK: _B, Signal.READ: _C, Signal.CLOSE: _O, Signal.DELETE: _D},
+    _C: {Signal.LOOK: _B, Signal.READ: _C, Signal.CLOSE: _E, Signal.DELETE: _D},
+    _E: {Signal.LOOK: _O, Signal.CLOSE: _E, Signal.DELETE: _D},
+    _O: {Signal.LOOK: _O, Signal.CLOSE: _O, Signal.DELETE: _D},
+    _D: dict.fromkeys(Signal, _D),
+}
+"""The next state, for each signal that can come in a state. A reader begins `BEHIND`. `READ` comes
+before the page is awaited, so that a signal from then on is not lost."""
+
+
+class _DeltaAt(NamedTuple):
+    """A piece of an answer, and the end of the log when it was said."""
+
+    delta: TextDelta
+    head: int
+
+
+class EventReader(AsyncIterator[LoggedEvent]):
+    """The events of one conversation above a seq, in order, without a gap or a repeat.
+
+    A live reader ends only when its `Conversations` are left (with `ConversationsClosed` if it has
+    not caught up), and waits for a conversation that does not exist yet. Any other ends at the end
+    of the log, and raises `ConversationNotFound`. If the conversation is deleted, the reader raises
+    `ConversationDeleted`, at once if the deletion is done in this process; likewise if the log is
+    shorter than `known_seq`, which it once had.
+
+    If `on_owner_ended` is given, the reader awaits it before it first waits, and again after an
+    owner has ended in this process. An error of it ends the reading, except for `OwnedElsewhere`:
+    then the reader follows the other owner, and awaits it again after a while.
+
+    Iterate it from one task. Cancelling its wait loses nothing: it continues from its cursor.
+    """
+
+    def __init__(
+        self,
+        subscriptions: Subscriptions,
+        journal: Journal,
+        conversation_id: str,
+        *,
+        limits: Limits,
+        after: int,
+        live: bool,
+        known_seq: int,
+        on_owner_ended: Callable[[], Awaitable[object]] | None,
+        deltas: bool,
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._limits = limits
+        self._journal = journal
+        self._conversation_id = conversation_id
+        self._cursor = after
+        self._cursor_id: str | None = None
+        """The id of the event at the cursor; None before the log has been seen to reach it."""
+        self._log_end = 0
+        """The end of the log, if it was seen to end before the cursor."""
+        self._is_live = live
+        self._known_seq = known_seq
+        self._on_owner_ended = on_owner_ended
+        self._takes_deltas = deltas
+        self._page: deque[StoredRecord] = deque()
+        self._offered: deque[LoggedEvent | _DeltaAt] = deque()
+        self._has_answer_so_far = False
+        """True if all pieces of the current answer were yielded; if not, no more of them are."""
+        self._state = ReaderState.BEHIND
+        # True at first: a reader does not know whether there is an owner.
+        self._has_owner_ended = True
+        self._waiting: OneShot[None] | None = None
+        self._following: anyio.CancelScope | None = None
+
+    def offer(self, events: Sequence[LoggedEvent]) -> None:
+        """Take events that were just committed, in order."""
+        self._offered.extend(events)
+        self._bound_offered()
+
+    def offer_delta(self, delta: TextDelta, head: int) -> None:
+        """Take a piece of the answer being written; `head` is the end of the log."""
+        if self._takes_deltas:
+            self._offered.append(_DeltaAt(delta, head))
+            self._bound_offered()
+
+    def _bound_offered(self) -> None:
+        if len(self._offered) > self._limits.buffered_events_max:
+            self._offered.clear()
+            self._has_answer_so_far = False
+            self._note(Signal.LOOK)
+        self._wake()
+
+    @property
+    def is_behind(self) -> bool:
+        """True while it reads from the journal."""
+        return self._state is ReaderState.BEHIND
+
+    def _note(self, signal: Signal) -> None:
+        self._state = READER_TRANSITIONS[self._state][signal]
+
+    def look(self) -> None:
+        """Look at the journal: it may have events that were not offered."""
+        self._note(Signal.LOOK)
+        self._wake()
+
+    def owner_ended(self, *, is_wanted: bool) -> None:
+        """Note that an owner of the conversation has ended in this process."""
+        self._has_owner_ended = self._has_owner_ended or is_wanted
+        self._wake()
+
+    def deleted(self) -> None:
+        """Note that the conversation was deleted."""
+        self._note(Signal.DELETE)
+        self._wake()
+
+    def close(self) -> None:
+        """Note that nothing more will be offered or can be read."""
+        self._note(Signal.CLOSE)
+        self._wake()
+
+    async def __anext__(self) -> LoggedEvent:
+        while True:
+            item = await self.next_item()
+            if isinstance(item, LoggedEvent):
+                return item
+
+    async def next_item(self) -> LoggedEvent | TextDelta:
+        """Return the next event or piece. Raises `StopAsyncIteration` at the end."""
+        while True:
+            if self._state is ReaderState.DELETED:
+                raise ConversationDeleted(self._conversation_id)
+            if (delta := self._take_due_delta()) is not None:
+                return delta
+            if self._page:
+                # Decoded first: a record that cannot be read is not skipped.
+                logged = decode_record(self._conversation_id, self._page[0])
+                self._page.popleft()
+                return self._given(logged)
+            match self._state:
+                case ReaderState.BEHIND:
+                    await self._read_page()
+                case ReaderState.CUT_OFF:
+                    raise ConversationsClosed(self._conversation_id)
+                case _ if self._offered:
+                    if (offered := self._take_offered()) is not None:
+                        return offered
+                case ReaderState.CURRENT if self._is_live:
+                    if self._has_owner_ended and self._on_owner_ended is not None:
+                        await self._find_owner(self._on_owner_ended)
+                    else:
+                        await self._wait()
+                case _:
+                    raise StopAsyncIteration
+
+    def _take_offered(self) -> LoggedEvent | None:
+        """Take the first item on offer. Returns it if it is the event after the cursor."""
+        offered = self._offered.popleft()
+        if isinstance(offered, _DeltaAt):
+            # The events before its place have yet to be read, so the piece is lost.
+            self._has_answer_so_far = False
+            self._note(Signal.LOOK)
+        elif offered.seq == self._cursor + 1:
+            return self._given(offered)
+        elif offered.seq > self._cursor:
+            self._note(Signal.LOOK)  # behind a gap, the journal has the missing events
+        return None
+
+    def _take_due_delta(self) -> TextDelta | None:
+        """Return the next piece if its place is right after the events that were yielded."""
+        while self._offered:
+            offered = self._offered[0]
+            if isinstance(offered, _DeltaAt):
+                if offered.head > self._cursor:
+                    return None
+                self._offered.popleft()
+                is_next = offered.delta.starts_anew or self._has_answer_so_far
+                self._has_answer_so_far = is_next and offered.head == self._cursor
+                if self._has_answer_so_far:
+                    return offered.delta
+            elif offered.seq > self._cursor:
+                return None
+            else:
+                self._offered.popleft()
+        return None
+
+    def _given(self, logged: LoggedEvent) -> LoggedEvent:
+        self._cursor, self._cursor_id = logged.seq, logged.event.id
+        return logged
+
+    async def _find_owner(self, on_owner_ended: Callable[[], Awaitable[object]]) -> None:
+        # The owner may have written events that it did not publish, and so may one elsewhere.
+        self._note(Signal.LOOK)
+        try:
+            await on_owner_ended()
+        except OwnedElsewhere:
+            with anyio.move_on_after(OWNER_ASKED_EVERY_S):
+                await self._follow()
+        else:
+            self._has_owner_ended = False
+
+    async def _wait(self) -> None:
+        # No await since nothing was found, so no offer is missed.
+        if self._subscriptions.is_owned(self._conversation_id):
+            self._waiting = OneShot()
+            await self._waiting.wait()
+        else:
+            await self._follow()
+
+    async def _follow(self) -> None:
+        """Wait for another process to write, or for an owner here."""
+        end = self._log_end if self._cursor_id is None else self._cursor
+        self._following = anyio.CancelScope()
+        try:
+            with self._following:
+                await self._journal.wait_for_more(self._conversation_id, after=end)
+                self._note(Signal.LOOK)
+        finally:
+            self._following = None
+
+    async def _read_page(self) -> None:
+        # Cleared before the journal is asked: an overflow from here on sets it again.
+        self._note(Signal.READ)
+        at_cursor = 1 if self._cursor else 0
+        try:
+            page = deque(
+                await self._journal.read(
+                    self._conversation_id,
+                    after=self._cursor - at_cursor,
+                    limit=self._limits.read_page,
+                )
+            )
+        except ConversationNotFound:
+            if not self._is_live and not self._known_seq:
+                raise
+            page = deque()
+        except BaseException:
+            self._note(Signal.LOOK)
+            raise
+        if len(page) == self._limits.read_page:
+            self._note(Signal.LOOK)
+        if at_cursor and page:
+            found_id = page.popleft().event_id
+            if self._cursor_id not in {None, found_id}:
+                raise ConversationDeleted(self._conversation_id)
+            self._cursor_id = found_id
+        elif self._cursor_id is not None:
+            raise ConversationDeleted(self._conversation_id)
+        if not page and self._cursor < self._known_seq:
+            raise ConversationDeleted(self._conversation_id)
+        self._page = page
+        if at_cursor and self._cursor_id is None and self._is_live:
+            await self._find_end()
+
+    async def _find_end(self) -> None:
+        """Find the end of a log that ends before the cursor, so that its growth can be awaited."""
+        try:
+            self._log_end = (await self._journal.info(self._conversation_id)).head
+        except ConversationNotFound:
+            self._log_end = 0
+        if self._log_end >= self._cursor:
+            self._note(Signal.LOOK)
+
+    def _wake(self) -> None:
+        if self._waiting is not None:
+            self._waiting.set(None)
+            self._waiting = None
+        if self._following is not None:
+            self._following.cancel()

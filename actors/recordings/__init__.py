@@ -1,0 +1,1 @@
+"""Recorded chats, and the account of a replay."""

@@ -1,0 +1,98 @@
+"""Aim: which run comes next, given what the runs before it have reached.
+
+A fresh seed draws everything anew, and mostly ends where others have been. So every second run
+branches off: it keeps the decisions of an earlier run that came to a new place, up to a point, and
+draws the rest anew. A *place* is a pair of neighbouring moments of a run, each of them a small
+tuple: what was written, or went wrong, and how the conversation stood.
+
+Everything follows from the first seed: the same search makes the same runs in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from turnkeeper.runtime.testing import Policy, Run, Tape
+
+__all__ = ["Plan", "Search"]
+
+_KEPT_MAX = 128
+_LABELS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run to make: from a seed, or from a branch of an earlier run."""
+
+    seed: int
+    policy: Policy | None = None
+    tape: Tape | None = None
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A run that came to places where none had been."""
+
+    run: Run
+    news: int
+
+
+@dataclass
+class Search:
+    """Plans runs, and learns from them."""
+
+    first_seed: int
+    policy: Policy | None = None
+    aims: bool = True
+    """If not, every run is of a fresh seed."""
+    places: set[Hashable] = field(default_factory=set)
+    """All places that a run has reached."""
+    _kept: list[_Kept] = field(default_factory=list)
+    _planned: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = Tape(f"search {self.first_seed}").random
+
+    def next_plan(self) -> Plan:
+        """Return the next run to make. The first is always that of the first seed."""
+        seed = self.first_seed + self._planned
+        self._planned += 1
+        if self._planned % 2 or not self._kept or not self.aims:
+            return Plan(seed, self.policy)
+        # The newest are tried most: nothing has branched off them yet.
+        at = len(self._kept) - 1 - int(len(self._kept) * self._random.random() ** 2)
+        run = self._kept[max(at, 0)].run
+        tape = Tape(f"branch {seed}", branches_from=self._cut(run.tape.streams))
+        return Plan(seed, run.policy, tape)
+
+    def learn(self, run: Run, places: set[Hashable]) -> None:
+        """Take in where a run has been."""
+        news = len(places - self.places)
+        if not news:
+            return
+        self.places |= places
+        if run.ok:
+            self._kept.append(_Kept(run, news))
+            if len(self._kept) > _KEPT_MAX:
+                del self._kept[min(range(_KEPT_MAX // 2), key=lambda n: self._kept[n].news)]
+
+    def _cut(self, streams: Mapping[str, Sequence[int]]) -> Mapping[str, Sequence[int]]:
+        """Return what a branch keeps of these decisions."""
+        draw = self._random
+        kept = dict(streams)
+        match draw.randrange(4):
+            case 0:  # another order of steps, from somewhere on
+                self._cut_stream(kept, "task")
+            case 1:  # another end of everything
+                share = 0.2 + 0.8 * draw.random()
+                kept = {label: stream[: int(len(stream) * share)] for label, stream in kept.items()}
+            case _:  # other decisions of a few kinds
+                labels = [label for label in kept if label != "task"]
+                for label in draw.sample(labels, min(len(labels), 1 + draw.randrange(_LABELS_MAX))):
+                    self._cut_stream(kept, label)
+        return kept
+
+    def _cut_stream(self, kept: dict[str, Sequence[int]], label: str) -> None:
+        stream = kept.get(label, ())
+        kept[label] = stream[: self._random.randrange(len(stream) + 1)]

@@ -1,0 +1,46 @@
+"""A tool call before it is in the log, and the result that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from .errors import InvalidInput
+
+__all__ = ["Risk", "ToolCall", "ToolResult"]
+
+Risk: TypeAlias = Literal["low", "medium", "high"]
+"""How much a call can do that cannot be undone."""
+
+RISKS: tuple[Risk, ...] = ("low", "medium", "high")
+"""All of them, the lowest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model asked for, before it is in the log. Its arguments are a JSON object."""
+
+    name: str
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    provider_call_id: str | None = None
+    malformed_arguments: str | None = None
+    """What the model wrote where it was not a JSON object; `arguments` is empty then."""
+    risk: Risk | None = None
+    """The risk that its tool declares; None if it declares none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What answers a call."""
+
+    content: str
+    is_error: bool = False
+    may_have_happened: bool = False
+    """It is not known whether the call had its effect, and it is not run again to find out."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.content, str):
+            raise InvalidInput(
+                f"a result's content is a str, and {type(self.content).__name__} is not"
+            )

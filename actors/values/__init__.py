@@ -1,0 +1,1 @@
+"""Plain values of events and requests: frozen JSON, text, names for APIs, upcasters."""

@@ -1,0 +1,73 @@
+"""Text that can be stored: text that JSON and UTF-8 can hold.
+
+Half an emoji in a streamed piece, or a file name that is not UTF-8, is a lone surrogate in Python.
+A user's text with one is refused at the boundary; the text of models and tools is mended.
+"""
+
+from __future__ import annotations
+
+from ..errors import InvalidInput
+
+__all__ = ["check_id", "check_length", "check_text", "error_text", "storable"]
+
+ID_LENGTH_MAX = 256
+ERROR_LENGTH_MAX = 2_000
+# The event loop stands still while an event is encoded, about a second for twenty million.
+TEXT_LENGTH_MAX = 8 << 20
+EVENT_LENGTH_MAX = 32 << 20
+
+
+def storable(text: str) -> str:
+    """Join surrogate pairs, and replace each lone surrogate by U+FFFD.
+
+    Raises `InvalidInput` if the argument is not a str.
+    """
+    if not isinstance(text, str):
+        raise InvalidInput(f"a text is a str, and {type(text).__name__} is not")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def error_text(error: BaseException) -> str:
+    """Return an error's text, storable and of bounded length."""
+    try:
+        said = str(error)
+    except Exception as unprintable:  # noqa: BLE001 - its __str__ may raise anything
+        said = f"its text cannot be had ({type(unprintable).__name__})"
+    return storable(said)[:ERROR_LENGTH_MAX]
+
+
+def check_text(what: str, text: object) -> None:
+    """Raise `InvalidInput` if this is not a text that can be stored. `what` names it."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"{what} is a {type(text).__name__}; it takes a str")
+    check_length(what, len(text), TEXT_LENGTH_MAX)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"{what} has a lone surrogate at position {error.start}; it takes valid Unicode"
+        raise InvalidInput(found) from error
+
+
+def check_length(what: str, length: int, length_max: int = EVENT_LENGTH_MAX) -> None:
+    """Raise `InvalidInput` if the texts of one event together, or one text, are too long."""
+    if length > length_max:
+        raise InvalidInput(
+            f"{what} has {length:,} characters; it takes {length_max:,}; nothing was written; "
+            "keep large content elsewhere, and send its address"
+        )
+
+
+def check_id(what: str, text: object) -> None:
+    """As `check_text`; also raise unless it has 1 to 256 characters, none of them NUL.
+
+    SQLite could store a NUL in an id; PostgreSQL cannot, and an id is valid in every journal.
+    """
+    check_text(what, text)
+    if isinstance(text, str) and not 0 < len(text) <= ID_LENGTH_MAX:
+        raise InvalidInput(f"{what} has {len(text)} characters; it takes 1 to {ID_LENGTH_MAX}")
+    if isinstance(text, str) and "\0" in text:
+        raise InvalidInput(f"{what} has a NUL at position {text.index(chr(0))}; it takes none")

@@ -1,0 +1,53 @@
+"""Telling an actor's own failures from cancellations and interrupts. Owns no state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+
+from ._backend import uncancel
+from ._pool import Host
+from ._reports import Failure
+from ._supervision import leaves
+from .errors import ActorFailed, TurnkeeperError
+
+__all__ = ["as_failure", "error_for_asker"]
+
+
+def as_failure(
+    actor: str, error: BaseException, host: Host | None, report: Callable[[Failure], None]
+) -> BaseException:
+    """Return the failure to supervise; `error` was raised in the task of `host`.
+
+    Raises what is not the actor's own: an interrupt of the program, and a cancellation that the
+    runtime asked for. Other errors in a group with such a cancellation are reported.
+    """
+    cancelled = anyio.get_cancelled_exc_class()
+    found = tuple(leaves(error))
+    if any(isinstance(leaf, KeyboardInterrupt | SystemExit | GeneratorExit) for leaf in found):
+        raise error
+    if not any(isinstance(leaf, cancelled) for leaf in found):
+        return error
+    rest = error.split(cancelled)[1] if isinstance(error, BaseExceptionGroup) else None
+    if host is not None and host.is_killed:
+        if rest is not None:
+            report(Failure(actor, rest, "its cancellation goes on"))
+        raise next(leaf for leaf in found if isinstance(leaf, cancelled))
+    # The runtime did not cancel it: a library did so natively, or a scope that the actor itself
+    # holds open was cancelled. Either way it is this actor's failure alone.
+    uncancel()
+    if rest is not None:
+        return rest
+    failure = ActorFailed(actor, "its task was cancelled by neither it nor the runtime")
+    failure.__cause__ = error
+    return failure
+
+
+def error_for_asker(actor: str, error: BaseException) -> BaseException:
+    """Return one of the five kinds as it is, and any other error inside `ActorFailed`."""
+    if isinstance(error, TurnkeeperError):
+        return error
+    wrapped = ActorFailed(actor, f"it raised {type(error).__name__}")
+    wrapped.__cause__ = error
+    return wrapped

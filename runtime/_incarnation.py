@@ -1,0 +1,212 @@
+"""One incarnation of an actor: the actor itself, and everything that it has started.
+
+Owns the actor, its context variables, its effects, timers, children, unanswered asks and watches.
+All of these end with it.
+
+1. It has one end, in two steps. `close` comes first: from then on nothing can be started, and the
+   timers are gone. `end` comes last, after the effects, the children and the last hook: then
+   unanswered asks fail and watches are taken back.
+2. Nothing can be armed or reached through it after `close`. Code that still holds it (an effect
+   given up as stuck, a caller that kept a context) is refused with `ActorEnded`.
+3. It fails once. Errors of its effects and children that come after `close` are reported, and
+   count as no further failure.
+
+The tables are made at first use: most actors need none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from contextvars import Context
+from typing import Protocol
+
+from ._effects import Effect
+from ._hooks import Hooks
+from ._messages import Ask, Firing, Item, Order, OrderKind
+from ._reports import Failure
+from ._timers import Timer
+from ._world import World
+from .errors import ActorEnded, ActorFailed
+
+__all__ = ["Incarnation", "Offspring", "Place", "Watch"]
+
+
+class Place(Protocol):
+    """The cell that an incarnation lives in, as the incarnation sees it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def system(self) -> World: ...
+
+    def put(self, item: Item, *, control: bool = False) -> None: ...
+
+    def give_order(self, order: Order) -> None: ...
+
+    def note_if_idle(self) -> None: ...
+
+
+class Offspring(Protocol):
+    """The supervisor of an actor's children, as the actor's incarnation sees it."""
+
+    @property
+    def names(self) -> Collection[str]: ...
+
+    def close(self) -> None: ...
+
+    def request_stop(self, reason: str) -> None: ...
+
+    async def stop_children(self, reason: str, *, patient_until: float) -> None: ...
+
+
+class Watch(Protocol):
+    """A watch that this incarnation has placed on another actor."""
+
+    def take_back(self) -> None: ...
+
+
+class Incarnation:
+    """One actor object from its making to its end, with all that it has started."""
+
+    __slots__ = (
+        "actor",
+        "children",
+        "context",
+        "deferred",
+        "effects",
+        "is_open",
+        "place",
+        "timers",
+        "watches",
+    )
+
+    def __init__(self, place: Place, context: Context) -> None:
+        self.place = place
+        self.context = context
+        self.actor: Hooks | None = None
+        self.is_open = True
+        self.effects: dict[Effect, None] | None = None
+        self.timers: dict[object, Timer] | None = None
+        self.children: Offspring | None = None
+        self.deferred: dict[Ask, None] | None = None
+        self.watches: dict[object, Watch] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    @property
+    def system(self) -> World:
+        return self.place.system
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if nothing that it has started is going on."""
+        has_children = self.children is not None and self.children.names
+        return not (self.effects or self.deferred or self.timers or has_children)
+
+    def check_open(self, attempt: str) -> None:
+        """Raise `ActorEnded` if the incarnation ends or has ended."""
+        if not self.is_open:
+            raise ActorEnded(self.place.name, attempt)
+
+    # --- what it starts --------------------------------------------------------------------------
+
+    def start_effect(self, run: Callable[[], Awaitable[None]], name: str) -> Effect:
+        """Run an effect beside the actor. Raises `ActorEnded` once the incarnation ends."""
+        self.check_open(f"start the effect {name}")
+        effect = Effect(self, run, name)
+        if self.effects is None:
+            self.effects = {}
+        self.effects[effect] = None
+        return effect
+
+    def remove_effect(self, effect: Effect) -> None:
+        """Forget an effect that has ended."""
+        if self.effects is not None:
+            self.effects.pop(effect, None)
+            self.note_if_idle()
+
+    def remove_timer(self, timer: Timer) -> None:
+        """Forget a timer that was cancelled, or whose message is being handled."""
+        if self.timers is not None and self.timers.get(timer.key) is timer:
+            del self.timers[timer.key]
+            self.note_if_idle()
+
+    def receive_firing(self, firing: Firing) -> None:
+        """Queue a timer's message, unless the incarnation has ended meanwhile."""
+        if self.is_open:
+            self.place.put(firing)
+
+    def defer(self, ask: Ask) -> None:
+        """Keep an ask whose answer is given later."""
+        if self.deferred is None:
+            self.deferred = {}
+        self.deferred[ask] = None
+
+    def note_answered(self, ask: Ask) -> None:
+        """Forget a deferred ask that has its answer."""
+        if self.deferred is not None and ask in self.deferred:
+            del self.deferred[ask]
+            self.note_if_idle()
+
+    def note_if_idle(self) -> None:
+        """Have the cell tell its region if it has become idle."""
+        if self.is_open:
+            self.place.note_if_idle()
+
+    def fail(self, error: BaseException, found: str) -> None:
+        """Fail the actor with the error of an effect or child; once it ends, only report it."""
+        if self.is_open:
+            self.place.give_order(Order(OrderKind.FAIL, error, found, self))
+        else:
+            self.report_late(error, found)
+
+    def report_late(self, error: BaseException, found: str) -> None:
+        """Report an error that counts as no further failure: the incarnation ends already."""
+        self.system.report(Failure(self.name, error, f"{found}; it was ending already"))
+
+    # --- its end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Refuse everything new, and cancel the timers."""
+        self.is_open = False
+        timers, self.timers = self.timers, None
+        for timer in tuple((timers or {}).values()):
+            timer.cancel()
+        if self.children is not None:
+            self.children.close()
+
+    @property
+    def has_offspring(self) -> bool:
+        """True if effects or children have to be waited for."""
+        return bool(self.effects) or self.children is not None
+
+    async def end_offspring(self, patient_until: float) -> None:
+        """End the effects and children. Each of them is bounded by itself."""
+        for effect in tuple(self.effects or ()):
+            effect.cancel()
+        for effect in tuple(self.effects or ()):
+            await effect.ended()
+        if self.children is not None:
+            await self.children.stop_children("its parent has stopped", patient_until=patient_until)
+            self.children = None
+
+    def abandon_offspring(self) -> None:
+        """Have the effects and children end without waiting for them."""
+        for effect in tuple(self.effects or ()):
+            effect.cancel()
+        if self.children is not None:
+            self.children.request_stop("its parent is stuck")
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End for good: unanswered asks fail, watches are taken back, the actor is let go."""
+        self.close()
+        for ask in tuple(self.deferred or ()):
+            ask.fail(error or ActorFailed(self.place.name, "it ended before it answered"))
+        self.deferred = None
+        watches, self.watches = self.watches, None
+        for watch in tuple((watches or {}).values()):
+            watch.take_back()
+        self.actor = None

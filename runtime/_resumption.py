@@ -1,0 +1,64 @@
+"""Suspended handlers: a coroutine that waits, and how it is gone on with.
+
+A handler that waits for a `OneShot` needs no task: it is left lying, and setting the one-shot has
+its cell stepped again. A handler that waits for anything else keeps the worker that stepped it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, Final
+
+from ._backend import OneShot
+from ._inside import go_on_inside, run_inside
+
+__all__ = ["UNSTARTED", "SuspendedHandler"]
+
+UNSTARTED: Final = object()
+"""Marks a handler that has not been stepped yet."""
+
+
+class SuspendedHandler:
+    """The coroutine of a handler, from where it stopped last."""
+
+    __slots__ = ("_coroutine", "_yielded", "began", "count")
+
+    # Any: the values that a coroutine yields and is sent belong to its backend.
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, object], yielded: object, began: float, count: int
+    ) -> None:
+        self._coroutine = coroutine
+        self._yielded = yielded
+        self.began = began
+        self.count = count
+        """How many messages the handler was given."""
+
+    def leave_to(self, go_on: Callable[[None], object]) -> bool:
+        """Have `go_on` called when the handler can go on; False if it needs a task to wait in."""
+        if type(self._yielded) is not OneShot:
+            return False
+        self._yielded.wake = go_on
+        return True
+
+    @property
+    def is_due(self) -> bool:
+        """True if the one-shot that the handler waits for is set."""
+        return type(self._yielded) is OneShot and self._yielded.is_done
+
+    def attend(self) -> bool:
+        """Take `leave_to` back: a task will wait in its place. True if it had been left."""
+        if type(self._yielded) is OneShot and not self._yielded.is_done:
+            self._yielded.wake = None
+            return True
+        return False
+
+    def step(self, context: Context) -> None:
+        """Run the handler to its next wait; raise `StopIteration` with its result at its end."""
+        self._yielded = context.run(self._coroutine.send, None)
+
+    async def finish(self, context: Context) -> object:
+        """Run the rest of the handler, waiting in the running task."""
+        if self._yielded is UNSTARTED:
+            return await run_inside(context, self._coroutine)
+        return await go_on_inside(context, self._coroutine, self._yielded)

@@ -1,0 +1,213 @@
+"""The path of each message: one slice of one actor.
+
+A slice takes messages, in order, until none is left, the neighbours are due, the handler has to
+wait, or it raises. It runs inside the actor's context, in its runner's task, and never waits
+itself: `_cell.py` decides what follows from its outcome.
+"""
+
+from __future__ import annotations
+
+import inspect
+from enum import Enum
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final
+
+from ._messages import Ask, Delivery, Firing, Order
+from .errors import Refused
+
+if TYPE_CHECKING:
+    from ._cell import Cell
+
+__all__ = ["Outcome", "leave_trace", "run_batch", "run_slice"]
+
+# Fairness. With 512 messages a slice a neighbour's ask takes 7.7 ms under a flood; with 8, 0.16 ms.
+_SLICE: Final = range(16)
+_SLICE_S: Final = 0.001
+
+
+# Types that no one can await, as most replies are: not looked at any closer.
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, set})
+
+
+def as_coroutine(result: object) -> object:
+    """Return a coroutine for what a handler returned if that can be awaited, else the result.
+
+    Generator-based coroutines, compiled ones and other awaitables are awaited, too.
+    """
+    if not inspect.isawaitable(result):
+        return result
+
+    async def wait() -> object:
+        return await result
+
+    return wait()
+
+
+class Outcome(Enum):
+    """How a slice ended."""
+
+    EMPTY = "no mail is left"
+    SPENT = "the neighbours are due"
+    SUSPENDED = "the handler waits for something"
+    UNATTENDED = "the handler waits for a one-shot, and needs no task for that"
+    FAILED = "the handler raised"
+    ORDERED = "an order came"
+
+
+def run_slice(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, without calls
+    """Handle the messages that wait, one after the other."""
+    life = cell.life
+    assert life is not None, f"{cell.name} has a slice before it was started"
+    actor = life.actor
+    assert actor is not None, f"{cell.name} has a slice before it was made"
+    receive = actor.receive
+    mail = cell.mail  # the same lane for as long as the actor is not at rest
+    now = cell.system.now
+    began = ended = now()
+    until = began + _SLICE_S
+    handled = 0
+    try:
+        for _ in _SLICE:
+            if cell.control:
+                item = cell.control.popleft()
+            elif mail:
+                item = mail.popleft()
+                # As in `admit`, which is a call too many for each message of a flood.
+                if cell.waiting is not None and len(mail) <= cell.capacity // 2:
+                    cell.admit()
+            else:
+                return Outcome.EMPTY
+
+            if type(item) is tuple:
+                message, _, trace = item
+                ask = None
+            elif type(item) is Ask:
+                if item.is_done:  # its asker has left, or its deadline has passed
+                    continue
+                item.is_started = True
+                message = item.message
+                trace = item.trace
+                cell.current = ask = item
+            elif type(item) is Firing:
+                if not item.take():
+                    continue
+                message, trace = item.message, None
+                ask = None
+            else:
+                assert isinstance(item, Order), f"{item} lay in the mailbox of {cell.name}"
+                cell.order = item
+                return Outcome.ORDERED
+
+            if trace is not None:
+                enter_trace(cell, message, trace, is_ask=ask is not None)
+            try:
+                result = receive(message)
+                kind = type(result)
+                if kind not in _PLAIN and kind is not CoroutineType:
+                    result = as_coroutine(result)
+                if type(result) is CoroutineType:
+                    # It belongs to one task from its start: a resident's own, or a worker's if
+                    # this may be an asker's.
+                    if cell.spec.is_resident or cell.is_inline:
+                        return cell.suspend(result, began=ended)
+                    try:
+                        yielded = result.send(None)
+                    except StopIteration as stop:
+                        result = stop.value
+                    else:
+                        return cell.suspend(result, yielded, began=ended)
+            except Refused as refusal:  # an answer, not a failure
+                if ask is not None:
+                    ask.fail(refusal)
+                    cell.current = None
+            else:
+                # `defer` has cleared `current`: the answer comes later.
+                if ask is not None and cell.current is ask:
+                    ask.set(result)
+                    cell.current = None
+            if trace is not None:
+                leave_trace(cell, None)
+
+            handled += 1
+            ended = now()
+            if ended >= until:
+                break
+        return Outcome.SPENT
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
+        cell.error = error
+        return Outcome.FAILED
+    finally:
+        if handled:
+            cell.handled += handled
+            stats = cell.traits.stats  # as `Stats.record` does, without the call
+            stats.count += handled
+            stats.recent.append(((ended - began) / handled, handled))
+
+
+def run_batch(cell: Cell) -> Outcome:
+    """Hand over the messages that wait, at most `batch_max` at once."""
+    life = cell.life
+    assert life is not None, f"{cell.name} has a slice before it was started"
+    actor = life.actor
+    assert actor is not None, f"{cell.name} has a slice before it was made"
+    deliveries: list[Delivery[Any]] = []
+    asks: list[Ask] = []
+    trace: object = None
+    while len(deliveries) < actor.batch_max and (item := cell.pop()) is not None:
+        if isinstance(item, Order):
+            if deliveries:  # this batch first: it was taken already
+                cell.push_control(item, first=True)
+                break
+            cell.order = item
+            return Outcome.ORDERED
+        if isinstance(item, tuple):
+            message, _, trace = item
+            deliveries.append(Delivery(life, message, None))
+        elif isinstance(item, Ask):
+            if not item.is_done:
+                item.is_started = True
+                asks.append(item)
+                trace = item.trace
+                deliveries.append(Delivery(life, item.message, item))
+        elif item.take():
+            deliveries.append(Delivery(life, item.message, None))
+    if not deliveries:
+        return Outcome.EMPTY
+
+    cell.batch = asks
+    if trace is not None:
+        enter_trace(cell, deliveries[-1].message, trace, is_ask=bool(asks))
+    coroutine = actor.receive_batch(deliveries)
+    now = cell.system.now
+    began = now()
+    if cell.spec.is_resident:
+        return cell.suspend(coroutine, began=began, count=len(deliveries))
+    try:
+        yielded = coroutine.send(None)
+    except StopIteration:
+        count = len(deliveries)
+        cell.handled += count
+        cell.traits.stats.record((now() - began) / count, count)
+        leave_trace(cell, None)
+        cell.settle_batch()
+        return Outcome.SPENT
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
+        cell.error = error
+        return Outcome.FAILED
+    return cell.suspend(coroutine, yielded, began=began, count=len(deliveries))
+
+
+def enter_trace(cell: Cell, message: object, trace: object, *, is_ask: bool) -> None:
+    """Tell the tracing that a handler begins. Runs inside the actor's context."""
+    if (tracing := cell.system.tracing) is not None and (actor := cell.actor) is not None:
+        tracing.enter(actor, message, trace, is_ask=is_ask)
+
+
+def leave_trace(cell: Cell, error: BaseException | None) -> None:
+    """Tell the tracing that a handler has ended. Runs inside the actor's context."""
+    if (tracing := cell.system.tracing) is not None and (actor := cell.actor) is not None:
+        tracing.leave(actor, error)

@@ -1,0 +1,169 @@
+"""The world of the actors of one runtime: the clock, the workers, the limits, the reports.
+
+Owns nothing about any single actor. `Runtime` opens and closes it. All of it belongs to the
+runtime's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context, copy_context
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import get_ident
+from traceback import format_exception
+from typing import Any, Protocol, TypeVarTuple
+
+from ._backend import OneShot, Park, Tasks, checkpointing, loop_time, parking, pausing
+from ._clock import Clock
+from ._dead_letters import DeadLetters
+from ._event_stream import EventStream
+from ._hooks import Hooks
+from ._logger import logger
+from ._pool import Pool
+from ._reports import Failure, RegionOverflow, Stuck
+from .errors import OwnershipLost
+from .ports import Ports, keeps_real_time
+
+__all__ = ["Limits", "Tracing", "World"]
+
+Args = TypeVarTuple("Args")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long things may take, in seconds."""
+
+    drain_s: float
+    stop_s: float
+    cleanup_s: float
+    kill_s: float
+
+
+class Tracing(Protocol):
+    """Follows a message from its sender into its handler; `otel.py` implements it."""
+
+    def sent(self) -> object:
+        """Return the trace to put into the envelope of a message that the running code sends."""
+        ...
+
+    def enter(self, actor: Hooks, message: object, trace: object, *, is_ask: bool) -> None:
+        """Note that a handler begins. Runs inside its actor's context, as `leave` does."""
+        ...
+
+    def leave(self, actor: Hooks, error: BaseException | None) -> None:
+        """Note that the actor's handler has ended."""
+        ...
+
+
+class World:
+    """The parts that all actors of a runtime share."""
+
+    def __init__(self, ports: Ports, limits: Limits, fail: Callable[[BaseException], None]) -> None:
+        self.ports = ports
+        self.now = ports.monotonic
+        self.limits = limits
+        self.events = EventStream()
+        self.clock = Clock(ports, self._note_broken_alarm)
+        self.pool = Pool()
+        self.dead_letters = DeadLetters(self.events, self.now)
+        self.tracing: Tracing | None = None
+        self.fail = fail
+        """Ends the runtime with a failure that no supervisor decides."""
+        self.context: Context = copy_context()
+        self.park: Park = _not_open
+        self.checkpoint: Callable[[], Awaitable[object]] = partial(_not_open, None)
+        self.pause: Callable[[], Awaitable[object]] = self.checkpoint
+        self.call_soon: Callable[[Callable[[], None]], None] = _drop
+        self.home = 0
+        """The thread of the runtime's loop."""
+        self.is_closing = False
+        self.stuck: list[str] = []
+        self._tasks: Tasks | None = None
+
+    def open(self, tasks: Tasks) -> None:
+        """Begin: the loop runs, and tasks can be started in this group."""
+        self._tasks = tasks
+        if keeps_real_time(self.ports) and (now := loop_time()) is not None:
+            self.now = now  # of a test that moves the loop's clock by itself
+            self.clock.now = now
+        self.home = get_ident()
+        self.park = parking()
+        self.checkpoint = checkpointing()
+        self.pause = pausing()
+        self.pool.open(tasks)
+
+    def check_home(self, actor: str) -> None:
+        """Raise if another thread than that of the runtime's loop calls."""
+        if get_ident() != self.home:
+            raise RuntimeError(
+                f"{actor} was reached for from another thread than its runtime's; nothing "
+                f"happened; other threads, and loops that run in them, use runtime.portal()"
+            )
+
+    def start_soon(self, run: Callable[[*Args], Coroutine[Any, Any, None]], *args: *Args) -> None:
+        """Run a task of the runtime's own; it is cancelled when the runtime closes."""
+        assert self._tasks is not None, "the runtime has not been entered"
+        self._tasks.start_soon(run, *args)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, by the runtime's clock."""
+        gate: OneShot[None] = OneShot()
+        alarm = self.clock.call_later(seconds, lambda: gate.set(None))
+        try:
+            await gate.wait()
+        finally:
+            alarm.cancel()
+
+    def be_impatient(self) -> None:
+        """Leave handlers no time any more once their actor is told to stop."""
+        self.limits = replace(self.limits, stop_s=0.0)
+
+    def report(self, report: Failure | RegionOverflow) -> None:
+        """Publish a report and log it."""
+        self.events.publish(report)
+        if isinstance(report, RegionOverflow):
+            logger.warning(
+                "region holds more active actors than it wants",
+                region=report.region,
+                active=report.active,
+                active_max=report.active_max,
+            )
+        elif isinstance(report.error, OwnershipLost):
+            # Nothing is wrong with this actor: another process owns what it would own.
+            logger.info(
+                "actor gave way to another owner",
+                actor=report.actor,
+                error=type(report.error).__name__,
+                decision=report.decision,
+                reason=str(report.error),
+            )
+        else:
+            logger.warning(
+                "actor failed",
+                actor=report.actor,
+                error=type(report.error).__name__,
+                decision=report.decision,
+                exception="".join(format_exception(report.error)),  # no locals: chat text
+            )
+
+    def report_stuck(self, actor: str, doing: str) -> None:
+        """Publish and log that an actor swallows its cancellation."""
+        self.stuck.append(actor)
+        self.events.publish(Stuck(actor, doing))
+        logger.error(
+            "actor stuck: it swallows its cancellation, is detached and may still be running",
+            actor=actor,
+            doing=doing,
+        )
+
+    def _note_broken_alarm(self, error: Exception) -> None:
+        self.report(Failure("", error, "an alarm failed, which is a bug; the clock goes on"))
+
+
+async def _not_open(_: object) -> None:
+    raise RuntimeError("the runtime has not been entered: use `async with` first")
+
+
+def _drop(_: Callable[[], None]) -> None:
+    """Do nothing: the loop does not run yet, so nothing can need a call in it."""

@@ -1,0 +1,262 @@
+"""The scheduler of trio: one step of one task at a time. Knows trio's inside.
+
+Trio lets a test suite make each batch of runnable tasks deterministic, by a flag and a generator
+that shuffles the batch. This module takes the place of that generator for one run. It leaves one
+task in the batch, and after each step of a task it puts the next one there, so that trio does not
+look for I/O between two steps. Its clock jumps to the next deadline when no task can run.
+
+These names are private to trio. Only `find_trio_parts` looks them up; it raises an error that names
+the missing ones if trio has changed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sized
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+import trio.abc
+import trio.lowlevel
+
+from .._backend import OneShot
+from ._scheduler import Scheduler
+from ._simulation import Node, Policy, SimulatorUnsupported, Strike, current_node
+from ._tape import Tape
+
+if TYPE_CHECKING:
+    from ._simulation import Simulation
+
+__all__ = ["TrioScheduler", "find_trio_parts"]
+
+_REAL_WAIT_S = 3_600.0
+"""How long trio may wait for I/O when something other than the clock will wake a task."""
+
+
+class TrioParts(NamedTuple):
+    """The private parts of trio that the scheduler uses."""
+
+    module: ModuleType
+    context: Any  # trio's own, thread-local: it has the runner
+
+
+def find_trio_parts() -> TrioParts:
+    """Return the private parts of trio; raise `SimulatorUnsupported` if one is missing."""
+    module = getattr(getattr(trio, "_core", None), "_run", None)
+    runner = getattr(module, "Runner", None)
+    queue = getattr(getattr(trio, "_core", None), "_entry_queue", None)
+    wanted = {
+        "trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING": (
+            module,
+            "_ALLOW_DETERMINISTIC_SCHEDULING",
+        ),
+        "trio._core._run._r": (module, "_r"),
+        "trio._core._run.GLOBAL_RUN_CONTEXT": (module, "GLOBAL_RUN_CONTEXT"),
+        "Runner.runq": (runner, "runq"),
+        "Runner.deadlines": (runner, "deadlines"),
+        "Runner.tasks": (runner, "tasks"),
+        "Runner.waiting_for_idle": (runner, "waiting_for_idle"),
+        "Runner.entry_queue": (runner, "entry_queue"),
+        "EntryQueue.queue": (getattr(queue, "EntryQueue", None), "queue"),
+        "EntryQueue.idempotent_queue": (getattr(queue, "EntryQueue", None), "idempotent_queue"),
+        "Deadlines.next_deadline": (getattr(module, "Deadlines", None), "next_deadline"),
+        "Task._counter": (trio.lowlevel.Task, "_counter"),
+    }
+    gone = [name for name, (owner, attribute) in wanted.items() if not hasattr(owner, attribute)]
+    if module is None or gone:
+        raise SimulatorUnsupported(
+            f"trio {trio.__version__} has no {', '.join(gone)} any more, which the simulator uses "
+            "to choose the next task; use a trio that has, or adapt runtime/testing/_on_trio.py"
+        )
+    return TrioParts(module, module.GLOBAL_RUN_CONTEXT)
+
+
+def _age(task: trio.lowlevel.Task) -> int:
+    return int(task._counter)  # noqa: SLF001 - see find_trio_parts
+
+
+class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc.Clock):
+    """Trio takes it for its clock, for an instrument, and for its generator of random numbers."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        policy: Policy,
+        steps_max: int,
+        strike: Strike | None,
+        *,
+        native_cancels: bool = False,
+    ) -> None:
+        super().__init__(tape, policy, steps_max, strike, native_cancels=native_cancels)
+        if native_cancels or (strike is not None and strike.kind == "cancel_task"):
+            raise ValueError("trio knows no native cancellation of a task: use asyncio")
+        self._parts = find_trio_parts()
+        self._now = 0.0
+        self._sleepers: list[tuple[float, int, OneShot[None]]] = []
+        self._slept = 0
+        self._runner: Any = None  # trio's own, as these:
+        self._runq: deque[trio.lowlevel.Task] = deque()
+        self._calls: Sized = ()
+        self._idempotent_calls: Sized = ()
+        self._next_deadline: Callable[[], float] = lambda: math.inf
+        self._places: list[trio.lowlevel.Task] = []
+        """Trio's batch: it steps whatever is put here."""
+        self._error: Exception | None = None
+
+    def run(self, simulation: Simulation, world: Callable[[Simulation], Awaitable[None]]) -> None:
+        self.simulation = simulation
+        module: Any = self._parts.module  # its names are set here, which its types forbid
+        before = module._ALLOW_DETERMINISTIC_SCHEDULING, module._r  # noqa: SLF001 - found above
+        module._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
+        module._r = self  # noqa: SLF001
+        try:
+            trio.run(simulation.run, world, clock=self, instruments=[self])
+        finally:
+            module._ALLOW_DETERMINISTIC_SCHEDULING, module._r = before  # noqa: SLF001
+        if self._runner is None:
+            raise SimulatorUnsupported("trio did not ask the simulator which task to run next")
+
+    def now(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait as `trio.sleep` does, for a tenth of its cost: without a cancel scope."""
+        if seconds <= 0.0:
+            await trio.lowlevel.checkpoint()
+            return
+        gate: OneShot[None] = OneShot()
+        self._slept += 1
+        heapq.heappush(self._sleepers, (self._now + seconds, self._slept, gate))
+        await gate.wait()
+
+    def _next_wake_up(self) -> float:
+        """Return when the next sleeper is due, or infinity."""
+        # A sleeper that was cancelled waits no more, and time must not jump for it.
+        while self._sleepers and self._sleepers[0][2].wake is None:
+            heapq.heappop(self._sleepers)
+        return self._sleepers[0][0] if self._sleepers else math.inf
+
+    def _node_of(self, entry: trio.lowlevel.Task) -> Node | None:
+        return entry.context.get(current_node)
+
+    def _strike_entry(self, entry: trio.lowlevel.Task) -> None:
+        raise NotImplementedError(f"{entry} cannot be cancelled natively")
+
+    def _make_ready(self, entries: Iterable[trio.lowlevel.Task]) -> None:
+        self._runq.extend(entries)
+
+    def _entries(self) -> list[trio.lowlevel.Task]:
+        return sorted(self._runner.tasks, key=_age)
+
+    def _seen(self, entry: trio.lowlevel.Task) -> tuple[object, str, object]:
+        return entry, entry.name, entry.coro
+
+    # --- trio's generator of random numbers ------------------------------------------------------
+
+    def shuffle(self, batch: list[trio.lowlevel.Task]) -> None:
+        """Leave one task in the batch. Trio calls this when it has looked for I/O."""
+        if self._runner is None:
+            self._meet(self._parts.context.runner)
+        if self._error is not None:
+            batch.clear()
+            raise self._error
+        if self._is_over:
+            self._clean_up()
+            return
+        known = set(self._ready)
+        self._ready += [task for task in batch if task not in known]
+        batch.clear()
+        self._places = batch
+        self._place_next()
+
+    def _meet(self, runner: Any) -> None:  # noqa: ANN401 - trio's own
+        """Keep the parts of trio's runner that are looked at in every step."""
+        self._runner = runner
+        self._runq = runner.runq
+        self._calls = runner.entry_queue.queue
+        self._idempotent_calls = runner.entry_queue.idempotent_queue
+        self._next_deadline = runner.deadlines.next_deadline
+
+    def random(self) -> float:
+        """Return a number that trio does not use when the flag is set."""
+        return 0.0
+
+    def uniform(self, low: float, high: float) -> float:  # noqa: ARG002 - as `random`
+        return low
+
+    # --- trio's instrument -----------------------------------------------------------------------
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002 - trio's interface
+        """Put the next task into the batch, if trio need not look at anything before."""
+        # This runs after every step: it avoids calls and looks-up at the price of some length.
+        ready = self._ready
+        if self._is_over:
+            self._give_back()
+            self._ready = []
+            return
+        new = self._runq
+        if new:
+            if len(new) == 1:
+                ready.append(new.popleft())
+            else:
+                ready += sorted(new, key=_age)
+                new.clear()
+        if (
+            ready
+            and not self._calls
+            and not self._idempotent_calls
+            and self._next_deadline() > self._now
+        ):
+            try:
+                self._place_next()
+            except Exception as error:  # noqa: BLE001 - trio drops it here; `shuffle` raises it
+                self._error = error
+        if not self._places:
+            self._give_back()
+
+    def _place_next(self) -> None:
+        try:
+            task = self._take(self._ready)
+        except Exception as error:
+            self._is_over = True
+            self._give_back()
+            assert self.simulation is not None, "trio steps inside a run"
+            self.simulation.is_over = False
+            self.simulation.broken("harness", f"the scheduler failed: {error!r}")
+            raise
+        if task is not None:
+            self._places.append(task)
+
+    def _give_back(self) -> None:
+        """Show trio the tasks that can run: it would take the loop to be idle without them."""
+        self._runq.extend(self._ready)
+
+    # --- trio's clock ----------------------------------------------------------------------------
+
+    def start_clock(self) -> None:
+        """Nothing runs out here."""
+
+    def current_time(self) -> float:
+        return self._now
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Let the time jump to the next deadline: trio asks when no task can run."""
+        runner = self._runner
+        if runner is None or self._calls or self._idempotent_calls:
+            return 0.0
+        if runner.waiting_for_idle:
+            return _REAL_WAIT_S  # they wait for this very moment, which comes before the jump
+        deadline = min(deadline, self._next_wake_up())
+        if deadline < math.inf:
+            self._now = max(self._now, deadline)
+            while self._sleepers and self._sleepers[0][0] <= self._now:
+                heapq.heappop(self._sleepers)[2].set(None)
+            return 0.0
+        if self._scope is None or self._is_over:
+            return _REAL_WAIT_S
+        assert self.simulation is not None, "a scope is set inside a run"
+        self.simulation.broken("deadlock", "every task waits, and nothing is due")
+        return 0.0

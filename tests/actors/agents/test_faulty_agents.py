@@ -1,0 +1,242 @@
+"""Agents that outlive their turn, swallow its end, or starve the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from tests.actors.conversations.worlds import verified
+from turnkeeper.actors import (
+    Agent,
+    Conversation,
+    Conversations,
+    MemoryJournal,
+    ToolCall,
+    TurnContext,
+    agent,
+)
+from turnkeeper.actors.errors import (
+    TurnSuspended,
+)
+from turnkeeper.actors.events import (
+    ActionEvent,
+)
+from turnkeeper.runtime import (
+    TurnkeeperError,
+)
+from turnkeeper.runtime.testing import settle
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_agent_cannot_use_its_turn_after_its_end() -> None:
+    kept: list[TurnContext] = []
+
+    @agent
+    async def keeping(turn: TurnContext) -> None:
+        kept.append(turn)
+
+    async with verified(keeping, journal=MemoryJournal()) as conversations:
+        await (await conversations["c"].send("A")).end()
+        await (await conversations["c"].send("B")).end()
+
+        with pytest.raises(TurnkeeperError):
+            _ = kept[0].view
+        with pytest.raises(TurnkeeperError):
+            await kept[0].say("late")
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_stray_cancellation_is_a_failure_of_its_tool_or_turn(
+    anyio_backend: str,
+) -> None:
+    @agent
+    async def cancelling(turn: TurnContext) -> None:
+        async def run(action: ActionEvent) -> str:
+            if action.tool_name == "cancelled":
+                raise asyncio.CancelledError
+            return "seen"
+
+        calls = [ToolCall("cancelled"), ToolCall("looks")]
+        results = [logged.event for logged in await turn.call_tools(calls, run)]
+        await turn.say(" ".join(getattr(result, "content", "") for result in results))
+        if turn.message.content == "agent":
+            raise asyncio.CancelledError
+
+    async with verified(cancelling, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        assert await (await chat.send("tool")).reply() == "CancelledError:  seen"
+        for _ in range(7):  # more often than an actor may fail
+            end = await (await chat.send("agent")).end()
+            assert (end.outcome, end.detail) == ("failed", "CancelledError: ")
+
+
+@asynccontextmanager
+async def conversations(agent: Agent) -> AsyncIterator[Conversations]:
+    async with Conversations(agent, journal=MemoryJournal(), verify="always") as opened:
+        yield opened
+
+
+async def test_a_turn_whose_agent_uses_another_turn_fails_and_does_not_hang() -> None:
+    class Shared:
+        """Keeps what is of one turn in itself, and serves several."""
+
+        turn: TurnContext
+
+        async def run(self, turn: TurnContext) -> None:
+            self.turn = turn
+            if turn.conversation_id == "first":
+                await other_has_ended.wait()
+            await self.turn.say("hello")
+
+    other_has_ended = anyio.Event()
+    async with conversations(Shared()) as opened:
+        first = await opened["first"].send("?")
+        await settle()
+        await (await opened["second"].send("?")).reply()
+        other_has_ended.set()
+        with anyio.fail_after(5):
+            end = await first.end()
+    assert end.outcome == "failed"
+    assert end.detail.startswith("StaleTurn")
+
+
+async def kinds(conversation: Conversation) -> list[str]:
+    return [logged.event.kind async for logged in conversation.events(live=False)]
+
+
+class Swallowing:
+    """Asks for a confirmation, takes the end of its run for a mishap, and goes on regardless."""
+
+    is_resumable = True
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.heard: list[str] = []
+        self.runs = 0
+
+    async def run(self, turn: TurnContext) -> None:
+        self.runs += 1
+
+        async def delete(action: ActionEvent) -> str:
+            self.ran.append(f"run {self.runs}")
+            return action.tool_name
+
+        if not turn.open_calls:
+            with suppress(TurnSuspended):
+                await turn.propose_calls([ToolCall("delete")], needs_confirmation=True)
+            for go_on in (
+                lambda: turn.run_calls(tuple(turn.open_calls.values()), delete),
+                lambda: turn.say("done already"),
+                lambda: turn.writer()("done"),
+                turn.begin_step,
+            ):
+                try:
+                    await go_on()
+                except TurnSuspended as error:
+                    self.heard.append(type(error).__name__)
+            return
+        await turn.run_calls(tuple(turn.open_calls.values()), delete)
+        await turn.say("done")
+
+
+async def test_an_agent_that_swallows_the_end_of_its_run_runs_nothing_unconfirmed() -> None:
+    agent = Swallowing()
+    async with conversations(agent) as opened:
+        conversation = opened["it"]
+        turn = await conversation.send("?")
+        await settle()
+        assert agent.ran == []
+        assert agent.heard == ["TurnSuspended"] * 4
+        await conversation.confirm()
+        assert await turn.reply() == "done"
+        assert agent.ran == ["run 2"]
+        assert await kinds(conversation) == [
+            "turn_started",
+            "user_message",
+            "action",
+            "confirmation_requested",
+            "confirmation_given",
+            "observation",
+            "agent_message",
+            "turn_ended",
+        ]
+
+
+async def test_a_run_that_goes_on_after_it_was_held_does_not_end_the_turn_of_the_next_one() -> None:
+    is_resumed, may_answer = anyio.Event(), anyio.Event()
+
+    class Late:
+        is_resumable = True
+        runs = 0
+
+        async def run(self, turn: TurnContext) -> None:
+            self.runs += 1
+            if self.runs > 1:
+                is_resumed.set()
+                await may_answer.wait()
+                await turn.say("from the second run")
+                return
+            await held.wait()
+            with suppress(TurnSuspended):
+                await turn.begin_step()
+            await is_resumed.wait()
+            raise ValueError("too late to fail this turn")
+
+    held = anyio.Event()
+    async with conversations(Late()) as opened:
+        conversation = opened["it"]
+        turn = await conversation.send("?")
+        await conversation.pause()
+        held.set()
+        await settle()
+        await conversation.resume()
+        await settle()
+        may_answer.set()
+        assert await turn.reply() == "from the second run"
+
+
+async def test_a_stream_that_never_waits_does_not_starve_other_tasks() -> None:
+    began = anyio.Event()
+
+    @agent
+    async def endless(turn: TurnContext) -> None:
+        write = turn.writer()
+        began.set()
+        for _ in range(10_000):
+            await write("x")
+        await turn.say("nobody could interrupt this")
+
+    async with conversations(endless) as opened:
+        turn = await opened["it"].send("?")
+        await began.wait()
+        await turn.cancel()
+        assert set((await turn.end()).reply) <= {"x"}
+
+
+async def test_a_generator_that_is_streamed_and_left_half_way_is_closed() -> None:
+    began, closed = anyio.Event(), anyio.Event()
+
+    async def pieces() -> AsyncIterator[str]:
+        try:
+            while True:
+                began.set()
+                yield "x"
+        finally:
+            closed.set()
+
+    @agent
+    async def streaming(turn: TurnContext) -> None:
+        await turn.stream(pieces())
+
+    async with conversations(streaming) as opened:
+        turn = await opened["it"].send("?")
+        await began.wait()
+        await turn.cancel()
+        with anyio.fail_after(5):
+            await closed.wait()

@@ -1,0 +1,89 @@
+"""Agents that are plain functions: they say their answer, return it, or yield it in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.actors.conversations.worlds import log_of, verified
+from turnkeeper.actors import MemoryJournal, TurnContext, agent
+from turnkeeper.actors.errors import InvalidInput
+
+pytestmark = pytest.mark.anyio
+
+
+@agent
+async def returns(turn: TurnContext) -> str:
+    return f"You said: {turn.message.content}"
+
+
+@agent
+async def yields(turn: TurnContext) -> AsyncGenerator[str]:
+    yield "You said: "
+    yield turn.message.content
+
+
+@agent
+async def says(turn: TurnContext) -> None:
+    await turn.say(f"You said: {turn.message.content}")
+
+
+@pytest.mark.parametrize("made", [returns, yields, says])
+async def test_an_agent_says_returns_or_yields_its_answer(made: Any) -> None:  # noqa: ANN401 - an agent
+    async with verified(made, journal=MemoryJournal()) as conversations:
+        turn = await conversations["c"].send("hello")
+        assert await turn.reply() == "You said: hello"
+        assert await log_of(conversations["c"]) == ["u:hello", "a:You said: hello"]
+
+
+async def test_an_interrupt_keeps_what_was_yielded_and_closes_the_agent() -> None:
+    yielded, closed = anyio.Event(), anyio.Event()
+
+    @agent
+    async def slow(turn: TurnContext) -> AsyncGenerator[str]:
+        try:
+            yield f"half of {turn.message.content}"
+            yielded.set()
+            await anyio.sleep_forever()
+        finally:
+            closed.set()
+
+    async with verified(slow, journal=MemoryJournal()) as conversations:
+        turn = await conversations["c"].send("it")
+        await yielded.wait()
+        await turn.cancel()
+        assert (await turn.end()).outcome == "interrupted"
+        await closed.wait()
+        assert await log_of(conversations["c"]) == ["u:it", "cut:half of it"]
+
+
+@agent
+async def returns_a_number(turn: TurnContext) -> str:
+    return 7  # type: ignore[return-value]  # that is the case
+
+
+@agent
+async def yields_a_number(turn: TurnContext) -> AsyncGenerator[str]:
+    yield 7  # type: ignore[misc]  # that is the case
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (returns_a_number, "TypeError: the agent returned a int; it returns its answer as a str"),
+        (yields_a_number, "TypeError: the agent yielded a int; it yields str"),
+    ],
+)
+async def test_an_answer_that_is_no_text_fails_the_turn_and_says_why(made: Any, found: str) -> None:  # noqa: ANN401 - an agent
+    async with verified(made, journal=MemoryJournal()) as conversations:
+        ended = await (await conversations["c"].send("hello")).end()
+        assert ended.outcome == "failed"
+        assert ended.detail.startswith(found)
+
+
+def test_a_function_that_is_not_async_is_no_agent() -> None:
+    with pytest.raises(InvalidInput, match="an agent is an `async def`"):
+        agent(lambda turn: turn)  # type: ignore[arg-type, return-value]  # that is the case

@@ -1,0 +1,202 @@
+"""Odd output of models, tools and agents: half characters, no text, errors without a text."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from tests.actors.conversations.worlds import log_of, verified
+from turnkeeper.actors import (
+    Agent,
+    Conversations,
+    MemoryJournal,
+    ToolCall,
+    TurnContext,
+    agent,
+)
+from turnkeeper.actors.errors import (
+    InvalidInput,
+)
+from turnkeeper.actors.events import (
+    ActionEvent,
+    ObservationEvent,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_half_an_emoji_in_a_stream_does_not_keep_the_turn_from_being_interrupted() -> None:
+    begun = anyio.Event()
+
+    @agent
+    async def halves(turn: TurnContext) -> None:
+        if turn.message.content == "B":
+            return
+
+        async def pieces() -> AsyncIterator[str]:
+            yield "so far \ud83d"
+            begun.set()
+            await anyio.sleep_forever()
+
+        await turn.stream(pieces())
+
+    async with verified(halves, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.send("A")
+        await begun.wait()
+
+        await (await chat.send("B", on_overlap="interrupt")).end()
+
+        assert await log_of(chat) == ["u:A", "cut:so far \ufffd", "u:B"]
+
+
+async def test_halves_of_an_emoji_in_two_pieces_are_joined() -> None:
+    @agent
+    async def halves(turn: TurnContext) -> None:
+        async def pieces() -> AsyncIterator[str]:
+            yield "\ud83d"
+            yield "\ude00"
+
+        await turn.stream(pieces())
+
+    async with verified(halves, journal=MemoryJournal()) as conversations:
+        assert await (await conversations["c"].send("A")).reply() == "\U0001f600"
+
+
+async def test_a_stream_that_is_begun_again_does_not_keep_what_the_first_had_brought() -> None:
+    begun = anyio.Event()
+
+    @agent
+    async def retrying(turn: TurnContext) -> None:
+        async def broken() -> AsyncIterator[str]:
+            yield "Hello wo"
+            raise ConnectionError
+
+        async def again() -> AsyncIterator[str]:
+            yield "Hello world"
+            begun.set()
+            await anyio.sleep_forever()
+
+        with pytest.raises(ConnectionError):
+            await turn.stream(broken())
+        await turn.stream(again())
+
+    async with verified(retrying, journal=MemoryJournal()) as conversations:
+        turn = await conversations["c"].send("A")
+        await begun.wait()
+        await turn.cancel()
+
+        assert (await turn.end()).reply == "Hello world"
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError("f\udcff"), "FileNotFoundError: f\ufffd"),
+        (Unprintable(), "Unprintable: its text cannot be had (RuntimeError)"),
+    ],
+)
+async def test_an_error_without_a_decent_text_is_a_result_or_an_outcome_all_the_same(
+    error: Exception, said: str
+) -> None:
+    @agent
+    async def failing(turn: TurnContext) -> None:
+        async def fails(action: ActionEvent) -> str:
+            if action.tool_name == "fails":
+                raise error
+            return "seen \udcff"
+
+        calls = [ToolCall("fails"), ToolCall("looks")]
+        results = [logged.event for logged in await turn.call_tools(calls, fails)]
+        assert [e.content for e in results if isinstance(e, ObservationEvent)] == [
+            said,
+            "seen \ufffd",
+        ]
+        raise error
+
+    async with verified(failing, journal=MemoryJournal()) as conversations:
+        end = await (await conversations["c"].send("A")).end()
+
+        assert (end.outcome, end.detail) == ("failed", said)
+
+
+@asynccontextmanager
+async def conversations(agent: Agent) -> AsyncIterator[Conversations]:
+    async with Conversations(agent, journal=MemoryJournal(), verify="always") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("piece", [None, 5, b"x"])
+async def test_a_piece_that_is_no_text_is_refused_and_the_turn_can_be_ended(
+    piece: Any,  # noqa: ANN401 - of a wrong type
+) -> None:
+    refused = anyio.Event()
+
+    @agent
+    async def streaming(turn: TurnContext) -> None:
+        write = turn.writer()
+        await write("said")
+        with pytest.raises(InvalidInput):
+            await write(piece)
+        refused.set()
+        await anyio.sleep_forever()
+
+    async with conversations(streaming) as opened:
+        turn = await opened["it"].send("?")
+        await refused.wait()
+        assert await turn.cancel()
+        assert (await turn.end()).reply == "said"
+
+
+@pytest.mark.parametrize("returned", [None, 5, ["a result"]])
+async def test_a_runner_that_returns_no_result_answers_its_call_with_an_error(
+    returned: Any,  # noqa: ANN401 - of a wrong type
+) -> None:
+    results: list[Any] = []  # logged events; which, is what is tested
+
+    @agent
+    async def calling(turn: TurnContext) -> None:
+        async def run(action: ActionEvent) -> Any:  # noqa: ANN401 - of a wrong type
+            return "fine" if action.tool_name == "good" else returned
+
+        results.extend(await turn.call_tools([ToolCall("bad"), ToolCall("good")], run))
+        await turn.say("done")
+
+    async with conversations(calling) as opened:
+        assert await (await opened["it"].send("?")).reply() == "done"
+    bad, good = (logged.event for logged in results)
+    assert bad.is_error
+    assert type(returned).__name__ in bad.content
+    assert good.content == "fine"
+
+
+async def test_what_a_model_calls_is_written_down_however_odd_it_is() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5_000):
+        deep = {"deeper": deep}
+    odd = [
+        ToolCall("half \ud83d", {}, provider_call_id="half \ud83d"),
+        ToolCall("deep", deep),
+        ToolCall("unread", malformed_arguments="half \ud83d"),
+    ]
+
+    @agent
+    async def calling(turn: TurnContext) -> None:
+        async def run(action: ActionEvent) -> str:
+            return action.malformed_arguments or action.tool_name
+
+        await turn.call_tools(odd, run)
+        await turn.say("done")
+
+    async with conversations(calling) as opened:
+        assert await (await opened["it"].send("?")).reply() == "done"

@@ -1,0 +1,1 @@
+"""Conversations, their handles, and their turns."""

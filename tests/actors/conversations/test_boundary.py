@@ -1,0 +1,175 @@
+"""Bad input is refused at the boundary, before anything is opened or written."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from tests.actors.conversations.worlds import HeldAgent, log_of, verified
+from turnkeeper.actors import (
+    Agent,
+    Conversation,
+    ConversationConfig,
+    Conversations,
+    Event,
+    MemoryJournal,
+    TurnContext,
+    agent,
+)
+from turnkeeper.actors.errors import (
+    InvalidInput,
+    NotAppendable,
+)
+from turnkeeper.actors.events import (
+    AgentMessageEvent,
+    UserMessageEvent,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+BAD_INPUT: dict[str, Callable[[Conversations], Awaitable[object]]] = {
+    "empty message id": lambda cs: cs["c"].send("A", message_id=""),
+    "message id that is no text": lambda cs: cs["c"].send("A", message_id=7),  # type: ignore[arg-type]
+    "content that is no text": lambda cs: cs["c"].send(None),  # type: ignore[arg-type]
+    "half an emoji": lambda cs: cs["c"].send("\ud83d"),
+    "unknown on_overlap": lambda cs: cs["c"].send("A", on_overlap="sometimes"),  # type: ignore[arg-type]
+    "no event": lambda cs: cs["c"].append("A"),  # type: ignore[arg-type]
+    "negative seq": lambda cs: cs["c"].at(-1),
+}
+
+
+@pytest.mark.parametrize("what", BAD_INPUT)
+async def test_bad_input_is_refused_at_the_boundary_and_hurts_no_neighbour(what: str) -> None:
+    held = HeldAgent()
+    held.hold("good")
+    async with verified(held, journal=MemoryJournal()) as conversations:
+        turn = await conversations["c"].send("good")
+
+        with pytest.raises(InvalidInput):
+            await BAD_INPUT[what](conversations)
+
+        held.release("good")
+        assert await turn.reply() == "a(good)"
+        assert await log_of(conversations["c"]) == ["u:good", "a:a(good)"]
+
+
+async def test_invalid_settings_are_refused_before_anything_is_opened() -> None:
+    for conversation_id in ("", "x" * 257, "\ud83d"):
+        async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+            with pytest.raises(InvalidInput):
+                conversations[conversation_id]
+            with pytest.raises(InvalidInput):
+                conversations["c"].events(after=-1)
+    with pytest.raises(InvalidInput, match="on_overlap"):
+        verified(HeldAgent(), journal=MemoryJournal(), on_overlap="never")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="use @agent"):
+        verified(lambda turn: None, journal=MemoryJournal())  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="async def"):
+        agent(lambda turn: None)  # type: ignore[arg-type,return-value]
+
+
+async def test_a_caller_cannot_pretend_that_a_message_was_queued() -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        with pytest.raises(NotAppendable):
+            await conversations["c"].append(
+                UserMessageEvent(content="A", message_id="a", queued_event_id="q")
+            )
+
+
+async def test_a_conversation_begins_with_its_system_prompt_also_by_append() -> None:
+    async with verified(
+        HeldAgent(), journal=MemoryJournal(), system_prompt="Be kind."
+    ) as conversations:
+        chat = conversations["c"]
+        assert (await chat.append(UserMessageEvent(content="A"))).seq == 2
+        assert await log_of(chat) == ["system_prompt", "u:A"]
+
+
+@asynccontextmanager
+async def conversations(agent: Agent) -> AsyncIterator[Conversations]:
+    async with Conversations(agent, journal=MemoryJournal(), verify="always") as opened:
+        yield opened
+
+
+async def kinds(conversation: Conversation) -> list[str]:
+    return [logged.event.kind async for logged in conversation.events(live=False)]
+
+
+@agent
+async def echo(turn: TurnContext) -> None:
+    await turn.begin_step()
+    await turn.say(turn.message.content)
+
+
+class Particular(AgentMessageEvent):
+    """An event of an application's own."""
+
+    mood: object = None
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        AgentMessageEvent.model_construct(content=5),
+        AgentMessageEvent.model_construct(),
+        AgentMessageEvent(content="fine").model_copy(update={"content": None}),
+        Particular(content="fine"),
+        Particular(content="fine", mood=object()),
+        UserMessageEvent.model_construct(content="fine", images=("no image",)),
+    ],
+)
+async def test_an_event_that_could_not_be_read_again_is_refused_alone(event: Event) -> None:
+    async with conversations(echo) as opened:
+        conversation = opened["it"]
+        turn = await conversation.send("a")
+        with pytest.raises(InvalidInput):
+            await conversation.append(event)
+        with pytest.raises(InvalidInput):
+            await conversation.append_all([AgentMessageEvent(content="fine"), event])
+        assert await turn.reply() == "a"
+        assert await kinds(conversation) == [
+            "turn_started",
+            "user_message",
+            "agent_message",
+            "turn_ended",
+        ]
+
+
+async def test_an_image_that_is_none_is_refused() -> None:
+    async with conversations(echo) as opened:
+        urls: Any = ["https://example.com/a.png"]
+        with pytest.raises(InvalidInput, match="ImageContent"):
+            await opened["it"].send("look", images=urls)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"recover": "on_entry"},
+        {"verify": "on"},
+        {"system_prompt": 5},
+        {"system_prompt": "half \ud83d"},
+        {"name": 5},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_wrong_setting_is_refused_before_anything_is_opened(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(wrong))):
+        Conversations(echo, journal=MemoryJournal(), **wrong)
+
+
+async def test_a_configuration_that_is_none_is_refused_with_that() -> None:
+    configured = {"other": ConversationConfig(system_prompt=cast("str", 5))}
+
+    def configure(conversation_id: str) -> ConversationConfig:
+        return cast("ConversationConfig", configured.get(conversation_id))
+
+    async with Conversations(echo, journal=MemoryJournal(), configure=configure) as opened:
+        with pytest.raises(InvalidInput, match="ConversationConfig"):
+            await opened["it"].send("?")
+        with pytest.raises(InvalidInput, match="system_prompt"):
+            await opened["other"].send("?")

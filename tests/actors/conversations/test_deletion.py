@@ -1,0 +1,409 @@
+"""Deleting a conversation through its owner: all of it goes, nothing else does, no caller waits."""
+
+# ruff: noqa: ASYNC240 - the files of a test are small, and its loop has nothing else to do
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio import wait_all_tasks_blocked
+
+from tests.actors.conversations.worlds import HeldAgent, log_of, verified
+from turnkeeper.actors import (
+    Conversations,
+    Deletion,
+    MemoryJournal,
+    MemoryStore,
+    SQLiteJournal,
+    Turn,
+    TurnContext,
+    agent,
+)
+from turnkeeper.actors.core.commands import Delete
+from turnkeeper.actors.core.limits import Limits
+from turnkeeper.actors.errors import ConversationDeleted, ConversationNotFound, OwnedElsewhere
+from turnkeeper.actors.events import ObservationEvent, UserMessageEvent
+from turnkeeper.actors.journal import Claim, Snapshot, StoredRecord
+from turnkeeper.actors.owner.subscriptions import EventReader
+from turnkeeper.runtime import OutcomeUnknown, Ports, Unavailable
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_deleted_conversation_is_gone_and_a_new_one_begins_above_its_epoch() -> None:
+    journal = MemoryJournal()
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        await (await conversations["c"].send("A", message_id="a")).end()
+        await (await conversations["d"].send("B")).end()
+        epoch = (await journal.info("c")).epoch
+
+        assert await conversations.delete("c") == Deletion(0, (), is_erased=True)
+
+        assert [info.conversation_id for info in await conversations.list()] == ["d"]
+        with pytest.raises(ConversationNotFound):
+            await conversations["c"].view()
+        again = await conversations["c"].send("other", message_id="a")  # the id is free again
+        assert not again.is_duplicate
+        assert await again.reply() == "a(other)"
+        assert await log_of(conversations["c"]) == ["u:other", "a:a(other)"]
+        assert (await journal.info("c")).epoch > epoch
+
+
+async def test_deleting_what_is_not_there_is_refused_and_makes_nothing() -> None:
+    journal = MemoryJournal()
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        with pytest.raises(ConversationNotFound):
+            await conversations.delete("nobody")
+        assert not conversations._open_region().active
+        await (await conversations["c"].send("A")).end()
+        await conversations.delete("c")
+        with pytest.raises(ConversationNotFound):
+            await conversations.delete("c")
+
+
+async def test_what_another_process_owns_is_not_deleted() -> None:
+    store = MemoryStore()
+    async with (
+        verified(HeldAgent(), journal=MemoryJournal(store)) as first,
+        verified(HeldAgent(), journal=MemoryJournal(store)) as second,
+    ):
+        await (await first["c"].send("A")).end()
+
+        with pytest.raises(OwnedElsewhere):
+            await second.delete("c")
+
+        assert await log_of(first["c"]) == ["u:A", "a:a(A)"]
+
+
+async def test_the_running_turn_is_cut_off_and_whoever_waits_is_told() -> None:
+    held = HeldAgent()
+    held.hold("A")
+    told: list[str] = []
+
+    async def wait(turn: Turn) -> None:
+        with pytest.raises(ConversationDeleted):
+            await turn.end()
+        told.append("turn")
+
+    async def stream(turn: Turn) -> None:
+        with pytest.raises(ConversationDeleted):
+            _ = [item async for item in turn]
+        told.append("stream")
+
+    async def follow(reader: EventReader) -> None:
+        with pytest.raises(ConversationDeleted):
+            _ = [logged async for logged in reader]
+        told.append("reader")
+
+    async with verified(held, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        first, second = await chat.send("A"), await chat.send("B")
+        async with anyio.create_task_group() as group:
+            for turn in (first, second):
+                group.start_soon(wait, turn)
+                group.start_soon(stream, turn)
+            group.start_soon(follow, chat.events())
+            group.start_soon(follow, chat.events(after=50))
+            await held.reached["A"].wait()
+            await wait_all_tasks_blocked()
+
+            await conversations.delete("c")
+
+        assert sorted(told) == ["reader"] * 2 + ["stream"] * 2 + ["turn"] * 2
+        assert held.turns == ["A"]
+        # A handle that was kept says the same, also when there is another log by now.
+        with pytest.raises(ConversationDeleted):
+            await first.end()
+        for _ in range(3):
+            await (await chat.send("C")).end()
+        with pytest.raises(ConversationDeleted):
+            await first.end()
+        with pytest.raises(ConversationDeleted):
+            await second.reply()
+        assert not await first.cancel()
+
+
+async def test_an_agent_that_goes_on_after_its_conversation_was_deleted_writes_nothing() -> None:
+    """It ignores its cancellation, and speaks when another of its name has a turn."""
+    begun, goes_on, refused = anyio.Event(), anyio.Event(), anyio.Event()
+
+    @agent
+    async def stubborn(turn: TurnContext) -> None:
+        if turn.message.content == "B":
+            goes_on.set()
+            await refused.wait()
+            await turn.say("a(B)")
+            return
+        begun.set()
+        with anyio.CancelScope(shield=True):
+            await goes_on.wait()
+            try:
+                await turn.say("late")
+            finally:
+                refused.set()
+
+    async with verified(stubborn, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.send("A")
+        await begun.wait()
+        await conversations.delete("c")
+
+        assert await (await chat.send("B")).reply() == "a(B)"
+        assert await log_of(chat) == ["u:B", "a:a(B)"]
+
+
+async def test_a_parked_result_is_told_that_its_conversation_was_deleted() -> None:
+    told: list[type[Exception]] = []
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+
+        async def append() -> None:
+            try:
+                await chat.append(ObservationEvent(tool_call_id="1", content="r"), park=True)
+            except ConversationDeleted as error:
+                told.append(type(error))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(append)
+            await wait_all_tasks_blocked()
+            await conversations.delete("c")
+
+        assert told == [ConversationDeleted]
+
+
+class LateSnapshots(MemoryJournal):
+    """The first snapshot is on its way to the disk while its conversation is deleted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.comes, self.goes_on, self.came = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
+        if self.comes.is_set():
+            await super().write_snapshot(conversation_id, snapshot, epoch=epoch)
+            return
+        self.comes.set()
+        with anyio.CancelScope(shield=True):
+            await self.goes_on.wait()
+            try:
+                await super().write_snapshot(conversation_id, snapshot, epoch=epoch)
+            finally:
+                self.came.set()
+
+
+async def test_a_late_snapshot_of_a_deleted_log_is_not_taken_for_one_of_the_new_log() -> None:
+    journal = LateSnapshots()
+    async with Conversations(HeldAgent(), journal=journal, verify="off") as conversations:
+        chat = conversations["c"]
+        for n in range(Limits().snapshot_events // 4):
+            await (await chat.send(f"old {n}")).end()
+        await journal.comes.wait()
+        await conversations.delete("c")
+        for n in range(Limits().snapshot_events // 4 + 1):
+            await (await chat.send(f"new {n}")).end()
+
+        journal.goes_on.set()
+        await journal.came.wait()
+
+        snapshot = await journal.read_snapshot("c")
+        assert snapshot is not None
+        assert b"old" not in snapshot.payload
+
+
+class HeldReads(MemoryJournal):
+    """Reads slowly when told to, and counts its claims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.claims = 0
+        self.held: anyio.Event | None = None
+        self.reading = anyio.Event()
+
+    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+        self.claims += 1
+        return await super().claim(conversation_id, takeover=takeover)
+
+    async def read(
+        self, conversation_id: str, *, after: int = 0, limit: int = 512
+    ) -> Sequence[StoredRecord]:
+        if self.held is not None:
+            self.reading.set()
+            await self.held.wait()
+        return await super().read(conversation_id, after=after, limit=limit)
+
+
+@pytest.mark.parametrize("begins_anew", [False, True])
+async def test_a_verification_that_deletion_overtakes_finds_nothing_wrong(
+    begins_anew: bool,
+) -> None:
+    journal = HeldReads()
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        journal.held = anyio.Event()
+        await chat.append(UserMessageEvent(content="B"))
+        await journal.reading.wait()
+        await conversations.delete("c")
+        if begins_anew:
+            for _ in range(5):
+                await chat.append(UserMessageEvent(content="C"))
+
+        journal.held.set()
+        journal.held = None
+        await wait_all_tasks_blocked()
+
+        assert await (await chat.send("D")).reply() == "a(D)"
+        assert journal.claims == 2  # when it was opened, and anew after the deletion
+
+
+class RecordingJournal(MemoryJournal):
+    """Remembers what it deleted, and can lose its connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deleted: list[list[str]] = []
+        self.error: Exception | None = None
+
+    async def message_ids(self, conversation_id: str) -> list[str]:
+        try:
+            records = await self.read(conversation_id, limit=100_000)
+        except ConversationNotFound:
+            return []
+        return [record.message_id for record in records if record.message_id is not None]
+
+    async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
+        if isinstance(self.error, Unavailable):
+            raise self.error
+        ids = await self.message_ids(conversation_id)
+        deletion = await super().delete(conversation_id, epoch=epoch)
+        self.deleted.append(ids)
+        if self.error is not None:
+            raise self.error
+        return deletion
+
+
+async def test_each_send_is_before_a_deletion_or_begins_anew_and_none_is_lost() -> None:
+    journal = RecordingJournal()
+    acknowledged: list[Turn] = []
+    async with Conversations(HeldAgent(), journal=journal) as conversations:
+        chat = conversations["c"]
+        await chat.send("first")
+
+        async def send(sender: int) -> None:
+            for n in range(20):
+                turn = await chat.send(
+                    f"{sender}-{n}", on_overlap="interrupt" if n % 3 else "queue"
+                )
+                acknowledged.append(turn)
+
+        async def delete() -> None:
+            for _ in range(15):
+                for _ in range(7):
+                    await anyio.lowlevel.checkpoint()
+                with suppress(ConversationNotFound):
+                    await conversations.delete("c")
+
+        async with anyio.create_task_group() as group:
+            for sender in range(6):
+                group.start_soon(send, sender)
+            group.start_soon(delete)
+
+        left = await journal.message_ids("c")
+        found = [message_id for ids in (*journal.deleted, left) for message_id in ids]
+        assert len(journal.deleted) > 5
+        assert {turn.message_id for turn in acknowledged} <= set(found)
+        assert len(found) == len(set(found))
+        for turn in acknowledged:
+            if turn.message_id in left:
+                await turn.end()
+            else:
+                with pytest.raises(ConversationDeleted):
+                    await turn.end()
+
+
+async def test_a_deletion_that_could_not_be_made_is_told_and_everything_is_there() -> None:
+    journal = RecordingJournal()
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        await (await conversations["c"].send("A")).end()
+        journal.error = Unavailable("the journal cannot be reached; nothing was written")
+        with pytest.raises(Unavailable):
+            await conversations.delete("c")
+        journal.error = None
+
+        assert await log_of(conversations["c"]) == ["u:A", "a:a(A)"]
+        assert await (await conversations["c"].send("B")).reply() == "a(B)"
+
+
+async def test_a_deletion_of_unknown_outcome_is_found_out_by_deleting_again() -> None:
+    journal = RecordingJournal()
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        turn = await conversations["c"].send("A")
+        await turn.end()
+        reader = conversations["c"].events(after=3)
+        await anext(reader)
+        journal.error = OutcomeUnknown("the connection broke")
+        with pytest.raises(OutcomeUnknown):
+            await conversations.delete("c")
+        journal.error = None
+
+        with pytest.raises(ConversationNotFound):
+            await conversations.delete("c")
+        for waits in (anext(reader), turn.end()):
+            with pytest.raises(ConversationDeleted):
+                await waits
+
+
+async def test_what_forks_need_stays_and_the_answer_says_so() -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        await (await conversations["c"].send("A")).end()
+        await (await conversations["c"].send("B")).end()
+        await conversations["c"].fork("f", at=4)
+
+        deletion = await conversations.delete("c")
+
+        assert (deletion.kept, list(deletion.forks)) == (4, ["f"])
+        assert await log_of(conversations["f"]) == ["u:A", "a:a(A)"]
+
+
+async def test_old_conversations_expire_and_those_that_went_on_stay() -> None:
+    class Aging(MemoryJournal):
+        """A day goes by with each thing that is written."""
+
+        def __init__(self) -> None:
+            self.day = 0.0
+            super().__init__(ports=replace(Ports(), now=lambda: self.day))
+
+    journal = Aging()
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        for day, name in ((1, "old"), (2, "also old"), (9, "new")):
+            journal.day = day
+            await (await conversations[name].send("A")).end()
+        await conversations["old"].view()
+        info = await journal.info("also old")
+        journal.day = 9
+        await (await conversations["also old"].send("B")).end()
+
+        # As of the list, it was old; its owner knows better.
+        assert await conversations._delete("also old", Delete(head=info.head)) is None
+        assert await conversations.expire(before=5) == ["old"]
+
+        assert [info.conversation_id for info in await conversations.list()] == ["also old", "new"]
+
+
+async def test_deleting_in_a_file_leaves_nothing_of_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    async with verified(HeldAgent(), journal=SQLiteJournal(path)) as conversations:
+        turn = await conversations["c"].send("my secret word")
+        await (await conversations["d"].send("hello")).end()
+        await turn.end()
+
+        deletion = await conversations.delete("c")
+
+        assert deletion.is_erased
+        assert not [file for file in tmp_path.iterdir() if b"secret word" in file.read_bytes()]

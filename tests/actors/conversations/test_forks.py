@@ -1,0 +1,111 @@
+"""Forks of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.actors.conversations.worlds import HeldAgent, brief, log_of, verified
+from turnkeeper.actors import (
+    Conversation,
+    Event,
+    MemoryJournal,
+    View,
+)
+from turnkeeper.actors.errors import (
+    ConversationExists,
+    JournalUnavailable,
+)
+from turnkeeper.actors.journal import Claim, Record
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_fork_goes_on_from_its_seq_and_leaves_the_other_as_it_was() -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        first = await chat.send("A")
+        await first.end()
+        await (await chat.send("B")).end()
+
+        fork = await chat.fork("d", at=4)
+        await (await fork.send("C")).end()
+
+        assert await log_of(fork) == ["u:A", "a:a(A)", "u:C", "a:a(C)"]
+        assert await log_of(chat) == ["u:A", "a:a(A)", "u:B", "a:a(B)"]
+        assert [brief(event) for event in await fork.view()] == await log_of(fork)
+        # A message of the shared part is known in both.
+        assert (await fork.send("A", message_id=first.message_id)).is_duplicate
+
+
+async def test_what_ran_and_what_waited_at_the_fork_stays_with_the_other() -> None:
+    held = HeldAgent()
+    held.hold("two tools A")
+    async with verified(held, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        running = await chat.send("two tools A")
+        await held.reached["two tools A"].wait()
+        waiting = await chat.send("B", message_id="b")
+
+        fork = await chat.fork("d")
+
+        assert await log_of(fork, all_kinds=True) == [
+            "started",
+            "u:two tools A",
+            "call",
+            "call",
+            "queued:B",
+            "forked_from",
+            "no result",
+            "no result",
+            "interrupted",
+        ]
+        assert (await (await fork.send("B", message_id="b")).end()).outcome == "withdrawn"
+        held.release("two tools A")
+        assert await running.reply() == "a(two tools A)"
+        assert await waiting.reply() == "a(B)"
+
+
+async def test_a_fork_does_not_take_a_name_that_is_taken() -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        for name in ("c", "d"):
+            await (await conversations[name].send(name)).end()
+
+        with pytest.raises(ConversationExists):
+            await conversations["c"].fork("d")
+        with pytest.raises(ValueError, match="seq 9"):
+            await conversations["c"].fork("e", at=9)
+
+        assert await log_of(conversations["d"]) == ["u:d", "a:a(d)"]
+
+
+async def whole_log(chat: Conversation) -> list[Event]:
+    return [logged.event async for logged in chat.events(live=False)]
+
+
+class NoForks(MemoryJournal):
+    async def fork(
+        self,
+        conversation_id: str,
+        fork_id: str,
+        *,
+        at: int,
+        records: Sequence[Record],
+        is_unfinished: bool,
+    ) -> Claim:
+        raise JournalUnavailable("the disk is full; nothing was written")
+
+
+async def test_a_fork_that_fails_leaves_nothing_behind_and_switches_nothing_off() -> None:
+    journal = NoForks()
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+
+        with pytest.raises(JournalUnavailable):
+            await chat.fork("d")
+
+        assert [info.conversation_id for info in await conversations.list()] == ["c"]
+        await (await chat.send("B")).end()
+        assert await chat.view() == View.from_events(await whole_log(chat))

@@ -1,0 +1,159 @@
+"""Entering and leaving `Conversations` while something waits, fails or is streamed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from tests.actors.conversations.worlds import HeldAgent, brief, log_of, verified
+from turnkeeper.actors import (
+    Agent,
+    Conversations,
+    MemoryJournal,
+    Turn,
+    TurnContext,
+    agent,
+)
+from turnkeeper.actors.errors import (
+    ConversationsClosed,
+)
+from turnkeeper.actors.journal import Record
+from turnkeeper.runtime import (
+    OutcomeUnknown,
+    Runtime,
+    TurnkeeperError,
+)
+from turnkeeper.runtime.testing import settle
+
+pytestmark = pytest.mark.anyio
+
+
+def journal_readers(conversations: Conversations) -> Sequence[object]:
+    return conversations._setup.subscriptions._live("c")
+
+
+async def test_leaving_ends_all_waiting_and_wakes_no_owner() -> None:
+    journal, held = MemoryJournal(), HeldAgent()
+    held.hold("A")
+    ended: list[str] = []
+    seen: list[str] = []
+
+    async with anyio.create_task_group() as group, Runtime() as runtime:
+        async with verified(held, journal=journal, runtime=runtime) as conversations:
+            chat = conversations["c"]
+            turn = await chat.send("A")
+            await held.reached["A"].wait()
+            queued = await chat.send("B")
+
+            async def wait() -> None:
+                try:
+                    await turn.end()
+                except ConversationsClosed:
+                    ended.append("closed")
+
+            async def follow() -> None:
+                seen.extend([brief(event) async for _, event in chat.events()])
+                ended.append("events")
+
+            group.start_soon(wait)
+            group.start_soon(follow)
+            while not seen and len(journal_readers(conversations)) < 2:
+                await anyio.lowlevel.checkpoint()
+
+        with pytest.raises(ConversationsClosed):
+            await chat.send("C")
+        with pytest.raises(ConversationsClosed):
+            await queued.end()
+
+    assert sorted(ended) == ["closed", "events"]
+    assert seen == ["started", "u:A", "queued:B"]
+    async with journal:
+        assert (await journal.info("c")).head == 3
+
+
+class FailsFor(MemoryJournal):
+    def __init__(self, store: object, name: str) -> None:
+        super().__init__(store)  # type: ignore[arg-type] # another memory journal's store
+        self.name = name
+
+    async def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+    ) -> Sequence[int]:
+        if conversation_id == self.name:
+            raise OutcomeUnknown("no answer")
+        return await super().append(
+            conversation_id,
+            records,
+            epoch=epoch,
+            expected_seq=expected_seq,
+            is_unfinished=is_unfinished,
+        )
+
+
+async def test_a_conversation_that_cannot_be_recovered_does_not_keep_others_from_entering() -> None:
+    journal, held = MemoryJournal(), HeldAgent()
+    with anyio.CancelScope() as process:
+        async with Conversations(held, journal=journal) as conversations:
+            for name in ("bad", "good"):
+                held.hold(name)
+                await conversations[name].send(name)
+            process.cancel()
+
+    broken = FailsFor(journal._store, "bad")
+    async with verified(HeldAgent(), journal=broken) as conversations:
+        assert await log_of(conversations["good"], all_kinds=True) == [
+            "started",
+            "u:good",
+            "interrupted",
+        ]
+        with pytest.raises(TurnkeeperError):
+            await conversations["bad"].send("again")
+
+
+@asynccontextmanager
+async def conversations(agent: Agent) -> AsyncIterator[Conversations]:
+    async with Conversations(agent, journal=MemoryJournal(), verify="always") as opened:
+        yield opened
+
+
+async def test_looking_for_an_owner_while_the_conversations_are_left_says_so() -> None:
+    @agent
+    async def thinking(turn: TurnContext) -> None:
+        await anyio.sleep_forever()
+
+    async with AsyncExitStack() as stack:
+        opened = await stack.enter_async_context(conversations(thinking))
+        turn = await opened["it"].send("?")
+        await settle()
+        await stack.aclose()
+        with anyio.fail_after(5), pytest.raises(ConversationsClosed):
+            await turn.end()
+
+    heard: list[str] = []
+
+    async def wait(turn: Turn) -> None:
+        with anyio.fail_after(5):
+            try:
+                await turn.end()
+            except ConversationsClosed as error:
+                heard.append(type(error).__name__)
+
+    async with anyio.create_task_group() as tasks:
+        for moment in range(12):
+            async with conversations(thinking) as opened:
+                turn = await opened["it"].send("?")
+                for _ in range(4):
+                    tasks.start_soon(wait, turn)
+                for _ in range(moment):
+                    await anyio.lowlevel.checkpoint()
+    assert len(heard) == 48

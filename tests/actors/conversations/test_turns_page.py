@@ -1,0 +1,313 @@
+"""The tables of `docs/turns.md`, row by row: each is played as it says, and compared cell by cell.
+
+A row is a test of its own, read from the page; so the page cannot say what is not so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import pytest
+
+from tests.actors.conversations.turn_worlds import HALF, OnceAgent, StepAgent, brief, log_of, until
+from tests.actors.conversations.worlds import verified
+from turnkeeper.actors import (
+    Conversation,
+    MemoryJournal,
+    OnOverlap,
+    Proposal,
+    Turn,
+)
+from turnkeeper.actors.core.commands import Propose
+from turnkeeper.actors.errors import TurnInProgress
+
+pytestmark = pytest.mark.anyio
+
+PAGE = Path(__file__).parents[3] / "docs" / "turns.md"
+
+Row = dict[str, str]
+
+
+def _rows(heading: str) -> list[Row]:
+    """The rows of the first table below a heading, by the names of their columns."""
+    text = PAGE.read_text(encoding="utf-8")
+    section = text.split(f"# {heading}\n", 1)[1]
+    section = re.split(r"^#", section, maxsplit=1, flags=re.MULTILINE)[0]
+    table = [line for line in section.splitlines() if line.startswith("|")]
+    cells = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in table]
+    head, _, *rows = cells
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def _params(*headings: str) -> list[object]:
+    return [
+        pytest.param(heading.strip("`"), row, id=f"{heading.strip('`')}: {row['A']}")
+        for heading in headings
+        for row in _rows(heading)
+    ]
+
+
+SCRIPTS = {
+    "thinks": "",
+    "thinks, and C has joined it": "calls",
+    "thinks, and a condensation has forgotten a part of it": "call call",
+    "writes": "",
+    "runs two tools": "calls",
+    "is paused": "calls",
+    "waits for a confirmation": "asks",
+    "has been confirmed while it was paused": "asks",
+    "has answered": "",
+}
+
+
+class Scene:
+    """A conversation whose first turn, of chat message A, stands somewhere."""
+
+    def __init__(self, chat: Conversation, agent: StepAgent) -> None:
+        self.chat = chat
+        self.agent = agent
+        self.others: list[Turn] = []
+        self.held_by: list[str] = []
+        """What has to be said before A goes on."""
+
+    async def bring_to(self, where: str) -> Turn:
+        chat, agent = self.chat, self.agent
+        point = {"writes": "A writes", "runs two tools": "A calls", "is paused": "A calls"}.get(
+            where, "A thinks"
+        )
+        if where == "has answered":
+            point = "A answered"
+        if where.startswith("thinks, and C"):
+            point = "A thinks 1"
+            agent.hold("A calls")
+        if where.startswith("thinks, and a"):
+            point = "A thinks 2"
+        agent.hold(point)
+        if SCRIPTS[where] == "asks":
+            agent.held.clear()
+        turn = await chat.send("A", message_id="A")
+        match where:
+            case "is paused":
+                await agent.reached[point].wait()
+                await chat.pause()
+                agent.release()
+                await until(chat, "observation", times=2)
+                self.held_by = ["resume"]
+            case "waits for a confirmation":
+                await until(chat, "confirmation_requested")
+                self.held_by = ["confirm"]
+            case "has been confirmed while it was paused":
+                await until(chat, "confirmation_requested")
+                await chat.pause()
+                await chat.confirm()
+                self.held_by = ["resume"]
+            case "thinks, and C has joined it":
+                await agent.reached["A calls"].wait()
+                self.others.append(await chat.send("C", message_id="C", on_overlap="steer"))
+                agent.held.pop("A calls").set()
+                await agent.reached[point].wait()
+            case "thinks, and a condensation has forgotten a part of it":
+                await agent.reached[point].wait()
+                view = await chat.view()
+                proposal = Proposal(tuple(event.id for event in view[1:3]), None)
+                assert await chat._ref.ask(Propose(1, proposal, view))
+            case _:
+                await agent.reached[point].wait()
+        return turn
+
+    async def go_on(self) -> None:
+        self.agent.release()
+        for what in self.held_by:
+            await (self.chat.resume() if what == "resume" else self.chat.confirm())
+
+
+async def _told(turn: Turn | None) -> str:
+    """What a caller gets who waits for this turn's end."""
+    if turn is None:
+        return "—"
+    end = await turn.end()
+    said = "…" if end.reply == HALF else end.reply
+    return f"{end.outcome}: {said}" if said else end.outcome
+
+
+def _answer(turn: Turn) -> str:
+    words: list[str] = [turn.overlapped or "at once"]
+    if turn.waits_for is not None:
+        words.append(f"waits for {turn.waits_for}")
+    return ", ".join(words)
+
+
+OVERLAPS: Sequence[OnOverlap] = ("queue", "interrupt", "steer", "rollback", "reject")
+
+
+async def overlap(on_overlap: OnOverlap, where: str) -> Row:
+    agent = StepAgent({"A": SCRIPTS[where]})
+    async with verified(agent, journal=MemoryJournal()) as conversations:
+        scene = Scene(conversations["c"], agent)
+        first = await scene.bring_to(where)
+        agent.hold("B thinks")
+        second = None
+        try:
+            second = await scene.chat.send("B", message_id="B", on_overlap=on_overlap)
+            answer = _answer(second)
+        except TurnInProgress:
+            answer = "TurnInProgress"
+        view = brief(*await scene.chat.view())
+        if second is None or second.overlapped in ("queue", "steer"):
+            await scene.go_on()
+        else:
+            agent.release()
+        told = [await _told(first), await _told(second)]
+        for other in scene.others:
+            await other.end()
+        return {
+            "A": where,
+            "send of B": answer,
+            "the log": await log_of(scene.chat),
+            "the view at once": view,
+            "A's caller": told[0],
+            "B's caller": told[1],
+        }
+
+
+@pytest.mark.parametrize(("on_overlap", "row"), _params(*(f"`{policy}`" for policy in OVERLAPS)))
+async def test_what_a_message_does_that_comes_while_a_turn_runs(
+    on_overlap: OnOverlap, row: Row
+) -> None:
+    assert await overlap(on_overlap, row["A"]) == row
+
+
+async def cancel(what: str) -> Row:
+    """Cancel what the table says, while A stands where that is."""
+    moments: dict[str, tuple[str, OnOverlap | None, str]] = {
+        "A, which runs": ("runs two tools", None, "A"),
+        "A, which writes, while B waits": ("writes", "queue", "A"),
+        "A, which is paused, while B waits": ("is paused", "queue", "A"),
+        "A, which waits for a confirmation": ("waits for a confirmation", None, "A"),
+        "A, which has ended": ("has answered", None, "A"),
+        "B, which waits": ("thinks", "queue", "B"),
+        "B, which waits to join A's turn": ("runs two tools", "steer", "B"),
+        "B, which has joined A's turn": ("runs two tools", "steer", "B"),
+        "B, which waits while A is paused": ("is paused", "queue", "B"),
+    }
+    where, on_overlap, whose = moments[what]
+    agent = StepAgent({"A": SCRIPTS[where]})
+    async with verified(agent, journal=MemoryJournal()) as conversations:
+        scene = Scene(conversations["c"], agent)
+        turns = {"A": await scene.bring_to(where)}
+        if on_overlap is not None:
+            turns["B"] = await scene.chat.send("B", message_id="B", on_overlap=on_overlap)
+        if what == "A, which has ended":
+            agent.release()
+            await turns["A"].end()
+        if what == "B, which has joined A's turn":
+            agent.hold("A thinks 1")
+            agent.held.pop("A calls").set()
+            await agent.reached["A thinks 1"].wait()
+        cancelled = await turns[whose].cancel()
+        if whose == "A":
+            agent.release()
+        else:
+            await scene.go_on()
+        told = [await _told(turns["A"]), await _told(turns.get("B"))]
+        return {
+            "cancel of": what,
+            "the log": await log_of(scene.chat),
+            "returns": str(cancelled),
+            "A's caller": told[0],
+            "B's caller": told[1],
+        }
+
+
+@pytest.mark.parametrize("row", _rows("Cancelling"), ids=lambda row: row["cancel of"])
+async def test_what_cancelling_does(row: Row) -> None:
+    assert await cancel(row["cancel of"]) == row
+
+
+async def crash(
+    where: str, unfinished: Literal["end", "resume"], agent_class: type[StepAgent]
+) -> str:
+    """Stop everything while A stands somewhere; the log after another process has gone on."""
+    where, _, extra = where.partition(", and ")
+    idempotent = extra == "its tool is idempotent"
+    journal = MemoryJournal()
+    agent = agent_class({"A": SCRIPTS[where]})
+    with anyio.CancelScope() as process:
+        async with verified(agent, journal=journal) as conversations:
+            scene = Scene(conversations["c"], agent)
+            await scene.bring_to(where)
+            if extra.startswith("B"):
+                policy: OnOverlap = "queue" if extra == "B waits" else "steer"
+                await scene.chat.send("B", message_id="B", on_overlap=policy)
+            process.cancel()
+    agent = agent_class({"A": SCRIPTS[where]}, idempotent=idempotent)
+    async with verified(agent, journal=journal, unfinished=unfinished) as conversations:
+        after = Scene(conversations["c"], agent)
+        after.held_by = scene.held_by
+        await after.go_on()
+        # Sent again, as a caller does who got no answer: the same turns.
+        for name in ("A", *("B" for _ in [extra] if extra.startswith("B"))):
+            turn = await after.chat.send(name, message_id=name)
+            assert turn.is_duplicate
+            await turn.end()
+        return await log_of(after.chat)
+
+
+@pytest.mark.parametrize("row", _rows("After a crash"), ids=lambda row: row["A"])
+async def test_what_a_crash_leaves_and_what_is_made_of_it(row: Row) -> None:
+    assert await crash(row["A"], "end", StepAgent) == row['"end"']
+    assert await crash(row["A"], "resume", StepAgent) == row['"resume"']
+
+
+@pytest.mark.parametrize("row", _rows("An agent that is not resumable"), ids=lambda row: row["A"])
+@pytest.mark.parametrize("unfinished", ["end", "resume"])
+async def test_an_agent_that_cannot_be_run_again_is_not(
+    unfinished: Literal["end", "resume"], row: Row
+) -> None:
+    assert await crash(row["A"], unfinished, OnceAgent) == row["the log"]
+
+
+# --- the page itself -----------------------------------------------------------------------------
+
+
+def _tables() -> list[tuple[list[str], str]]:
+    """Each table of the page: its lines, and the text of its section before it."""
+    tables: list[tuple[list[str], str]] = []
+    before: list[str] = []
+    lines: list[str] = []
+    for line in [*PAGE.read_text(encoding="utf-8").splitlines(), ""]:
+        if line.startswith("|"):
+            lines.append(line)
+        elif lines:
+            tables.append((lines, "\n".join(before)))
+            lines = []
+        elif line.startswith("## "):
+            before = []
+        else:
+            before.append(line)
+    return tables
+
+
+def _known_tests() -> set[str]:
+    return {
+        name
+        for file in Path(__file__).parents[1].rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)\(", file.read_text(encoding="utf-8"))
+    }
+
+
+def test_each_line_of_the_page_names_a_test_that_exists() -> None:
+    """In its own line, or for all lines of a table that a test reads from the page, above it."""
+    known = _known_tests()
+    tables = _tables()
+    assert len(tables) > 9
+    for (head, _, *rows), before in tables:
+        for row in rows:
+            where = row if head.endswith("| test |") else before
+            named = re.findall(r"`(test_\w+)`", where)
+            assert named, f"a promise without a test is a hope: {row}"
+            assert set(named) <= known, row

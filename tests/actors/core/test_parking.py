@@ -1,0 +1,84 @@
+"""Results that come before their calls: parked, bounded, timed."""
+
+from __future__ import annotations
+
+from tests.actors.core.logs import Maker
+from turnkeeper.actors.core.admission import Violation
+from turnkeeper.actors.core.parking import Parking
+from turnkeeper.actors.core.state import Folded
+from turnkeeper.actors.events import Event
+
+
+def _refused(event: Event) -> Violation:
+    violation = Folded().admission.check((event,))
+    assert violation is not None
+    return violation
+
+
+def test_results_that_come_before_their_calls_follow_them_when_these_have_come() -> None:
+    """Pattern a08: S U R(1) R(2) A{1,2}."""
+    make = Maker()
+    state = Folded()
+    parking = Parking[str]()
+    for event in (make.system(), make.user()):
+        state.fold(event)
+    for call_id in ("1", "2"):
+        violation = state.admission.check((make.result(call_id),))
+        assert violation is not None
+        assert parking.park(violation, f"asker of {call_id}", now=0.0) is None
+
+    assert parking.take_ready(state.admission.open_calls) == ()
+    for call_id in ("2", "1"):
+        state.fold(make.action(call_id))
+    ready = parking.take_ready(state.admission.open_calls)
+
+    assert [parked.ticket for parked in ready] == ["asker of 1", "asker of 2"]
+    for parked in ready:
+        state.fold(parked.event)
+    assert not state.admission.open_calls
+    assert len(parking) == 0
+
+
+def test_a_second_result_for_one_parked_call_is_a_duplicate() -> None:
+    make = Maker()
+    parking = Parking[None]()
+    assert parking.park(_refused(make.result("1")), None, now=0.0) is None
+    second = parking.park(_refused(make.error("1")), None, now=0.0)
+    assert second is not None
+    assert second.name == "duplicate_tool_result"
+
+
+def test_what_is_not_an_early_result_stays_refused() -> None:
+    make = Maker()
+    parking = Parking[None]()
+    state = Folded()
+    state.fold(make.action("1"))
+    violation = state.admission.check((make.user(),))
+    assert violation is not None
+    assert parking.park(violation, None, now=0.0) is violation
+    assert len(parking) == 0
+
+
+def test_parking_is_bounded_in_number() -> None:
+    make = Maker()
+    parking = Parking[None](results_max=2)
+    refused = [_refused(make.result(str(n))) for n in range(3)]
+    kept = [parking.park(violation, None, now=0.0) for violation in refused]
+    assert kept == [None, None, refused[2]]
+
+
+def test_parking_is_bounded_in_time() -> None:
+    make = Maker()
+    parking = Parking[str](wait_s=10.0)
+    assert Parking[str]().next_deadline is None
+    early, late = _refused(make.result("1")), _refused(make.result("2"))
+    parking.park(early, "one", now=100.0)
+    parking.park(late, "two", now=105.0)
+
+    assert parking.next_deadline == 110.0
+    assert parking.take_overdue(109.9) == ()
+    (overdue,) = parking.take_overdue(110.0)
+    assert (overdue.ticket, overdue.violation) == ("one", early)
+    assert parking.next_deadline == 115.0
+    assert [parked.ticket for parked in parking.take_all()] == ["two"]
+    assert len(parking) == 0

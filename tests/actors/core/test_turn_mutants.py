@@ -1,0 +1,140 @@
+"""Faults planted in the rules of turns, one at a time: the laws of `turn_laws` have to see each."""
+
+from __future__ import annotations
+
+import random
+from types import ModuleType
+
+import pytest
+
+from tests.actors.core.test_mutants import _mutated
+from tests.actors.core.turn_laws import MOVES, OFTEN, POLICIES, Move, Turns
+from tests.drawn import drawn
+from turnkeeper.actors.core import turn_rules
+from turnkeeper.actors.core.turn_table import TurnTable
+from turnkeeper.actors.core.working_state import ConversationSettings, WorkingState
+
+_HISTORIES_MAX = 600
+_BEGINNINGS: list[list[Move]] = [
+    [],
+    [("send", 1), ("agent", 3)],  # a call waits for a confirmation
+    [("send", 1), ("agent", 4), ("agent", 9)],  # it says something, and writes on
+    [("send", 1), ("send", 2), ("agent", 0), ("send", 2)],  # one has joined, one is about to
+    # two steps have ended, the first may be forgotten, and a message rolls back
+    [("send", 1), ("agent", 2), ("agent", 0), ("agent", 2), ("agent", 0), ("condense", 1)],
+    [("send", 1), ("send", 6), ("send", 12), ("send", 18), ("send", 24)],  # the queue is full
+]
+
+
+def _play_histories() -> None:
+    """Many histories, the same in every run, until one of them breaks a law."""
+    names = (*OFTEN, *MOVES)
+    for seed in range(_HISTORIES_MAX):
+        draw = random.Random(seed)
+        settings = ConversationSettings(
+            on_overlap=draw.choice(POLICIES),
+            unfinished=draw.choice(("end", "resume")),
+            is_resumable=draw.random() < 0.7,
+            system_prompt=draw.choice((None, "be kind")),
+        )
+        moves = [(draw.choice(names), draw.randrange(56)) for _ in range(draw.choice((4, 8, 24)))]
+        Turns(settings, by_hand=seed % 2 == 0).play([*draw.choice(_BEGINNINGS), *moves])
+
+
+_MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
+    # (where, which function, the line, what it becomes)
+    (turn_rules, "_send", "known.digest !=", "known.digest =="),
+    (turn_rules, "_send", "is_duplicate=True", "is_duplicate=False"),
+    (turn_rules, "_send", "if turns.is_paused:", "if False:"),
+    (turn_rules, "_send", "steers=running.turn_id", "steers=None"),
+    (turn_rules, "_send", "if not _roll_back(", "if _roll_back("),
+    (turn_rules, "_interrupt_with", "    _interrupt(", "    () and _interrupt("),
+    (turn_rules, "_begin_with", "draft.seq, turn_id", "draft.seq - 1, turn_id"),
+    (turn_rules, "_begin_with", "if running is not None else ()", "if False else ()"),
+    (turn_rules, "_begin_with", "is_answer_over=True", "is_answer_over=False"),
+    (turn_rules, "add_first_prompt", "if not draft.working.state.seq and", "if"),
+    (turn_rules, "_queue", ">= working.settings", "> working.settings"),
+    (turn_rules, "_queue", "waits_for=turns.waits_for", "waits_for=None"),
+    (turn_rules, "_queue", "draft.seq,", "draft.seq - 1,"),
+    (turn_rules, "_join", "queued_event_id=waiting.id", "queued_event_id=None"),
+    (turn_rules, "_begin_step", "if turns.waits_for is not None:", "if False:"),
+    (turn_rules, "_begin_step", "if not working.state.admission.open_calls:", "if True:"),
+    (turn_rules, "_begin_step", "if waiting.steers is None:", "if False:"),
+    (turn_rules, "_suspend", "is_suspended=True", "is_suspended=False"),
+    (turn_rules, "_suspend", "if not working.settings.is_resumable:", "if False:"),
+    (turn_rules, "_turn_append", "is_answer_over=says", "is_answer_over=False"),
+    (turn_rules, "_turn_append", "is_suspended=command.suspends", "is_suspended=False"),
+    (turn_rules, "_turn_append", "check_running(", "(lambda *_: 0)("),
+    (turn_rules, "_repair_view", "if event_id in shown", "if True"),
+    (turn_rules, "_pause", "if state.turns.is_paused:", "if False:"),
+    (turn_rules, "_resume", "if not turns.is_paused:", "if False:"),
+    (turn_rules, "_resume", "if running is None:", "if running is None and False:"),
+    (turn_rules, "_resume", "if turns.awaiting:", "if False:"),
+    (turn_rules, "_resume", "unstarted=turns.confirmed", "unstarted=()"),
+    (turn_rules, "_confirm", "if turns.is_paused:", "if False:"),
+    (turn_rules, "_confirm", "if not command.confirmed:", "if command.confirmed:"),
+    (turn_rules, "_confirm", "if c in working.state.admission.open_calls", "if True"),
+    (turn_rules, "_confirm", "if command.confirmed else ()", ""),
+    (turn_rules, "_go_on", "if working.agent_of == running.turn_id:", "if False:"),
+    (turn_rules, "_go_on", "if working.settings.is_resumable:", "if False:"),
+    (turn_rules, "_go_on", ", answered=answered", ""),
+    (turn_rules, "_end_turn", "if working.state.turns.waits_for is not None:", "if False:"),
+    (turn_rules, "_end_turn", "    _close(draft", "    () and _close(draft"),
+    (turn_rules, "_end_turn", "check_running(", "(lambda o, *_: o.state.turns.running)("),
+    (turn_rules, "_cancel_turn", "or any(", "and any("),
+    (turn_rules, "_cancel_turn", "StopTurn(running.turn_id), ", ""),
+    (turn_rules, "_recover", "if turns.waits_for is not None:", "if False:"),
+    (turn_rules, "_recover", "and working.settings.is_resumable", ""),
+    (turn_rules, "_recover", "    _interrupt(", "    () and _interrupt("),
+    (turn_rules, "_roll_back", "if in_view is None:", "if False:"),
+    (turn_rules, "_roll_back", "queued_again=True", "queued_again=False"),
+    (turn_rules, "_roll_back", "running.messages[1:]", "running.messages[2:]"),
+    (turn_rules, "_roll_back", "turn_id=trial.stamp.new_id()", "turn_id=running.turn_id"),
+    (turn_rules, "_roll_back", "*closing", "*()"),
+    (turn_rules, "_roll_back", "if state.admission.check(trial.events) is not None:", "if False:"),
+    (turn_rules, "_close", "if tool_call_id in unstarted:", "if False:"),
+    (turn_rules, "_close", "if tool_call_id in unstarted:", "if True:"),
+    (turn_rules, "_close", "{*turns.awaiting, *turns.confirmed}", "{*turns.awaiting}"),
+    (turn_rules, "_close", "{*turns.awaiting, *turns.confirmed}", "{*turns.confirmed}"),
+    (turn_rules, "_close", "if said:", "if False:"),
+    (turn_rules, "_then_next_queued", "next(iter(", "next(reversed("),
+    (turn_rules, "_then_next_queued", "(*effects, StartTurn(waiting.turn_id))", "(*effects,)"),
+    (turn_rules, "_then_next_queued", "(*effects, StartTurn", "(StartTurn"),
+    (turn_rules, "check_running", "or epoch != working.epoch", ""),
+    (turn_rules, "check_running", "or running.turn_id != turn_id", ""),
+    (WorkingState, "apply", "self.agent_of = None", "pass"),
+    (WorkingState, "apply", "self.streamed.clear()", "pass"),
+    (TurnTable, "fold", "self._queued.pop(event.message_id, None)", "pass"),
+    (TurnTable, "fold", "if event.queued_again:", "if False:"),
+    (TurnTable, "fold", "if not event.is_reminder:", "if True:"),
+    (TurnTable, "fold", "(*running.messages, event)", "(event,)"),
+    (TurnTable, "fold", "self.is_paused, self.awaiting, self.confirmed = False, (), ()", "pass"),
+    (TurnTable, "_fold_hold", "if confirmed and self.is_paused", "if confirmed"),
+    (TurnTable, "_fold_hold", "if confirmed and self.is_paused", "if self.is_paused"),
+    (TurnTable, "_fold_hold", "self.awaiting = ()", "pass"),
+    (TurnTable, "_fold_hold", "self.is_paused, self.confirmed = False, ()", "self.is_paused = 0"),
+    (TurnTable, "_know", "if first is not None:", "if False:"),
+]  # fmt: skip
+
+_DRAWN = drawn(_MUTANTS, 50)
+
+
+def test_without_a_fault_every_history_keeps_the_laws() -> None:
+    _play_histories()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("where", "name", "line", "fault"),
+    _DRAWN,
+    ids=[f"{name}: {line} -> {fault}" for _, name, line, fault in _DRAWN],
+)
+def test_the_laws_see_a_fault_in_the_rules(
+    where: type | ModuleType, name: str, line: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, _mutated(getattr(where, name), line, fault))
+
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - a law may fail in any way
+        _play_histories()
+
+    assert not isinstance(caught.value, SyntaxError | NameError), caught.value

@@ -1,0 +1,94 @@
+"""The pure rules of turns, under any sequence of commands: the laws of `turn_laws` hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from tests.actors.core import turn_laws
+from tests.actors.core.logs import Maker
+from tests.actors.core.turn_laws import Move, Turns
+from turnkeeper.actors.core.turn_table import TurnTable
+from turnkeeper.actors.core.working_state import ConversationSettings
+from turnkeeper.actors.events import (
+    RESULT_CLASSES,
+    MessageQueuedEvent,
+    TurnEndedEvent,
+    TurnStartedEvent,
+    UserRejectEvent,
+)
+
+
+@settings(max_examples=400)
+@given(chosen=turn_laws.conversation_settings, moves=turn_laws.moves)
+def test_whatever_is_sent_said_and_held_the_laws_of_turns_hold(
+    chosen: ConversationSettings, moves: list[Move]
+) -> None:
+    Turns(chosen).play(moves)
+
+
+@settings(max_examples=200)
+@given(chosen=turn_laws.conversation_settings, moves=turn_laws.moves)
+def test_the_laws_hold_while_somebody_appends_calls_and_results_by_hand(
+    chosen: ConversationSettings, moves: list[Move]
+) -> None:
+    Turns(chosen, by_hand=True).play(moves)
+
+
+def _after(moves: list[Move], **chosen: Any) -> Turns:  # noqa: ANN401 - the settings' own fields
+    turns = Turns(ConversationSettings(**chosen))
+    turns.play(moves)
+    return turns
+
+
+ASKS: Move = ("agent", 3)
+REJECT: Move = ("confirm", 1)
+CONFIRM: Move = ("confirm", 0)
+CRASH_INTO_ANOTHER_AGENT: Move = ("crash", 0)
+SEND: Move = ("send", 1)
+
+
+@pytest.mark.parametrize("answer", [CONFIRM, REJECT])
+def test_a_confirmation_for_a_turn_whose_agent_cannot_go_on_answers_each_call_once(
+    answer: Move,
+) -> None:
+    turns = _after([SEND, ASKS, CRASH_INTO_ANOTHER_AGENT, answer], is_resumable=True)
+
+    rejected = [event for event in turns.events if isinstance(event, UserRejectEvent)]
+    assert len(rejected) == 1
+    assert isinstance(turns.events[-1], TurnEndedEvent)
+    assert turns.events[-1].outcome == "interrupted"
+
+
+@pytest.mark.parametrize("answer", [CONFIRM, REJECT])
+def test_a_call_that_was_answered_by_hand_while_it_waited_is_not_answered_again(
+    answer: Move,
+) -> None:
+    turns = Turns(ConversationSettings(is_resumable=True), by_hand=True)
+
+    turns.play([SEND, ASKS, ("by hand", 0), answer])
+
+    assert sum(isinstance(event, RESULT_CLASSES) for event in turns.events) == 1
+    assert turns.runs[-1].unstarted == set()
+
+
+def test_a_message_that_joins_a_turn_of_very_many_keeps_the_seq_of_its_first_event() -> None:
+    """Also past the bound of what the table knows: it may have to wait again."""
+    make = Maker()
+    known_max = 20
+    table = TurnTable()
+    table.fold(TurnStartedEvent(**make.stamp(), turn_id="t"), 1, known_max=known_max)
+    joined = known_max + 3
+    for n in range(joined):
+        queued = MessageQueuedEvent(
+            **make.stamp(), turn_id=f"t{n}", message_id=f"m{n}", content="x", steers="t"
+        )
+        table.fold(queued, 2 * n + 2, known_max=known_max)
+        message = make.user("x", turn_id="t", message_id=f"m{n}", queued_event_id=queued.id)
+        table.fold(message, 2 * n + 3, known_max=known_max)
+
+    found = [table.find(f"m{n}") for n in range(joined)]
+
+    assert [known and known.seq for known in found] == [2 * n + 2 for n in range(joined)]

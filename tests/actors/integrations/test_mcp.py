@@ -1,0 +1,219 @@
+"""Tools of an MCP server: a process over stdio, and one over HTTP on loopback."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import SocketAttribute, SocketStream
+from anyio.streams.buffered import BufferedByteReceiveStream
+from mcp import StdioServerParameters
+
+from tests.actors.agents.test_tool_agent import calling, scripted, serving, until
+from tests.actors.agents.test_tools import call
+from turnkeeper.actors import Tool, ToolAgent, Tools
+from turnkeeper.actors.agents.tool_agent import ConfirmRisky
+from turnkeeper.actors.events import AgentErrorEvent, ObservationEvent
+from turnkeeper.actors.integrations.mcp import McpServer, McpUnavailable, mcp_tools
+from turnkeeper.actors.tool_calls import ToolCall
+
+pytestmark = pytest.mark.anyio
+
+SERVER = Path(__file__).with_name("mcp_server.py")
+PAGE = Path(__file__).parents[3] / "docs" / "mcp.md"
+STDIO = StdioServerParameters(command=sys.executable, args=[str(SERVER)])
+WAIT_MAX_S = 60.0
+
+
+@asynccontextmanager
+async def over_http() -> AsyncIterator[str]:
+    """The URL of a server process of its own."""
+    command = [sys.executable, str(SERVER), "http"]
+    async with await anyio.open_process(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout is not None
+            with anyio.fail_after(WAIT_MAX_S):
+                port = int(await process.stdout.receive())
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            process.kill()
+
+
+@asynccontextmanager
+async def served(way: str) -> AsyncIterator[McpServer]:
+    if way == "stdio":
+        yield STDIO
+    else:
+        async with over_http() as url:
+            yield url
+
+
+async def one(tools: Sequence[Tool], name: str, **arguments: object) -> Any:  # noqa: ANN401 - a result
+    (result,) = await call(Tools(*tools), ToolCall(name, arguments))
+    return result
+
+
+@pytest.mark.parametrize("way", ["stdio", "http"])
+async def test_an_agent_calls_the_tools_of_a_server(way: str) -> None:
+    async with served(way) as server, mcp_tools(server) as tools:
+        by_name = {tool.name: tool for tool in tools}
+        spec = by_name["weigh"].spec
+        assert spec.description == "Weigh a parcel."
+        schema: Any = spec.parameters
+        assert schema["properties"]["parcel"]["description"] == "the parcel to weigh"
+        size = schema["$defs"]["Size"]["properties"]
+        assert size["width"]["description"] == "in millimetres"
+        assert size["unit"]["enum"] == ("mm", "inch")
+
+        parcel = {"label": "p", "size": {"width": 3, "unit": "inch"}}
+        model = scripted(calling("weigh", parcel=parcel), "Done.")
+        async with serving(ToolAgent(model, tools)) as chat:
+            assert await (await chat.send("go")).reply() == "Done."
+            events = [logged.event async for logged in chat.events(live=False)]
+        results = [event for event in events if isinstance(event, ObservationEvent)]
+        assert [(result.content, result.is_error) for result in results] == [("p: 3 inch", False)]
+
+        assert (await one(tools, "fail")).content == "no such parcel"
+        wrong = await one(tools, "weigh", parcel={"label": "p", "size": {"width": 0}})
+        assert "parcel.size.width: it takes at least 1" in wrong.content
+
+
+async def test_results_of_all_kinds_become_texts() -> None:
+    async with mcp_tools(STDIO) as tools:
+        count = next(tool.name for tool in tools if tool.name.startswith("shop_count_items_"))
+        assert (await one(tools, count)).content.replace(" ", "").replace("\n", "") == '{"items":3}'
+        assert (await one(tools, "nothing")).content == ""
+        assert (await one(tools, "structure")).content == '{"a":[1]}'
+        assert (await one(tools, "picture")).content == (
+            "[an image that is not shown: image/png]\na cat"
+        )
+        silent = await one(tools, "silent_failure")
+        assert (silent.content, silent.is_error) == ("", True)
+
+
+async def test_hints_of_a_server_are_believed_only_if_it_is_trusted() -> None:
+    for is_trusted, expected in ((False, [None] * 3), (True, ["low", "medium", "high"])):
+        async with mcp_tools(STDIO, prefix="shop_", is_trusted=is_trusted) as tools:
+            risks = {tool.name[:10]: tool.find_risk({}) for tool in tools}
+            names = ("shop_weigh", "shop_shop_", "shop_die")
+            assert [risks[name] for name in names] == expected
+            weigh = next(tool for tool in tools if tool.name == "shop_weigh")
+            assert weigh.is_idempotent == is_trusted
+
+
+async def test_a_call_is_confirmed_like_any_other() -> None:
+    async with mcp_tools(STDIO, is_trusted=True) as tools:
+        model = scripted(calling("nothing"), "Done.")
+        async with serving(ToolAgent(model, tools, confirm=ConfirmRisky())) as chat:
+            turn = await chat.send("go")
+            await until(chat, "confirmation_requested")
+            await chat.reject("no")
+            assert await turn.reply() == "Done."
+
+
+@asynccontextmanager
+async def told() -> AsyncIterator[tuple[int, Callable[[], Awaitable[bytes]]]]:
+    """A port, and what waits for the next that a tool says there, up to a full stop."""
+    send, receive = anyio.create_memory_object_stream[bytes](10)
+
+    async def take(stream: SocketStream) -> None:
+        async with stream:
+            said = BufferedByteReceiveStream(stream)
+            with suppress(anyio.IncompleteRead):
+                while True:
+                    await send.send(await said.receive_until(b".", 100))
+
+    async def next_said() -> bytes:
+        with anyio.fail_after(WAIT_MAX_S):
+            return await receive.receive()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, take)
+        yield listener.extra(SocketAttribute.local_port), next_said
+        group.cancel_scope.cancel()
+    send.close()
+    receive.close()
+
+
+@pytest.mark.parametrize("way", ["stdio", "http"])
+async def test_an_interrupt_cancels_the_call_on_the_server(way: str) -> None:
+    async with told() as (port, said), served(way) as server, mcp_tools(server) as tools:
+        model = scripted(calling("wait", port=port), "Done.")
+        async with serving(ToolAgent(model, tools)) as chat:
+            turn = await chat.send("go")
+            assert await said() == b"begun"
+            await turn.cancel()
+            assert (await turn.end()).outcome == "interrupted"
+            assert await said() == b"cancelled"
+
+
+async def test_a_call_that_takes_too_long_may_have_happened() -> None:
+    async with told() as (port, said), mcp_tools(STDIO, timeout_s=5) as tools:
+        result = await one(tools, "wait", port=port)
+        assert await said() == b"begun"
+        assert await said() == b"cancelled"
+    assert isinstance(result, AgentErrorEvent)
+    assert result.may_have_happened
+    assert "no result" in result.content
+
+
+async def test_a_server_that_dies_in_a_call_leaves_a_result_that_says_so() -> None:
+    async with mcp_tools(STDIO) as tools:
+        for name in ("die", "nothing"):
+            result = await one(tools, name)
+            assert isinstance(result, AgentErrorEvent)
+            assert result.content == (
+                "no result: MCPError: Connection closed; the call may have happened"
+            )
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        StdioServerParameters(command="/nowhere/server"),
+        StdioServerParameters(command=sys.executable, args=["-c", "raise SystemExit"]),
+        "http://127.0.0.1:9/mcp",
+    ],
+)
+async def test_a_server_that_cannot_be_had_is_unavailable(server: McpServer) -> None:
+    with pytest.raises(McpUnavailable, match="no tools from the MCP server"):
+        async with mcp_tools(server, timeout_s=WAIT_MAX_S):
+            raise AssertionError
+
+
+async def test_an_error_in_the_block_comes_out_as_it_is() -> None:
+    with pytest.raises(KeyError):
+        async with mcp_tools(STDIO):
+            raise KeyError("mine")
+
+
+def test_without_the_package_the_import_names_the_extra() -> None:
+    code = "import sys; sys.modules['mcp'] = None; import turnkeeper.actors.integrations.mcp"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "install turnkeeper[mcp]" in ran.stderr
+
+
+def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
+    server, program = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (output,) = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "shop.py").write_text(server)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_MAX_S,
+    )
+    assert (ran.returncode, ran.stdout) == (0, output), ran.stderr

@@ -1,0 +1,492 @@
+"""The PostgreSQL journal's promises beyond the port: leases, one statement, reconnecting."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import psycopg
+import pytest
+
+from turnkeeper.actors import PostgresJournal
+from turnkeeper.actors.errors import (
+    CorruptLog,
+    Fenced,
+    InvalidInput,
+    JournalOutcomeUnknown,
+    JournalRefused,
+    JournalUnavailable,
+    OwnedElsewhere,
+)
+from turnkeeper.actors.journal import Claim, Record, Rejection, Snapshot
+from turnkeeper.actors.journals.contract import make_record, read_all
+from turnkeeper.actors.journals.postgres.connections import BoundedConnection
+from turnkeeper.actors.journals.postgres.schema import SCHEMA_VERSION
+from turnkeeper.actors.journals.postgres.writer import PostgresWriter
+from turnkeeper.runtime import Ports
+
+from .... import postgres
+from ..sqlite.test_journal import Fault, Gate
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    with postgres.schema() as name:
+        yield name
+
+
+def make_journal(schema: str, **options: Any) -> PostgresJournal:  # noqa: ANN401 - passed on
+    return PostgresJournal(postgres.conninfo(), schema=schema, **options)
+
+
+def change(schema: str, statement: str) -> None:
+    """Change the database as another program would."""
+    with psycopg.connect(
+        postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
+    ) as connection:
+        connection.execute(statement.encode())
+
+
+async def append(
+    journal: PostgresJournal, name: str, claim: Claim, at: int, *ids: str
+) -> list[int]:
+    return list(
+        await journal.append(
+            name,
+            [make_record(event_id) for event_id in ids],
+            epoch=claim.epoch,
+            expected_seq=at,
+            is_unfinished=False,
+        )
+    )
+
+
+# --- one statement --------------------------------------------------------------------------------
+
+
+async def test_appends_that_wait_together_are_written_in_one_statement(schema: str) -> None:
+    gate = Gate("begin")
+    names = [f"c{number}" for number in range(50)]
+    async with make_journal(schema, failpoint=gate) as journal:
+        claims = {name: await journal.claim(name) for name in names}
+        gate.close()
+        gate.passed.clear()
+        async with anyio.create_task_group() as group:
+            group.start_soon(append, journal, "c0", claims["c0"], 1, "first")
+            await gate.reached()
+            for name in names[1:]:
+                group.start_soon(append, journal, name, claims[name], 1, "e1", "e2")
+            while journal._writer._queued_items < 1 + 2 * len(names[1:]):
+                await anyio.lowlevel.checkpoint()
+            gate.open()
+
+        assert gate.passed.count("committed") == 2
+        for name in names[1:]:
+            assert await read_all(journal, name) == ["e1", "e2"]
+
+
+@pytest.fixture
+def latin() -> Iterator[str]:
+    """A database that cannot hold every letter."""
+    name = f"latin_{os.getpid()}"
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
+        admin.execute(
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING LATIN1 "
+            "LC_COLLATE 'C' LC_CTYPE 'C'".encode()
+        )
+        yield psycopg.conninfo.make_conninfo(postgres.conninfo(), dbname=name)
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+async def test_an_append_with_text_that_the_database_cannot_hold_fails_alone(latin: str) -> None:
+    bad = "\N{SLIGHTLY SMILING FACE}"
+    gate = Gate("begin")
+    outcomes: dict[str, object] = {}
+    async with PostgresJournal(latin, failpoint=gate) as journal:
+        claims = {name: await journal.claim(name) for name in ("a", "b", "c", "first")}
+        claims[bad] = Claim(1, 0)
+
+        async def send(name: str, event_id: str) -> None:
+            try:
+                outcomes[name] = await append(journal, name, claims[name], 1, event_id)
+            except InvalidInput as error:
+                outcomes[name] = type(error)
+
+        gate.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(send, "first", "e")
+            await gate.reached()
+            for name, event_id in (("a", "e"), ("b", bad), (bad, "e"), ("c", "e")):
+                group.start_soon(send, name, event_id)
+            while journal._writer._queued_items < 5:
+                await anyio.lowlevel.checkpoint()
+            gate.open()
+
+        refused = InvalidInput
+        assert outcomes == {"first": [1], "a": [1], "b": refused, bad: refused, "c": [1]}
+        with pytest.raises(InvalidInput):
+            await journal.claim(bad)
+        with pytest.raises(InvalidInput):
+            await journal.info(bad)
+        assert await append(journal, "b", claims["b"], 1, "e") == [1]
+
+
+async def test_claims_made_at_once_each_get_an_epoch_of_their_own(schema: str) -> None:
+    epochs: list[int] = []
+    async with make_journal(schema) as journal:
+
+        async def claim(name: str) -> None:
+            epochs.append((await journal.claim(name)).epoch)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                for name in ("a", "b"):
+                    group.start_soon(claim, name)
+
+    assert sorted(epochs) == sorted([1, 2, 3, 4, 5] * 2)
+
+
+# --- many processes -------------------------------------------------------------------------------
+
+
+async def test_several_processes_own_different_conversations_of_one_database(schema: str) -> None:
+    async with (
+        make_journal(schema, address="one") as first,
+        make_journal(schema, address="two") as second,
+    ):
+        mine, yours = await first.claim("mine"), await second.claim("yours")
+        await append(first, "mine", mine, 1, "e1")
+        await append(second, "yours", yours, 1, "e1")
+
+        with pytest.raises(OwnedElsewhere, match="one") as caught:
+            await second.claim("mine")
+        assert caught.value.owner == "one"
+        assert await read_all(second, "mine") == ["e1"]
+
+
+async def test_leaving_gives_the_lease_back_at_once(schema: str) -> None:
+    async with make_journal(schema, lease_s=3600) as first:
+        await first.claim("c")
+    async with make_journal(schema) as second:
+        assert (await second.claim("c")).epoch == 2
+
+
+async def test_a_lease_that_ran_out_by_the_databases_clock_keeps_no_rival_out(schema: str) -> None:
+    """The owner's own clock still says that the lease is valid."""
+    async with make_journal(schema, lease_s=3600) as first, make_journal(schema) as second:
+        old = await first.claim("c")
+        await append(first, "c", old, 1, "e1")
+        with pytest.raises(OwnedElsewhere):
+            await second.claim("c")
+        change(schema, "UPDATE node SET lease_until = clock_timestamp() - interval '1 second'")
+
+        new = await second.claim("c")
+
+        assert new == Claim(old.epoch + 1, 1)
+        with pytest.raises(Fenced):
+            await append(first, "c", old, 2, "zombie")
+        assert await append(second, "c", new, 2, "e2") == [2]
+
+
+async def test_the_lease_ends_by_this_processs_own_clock_before_it_does_for_rivals(
+    schema: str,
+) -> None:
+    now = 1_000.0
+    async with make_journal(schema, lease_s=100, ports=Ports(monotonic=lambda: now)) as journal:
+        assert journal.is_lease_valid()
+        now += 79
+        assert journal.is_lease_valid()
+        now += 2  # a fifth of the lease is kept back
+        assert not journal.is_lease_valid()
+
+
+async def test_a_forced_takeover_ends_the_lease_of_the_owner_and_it_is_told(schema: str) -> None:
+    """Its lease goes on, anew: what it had claimed under the old one is doubted."""
+    now = 1_000.0
+    told = anyio.Event()
+    async with (
+        make_journal(schema, ports=Ports(monotonic=lambda: now)) as first,
+        make_journal(schema) as second,
+    ):
+        first.watch_lease(told.set)
+        claimed_at = now
+        old = await first.claim("c")
+        await first.claim("d")
+        now += 1
+        assert first.is_lease_valid(since=claimed_at)
+
+        assert (await second.claim("c", takeover=True)).epoch == old.epoch + 1
+        presence = first._presence
+        assert presence is not None
+        presence._call()  # its next renewal
+        await told.wait()
+
+        assert first.is_lease_valid()
+        assert not first.is_lease_valid(since=claimed_at)
+        with pytest.raises(Fenced):
+            await append(first, "c", old, 1, "zombie")
+        with pytest.raises(OwnedElsewhere):
+            await first.claim("c")
+        assert (await first.claim("d")).epoch == 2
+
+
+async def test_a_claim_that_is_refused_ends_no_lease(schema: str) -> None:
+    async with make_journal(schema) as first, make_journal(schema) as second:
+        await first.claim("c")
+        for _ in range(2):
+            with pytest.raises(OwnedElsewhere):
+                await second.claim("c")
+
+
+async def test_a_waiting_reader_in_another_process_is_woken_and_does_not_poll(
+    schema: str,
+) -> None:
+    heads: list[int] = []
+    async with (
+        make_journal(schema) as owner,
+        make_journal(schema, read_only=True, poll_s=3600) as reader,
+    ):
+        claim = await owner.claim("c")
+
+        async def follow() -> None:
+            for after in range(3):
+                await reader.wait_for_more("c", after=after)
+                heads.append((await reader.info("c")).head)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow)
+            for seq in (1, 2, 3):
+                await append(owner, "c", claim, seq, f"e{seq}")
+                while not heads or heads[-1] < seq:
+                    await anyio.lowlevel.checkpoint()
+    assert heads == [1, 2, 3]
+
+
+# --- the three outcomes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("where", "landed"), [("begin", False), ("committed", True)])
+async def test_a_connection_that_breaks_around_an_append_leaves_it_unknown(
+    schema: str, where: str, *, landed: bool
+) -> None:
+    fault = Fault(where, OSError("connection reset"))
+    async with make_journal(schema, failpoint=fault) as journal:
+        claim = await journal.claim("c")
+        fault.is_armed = True
+
+        with pytest.raises(JournalOutcomeUnknown):
+            await append(journal, "c", claim, 1, "e1")
+
+        # Sent again under the same id, it is in the log once, whether it had landed or not.
+        assert (await journal.claim("c")).head == int(landed)
+        claim = await journal.claim("c")
+        assert await append(journal, "c", claim, claim.head + 1, "e1") == [1]
+        assert await read_all(journal, "c") == ["e1"]
+
+
+async def test_what_follows_a_lost_connection_in_its_group_is_refused_and_was_not_sent(
+    schema: str,
+) -> None:
+    """So no caller waits for one silent statement after the other."""
+    gate = Gate("begin")
+    found: dict[str, object] = {}
+
+    async def note(name: str, call: Callable[[], Awaitable[object]]) -> None:
+        try:
+            found[name] = await call()
+        except (JournalOutcomeUnknown, JournalUnavailable) as error:
+            found[name] = type(error)
+
+    async with make_journal(schema, failpoint=gate) as journal:
+        claim = await journal.claim("c")
+        gate.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(note, "before", lambda: append(journal, "c", claim, 1, "e1"))
+            await gate.reached()
+            cut = partial(journal._change, lambda writer: writer.connection.close())
+            group.start_soon(note, "cut", cut)
+            while journal._writer._queued_items < 2:
+                await anyio.lowlevel.checkpoint()
+            group.start_soon(note, "behind", lambda: append(journal, "c", claim, 2, "e2"))
+            while journal._writer._queued_items < 3:
+                await anyio.lowlevel.checkpoint()
+            gate.open()
+
+        lost, refused = JournalOutcomeUnknown, JournalUnavailable
+        assert found == {"before": [1], "cut": lost, "behind": refused}
+        assert await append(journal, "c", claim, 2, "e2") == [2]
+
+
+async def test_a_connection_that_the_server_ends_is_made_again(schema: str) -> None:
+    async with make_journal(schema) as journal:
+        claim = await journal.claim("c")
+        await append(journal, "c", claim, 1, "e1")
+        change(
+            schema,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND query LIKE '%conversation%'",
+        )
+
+        with pytest.raises(JournalOutcomeUnknown):
+            await append(journal, "c", claim, 2, "e2")
+        assert await append(journal, "c", claim, 2, "e2") == [2]
+        with contextlib.suppress(JournalUnavailable):  # the first read may find it broken
+            await read_all(journal, "c")
+        assert await read_all(journal, "c") == ["e1", "e2"]
+
+
+async def test_while_there_is_no_connection_appends_are_refused_at_once(schema: str) -> None:
+    now = 0.0
+    tries: list[float] = []
+    async with make_journal(schema, ports=Ports(monotonic=lambda: now)) as journal:
+        claim = await journal.claim("c")
+
+        def no_connection() -> BoundedConnection:
+            tries.append(now)
+            raise psycopg.OperationalError("no route")
+
+        def cut(writer: PostgresWriter) -> None:
+            writer._link._connect = no_connection
+            writer.connection.close()
+
+        with pytest.raises(JournalOutcomeUnknown):
+            await journal._change(cut)
+        for at in (0.0, 0.01, 0.06, 0.07, 0.17, 0.5):
+            now = at
+            with pytest.raises(JournalUnavailable, match="nothing was written"):
+                await append(journal, "c", claim, 1, "e1")
+        # Each pause is twice the one before.
+        assert tries == [0.0, 0.06, 0.17, 0.5]
+
+
+async def test_a_statement_that_waits_for_a_lock_is_given_up_and_writes_nothing(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnkeeper.actors.journals.postgres.connections._LOCK_WAIT_S", 0.1)
+    async with make_journal(schema) as journal:
+        claim = await journal.claim("c")
+        with psycopg.connect(postgres.conninfo(), options=f"-c search_path={schema}") as stopped:
+            stopped.execute("SELECT * FROM conversation FOR UPDATE")
+            with pytest.raises(JournalUnavailable):
+                await append(journal, "c", claim, 1, "e1")
+        assert await append(journal, "c", claim, 1, "e1") == [1]
+
+
+# --- refused when entered -------------------------------------------------------------------------
+
+
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    with pytest.raises(JournalUnavailable, match="cannot be reached"):
+        async with PostgresJournal("host=127.0.0.1 port=1 dbname=none"):
+            raise AssertionError("entered")
+
+
+async def test_tables_that_are_newer_are_refused_with_both_versions(schema: str) -> None:
+    async with make_journal(schema):
+        pass
+    change(schema, f"UPDATE journal SET version = {SCHEMA_VERSION + 1}")
+    for read_only in (False, True):
+        with pytest.raises(JournalRefused, match=f"{SCHEMA_VERSION + 1}.*1 to {SCHEMA_VERSION}"):
+            async with make_journal(schema, read_only=read_only):
+                raise AssertionError("entered")
+
+
+async def test_a_reader_creates_nothing(schema: str) -> None:
+    with pytest.raises(JournalRefused, match="nothing was created"):
+        async with make_journal(schema, read_only=True):
+            raise AssertionError("entered")
+    async with make_journal(schema) as owner:
+        await append(owner, "c", await owner.claim("c"), 1, "e1")
+        async with make_journal(schema, read_only=True) as reader:
+            assert await read_all(reader, "c") == ["e1"]
+            assert not reader.is_lease_valid()
+            with pytest.raises(JournalRefused, match="read-only"):
+                await reader.claim("c")
+
+
+async def test_several_processes_can_make_the_tables_at_once(schema: str) -> None:
+    async def enter() -> None:
+        async with make_journal(schema) as journal:
+            await journal.list()
+
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(enter)
+
+
+@pytest.mark.parametrize("name", ["", "Upper", 'a"b', "a b", "x" * 60, "1a"])
+def test_a_schema_that_is_not_a_plain_name_is_an_error(name: str) -> None:
+    with pytest.raises(ValueError, match="schema"):
+        PostgresJournal("", schema=name)
+
+
+async def test_entering_without_psycopg_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(JournalRefused, match=r"turnkeeper\[postgres\]"):
+        async with PostgresJournal(""):
+            raise AssertionError("entered")
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statement", "seq"),
+    [
+        ("UPDATE event SET payload = 'x' WHERE seq = 2", 2),
+        ("DELETE FROM event WHERE seq = 2", 2),
+        ("DELETE FROM event WHERE seq = 3", 3),
+        ("UPDATE conversation SET tip = 0", 3),
+    ],
+)
+async def test_damage_is_a_corrupt_log_that_names_the_place(
+    schema: str, statement: str, seq: int
+) -> None:
+    async with make_journal(schema) as journal:
+        await append(journal, "c", await journal.claim("c"), 1, "e1", "e2", "e3")
+        change(schema, statement)
+        with pytest.raises(CorruptLog) as caught:
+            await read_all(journal, "c")
+        assert caught.value.seq == seq
+
+
+async def test_a_damaged_snapshot_is_ignored(schema: str) -> None:
+    async with make_journal(schema) as journal:
+        await append(journal, "c", await journal.claim("c"), 1, "e1", "e2")
+        await journal.write_snapshot("c", Snapshot(1, "v1", b"folds"), epoch=1)
+        change(schema, "UPDATE snapshot SET payload = 'other'")
+        assert await journal.read_snapshot("c") is None
+
+
+async def test_rejections_are_dropped_when_they_are_old(schema: str) -> None:
+    now = 1_000.0
+    async with make_journal(
+        schema, ports=Ports(now=lambda: now), rejection_age_s_max=100
+    ) as journal:
+        await journal.claim("c")
+        for at in (1_000.0, 1_050.0, 1_200.0):
+            now = at
+            await journal.reject("c", [Rejection(at, "v", "r", b"{}")])
+        assert [rejection.at for rejection in await journal.rejections("c")] == [1_200.0]
+
+
+async def test_large_payloads_come_back_whole(schema: str) -> None:
+    async with make_journal(schema) as journal:
+        claim = await journal.claim("c")
+        payload = bytes(range(256)) * 4_000
+        await journal.append(
+            "c",
+            [Record("e1", "note", payload)],
+            epoch=claim.epoch,
+            expected_seq=1,
+            is_unfinished=False,
+        )
+        assert (await journal.read("c"))[0].payload == payload

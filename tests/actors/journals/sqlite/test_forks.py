@@ -1,0 +1,133 @@
+"""Forks copy nothing, and what is deleted is gone from the file."""
+
+# ruff: noqa: ASYNC240 - the files of a test are small, and its loop has nothing else to do
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from turnkeeper.actors.journal import Record, Rejection, Snapshot
+from turnkeeper.actors.journals.contract import make_record, read_all
+from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
+from turnkeeper.actors.journals.sqlite.verify import verify
+from turnkeeper.actors.journals.sqlite.writer import SQLiteWriter
+
+SECRET = b"the-secret-word"
+IMAGE = b'{"url": "data:' + SECRET * 4_000 + b'"}'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "chats.db"
+
+
+async def write(journal: SQLiteJournal, name: str, *records: Record) -> int:
+    claim = await journal.claim(name)
+    await journal.append(
+        name, records, epoch=claim.epoch, expected_seq=claim.head + 1, is_unfinished=False
+    )
+    return claim.epoch
+
+
+def rows(table: str) -> Callable[[SQLiteWriter], int]:
+    def count(writer: SQLiteWriter) -> int:
+        (found,) = writer.connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+        return int(found)
+
+    return count
+
+
+def holds(path: Path, word: bytes) -> list[str]:
+    """The files beside each other that have this word in them."""
+    return [file.name for file in path.parent.iterdir() if word in file.read_bytes()]
+
+
+async def test_a_fork_copies_no_record_however_long_its_prefix(path: Path) -> None:
+    async with SQLiteJournal(path) as journal:
+        await write(journal, "p", *(make_record(f"p{seq}") for seq in range(1, 3_001)))
+        statements: list[str] = []
+        await journal._change(lambda w: w.connection.set_trace_callback(statements.append))
+
+        await journal.fork("p", "f", at=2_990, records=[make_record("f")], is_unfinished=False)
+
+        assert len(statements) < 40
+        assert await journal._change(rows("event")) == 3_001
+        assert len(await read_all(journal, "f")) == 2_991
+
+
+async def test_the_text_of_a_deleted_conversation_is_gone_from_the_file(path: Path) -> None:
+    """Records, rejections, snapshots, large parts; the write-ahead log too."""
+    async with SQLiteJournal(path) as journal:
+        await write(journal, "bob", make_record("b1"))
+        for number in range(20):
+            epoch = await write(journal, "alice", Record(f"a{number}", "note", SECRET * 50))
+        epoch = await write(journal, "alice", Record("image", "note", IMAGE))
+        await journal.reject("alice", [Rejection(4e9, "v", SECRET.decode(), SECRET)])
+        for _ in range(3):
+            await journal.write_snapshot("alice", Snapshot(2, "v1", SECRET * 100), epoch=epoch)
+        assert holds(path, SECRET)
+
+        deletion = await journal.delete("alice", epoch=epoch)
+
+        assert deletion.is_erased
+        assert holds(path, SECRET) == []
+        assert await read_all(journal, "bob") == ["b1"]
+    assert holds(path, SECRET) == []
+    assert verify(path).problems == ()
+
+
+async def test_a_part_stays_while_a_record_that_is_left_has_it(path: Path) -> None:
+    async with SQLiteJournal(path) as journal:
+        first = await write(journal, "a", Record("a1", "note", IMAGE))
+        second = await write(journal, "b", Record("b1", "note", IMAGE), make_record("b2"))
+        assert await journal._change(rows("part")) == 1
+        await journal.fork("b", "f", at=1, records=[make_record("f2")], is_unfinished=False)
+
+        await journal.delete("a", epoch=first)
+        await journal.delete("b", epoch=second)
+        assert (await journal.read("f"))[0].payload == IMAGE
+
+        await journal.delete("f", epoch=(await journal.claim("f")).epoch)
+        for table in ("part", "part_use", "event", "fork"):
+            assert await journal._change(rows(table)) == 0
+    assert holds(path, SECRET) == []
+
+
+async def test_a_reader_in_the_way_is_said_and_not_waited_for_for_ever(path: Path) -> None:
+    """What is deleted is out of reach at once; the write-ahead log still has its text."""
+    async with SQLiteJournal(path, busy_wait_s=0) as journal:
+        epoch = await write(journal, "alice", Record("a1", "note", SECRET * 50))
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("BEGIN")
+            connection.execute("SELECT * FROM event").fetchall()
+
+            deletion = await journal.delete("alice", epoch=epoch)
+
+            assert not deletion.is_erased
+        await write(journal, "bob", make_record("b1"))
+        epoch = await write(journal, "bob", make_record("b2"))
+        assert (await journal.delete("bob", epoch=epoch)).is_erased
+        assert holds(path, SECRET) == []
+
+
+async def test_vacuum_gives_room_back(path: Path) -> None:
+    async with SQLiteJournal(path) as journal:
+        epoch = await write(
+            journal, "a", *(Record(f"a{seq}", "note", b"x" * 1_000) for seq in range(2_000))
+        )
+        await write(journal, "b", make_record("b1"))
+        await journal.delete("a", epoch=epoch)
+        before = path.stat().st_size
+
+        freed = await journal.vacuum()
+
+        assert freed > 1_500_000
+        assert path.stat().st_size == before - freed
+        await write(journal, "b", make_record("b2"))
+        assert await read_all(journal, "b") == ["b1", "b2"]
+    assert verify(path).problems == ()

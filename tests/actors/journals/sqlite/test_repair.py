@@ -1,0 +1,252 @@
+"""Repairing a damaged file keeps every good prefix, and throws nothing away."""
+
+# ruff: noqa: ASYNC240 - the files of a test are small, and its loop has nothing else to do
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from turnkeeper.actors.errors import JournalRefused, OwnedElsewhere
+from turnkeeper.actors.journal import StoredRecord
+from turnkeeper.actors.journals.contract import make_record
+from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
+from turnkeeper.actors.journals.sqlite.reader import reading
+from turnkeeper.actors.journals.sqlite.repair import repair
+from turnkeeper.actors.journals.sqlite.schema import SCHEMA_VERSION
+from turnkeeper.actors.journals.sqlite.verify import verify
+
+from .test_damage import DAMAGES, change, fill, flipped, put
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("whole") / "chats.db"
+    anyio.run(fill, path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "chats.db"
+
+
+Logs = dict[str, list[StoredRecord]]
+
+
+def logs(path: Path) -> Logs:
+    with reading(path, busy_wait_s=0) as reader:
+        return {
+            info.conversation_id: list(reader.read(info.conversation_id, 0, 100))
+            for info in reader.do(lambda reader: reader.list(only_unfinished=False))
+        }
+
+
+@pytest.fixture
+def original(path: Path, whole: bytes) -> Logs:
+    path.write_bytes(whole)
+    return logs(path)
+
+
+def test_a_whole_file_is_left_as_it_is(path: Path, whole: bytes, original: Logs) -> None:
+    assert repair(path) is None
+    assert path.read_bytes() == whole
+    assert {file.name for file in path.parent.iterdir()} == {"chats.db", "chats.db-owner"}
+
+
+# What is left of each log, where it is less than before.
+LEFT: dict[str, dict[str, int]] = {
+    "payload": {"alice": 2},
+    "kind": {"alice": 1, "fork": 1},
+    "epoch": {"alice": 1, "fork": 1},
+    "message id": {"alice": 0, "fork": 0},
+    "mark": {"alice": 0, "fork": 0},
+    "missing record": {"alice": 1, "fork": 1},
+    "missing last record": {"alice": 2},
+    "missing shared record": {"alice": 0, "fork": 0},
+    "part": {"bob": 1},
+    "missing part": {"bob": 1},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_good_prefixes_are_kept_and_the_rest_is_set_aside(
+    path: Path, original: Logs, damage: str
+) -> None:
+    change(path, DAMAGES[damage][0])
+    damaged = path.read_bytes()
+
+    done = repair(path)
+
+    assert done is not None
+    assert done.backup.read_bytes() == damaged
+    assert verify(path).problems == ()
+    left = {
+        name: records[: LEFT.get(damage, {}).get(name, len(records))]
+        for name, records in original.items()
+    }
+    found = logs(path)
+    if damage in {"missing row", "renamed"}:  # a log without a name gets one
+        (name,) = found.keys() - left.keys()
+        found["bob"] = found.pop(name)
+    assert found == {name: records for name, records in left.items() if records}
+    lost = {loss.conversation_id for loss in done.losses}
+    assert {name for name in lost if not name.startswith("recovered")} == set(LEFT.get(damage, {}))
+    aside = [json.loads(line) for line in done.aside.read_text().splitlines()]
+    assert len(aside) == done.set_aside
+    # Each record that the damaged file still had is in the one or in the other.
+    missing = 1 if "missing" in damage and "record" in damage else 0
+    kept = verify(path).records - len(left["fork"][:2])
+    assert kept + sum(row["table"] == "event" for row in aside) == 7 - missing
+
+
+def test_what_was_cut_off_is_unfinished_and_fenced(path: Path, original: Logs) -> None:
+    del original
+    change(path, DAMAGES["payload"][0])
+    with reading(path, busy_wait_s=0) as reader:
+        before = reader.info("bob")
+    repair(path)
+    with reading(path, busy_wait_s=0) as reader:
+        assert reader.info("alice").is_unfinished
+        assert reader.info("bob").epoch > before.epoch
+        assert not reader.info("bob").is_unfinished
+
+
+async def test_a_repaired_file_goes_on(path: Path, original: Logs) -> None:
+    del original
+    change(path, DAMAGES["missing record"][0])
+    assert repair(path) is not None
+    async with SQLiteJournal(path) as journal:
+        for name in ("alice", "fork", "bob"):
+            claim = await journal.claim(name)
+            await journal.append(
+                name,
+                [make_record("next")],
+                epoch=claim.epoch,
+                expected_seq=claim.head + 1,
+                is_unfinished=False,
+            )
+            await journal.delete(name, epoch=claim.epoch)
+    assert verify(path).problems == ()
+
+
+def test_a_log_without_a_name_gets_one(path: Path, original: Logs) -> None:
+    """The row and the name's index both gone: the name cannot be known, the log can."""
+    change(path, "DELETE FROM conversation WHERE name = 'bob'")
+
+    done = repair(path)
+
+    assert done is not None
+    found = logs(path)
+    (name,) = found.keys() - original.keys()
+    assert name.startswith("recovered-")
+    assert found[name] == original["bob"]
+    # Repaired once more, after other damage, it is still there.
+    change(path, "UPDATE rejection SET reason = 'none'")
+    assert repair(path) is not None
+    assert logs(path)[name] == original["bob"]
+
+
+def test_a_flipped_bit_is_repaired_or_refused_and_no_record_is_altered(
+    path: Path, whole: bytes, original: Logs
+) -> None:
+    used = [offset for offset, byte in enumerate(whole) if byte not in b"\0A"]
+    repaired = 0
+    for copy in flipped(whole, used[7::307]):
+        for file in path.parent.iterdir():
+            file.unlink()
+        path.write_bytes(copy)
+        try:
+            done = repair(path)
+        except JournalRefused:
+            assert path.read_bytes() == copy
+            continue
+        if done is not None:
+            repaired += 1
+            assert done.backup.read_bytes() == copy
+            assert verify(path).problems == ()
+            for records in logs(path).values():
+                assert any(records == log[: len(records)] for log in original.values())
+    assert repaired
+
+
+def test_a_damaged_write_ahead_log_is_kept_and_what_is_before_the_damage_goes_on(
+    path: Path, tmp_path: Path
+) -> None:
+    anyio.run(fill, tmp_path / "source.db", tmp_path / "copy.db")
+    wal = bytearray((tmp_path / "copy.db-wal").read_bytes())
+    wal[100] ^= 1  # in its first frame, with a whole transaction behind it
+    put(path, (tmp_path / "copy.db").read_bytes(), bytes(wal))
+
+    done = repair(path)
+
+    assert done is not None
+    assert Path(f"{done.backup}-wal").read_bytes() == wal
+    assert not Path(f"{path}-wal").exists()
+    assert verify(path).problems == ()
+    assert "alice" in logs(path)
+
+
+async def test_a_file_in_use_is_not_repaired(path: Path, whole: bytes) -> None:
+    path.write_bytes(whole)
+    async with SQLiteJournal(path):
+        with pytest.raises(OwnedElsewhere):
+            repair(path)
+
+
+def test_what_cannot_be_read_at_all_is_refused_and_left(path: Path) -> None:
+    path.write_bytes(b"hello, " * 1000)
+    with pytest.raises(JournalRefused):
+        repair(path)
+    assert {file.name for file in path.parent.iterdir()} == {"chats.db", "chats.db-owner"}
+
+
+async def test_an_interrupted_repair_is_told_and_finished(path: Path, original: Logs) -> None:
+    """Killed between moving the old file away and moving the new one in."""
+    path.rename(f"{path}-repaired")
+
+    with pytest.raises(JournalRefused, match="repair was interrupted"):
+        async with SQLiteJournal(path, owner_wait_s=0):
+            raise AssertionError("entered")
+    assert repair(path) is None
+
+    assert logs(path) == original
+
+
+def test_a_file_that_was_cut_off_anywhere_is_mended_or_refused_and_never_made_empty(
+    path: Path, whole: bytes, original: Logs
+) -> None:
+    """Each page's end, and places within pages; what is mended has the beginnings of the logs."""
+    mended = 0
+    for length in sorted({*range(0, len(whole), 8192), *range(100, len(whole), 30_000)}):
+        for file in path.parent.iterdir():
+            file.unlink()
+        path.write_bytes(whole[:length])
+        try:
+            done = repair(path)
+        except JournalRefused:
+            assert path.read_bytes() == whole[:length]
+            continue
+        assert done is not None
+        assert done.records + done.set_aside > 0
+        assert done.backup.read_bytes() == whole[:length]
+        assert verify(path).problems == ()
+        for name, records in logs(path).items():
+            assert records == original[name][: len(records)]
+        mended += 1
+    assert mended > 10
+
+
+def test_a_newer_file_is_not_mended_into_an_older_one(path: Path, original: Logs) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = path.read_bytes()
+    with pytest.raises(JournalRefused, match=f"version {SCHEMA_VERSION + 1}"):
+        repair(path)
+    assert path.read_bytes() == before

@@ -1,0 +1,87 @@
+"""Files that earlier versions of the schema wrote are read, written and verified as ever.
+
+`stored/version_1` was closed in order; `version_1_killed` is what a kill leaves, with the
+newest commits in its write-ahead log. Both have everything in them: parts, a fork, a deletion, a
+snapshot, a rejection, and a name with a control character, which no new conversation may have.
+"""
+
+# ruff: noqa: ASYNC240 - the files of a test are small, and its loop has nothing else to do
+
+from __future__ import annotations
+
+import gzip
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from turnkeeper.actors.errors import ConversationNotFound
+from turnkeeper.actors.journal import Snapshot
+from turnkeeper.actors.journals.contract import make_record, read_all
+from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
+from turnkeeper.actors.journals.sqlite.repair import repair
+from turnkeeper.actors.journals.sqlite.schema import SCHEMA_VERSION
+from turnkeeper.actors.journals.sqlite.verify import verify
+
+STORED = Path(__file__).parent / "stored"
+HEADS = {"alice": 131, "bob": 3, "fork": 101, "tab\there": 1}
+
+
+@pytest.fixture(params=["version_1", "version_1_killed"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "chats.db"
+    for end in ("", "-wal"):
+        stored = STORED / f"{request.param}{end}.gz"
+        if stored.exists():
+            Path(f"{path}{end}").write_bytes(gzip.decompress(stored.read_bytes()))
+    return path
+
+
+async def check(journal: SQLiteJournal) -> None:
+    heads = {info.conversation_id: info.head for info in await journal.list()}
+    assert heads.items() >= HEADS.items()
+    assert (await read_all(journal, "alice"))[:131] == [f"a{n}" for n in range(1, 132)]
+    assert await read_all(journal, "fork") == [*(f"a{n}" for n in range(1, 101)), "f101"]
+    assert len((await journal.read("alice", after=130))[0].payload) > 40_000
+    assert await journal.find_messages("alice", ["m7", "m130"]) == {"m7": 7, "m130": 130}
+    assert await journal.read_snapshot("alice") == Snapshot(130, "v1", b"folds")
+    assert [one.reason for one in await journal.rejections("alice")] == ["9"]
+    with pytest.raises(ConversationNotFound):
+        await journal.read("gone")
+
+
+async def test_an_earlier_file_is_read_as_it_is(path: Path) -> None:
+    before = path.read_bytes()
+    async with SQLiteJournal(path, read_only=True) as journal:
+        await check(journal)
+    assert verify(path).problems == ()
+    assert path.read_bytes() == before
+
+
+async def test_an_earlier_file_is_brought_up_to_date_and_goes_on(path: Path) -> None:
+    async with SQLiteJournal(path) as journal:
+        await check(journal)
+        for name, head in HEADS.items():
+            claim = await journal.claim(name)
+            assert claim.head == head
+            records = [make_record("new", message_id="new")]
+            await journal.append(
+                name, records, epoch=claim.epoch, expected_seq=head + 1, is_unfinished=False
+            )
+    assert verify(path).problems == ()
+    async with SQLiteJournal(path, read_only=True) as journal:
+        assert [info.head for info in await journal.list()] == [head + 1 for head in HEADS.values()]
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+
+async def test_an_earlier_file_is_repaired(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE event SET payload = x'00' WHERE event_id = 'a120'")
+    done = repair(path)
+    assert done is not None
+    assert [loss.conversation_id for loss in done.losses] == ["alice"]
+    async with SQLiteJournal(path) as journal:
+        assert len(await read_all(journal, "alice")) == 119
+        assert len(await read_all(journal, "fork")) == HEADS["fork"]

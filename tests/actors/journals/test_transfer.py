@@ -1,0 +1,269 @@
+"""Exporting and importing conversations loses nothing, and says where a file is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from turnkeeper.actors import ConversationState, MemoryJournal, SQLiteJournal
+from turnkeeper.actors.core.records import decode_record
+from turnkeeper.actors.errors import ConversationExists, ConversationNotFound, ImportRefused
+from turnkeeper.actors.journal import Deletion, Journal, Record, Rejection
+from turnkeeper.actors.journals import transfer
+from turnkeeper.actors.journals.contract import make_record, read_all
+from turnkeeper.actors.journals.transfer import delete_unchanged, export_lines, import_lines
+from turnkeeper.actors.recordings.importing import import_recorded
+from turnkeeper.actors.recordings.transcripts import parse_recorded
+
+PAYLOADS = (
+    b'{"kind":"user_message","content":"Gr\xc3\xbc\xc3\x9fe, \xf0\x9f\x90\xa2"}',
+    b'{"number": 1.0, "text": "spaces, \\u00e9scapes and ,\\"event\\": inside"}',
+    b"no json at all",
+    b"{}\n{}",
+    b"\xff\xfe",
+    b"",
+    b'"\xe2\x80\xa8"',  # a line separator, which some tools take for the end of a line
+    b'{"image":"' + b"A" * 50_000 + b'"}',
+)
+
+
+async def write(
+    journal: Journal, name: str, records: Sequence[Record], *, is_unfinished: bool = False
+) -> None:
+    claim = await journal.claim(name)
+    await journal.append(
+        name,
+        records,
+        epoch=claim.epoch,
+        expected_seq=claim.head + 1,
+        is_unfinished=is_unfinished,
+    )
+
+
+async def fill(journal: Journal) -> None:
+    records = [
+        Record(f'e,"event":{number}', "note", payload, f"m{number}" if number % 2 else None)
+        for number, payload in enumerate(PAYLOADS)
+    ]
+    await write(journal, 'alice,"event":', records, is_unfinished=True)
+    await write(journal, "bob", [make_record(f"b{number}") for number in range(600)])
+    rejections = [
+        Rejection(4e9 + 0.1, "v", "r", b'{"x": 1}'),
+        Rejection(4e9 + 0.2, "v", "r", b"\xff"),
+    ]
+    await journal.reject("bob", rejections)
+
+
+async def lines_of(journal: Journal, names: Sequence[str] | None = None) -> list[str]:
+    return [line async for line in export_lines(journal, names)]
+
+
+@pytest.fixture
+async def exported() -> list[str]:
+    async with MemoryJournal() as journal:
+        await fill(journal)
+        return await lines_of(journal)
+
+
+@pytest.fixture
+async def journal(tmp_path: Path) -> AsyncIterator[SQLiteJournal]:
+    async with SQLiteJournal(tmp_path / "chats.db") as journal:
+        yield journal
+
+
+async def test_what_is_imported_is_exported_as_the_same_lines(
+    journal: SQLiteJournal, exported: list[str]
+) -> None:
+    done = await import_lines(journal, (f"{line}\n" for line in exported))
+
+    assert (done.conversations, done.records) == (2, len(PAYLOADS) + 600)
+    assert await lines_of(journal) == exported
+    assert [one.payload for one in await journal.read('alice,"event":')] == list(PAYLOADS)
+    assert dict(await journal.find_messages('alice,"event":', ["m1", "m2"])) == {"m1": 2}
+    assert (await journal.info('alice,"event":')).is_unfinished
+
+
+async def test_each_line_is_one_json_object_that_others_can_read(exported: list[str]) -> None:
+    lines = [json.loads(line) for line in exported]
+    assert lines[0] == {"turnkeeper_export": 1}
+    assert lines[2]["event"] == json.loads(PAYLOADS[0])
+    assert all(len(line.splitlines()) == 1 for line in exported)
+
+
+async def test_lines_written_anew_by_a_tool_are_read_too(
+    journal: SQLiteJournal, exported: list[str]
+) -> None:
+    await import_lines(journal, [json.dumps(json.loads(line)) for line in exported])
+
+    found = await journal.read('alice,"event":')
+    assert json.loads(found[0].payload) == json.loads(PAYLOADS[0])
+    assert len(await read_all(journal, "bob")) == 600
+
+
+async def test_some_conversations_are_exported_by_name(journal: SQLiteJournal) -> None:
+    await fill(journal)
+    lines = await lines_of(journal, ["bob"])
+    assert [json.loads(line)["conversation"] for line in lines[1:2]] == ["bob"]
+    assert len(lines) == 2 + 600 + 2
+    with pytest.raises(ConversationNotFound):
+        await lines_of(journal, ["carol"])
+
+
+async def test_an_interrupted_import_goes_on_where_it_was(
+    journal: SQLiteJournal, exported: list[str]
+) -> None:
+    for end in (5, 100, 400):
+        with pytest.raises(ImportRefused):
+            await import_lines(journal, exported[:end])
+
+    done = await import_lines(journal, exported)
+
+    assert done.records < 600
+    assert await lines_of(journal) == exported
+    assert (await import_lines(journal, exported)).records == 0
+    assert await lines_of(journal) == exported
+
+
+async def test_another_conversation_of_that_name_is_not_mixed_up(
+    journal: SQLiteJournal, exported: list[str]
+) -> None:
+    await write(journal, "bob", [make_record("b0"), make_record("other")])
+    with pytest.raises(ConversationExists):
+        await import_lines(journal, exported)
+    assert await read_all(journal, "bob") == ["b0", "other"]
+
+
+BAD: dict[str, tuple[list[str], int, str]] = {
+    "empty": ([], 1, "no header"),
+    "no header": (['{"conversation":"c","head":0,"is_unfinished":false}'], 1, "no header"),
+    "newer": (['{"turnkeeper_export":2}'], 1, "format 2"),
+    "not json": (['{"turnkeeper_export":1}', "{"], 2, "not JSON"),
+    "not an object": (['{"turnkeeper_export":1}', "[]"], 2, "not a JSON object"),
+    "no conversation": (['{"turnkeeper_export":1}', '{"seq":1}'], 2, "should begin"),
+    "cut off": (
+        ['{"turnkeeper_export":1}', '{"conversation":"c","head":1,"is_unfinished":false}'],
+        3,
+        "seq 1 of 1",
+    ),
+    "gap": (
+        [
+            '{"turnkeeper_export":1}',
+            '{"conversation":"c","head":2,"is_unfinished":false}',
+            '{"seq":2,"event_id":"e2","kind":"note","event":{}}',
+        ],
+        3,
+        "seq 1 of 2",
+    ),
+    "no event": (
+        [
+            '{"turnkeeper_export":1}',
+            '{"conversation":"c","head":1,"is_unfinished":false}',
+            '{"seq":1,"event_id":"e1","kind":"note"}',
+        ],
+        3,
+        "no event",
+    ),
+    "bad base64": (
+        [
+            '{"turnkeeper_export":1}',
+            '{"conversation":"c","head":1,"is_unfinished":false}',
+            '{"seq":1,"event_id":"e1","kind":"note","event_base64":"?"}',
+        ],
+        3,
+        "base64",
+    ),
+    "nested": (
+        ['{"turnkeeper_export":1}', "[" * 100_000 + "]" * 100_000],
+        2,
+        "nested too deeply",
+    ),
+    "message id": (
+        [
+            '{"turnkeeper_export":1}',
+            '{"conversation":"c","head":1,"is_unfinished":false}',
+            '{"seq":1,"event_id":"e1","kind":"note","message_id":7,"event":{}}',
+        ],
+        3,
+        "seq 1 of 1",
+    ),
+    "head": (
+        ['{"turnkeeper_export":1}', '{"conversation":"c","head":-1,"is_unfinished":false}'],
+        2,
+        "a conversation should begin",
+    ),
+    "long": (
+        ['{"turnkeeper_export":1}', "x" * 2_000_001],
+        2,
+        "more than 2,000,000 characters",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+async def test_a_bad_line_is_told_by_its_number(
+    journal: SQLiteJournal, bad: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, number, text = BAD[bad]
+    monkeypatch.setattr(transfer, "LINE_LENGTH_MAX", 2_000_000)
+    with pytest.raises(ImportRefused, match=text) as caught:
+        await import_lines(journal, lines)
+    assert caught.value.line == number
+    assert list(await journal.list()) == []
+
+
+async def test_a_recorded_chat_becomes_a_conversation_whose_view_is_whole(
+    journal: SQLiteJournal,
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    chat = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Where is it?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "here"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "there"},
+        {"role": "assistant", "content": "Here."},
+    ]
+    (recorded,) = parse_recorded(json.dumps([chat]).encode(), "chats.json").conversations
+
+    done = await import_recorded(journal, "c", recorded)
+
+    events = [decode_record("c", record).event for record in await journal.read("c")]
+    assert done.records == len(events) == 7
+    assert [event.kind for event in events] == [
+        "system_prompt",
+        "user_message",
+        "action",
+        "observation",
+        "action",
+        "observation",
+        "agent_message",
+    ]
+    state = ConversationState()
+    for event in events:
+        state.append_event(event)
+    assert len(state.view) == 7
+    assert not state.pending_actions
+    with pytest.raises(ConversationExists):
+        await import_recorded(journal, "c", recorded)
+
+
+async def test_a_conversation_that_went_on_since_it_was_listed_is_not_deleted(
+    journal: SQLiteJournal,
+) -> None:
+    for name in ("old", "new"):
+        await write(journal, name, [make_record("e1"), make_record("e2")])
+    new, old = await journal.list()
+    claim = await journal.claim("new")
+    await journal.append(
+        "new", [make_record("e3")], epoch=claim.epoch, expected_seq=3, is_unfinished=False
+    )
+
+    assert await delete_unchanged(journal, old) == Deletion(0, [], is_erased=True)
+    assert await delete_unchanged(journal, new) is None
+
+    assert [info.conversation_id for info in await journal.list()] == ["new"]
+    assert await read_all(journal, "new") == ["e1", "e2", "e3"]

@@ -1,0 +1,1 @@
+"""Models: messages, and the adapters against strict servers on loopback."""

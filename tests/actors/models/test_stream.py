@@ -1,0 +1,77 @@
+"""A stream that is left early is closed, whatever its transport makes of that by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from turnkeeper.actors.models._streaming import _Stream
+from turnkeeper.actors.models.base import ModelUnavailable
+
+pytestmark = pytest.mark.anyio
+
+
+class Response:
+    """One event, and then silence, or an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.is_closed = False
+        self.is_unwound = False
+        self._error = error
+
+    async def iter_bytes(self) -> AsyncIterator[bytes]:
+        try:
+            yield b"data: {}\n\n"
+            if self._error is not None:
+                raise self._error
+            await anyio.sleep_forever()
+        finally:
+            self.is_unwound = True
+
+    async def close(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.is_closed = True
+
+
+async def test_a_stream_that_is_left_while_more_may_come_is_unwound_and_closed() -> None:
+    response = Response()
+    stream = _Stream("m", response)
+    assert await stream.next() == {}
+
+    await stream.close()
+
+    assert response.is_unwound
+    assert response.is_closed
+
+
+async def test_a_stream_that_was_never_read_is_closed() -> None:
+    response = Response()
+    await _Stream("m", response).close()
+    assert response.is_closed
+
+
+async def test_a_cancellation_between_two_events_does_not_keep_it_open() -> None:
+    response = Response()
+    stream = _Stream("m", response)
+    with anyio.CancelScope() as scope:
+        try:
+            await stream.next()
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+        finally:
+            await stream.close()
+    assert scope.cancelled_caught
+    assert response.is_unwound
+    assert response.is_closed
+
+
+async def test_whatever_the_transport_raises_is_a_transient_failure_and_closes_it() -> None:
+    response = Response(OSError("gone"))
+    stream = _Stream("m", response)
+    await stream.next()
+    with pytest.raises(ModelUnavailable, match="OSError: gone"):
+        await stream.next()
+    await stream.close()
+    assert response.is_closed

@@ -1,0 +1,1 @@
+"""The owner: the five moves, and what it drives."""

@@ -1,0 +1,359 @@
+"""Condensation beside the loop: messages keep coming while a condenser works."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+
+from tests.actors.conversations.worlds import HeldAgent, log_of, verified
+from turnkeeper.actors import (
+    Conversation,
+    Event,
+    LoggedEvent,
+    MemoryJournal,
+    ModelRequest,
+    ModelResponse,
+    Proposal,
+    RollingCondenser,
+    ToolAgent,
+    ToolCall,
+    View,
+)
+from turnkeeper.actors.core.condensation import Need
+from turnkeeper.actors.events import (
+    AgentMessageEvent,
+    CondensationEvent,
+    CondensationRequestEvent,
+    ObservationEvent,
+    UserMessageEvent,
+    decode_event,
+)
+from turnkeeper.actors.models.base import ContextOverflow
+
+pytestmark = pytest.mark.anyio
+
+
+async def events_of(journal: MemoryJournal, conversation_id: str) -> list[Event]:
+    records = await journal.read(conversation_id, limit=100_000)
+    return [decode_event(record.payload) for record in records]
+
+
+async def test_a_long_conversation_is_condensed_and_its_view_is_that_of_its_log() -> None:
+    journal = MemoryJournal()
+    condenser = RollingCondenser(max_size=12, keep_first=2)
+    async with verified(
+        HeldAgent(), journal=journal, condenser=condenser, system_prompt="Be kind."
+    ) as conversations:
+        chat = conversations["c"]
+        for n in range(40):
+            await (await chat.send(f"tool {n}")).reply()
+
+        view = await chat.view()
+        events = await events_of(journal, "c")
+        assert sum(isinstance(event, CondensationEvent) for event in events) > 5
+        assert len(view) < 20
+        assert view == View.from_events(events)
+        assert view[0].kind == "system_prompt"
+
+
+async def test_a_request_is_answered_by_a_condensation() -> None:
+    journal = MemoryJournal()
+    async with verified(
+        HeldAgent(), journal=journal, condenser=RollingCondenser()
+    ) as conversations:
+        chat = conversations["c"]
+        for n in range(10):
+            await (await chat.send(str(n))).end()
+        before = len(await chat.view())
+
+        await chat.append(CondensationRequestEvent())
+        async for logged in chat.events():
+            if isinstance(logged.event, CondensationEvent):
+                break
+
+        assert len(await chat.view()) < before
+
+
+class SlowCondenser:
+    """Proposes to forget what it was shown first, when the test lets it."""
+
+    def __init__(self) -> None:
+        self.shown: list[int] = []
+        self.asked = anyio.Event()
+        self.go_on = anyio.Event()
+
+    def need(self, view: View) -> Need | None:
+        return "soft" if len(view) >= 8 else None
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        self.shown.append(len(view))
+        self.asked.set()
+        await self.go_on.wait()
+        return Proposal(tuple(event.id for event in view[2:6]), f"{need} summary")
+
+
+async def test_messages_are_answered_while_a_condenser_works_and_its_proposal_still_holds() -> None:
+    journal, condenser = MemoryJournal(), SlowCondenser()
+    async with verified(HeldAgent(), journal=journal, condenser=condenser) as conversations:
+        chat = conversations["c"]
+        for n in range(4):
+            await (await chat.send(str(n))).end()
+        await condenser.asked.wait()
+
+        assert await (await chat.send("meanwhile")).reply() == "a(meanwhile)"
+        condenser.go_on.set()
+        async for logged in chat.events():
+            if isinstance(logged.event, CondensationEvent):
+                break
+
+        events = await events_of(journal, "c")
+        view = await chat.view()
+        assert view == View.from_events(events)
+        assert [event.kind for event in view][:3] == [
+            "user_message",
+            "agent_message",
+            "condensation_summary",
+        ]
+        assert "u:meanwhile" in await log_of(chat)
+
+
+class BrokenCondenser(SlowCondenser):
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        self.shown.append(len(view))
+        raise ConnectionError("no model")
+
+
+async def test_a_condenser_that_raises_is_written_down_and_tried_again_later() -> None:
+    journal, condenser = MemoryJournal(), BrokenCondenser()
+    async with verified(HeldAgent(), journal=journal, condenser=condenser) as conversations:
+        chat = conversations["c"]
+        for n in range(6):
+            await (await chat.send(str(n))).end()
+
+        kinds = [event.kind for event in await events_of(journal, "c")]
+        assert kinds.count("conversation_error") == len(condenser.shown)
+        assert len(set(condenser.shown)) == len(condenser.shown)
+        assert len(condenser.shown) >= 2
+
+
+class GreedyCondenser(SlowCondenser):
+    """Would tear a call from its result."""
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        self.shown.append(len(view))
+        at = next(n for n, event in enumerate(view) if event.kind == "action")
+        return Proposal((view[at].id,))
+
+
+async def test_a_proposal_that_would_tear_a_call_from_its_result_is_refused() -> None:
+    journal, condenser = MemoryJournal(), GreedyCondenser()
+    async with verified(HeldAgent(), journal=journal, condenser=condenser) as conversations:
+        chat = conversations["c"]
+        for n in range(4):
+            await (await chat.send(f"tool {n}")).end()
+
+        assert condenser.shown
+        events = await events_of(journal, "c")
+        assert not any(isinstance(event, CondensationEvent) for event in events)
+        assert await chat.view() == View.from_events(events)
+
+
+# --- while a turn runs ----------------------------------------------------------------------------
+
+
+class BusyModel:
+    """Asks for calls step after step, then answers; keeps what each request was shown."""
+
+    def __init__(self, steps: int, *, calls: int = 3) -> None:
+        self.steps = steps
+        self.calls = calls
+        self.shown: list[View] = []
+        self.overflows = 0
+        """The requests that it will refuse for their length."""
+
+    async def respond(self, request: ModelRequest, write: object) -> ModelResponse:
+        if self.overflows:
+            self.overflows -= 1
+            raise ContextOverflow("m", "too long")
+        self.shown.append(request.view)
+        done = sum(1 for view in self.shown if view[-1].kind != "user_message")
+        if request.view[-1].kind == "user_message" and not self._is_question(request.view):
+            return ModelResponse("earlier answer")
+        if done < self.steps:
+            return ModelResponse(calls=[ToolCall("look", {"n": done}) for _ in range(self.calls)])
+        return ModelResponse("answer")
+
+    def _is_question(self, view: View) -> bool:
+        return "THE QUESTION" in contents(view)
+
+
+def contents(view: View) -> list[str]:
+    return [event.content for event in view if isinstance(event, UserMessageEvent)]
+
+
+def looking(length: int) -> Callable[[int], Awaitable[str]]:
+    async def look(n: int) -> str:
+        """Look."""
+        return str(n % 10) * length
+
+    return look
+
+
+async def test_every_request_of_a_long_turn_has_its_question() -> None:
+    model = BusyModel(47)
+    async with verified(
+        ToolAgent(model, [looking(10)]),
+        journal=MemoryJournal(),
+        condenser=RollingCondenser(),
+        system_prompt="Be kind.",
+    ) as conversations:
+        chat = conversations["c"]
+        for n in range(3):
+            await (await chat.send(f"earlier {n}")).end()
+        model.shown.clear()
+        end = await (await chat.send("THE QUESTION")).end()
+
+        assert end.reply == "answer"
+        assert len(model.shown) == 48
+        assert all("THE QUESTION" in contents(view) for view in model.shown)
+        assert all(view[0].kind == "system_prompt" for view in model.shown)
+        assert len(model.shown[-1]) < 200, "it was never condensed"
+        kinds = [event.kind for event in await events_of_chat(chat)]
+        assert "condensation" in kinds
+
+
+async def events_of_chat(chat: Conversation) -> list[Event]:
+    return [logged.event async for logged in chat.events(live=False)]
+
+
+async def test_a_response_with_more_calls_than_the_tail_keeps_its_question_and_its_results() -> (
+    None
+):
+    model = BusyModel(1, calls=40)
+    async with verified(
+        ToolAgent(model, [looking(5)]),
+        journal=MemoryJournal(),
+        condenser=RollingCondenser(max_size=24, keep_first=1),
+    ) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("earlier")).end()
+        end = await (await chat.send("THE QUESTION")).end()
+
+        assert end.reply == "answer"
+        shown = model.shown[-1]
+        assert "THE QUESTION" in contents(shown)
+        assert sum(event.kind == "observation" for event in shown) == 40
+
+
+async def test_where_nothing_can_be_forgotten_results_are_shortened_and_the_log_keeps_them() -> (
+    None
+):
+    model = BusyModel(1)
+    async with verified(
+        ToolAgent(model, [looking(20_000)]),
+        journal=MemoryJournal(),
+        condenser=RollingCondenser(max_tokens=8_000),
+    ) as conversations:
+        chat = conversations["c"]
+        end = await (await chat.send("THE QUESTION")).end()
+
+        assert end.reply == "answer"
+        results = [event for event in model.shown[-1] if isinstance(event, ObservationEvent)]
+        assert len(results) == 3
+        assert sum(len(result.content) for result in results) < 32_000
+        logged = [e for e in await events_of_chat(chat) if isinstance(e, ObservationEvent)]
+        assert [len(event.content) for event in logged] == [20_000] * 3
+        assert await chat.view() == View.from_events(await events_of_chat(chat))
+
+
+async def test_a_model_that_refuses_for_length_gets_shortened_results() -> None:
+    model = BusyModel(1)
+    async with verified(
+        ToolAgent(model, [looking(20_000)]),
+        journal=MemoryJournal(),
+        condenser=RollingCondenser(),
+    ) as conversations:
+        chat = conversations["c"]
+        turn = await chat.send("THE QUESTION")
+        async for item in turn:
+            if isinstance(item, LoggedEvent) and item.event.kind == "action":
+                model.overflows = 2
+        assert (await turn.end()).reply == "answer"
+        results = [event for event in model.shown[-1] if isinstance(event, ObservationEvent)]
+        assert sum(len(result.content) for result in results) < 20_000
+
+
+async def test_a_question_that_is_too_long_by_itself_fails_its_turn_and_the_next_goes_on() -> None:
+    model = BusyModel(0)
+    async with verified(
+        ToolAgent(model), journal=MemoryJournal(), condenser=RollingCondenser(max_tokens=100)
+    ) as conversations:
+        chat = conversations["c"]
+        end = await (await chat.send("long " * 200)).end()
+        assert end.outcome == "failed"
+        assert end.detail.startswith("ContextTooLong: ")
+        assert contents(await chat.view()) == ["long " * 200], "its question stays"
+
+        assert (await (await chat.send("short")).end()).reply == "earlier answer"
+
+
+async def test_a_request_by_hand_that_nothing_answers_forgets_nothing() -> None:
+    async with verified(
+        HeldAgent(), journal=MemoryJournal(), condenser=RollingCondenser()
+    ) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("1")).end()
+        await chat.append(CondensationRequestEvent())
+        assert (await (await chat.send("2")).end()).outcome == "completed"
+        assert contents(await chat.view()) == ["1", "2"]
+
+
+class Summary(SlowCondenser):
+    """Forgets three events for a summary, as often as the view has more than six."""
+
+    def need(self, view: View) -> Need | None:
+        return "soft" if len(view) > 6 else None
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        self.shown.append(len(view))
+        if len(self.shown) == 1:
+            self.asked.set()
+            await self.go_on.wait()
+        return Proposal(tuple(event.id for event in view[:4]), "summary")
+
+
+async def test_a_condensation_counts_as_progress_however_many_events_came_meanwhile() -> None:
+    journal, condenser = MemoryJournal(), Summary()
+    async with verified(HeldAgent(), journal=journal, condenser=condenser) as conversations:
+        chat = conversations["c"]
+        for n in range(4):
+            await (await chat.send(str(n))).end()
+        await condenser.asked.wait()
+        # One summary for four events: with these, the view will be as long as the one it was shown.
+        came = condenser.shown[0] + 3 - len(await chat.view())
+        await chat.append_all([AgentMessageEvent(content=str(n)) for n in range(came)])
+        condenser.go_on.set()
+        with anyio.fail_after(30):
+            async for logged in chat.events():
+                if isinstance(logged.event, CondensationEvent) and len(await chat.view()) <= 6:
+                    break
+        assert condenser.shown[1] == condenser.shown[0]
+
+
+async def test_a_condenser_that_fails_a_hard_need_does_not_keep_its_turn_from_going_on() -> None:
+    class Failing(RollingCondenser):
+        async def propose(self, view: View, need: Need) -> Proposal | None:
+            raise ConnectionError("no model")
+
+    model = BusyModel(1)
+    async with verified(
+        ToolAgent(model, [looking(20_000)]),
+        journal=MemoryJournal(),
+        condenser=Failing(max_tokens=8_000),
+    ) as conversations:
+        chat = conversations["c"]
+        assert (await (await chat.send("THE QUESTION")).end()).reply == "answer"
+        kinds = [event.kind for event in await events_of_chat(chat)]
+        assert "conversation_error" in kinds

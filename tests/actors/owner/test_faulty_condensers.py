@@ -1,0 +1,154 @@
+"""Condensers that raise, propose nonsense, or write too much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import anyio
+import pytest
+
+from tests.actors.conversations.worlds import HeldAgent, log_of, verified
+from turnkeeper.actors import (
+    Conversation,
+    Conversations,
+    Event,
+    MemoryJournal,
+    Proposal,
+    RollingCondenser,
+    SummarizingCondenser,
+    TurnContext,
+    View,
+    agent,
+)
+from turnkeeper.actors.core.condensation import Need
+from turnkeeper.actors.events import (
+    CondensationEvent,
+    ObservationEvent,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_summary_that_is_too_long_itself_is_not_summarised_without_end() -> None:
+    calls = 0
+
+    async def summarize(history: str) -> str:
+        nonlocal calls
+        calls += 1
+        return "s" * 4_000
+
+    condenser = SummarizingCondenser(summarize, RollingCondenser(max_tokens=500, keep_first=0))
+    async with verified(HeldAgent(), journal=MemoryJournal(), condenser=condenser) as conversations:
+        chat = conversations["c"]
+        for n in range(4):
+            await (await chat.send(f"{n}" * 1_000)).end()
+        log = [event async for _, event in chat.events(live=False)]
+
+    # A few for each of the eight events that the model sees, and none that begets the next.
+    assert calls < 30
+    # A proposal is refused if the view has moved on meanwhile, and the last may be on its way.
+    assert 0 < sum(isinstance(event, CondensationEvent) for event in log) <= calls
+
+
+class NeedRaises:
+    def need(self, view: View) -> Need | None:
+        raise ConnectionError("no tokenizer")
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        raise AssertionError("never asked")
+
+
+async def test_a_condenser_whose_need_raises_is_recorded_and_stops_no_turn() -> None:
+    async with verified(
+        HeldAgent(), journal=MemoryJournal(), condenser=NeedRaises()
+    ) as conversations:
+        chat = conversations["c"]
+        for text in ("A", "B"):
+            assert await (await chat.send(text)).reply() == f"a({text})"
+
+        assert "conversation_error" in await log_of(chat, all_kinds=True)
+
+
+async def kinds(conversation: Conversation) -> list[str]:
+    return [logged.event.kind async for logged in conversation.events(live=False)]
+
+
+@agent
+async def echo(turn: TurnContext) -> None:
+    await turn.begin_step()
+    await turn.say(turn.message.content)
+
+
+class Proposing:
+    """A condenser that proposes what it is told to."""
+
+    def __init__(self, propose: Callable[[View], Any]) -> None:
+        self._propose = propose
+
+    def need(self, view: View) -> Literal["soft"] | None:
+        return "soft" if len(view) > 1 else None
+
+    async def propose(self, view: View, need: object) -> Any:  # noqa: ANN401 - wrong ones
+        return self._propose(view)
+
+
+@pytest.mark.parametrize(
+    "propose",
+    [
+        lambda _: 5,
+        lambda _: Proposal(cast("Any", 5)),
+        lambda _: Proposal(cast("Any", (5,))),
+        lambda view: Proposal((view[0].id,), cast("Any", 5)),
+    ],
+)
+async def test_a_proposal_that_is_none_is_written_down_as_the_condensers_failure(
+    propose: Callable[[View], Any],
+) -> None:
+    async with Conversations(echo, journal=MemoryJournal(), condenser=Proposing(propose)) as opened:
+        for _ in range(8):
+            assert await (await opened["it"].send("a")).reply() == "a"
+        assert "conversation_error" in await kinds(opened["it"])
+
+
+async def test_half_a_character_in_a_summary_is_mended() -> None:
+    def propose(view: View) -> Proposal:
+        return Proposal(tuple(event.id for event in view), "half \ud83d")
+
+    async with Conversations(
+        echo, journal=MemoryJournal(), condenser=Proposing(propose), verify="always"
+    ) as opened:
+        assert await (await opened["it"].send("a")).reply() == "a"
+        assert await (await opened["it"].send("b")).reply() == "b"
+        with anyio.fail_after(60):
+            async for logged in opened["it"].events():
+                if isinstance(logged.event, CondensationEvent):
+                    break
+    assert isinstance(logged.event, CondensationEvent)
+    assert logged.event.summary == "half �"
+
+
+async def whole_log(chat: Conversation) -> list[Event]:
+    return [logged.event async for logged in chat.events(live=False)]
+
+
+async def test_condensing_while_a_step_is_in_flight_comes_after_it_or_before_never_inside() -> None:
+    journal, held = MemoryJournal(), HeldAgent()
+    async with verified(
+        held, journal=journal, condenser=RollingCondenser(max_size=12)
+    ) as conversations:
+        chat = conversations["c"]
+        for n in range(10):
+            held.hold(f"two tools {n}")
+            turn = await chat.send(f"two tools {n}")
+            await held.reached[f"two tools {n}"].wait()
+            queued = await chat.send(f"B{n}")
+            held.release(f"two tools {n}")
+            await turn.end()
+            await queued.end()
+
+        view = await chat.view()
+        assert view == View.from_events(await whole_log(chat))
+        calls = [e.tool_call_id for e in view if e.kind == "action"]  # type: ignore[attr-defined] # an action
+        results = [e.tool_call_id for e in view if isinstance(e, ObservationEvent)]
+        assert sorted(calls) == sorted(results)

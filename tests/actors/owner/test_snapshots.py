@@ -1,0 +1,80 @@
+"""Activation from a snapshot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from tests.actors.conversations.worlds import HeldAgent
+from turnkeeper.actors import (
+    Conversations,
+    MemoryJournal,
+    RollingCondenser,
+)
+from turnkeeper.actors.journal import Snapshot, StoredRecord
+
+pytestmark = pytest.mark.anyio
+
+
+class CountingJournal(MemoryJournal):
+    """Counts the records that are read."""
+
+    records_read = 0
+
+    async def read(
+        self, conversation_id: str, *, after: int = 0, limit: int = 512
+    ) -> Sequence[StoredRecord]:
+        records = await super().read(conversation_id, after=after, limit=limit)
+        self.records_read += len(records)
+        return records
+
+
+async def converse(journal: MemoryJournal, count: int) -> int:
+    """Have a long, condensed conversation; gives the length of its log."""
+    condenser = RollingCondenser(max_size=20)
+    async with Conversations(HeldAgent(), journal=journal, condenser=condenser) as conversations:
+        chat = conversations["c"]
+        for n in range(count):
+            await (await chat.send(f"tool {n}")).end()
+        return (await journal.info("c")).head
+
+
+async def test_activation_reads_the_snapshot_and_the_tail_after_it() -> None:
+    journal = CountingJournal()
+    length = await converse(journal, 150)
+    assert length > 800
+    journal.records_read = 0
+
+    async with Conversations(HeldAgent(), journal=journal) as conversations:
+        view = await conversations["c"].view()
+        read = journal.records_read
+
+        assert read < 250
+        await (await conversations["c"].send("B")).end()
+        # The same as from the whole log.
+        assert list(view) == list((await conversations["c"].at(length)).view)
+
+
+@pytest.mark.parametrize("damage", ["older version", "not json", "another shape"])
+async def test_a_snapshot_that_does_not_fit_is_passed_over(damage: str) -> None:
+    journal = CountingJournal()
+    length = await converse(journal, 60)
+    async with journal:
+        snapshot = await journal.read_snapshot("c")
+    assert snapshot is not None
+    version, payload = {
+        "older version": ("0;", snapshot.payload),
+        "not json": (snapshot.version, b"\x00"),
+        "another shape": (snapshot.version, json.dumps({"seq": snapshot.seq}).encode()),
+    }[damage]
+    async with journal:
+        newer = Snapshot(snapshot.seq, version, payload)
+        await journal.write_snapshot("c", newer, epoch=(await journal.info("c")).epoch)
+    journal.records_read = 0
+
+    async with Conversations(HeldAgent(), journal=journal) as conversations:
+        await conversations["c"].view()
+
+    assert journal.records_read >= length

@@ -1,1 +1,0 @@
-"""The adapters against servers that speak the providers' APIs strictly."""

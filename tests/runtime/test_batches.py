@@ -1,0 +1,89 @@
+"""Actors that take their messages in batches: what a batch holds, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+from turnkeeper.runtime import Actor, Delivery, Message, Ref, Runtime, Terminated
+from turnkeeper.runtime.testing import settle
+
+pytestmark = pytest.mark.anyio
+
+
+class Note(Message[str]):
+    """Is answered by its text, in the batch that it comes with."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class Clerk(Actor[object]):
+    """Keeps what each batch held; waits in its first batch until the gate opens."""
+
+    batch_max = 8
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.gate = anyio.Event()
+
+    async def receive_batch(self, deliveries: Sequence[Delivery[object]]) -> None:
+        found = [each.message for each in deliveries]
+        self.batches.append([m.text if isinstance(m, Note) else type(m).__name__ for m in found])
+        if len(self.batches) == 1:
+            await self.gate.wait()
+        for each in deliveries:
+            if isinstance(each.message, Note):
+                each.reply(each.message.text)
+
+
+async def test_a_batch_holds_no_ask_whose_asker_has_left() -> None:
+    clerk = Clerk()
+    async with Runtime() as runtime, anyio.create_task_group() as group:
+        ref = runtime.spawn(lambda: clerk, name="clerk")
+        group.start_soon(ref.ask, Note("first"))
+        await settle()
+        leaving = anyio.CancelScope()
+
+        async def ask_and_leave() -> None:
+            with leaving:
+                await ref.ask(Note("abandoned"))
+
+        group.start_soon(ask_and_leave)
+        await settle()
+        group.start_soon(ref.ask, Note("last"))
+        await settle()
+        leaving.cancel()
+        await settle()
+
+        clerk.gate.set()
+        await settle()
+
+        assert clerk.batches == [["first"], ["last"]]
+
+
+async def test_a_batch_begins_with_its_control_messages() -> None:
+    clerk = Clerk()
+
+    class Mortal(Actor[object]):
+        """Does nothing, until it is stopped."""
+
+        def receive(self, message: object) -> None:
+            """Take anything."""
+
+    async with Runtime() as runtime, anyio.create_task_group() as group:
+        ref: Ref[object] = runtime.spawn(lambda: clerk, name="clerk")
+        mortal = runtime.spawn(Mortal, name="mortal")
+        mortal.watch(ref)
+        group.start_soon(ref.ask, Note("first"))
+        await settle()
+
+        await ref.tell(Note("mail"))
+        await mortal.stop()
+        await settle()
+        clerk.gate.set()
+        await settle()
+
+        assert clerk.batches == [["first"], [Terminated.__name__, "mail"]]

@@ -1,0 +1,248 @@
+"""Uses that are easy to get wrong: loops of tells, other threads, odd awaitables, NaN."""
+
+import asyncio
+import math
+import types
+from collections.abc import Callable, Generator
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+import trio
+import trio.testing
+
+from turnkeeper.runtime import (
+    Actor,
+    AskCycle,
+    MailboxSettings,
+    Message,
+    Runtime,
+    Supervision,
+)
+from turnkeeper.runtime.testing import Probe, VirtualClock, settle
+
+from .actors import Add, Counter, Get, Run, SyncCounter, block
+
+pytestmark = pytest.mark.anyio
+
+
+class TestALoopThatNeverWaits:
+    @pytest.mark.parametrize("kind", ["idle", "busy", "dropping", "stopped"])
+    async def test_of_tells_can_be_cancelled_and_lets_others_run(self, kind: str) -> None:
+        settings = MailboxSettings(10_000)
+        if kind == "dropping":
+            settings = MailboxSettings(4, "drop_oldest")
+        told = 0
+        async with Runtime(drain_s=0.0, stop_s=0.0) as runtime:
+            ref = runtime.spawn(Counter, name="counter", mailbox=settings)
+            if kind == "busy":
+                await block(ref)
+            if kind == "stopped":
+                await ref.stop()
+
+            async def flood() -> None:
+                nonlocal told
+                while told < 5_000:
+                    await ref.tell(Add())
+                    told += 1
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(flood)
+                for _ in range(5):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+        assert told < 1_000
+
+    async def test_of_inline_asks_can_be_cancelled(self) -> None:
+        asked = 0
+        async with Runtime() as runtime:
+            ref = runtime.spawn(SyncCounter, name="counter")
+
+            async def ask_on() -> None:
+                nonlocal asked
+                while asked < 5_000:
+                    await ref.ask(Get())
+                    asked += 1
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask_on)
+                await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+        assert asked < 1_000
+
+    async def test_a_tell_that_raises_its_cancellation_has_sent_nothing(self) -> None:
+        probe: Probe[int] = Probe()
+        sent: list[int] = []
+        async with Runtime() as runtime:
+            ref = runtime.spawn(lambda: probe, name="probe")
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                for number in range(100):
+                    await ref.tell(number)
+                    sent.append(number)
+            await settle()
+        assert len(sent) < 100
+        assert probe.received == sent
+
+
+class TestAnotherThread:
+    @pytest.mark.parametrize("use", ["ask", "tell", "stop", "spawn"])
+    async def test_is_told_to_use_the_portal_and_changes_nothing(self, use: str) -> None:
+        async with Runtime() as runtime:
+            ref = runtime.spawn(Counter, name="counter")
+
+            async def misuse() -> None:
+                match use:
+                    case "ask":
+                        await ref.ask(Get())
+                    case "tell":
+                        await ref.tell(Add())
+                    case "stop":
+                        await ref.stop()
+                    case _:
+                        runtime.spawn(Counter, name="other")
+
+            def run() -> None:
+                asyncio.run(misuse())
+
+            with pytest.raises(RuntimeError, match=r"nothing happened; .* runtime\.portal\(\)"):
+                await runtime.ports.blocking(run)
+            assert await ref.ask(Get()) == 0
+            assert [state.name for state in runtime.tree().walk()] == ["counter"]
+
+
+USES: dict[str, Callable[[Runtime], object]] = {
+    "spawn": lambda runtime: runtime.spawn(Counter, name="counter"),
+    "supervisor": lambda runtime: runtime.spawn_supervisor("pair", Supervision()),
+    "region": lambda runtime: runtime.region("keyed", lambda _: Counter()),
+    "portal": lambda runtime: runtime.portal(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+async def test_a_runtime_is_not_used_before_it_is_entered(use: str) -> None:
+    with pytest.raises(RuntimeError, match="has not been entered"):
+        USES[use](Runtime())
+
+
+async def test_a_deadline_that_is_no_number_is_refused_before_anything_is_sent() -> None:
+    probe: Probe[object] = Probe()
+    async with Runtime() as runtime:
+        with pytest.raises(ValueError, match="nan"):
+            await runtime.spawn(lambda: probe, name="probe").ask(Get(), timeout=math.nan)
+    assert probe.received == []
+
+
+async def test_a_delay_that_is_no_number_is_refused() -> None:
+    async def arm(actor: Actor) -> None:
+        with pytest.raises(ValueError, match="nan"):
+            actor.context.timers.once(math.nan, "never")
+
+    async with Runtime() as runtime:
+        await runtime.spawn(Counter, name="counter").ask(Run(arm))
+
+
+class Later:
+    """An awaitable that is no coroutine."""
+
+    def __await__(self) -> Generator[Any, Any, str]:
+        yield from anyio.lowlevel.checkpoint().__await__()
+        return "awaited"
+
+
+class ReturnsAwaitable(Actor):
+    def receive(self, _: object) -> object:
+        return Later()
+
+
+class ReturnsGenerator(Actor):
+    @types.coroutine
+    def receive(self, _: object) -> Generator[Any, Any, str]:
+        return (yield from Later().__await__())
+
+
+@pytest.mark.parametrize("kind", [ReturnsAwaitable, ReturnsGenerator])
+async def test_an_awaitable_that_a_handler_returns_is_awaited(kind: type[Actor]) -> None:
+    class AskIt(Message[object]):
+        pass
+
+    async with Runtime() as runtime:
+        assert await runtime.spawn(kind, name="odd").ask(AskIt()) == "awaited"
+        assert await runtime.spawn(kind, name="resident", resident=True).ask(AskIt()) == "awaited"
+
+
+class TestCyclesOfAsks:
+    async def test_an_actor_that_an_effect_has_spawned_is_found_in_one(self) -> None:
+        found: list[AskCycle] = []
+
+        async def ask_itself(actor: Actor) -> None:
+            with pytest.raises(AskCycle) as caught:
+                await actor.context.ref.ask(Get())
+            found.append(caught.value)
+
+        async def spawn(actor: Actor) -> None:
+            async def effect() -> None:
+                await actor.context.spawn(Counter, name="child").ask(Run(ask_itself))
+
+            actor.context.start_effect(effect, name="effect")
+
+        async with Runtime() as runtime:
+            await runtime.spawn(Counter, name="counter").tell(Run(spawn))
+            await settle()
+        assert [each.cycle for each in found] == [("counter/child", "counter/child")]
+
+    @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+    async def test_a_task_that_outlives_its_handler_may_ask_its_actor(self) -> None:
+        tasks: list[asyncio.Task[int]] = []
+
+        async def start(actor: Actor) -> None:
+            async def later() -> int:
+                await settle()
+                return await actor.context.ref.ask(Get())
+
+            tasks.append(asyncio.create_task(later()))
+
+        async with Runtime() as runtime:
+            await runtime.spawn(Counter, name="counter").ask(Run(start))
+            assert await tasks[0] == 0
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_senders_that_wait_for_room_leave_without_being_searched_for() -> None:
+    async with Runtime(drain_s=0.0, stop_s=0.0) as runtime:
+        ref = runtime.spawn(Counter, name="counter", mailbox=MailboxSettings(1))
+        await block(ref)
+        await ref.tell(Add())
+        async with anyio.create_task_group() as tasks:
+            for _ in range(200):
+                tasks.start_soon(ref.tell, Add())
+            await settle()
+            waiting = ref._cell.waiting
+            assert waiting is not None
+            assert len(waiting) == 200
+            assert isinstance(waiting, dict), "each is found by its hash"
+            tasks.cancel_scope.cancel()
+        assert ref._cell.waiting is None
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_a_clock_that_a_trio_test_moves_moves_the_runtimes_timers() -> None:
+    """In a run of its own: the clock is given to `trio.run`."""
+    log: list[str] = []
+
+    class Passivated(SyncCounter):
+        async def on_stop(self) -> None:
+            log.append("passivated")
+
+    async def main() -> None:
+        async with Runtime() as runtime:
+            region = runtime.region("keyed", lambda _: Passivated(), idle_s=60.0)
+            await region["key"].ask(Get())
+            await trio.sleep(3_600.0)
+            assert log == ["passivated"]
+
+    def run() -> None:
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    await VirtualClock().ports().blocking(run)

@@ -1,0 +1,77 @@
+"""The pytest plugin: it runs worlds, and keeps the tapes of those that fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from turnkeeper.runtime.testing import TapeFile
+
+PROGRAM = """
+from pathlib import Path
+from turnkeeper.runtime.testing import Simulation
+
+async def world(simulation: Simulation) -> None:
+    with Path("runs").open("a") as runs:
+        runs.write(f"{simulation.tape.seed}\\n")
+    await simulation.delay("waits", 0.5)
+    simulation.require(simulation.now() < LIMIT, "soon", f"it took {simulation.now():.3f} s")
+
+def test_it_is_soon(simulated):
+    simulated(world, seeds=60)
+"""
+
+
+def _run(folder: Path, limit: float, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text(
+        'pytest_plugins = ["turnkeeper.runtime.testing.pytest_plugin"]\n'
+    )
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_soon.py").write_text(PROGRAM.replace("LIMIT", str(limit)))
+    (folder / "runs").write_text("")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+        cwd=folder,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _seeds(folder: Path) -> list[str]:
+    return (folder / "runs").read_text().split()
+
+
+def test_a_failing_test_keeps_its_tape_and_plays_it_first_from_then_on(tmp_path: Path) -> None:
+    failed = _run(tmp_path, 0.01)
+
+    assert failed.returncode == 1
+    assert "broken: soon" in failed.stdout
+    assert "the tape decides: waits waits: yes" in failed.stdout
+    tape = tmp_path / "simulated-tapes" / "test_soon.py-test_it_is_soon.json"
+    assert str(tape) in failed.stdout
+    assert TapeFile.read(tape).tape.interesting == 2
+
+    again = _run(tmp_path, 0.01)
+    assert again.returncode == 1
+    assert f"the tape {tape} still fails" in again.stdout
+    assert set(_seeds(tmp_path)) == {str(TapeFile.read(tape).seed)}
+
+    mended = _run(tmp_path, 10.0)
+    assert mended.returncode == 0, mended.stdout
+    assert tape.exists()
+
+
+def test_the_number_of_seeds_and_the_folder_of_tapes_can_be_chosen(tmp_path: Path) -> None:
+    passed = _run(tmp_path, 10.0, "--simulate-seeds", "7")
+
+    assert passed.returncode == 0, passed.stdout
+    assert set(_seeds(tmp_path)) == {str(seed) for seed in range(7)}
+
+    failed = _run(tmp_path, 0.01, "--simulate-tapes", str(tmp_path / "elsewhere"))
+    assert failed.returncode == 1
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+    assert not (tmp_path / "simulated-tapes").exists()

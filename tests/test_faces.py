@@ -1,0 +1,96 @@
+"""The faces: few names, loaded when they are first used, and a way to the others."""
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import turnkeeper
+import turnkeeper.actors
+import turnkeeper.runtime
+
+FACES = (turnkeeper, turnkeeper.actors)
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(ran.stdout.split())
+
+
+def names_for_type_checkers(path: str) -> dict[str, str]:
+    """Return each name under `TYPE_CHECKING`, with the module that it comes from."""
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    (block,) = (
+        n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"
+    )
+    return {
+        alias.name: node.module or ""
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.__name__)
+def test_a_face_says_the_same_to_type_checkers_and_to_programs(face: ModuleType) -> None:
+    path = face.__file__
+    assert path is not None
+    assert names_for_type_checkers(path) == face._PLACE_OF
+    assert sorted(face.__all__) == sorted({*face._PLACE_OF, *({"__version__"} & set(face.__all__))})
+    assert dir(face) == sorted(face.__all__)
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.__name__)
+def test_each_name_of_a_face_is_the_one_of_its_module(face: ModuleType) -> None:
+    for name, module in face._PLACE_OF.items():
+        assert getattr(face, name) is getattr(import_module(f"{face.__name__}.{module}"), name)
+
+
+def test_the_root_face_is_small_and_a_part_of_the_others() -> None:
+    names = set(turnkeeper.__all__) - {"__version__"}
+    assert len(names) <= 32
+    assert len(turnkeeper.actors.__all__) <= 70
+    assert names <= {*turnkeeper.actors.__all__, *turnkeeper.runtime.__all__}
+
+
+def test_importing_the_root_loads_no_pydantic() -> None:
+    loaded = loaded_by("import turnkeeper, turnkeeper.actors")
+    assert not {"pydantic", "anyio", "structlog", "turnkeeper.runtime"} & loaded
+
+
+def test_importing_the_runtime_loads_nothing_of_the_actors() -> None:
+    loaded = loaded_by("import turnkeeper.runtime")
+    assert [name for name in loaded if name.startswith("turnkeeper.actors")] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("TurnInProgress", "errors"),
+        ("UserMessageEvent", "events"),
+        ("Claim", "journal"),
+        ("ModelUnavailable", "models.base"),
+        ("to_llm_messages", "models.messages"),
+    ],
+)
+def test_a_name_of_another_module_is_refused_with_that_module(name: str, module: str) -> None:
+    with pytest.raises(ImportError, match=rf"{name} is in turnkeeper\.actors\.{module}$"):
+        getattr(turnkeeper.actors, name)
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.__name__)
+def test_a_name_that_is_nowhere_is_no_attribute(face: ModuleType) -> None:
+    with pytest.raises(AttributeError, match="'Nonsense'"):
+        face.Nonsense  # noqa: B018 - raises
+
+
+def test_python_m_turnkeeper_is_the_command_line() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "turnkeeper", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "turnkeeper [OPTIONS] COMMAND" in ran.stdout
