@@ -59,8 +59,9 @@ class Terminal:
         return "\n".join(self.lines[since:])
 
     def read_to_end(self) -> None:
+        until = time.monotonic() + WAIT_S_MAX
         while self._read():
-            pass
+            assert time.monotonic() < until, f"it goes on after:\n{self.text()}"
 
     def _read(self) -> bool:
         if not select.select([self._fd], [], [], 1.0)[0]:
@@ -128,6 +129,14 @@ def running(
         os.close(ours)
 
 
+def undo(terminal: Terminal) -> None:
+    """Take the last turn back as soon as it has ended: its last words are shown before its end."""
+    while "taken back" not in terminal.text():
+        shown = len(terminal.lines) - 1
+        terminal.type("/undo\r")
+        terminal.wait_for("still answers|taken back", since=shown)
+
+
 def ended(terminal: Terminal, process: subprocess.Popen[bytes]) -> str:
     """Wait for the program to end as it should; gives what is on its screen then."""
     terminal.read_to_end()
@@ -171,8 +180,7 @@ def test_a_confirmation_waits_over_a_ctrl_c(tmp_path: Path) -> None:
         terminal.wait_for("order 7 is paid back\\. Is there")
         terminal.type("/confirm\r")
         terminal.wait_for("! nothing to confirm")
-        terminal.type("/undo\r")
-        terminal.wait_for("taken back")
+        undo(terminal)
         terminal.type("\x04")
         text = ended(terminal, process)
 

@@ -167,10 +167,15 @@ class View(Sequence[LLMConvertibleEvent]):
         return self._shared is earlier._shared and earlier._length <= self._length
 
     def is_unchanged_since(self, earlier: View) -> bool:
-        """True only if this view has the events and the request of `earlier`; cheap."""
+        """True only if this view has the events, turn and request of `earlier`; cheap.
+
+        The turn counts since it protects events: a proposal that was refused while it ran may be
+        applied once it has ended.
+        """
         return (
             self.is_continuation_of(earlier)
             and self._length == earlier._length
+            and self._turn_id == earlier._turn_id
             and self.unhandled_condensation_request == earlier.unhandled_condensation_request
         )
 

@@ -135,7 +135,7 @@ def _tool(
     """Make a tool of one that a server has; None if no model could call it."""
 
     async def run(arguments: Mapping[str, object], context: ToolContext) -> ToolResult:  # noqa: ARG001 - all tools are given both
-        return await _called(client, listed.name, arguments)
+        return await _called(client, listed.name, arguments, read_timeout_s=2 * timeout_s)
 
     hints = listed.annotations if is_trusted else None
     try:
@@ -160,10 +160,16 @@ def _risk(hints: mcp_types.ToolAnnotations | None) -> Risk:
     return "medium" if hints is not None and hints.destructive_hint is False else "high"
 
 
-async def _called(client: Client, name: str, arguments: Mapping[str, object]) -> ToolResult:
-    """Call a tool on the server; a cancellation is told to the server, and raised."""
+async def _called(
+    client: Client, name: str, arguments: Mapping[str, object], *, read_timeout_s: float
+) -> ToolResult:
+    """Call a tool on the server; a cancellation is told to the server, and raised.
+
+    The tool's own bound comes before `read_timeout_s`: if both passed at once, the cancellation
+    would interrupt the client as it tells the server, which would then run on.
+    """
     try:
-        result = await client.call_tool(name, dict(arguments))
+        result = await client.call_tool(name, dict(arguments), read_timeout_seconds=read_timeout_s)
     except MCPError as error:
         said = f"{type(error).__name__}: {error_text(error)}"
         if error.code in _OUTCOME_UNKNOWN_CODES:

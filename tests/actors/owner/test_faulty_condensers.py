@@ -120,12 +120,33 @@ async def test_half_a_character_in_a_summary_is_mended() -> None:
     ) as opened:
         assert await (await opened["it"].send("a")).reply() == "a"
         assert await (await opened["it"].send("b")).reply() == "b"
-        with anyio.fail_after(60):
-            async for logged in opened["it"].events():
-                if isinstance(logged.event, CondensationEvent):
-                    break
+        async for logged in opened["it"].events():
+            if isinstance(logged.event, CondensationEvent):
+                break
     assert isinstance(logged.event, CondensationEvent)
     assert logged.event.summary == "half �"
+
+
+async def test_what_the_running_turn_protected_is_condensed_once_it_has_ended() -> None:
+    said, ended = anyio.Event(), anyio.Event()
+
+    @agent
+    async def hold(turn: TurnContext) -> None:
+        await turn.begin_step()
+        await turn.say("b")
+        said.set()
+        await ended.wait()
+
+    whole = Proposing(lambda view: Proposal(tuple(event.id for event in view), "all of it"))
+    async with Conversations(hold, journal=MemoryJournal(), condenser=whole) as opened:
+        turn = await opened["it"].send("a")
+        await said.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert "condensation" not in await kinds(opened["it"])
+        ended.set()
+        await turn.end()
+        await anyio.wait_all_tasks_blocked()
+        assert "condensation" in await kinds(opened["it"])
 
 
 async def whole_log(chat: Conversation) -> list[Event]:
