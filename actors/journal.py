@@ -84,7 +84,8 @@ class ConversationInfo:
     head: int
     epoch: int
     is_unfinished: bool
-    """True if the last append said that a turn is unfinished or chat messages are queued."""
+    """True if the last append said so: its owner has a turn to end or a message to answer, and
+    does not wait for a person's decision."""
     updated_at: float
     """The time of its last record: seconds since the Unix epoch, UTC."""
 
@@ -162,7 +163,7 @@ class Journal(Protocol):
     ) -> Awaitable[Sequence[int]]:
         """Write records from `expected_seq` on (the seq of the first) and return their seqs.
 
-        `is_unfinished` is stored beside the log in the same transaction, for `list`. Raises
+        `is_unfinished` is stored beside the log in the same transaction. Raises
         `ValueError` for zero records, and `InvalidInput` for an id or an event beyond the limits.
         """
 
@@ -181,8 +182,15 @@ class Journal(Protocol):
         Raises `ConversationNotFound`, also for a conversation that was claimed and never written.
         """
 
-    async def list(self, *, only_unfinished: bool = False) -> Sequence[ConversationInfo]:
+    async def list(self) -> Sequence[ConversationInfo]:
         """Return all conversations that have records, sorted by id, without reading their logs."""
+
+    async def find_abandoned(self) -> Sequence[ConversationInfo]:
+        """Return the unfinished conversations that no other living process owns, sorted by id.
+
+        Those of this process are among them. Whether another one has claimed them by now, `claim`
+        says.
+        """
 
     async def find_events(
         self, conversation_id: str, event_ids: Sequence[str]

@@ -7,8 +7,8 @@ subscriptions to them. It promises:
    under one `message_id`, over restarts too.
 2. Chat messages of one conversation are answered one turn at a time; `on_overlap` decides what
    happens to a message that comes while a turn runs.
-3. On entering, turns that a crash cut off are ended, their open calls are answered, and queued
-   chat messages get their turns.
+3. Turns that a crash cut off are ended, their open calls are answered, and queued chat messages
+   get their turns: on entering, and within about `recover_every_s` if another process has crashed.
 4. `events` yields every event of the log from a seq on, in order, without a gap or a repeat.
 
 It does not promise that a tool call which was open when its process stopped did not happen: its
@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 from typing import Literal, Self, get_args
-
-import anyio
 
 from turnkeeper.runtime import (
     Directive,
@@ -34,14 +34,12 @@ from turnkeeper.runtime import (
     Region,
     Runtime,
     Supervision,
-    TurnkeeperError,
 )
 
 from ..agents.turn_context import Agent
 from ..core.commands import (
     Command,
     Delete,
-    GetView,
     OnOverlap,
     Query,
     check_overlap,
@@ -55,8 +53,8 @@ from ..errors import (
     InvalidInput,
 )
 from ..journal import ConversationInfo, Deletion, Journal
-from ..log_lines import log_unavailable
 from ..owner.actor import ConversationActor, Setup, Verify
+from ..owner.recovery import Recovery, RecoveryActor
 from ..owner.subscriptions import Subscriptions
 from ..owner.wait_graph import WaitGraph
 from ..values.text import check_id, check_text
@@ -64,7 +62,6 @@ from .conversation import Conversation
 
 __all__ = ["ConversationConfig", "Conversations"]
 
-RECOVERIES_AT_ONCE_MAX = 256
 REFUSE_S = 1.0
 """How long a conversation whose owner failed too often is refused. Kept short: in an outage of the
 journal this happens to every conversation, and each stays refused for so much longer."""
@@ -111,6 +108,8 @@ class Conversations:
         idle_s: float | None = 300.0,
         active_max: int | None = None,
         recover: Literal["on_enter", "on_message"] = "on_enter",
+        recover_every_s: float = 15.0,
+        recover_max: int = 256,
         unfinished: Unfinished = "end",
         configure: Callable[[str], ConversationConfig] | None = None,
         verify: Verify = "off",
@@ -120,6 +119,11 @@ class Conversations:
         ports: Ports | None = None,
     ) -> None:
         """Nothing is opened yet. Raises `InvalidInput`.
+
+        `recover`: take up "on_enter", and from then on, what crashed processes left unfinished; or
+        leave each conversation as it is until the next "on_message". `recover_every_s`: the seconds
+        between two looks at the journal, give or take a quarter; by default as long as
+        `PostgresJournal`'s lease. `recover_max`: how many are taken up at once.
 
         `unfinished`: "end" a turn that a crash cut off as interrupted, or "resume" it, which needs
         a resumable agent; tools run again only if they are declared idempotent. `configure`:
@@ -144,6 +148,10 @@ class Conversations:
         check_id("name", name)
         if recover not in ("on_enter", "on_message"):
             raise InvalidInput(f'recover is {recover!r}; it takes "on_enter" or "on_message"')
+        if not 0 < recover_every_s < inf:
+            raise InvalidInput(f"recover_every_s is {recover_every_s!r}; it takes seconds above 0")
+        if recover_max < 1:
+            raise InvalidInput(f"recover_max is {recover_max}; it takes 1 or more")
         if verify not in get_args(Verify):
             raise InvalidInput(
                 f"verify is {verify!r}; it takes one of {', '.join(get_args(Verify))}"
@@ -155,6 +163,8 @@ class Conversations:
         self._given_runtime = runtime
         self._ports = ports if ports is not None else runtime.ports if runtime else Ports()
         self._recover = recover
+        self._recover_every_s = recover_every_s
+        self._recover_max = recover_max
         self._name = name
         self._idle_s = idle_s
         self._active_max = active_max
@@ -210,7 +220,13 @@ class Conversations:
             )
             stack.callback(self._begin_closing)
             if self._recover == "on_enter":
-                await self._recover_unfinished(self._region)
+                recovery = Recovery(self._journal, self._region, at_once_max=self._recover_max)
+                await recovery.look()
+                looking = runtime.spawn(
+                    partial(RecoveryActor, recovery, every_s=self._recover_every_s),
+                    name=f"{self._name}-recovery",
+                )
+                stack.push_async_callback(looking.stop)
             self._exit_stack = stack.pop_all()
         return self
 
@@ -230,23 +246,6 @@ class Conversations:
         if self._configure is not None:
             setup = _configured(setup, self._configure(conversation_id))
         return ConversationActor(conversation_id, setup)
-
-    async def _recover_unfinished(self, region: Region[Command | Query]) -> None:
-        """Open the conversations that the last process left unfinished; opening recovers them."""
-        limit = anyio.Semaphore(RECOVERIES_AT_ONCE_MAX)
-
-        async def recover(conversation_id: str) -> None:
-            async with limit:
-                try:
-                    await region[conversation_id].ask(GetView())
-                except TurnkeeperError as error:
-                    # It stays as it is in the journal, and its senders get this error; the other
-                    # conversations are not held up.
-                    log_unavailable("recovery failed", error, conversation=conversation_id)
-
-        async with anyio.create_task_group() as group:
-            for info in await self._journal.list(only_unfinished=True):
-                group.start_soon(recover, info.conversation_id)
 
     def __getitem__(self, conversation_id: str) -> Conversation:
         """Return a handle; the conversation begins with its first chat message."""

@@ -103,6 +103,11 @@ class TurnTable:
         return self.running is not None or bool(self._queued)
 
     @property
+    def has_work(self) -> bool:
+        """True if the owner has something to do that no person has to decide first."""
+        return self.is_unfinished and self.waits_for is None
+
+    @property
     def waits_for(self) -> Literal["resume", "confirmation"] | None:
         """The user's decision that has to come before the turn goes on."""
         if self.is_paused:

@@ -13,6 +13,7 @@ dependencies.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -461,7 +462,7 @@ class JournalContract:
 
             assert list(await journal.list()) == []
 
-    async def test_list_gives_all_conversations_or_the_unfinished_ones(
+    async def test_list_gives_all_conversations_and_find_abandoned_the_unfinished_ones(
         self, tmp_path: Path
     ) -> None:
         async with self.make_journal(tmp_path) as journal:
@@ -479,7 +480,7 @@ class JournalContract:
             infos = await journal.list()
             assert [info.conversation_id for info in infos] == ["a", "b", "c"]
             assert [info.head for info in infos] == [2, 2, 2]
-            unfinished = await journal.list(only_unfinished=True)
+            unfinished = await journal.find_abandoned()
             assert [info.conversation_id for info in unfinished] == ["b"]
             assert await journal.info("b") == unfinished[0]
 
@@ -715,6 +716,22 @@ class JournalContract:
 
         async with self.make_journal(tmp_path) as second:
             assert (await second.claim("c")).head == 1
+
+    async def test_what_another_process_works_on_is_not_abandoned_until_it_has_left(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as first:
+            claim = await first.claim("c")
+            await first.append(
+                "c", [make_record("e1")], epoch=claim.epoch, expected_seq=1, is_unfinished=True
+            )
+            assert [info.conversation_id for info in await first.find_abandoned()] == ["c"]
+            with suppress(OwnedElsewhere):  # not all journals can be entered twice
+                async with self.make_journal(tmp_path) as second:
+                    assert list(await second.find_abandoned()) == []
+
+        async with self.make_journal(tmp_path) as second:
+            assert [info.conversation_id for info in await second.find_abandoned()] == ["c"]
 
     async def test_a_takeover_shuts_the_first_owner_out(self, tmp_path: Path) -> None:
         async with self.make_journal(tmp_path) as first:

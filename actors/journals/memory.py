@@ -147,13 +147,17 @@ class MemoryJournal:
         await check_new_name(self, conversation_id)
         log = self._store.log(conversation_id)
         owner = log.owner
-        if owner is not None and owner is not self and owner.is_lease_valid() and not takeover:
+        if owner is not None and self._is_owned_elsewhere(log) and not takeover:
             raise OwnedElsewhere(f"conversation {conversation_id}", owner._address)  # noqa: SLF001 - of this class
         log.owner = self
         log.epoch += 1
         claim = Claim(log.epoch, len(log.records))
         await anyio.lowlevel.checkpoint()
         return claim
+
+    def _is_owned_elsewhere(self, log: _Log) -> bool:
+        """True while another journal that has claimed this log is alive."""
+        return log.owner is not None and log.owner is not self and log.owner.is_lease_valid()
 
     async def append(
         self,
@@ -204,12 +208,22 @@ class MemoryJournal:
         await anyio.lowlevel.checkpoint()
         return info
 
-    async def list(self, *, only_unfinished: bool = False) -> Sequence[ConversationInfo]:
+    async def list(self) -> Sequence[ConversationInfo]:
         self._refuse_if_left()
         infos = [
             _info(conversation_id, log)
             for conversation_id, log in sorted(self._store.logs().items())
-            if log.records and (log.is_unfinished or not only_unfinished)
+            if log.records
+        ]
+        await anyio.lowlevel.checkpoint()
+        return infos
+
+    async def find_abandoned(self) -> Sequence[ConversationInfo]:
+        self._refuse_if_left()
+        infos = [
+            _info(conversation_id, log)
+            for conversation_id, log in sorted(self._store.logs().items())
+            if log.records and log.is_unfinished and not self._is_owned_elsewhere(log)
         ]
         await anyio.lowlevel.checkpoint()
         return infos

@@ -430,7 +430,7 @@ class ConversationActor(Actor[Command | Query]):
                 records,
                 epoch=working.epoch,
                 expected_seq=first,
-                is_unfinished=working.state.turns.is_unfinished,
+                is_unfinished=working.state.turns.has_work,
             )
         )
         if seqs[0] != first or seqs[-1] != working.state.seq:
@@ -481,7 +481,7 @@ class ConversationActor(Actor[Command | Query]):
         self._seq = state.seq
         self.steps = state.iteration
         self._running = running = turns.running
-        self._is_wanted = turns.is_unfinished and turns.waits_for is None
+        self._is_wanted = turns.has_work
         self.is_step_held = running is not None and (
             turns.waits_for is not None
             or any(waiting.steers == running.turn_id for waiting in turns.queued.values())

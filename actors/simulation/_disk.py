@@ -370,6 +370,7 @@ class SimulatedJournal(MemoryJournal):
     read = _call(MemoryJournal.read, is_write=False)
     info = _call(MemoryJournal.info, is_write=False)
     list = _call(MemoryJournal.list, is_write=False)
+    find_abandoned = _call(MemoryJournal.find_abandoned, is_write=False)
     rejections = _call(MemoryJournal.rejections, is_write=False)
     reject = _call(MemoryJournal.reject, is_write=True)
     write_snapshot = _call(MemoryJournal.write_snapshot, is_write=True)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from turnkeeper.actors.agents.tool_agent import _Run
 from turnkeeper.actors.agents.turn_context import TurnContext
-from turnkeeper.actors.conversations import conversation, conversations
+from turnkeeper.actors.conversations import conversation
 from turnkeeper.actors.core import decide, turn_rules
 from turnkeeper.actors.core.parking import Parking
 from turnkeeper.actors.core.properties import _Groups
@@ -28,6 +28,7 @@ from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.actors.journals.sqlite import state as state_shell
 from turnkeeper.actors.owner import loading
 from turnkeeper.actors.owner.actor import ConversationActor
+from turnkeeper.actors.owner.recovery import Recovery
 from turnkeeper.actors.owner.subscriptions import EventReader, Subscriptions
 from turnkeeper.actors.owner.wait_graph import WaitGraph
 from turnkeeper.actors.simulation import Options
@@ -540,9 +541,9 @@ PROMISES = [
     ),
     Mutant(
         "what a crash left unfinished is not taken up on entering",
-        conversations.Conversations,
-        "_recover_unfinished",
-        "await self._journal.list(only_unfinished=True)",
+        Recovery,
+        "look",
+        "await self._journal.find_abandoned()",
         "()",
     ),
     Mutant(

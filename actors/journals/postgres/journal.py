@@ -35,6 +35,7 @@ from turnkeeper.runtime.lowlevel import OneShot, thread_caller
 from ...errors import JournalRefused
 from ...journal import (
     Claim,
+    ConversationInfo,
     Deletion,
     Record,
 )
@@ -201,6 +202,10 @@ class PostgresJournal(DatabaseJournal):
         `JournalUnavailable`.
         """
         return None if self._presence is None else self._presence.failure
+
+    async def find_abandoned(self) -> Sequence[ConversationInfo]:
+        node = -1 if self._presence is None else self._presence.node
+        return await self._read(lambda reader: reader.find_abandoned(node))
 
     async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
         from .writer import Claiming  # noqa: PLC0415 - needs psycopg

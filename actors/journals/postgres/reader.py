@@ -6,7 +6,7 @@ over a single snapshot of the database. The next read replaces a connection that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import psycopg
@@ -22,6 +22,16 @@ from .log import Tail, find_ids, find_mark, read_records, read_tail
 from .schema import UNENCODABLE, unencodable
 
 T = TypeVar("T")
+
+_INFO = "SELECT name, head, epoch, is_unfinished, updated_us FROM conversation c"
+
+_ABANDONED = f"""
+    {_INFO}
+    WHERE is_unfinished AND head > 0 AND NOT EXISTS (
+        SELECT FROM node
+        WHERE node.id = c.owner AND node.id <> %s AND node.lease_until > clock_timestamp()
+    )
+"""
 
 
 class Read(Job[T]):
@@ -108,17 +118,12 @@ class PostgresReader:
             tail.name, tail.head, tail.epoch, tail.is_unfinished, tail.updated_us / 1_000_000
         )
 
-    def list(self, *, only_unfinished: bool) -> Sequence[ConversationInfo]:
-        rows = self._connection.execute(
-            "SELECT name, head, epoch, is_unfinished, updated_us FROM conversation "
-            "WHERE head > 0 AND (is_unfinished OR NOT %s)",
-            (only_unfinished,),
-        )
-        infos = [
-            ConversationInfo(name, head, epoch, is_unfinished, updated_us / 1_000_000)
-            for name, head, epoch, is_unfinished, updated_us in rows
-        ]
-        return sorted(infos, key=lambda info: info.conversation_id)
+    def list(self) -> Sequence[ConversationInfo]:
+        return _infos(self._connection.execute(f"{_INFO} WHERE head > 0"))
+
+    def find_abandoned(self, node: int) -> Sequence[ConversationInfo]:
+        """Return the unfinished conversations that no living process but `node` owns."""
+        return _infos(self._connection.execute(_ABANDONED, (node,)))
 
     def find_events(self, name: str, event_ids: Sequence[str]) -> Mapping[str, int]:
         return find_ids(self._connection, "event_id", self._tail(name), event_ids)
@@ -154,3 +159,11 @@ class PostgresReader:
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
         return tail
+
+
+def _infos(rows: Iterable[tuple[str, int, int, bool, int]]) -> Sequence[ConversationInfo]:
+    infos = [
+        ConversationInfo(name, head, epoch, is_unfinished, updated_us / 1_000_000)
+        for name, head, epoch, is_unfinished, updated_us in rows
+    ]
+    return sorted(infos, key=lambda info: info.conversation_id)

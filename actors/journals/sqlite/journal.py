@@ -31,7 +31,7 @@ from turnkeeper.runtime import Ports
 from turnkeeper.runtime.lowlevel import thread_caller
 
 from ...errors import JournalRefused, JournalUnavailable, OwnedElsewhere
-from ...journal import Claim, Deletion, Record
+from ...journal import Claim, ConversationInfo, Deletion, Record
 from ..shared.database_journal import DatabaseJournal
 from ..shared.job_thread import Job, JobThread, Worker
 from ..shared.limits import check_new_name, check_records
@@ -245,6 +245,10 @@ class SQLiteJournal(DatabaseJournal):
         """Take the next epoch; a process that has entered owns all conversations of the file."""
         await check_new_name(self, conversation_id)
         return await self._change(lambda writer: writer.claim(conversation_id))
+
+    async def find_abandoned(self) -> Sequence[ConversationInfo]:
+        # The file has one owner, which is this process if any is alive.
+        return [info for info in await self.list() if info.is_unfinished]
 
     async def fork(
         self,

@@ -183,7 +183,7 @@ class SQLiteReader:
     def info(self, name: str) -> ConversationInfo:
         return _info(self._tail(name))
 
-    def list(self, *, only_unfinished: bool) -> Sequence[ConversationInfo]:
+    def list(self) -> Sequence[ConversationInfo]:
         tails = list(self._tails())
         # If the rows and an index disagree, one of them hides conversations.
         (count,) = self.connection.execute(_COUNT).fetchone()
@@ -192,11 +192,7 @@ class SQLiteReader:
                 f"{self._path} is damaged: it has {len(tails)} conversations, and {count} in an "
                 "index; nothing was changed; restore it from a backup, or run `turnkeeper repair`"
             )
-        infos = [
-            _info(tail)
-            for tail in tails
-            if tail.head and (tail.is_unfinished or not only_unfinished)
-        ]
+        infos = [_info(tail) for tail in tails if tail.head]
         return sorted(infos, key=lambda info: info.conversation_id)
 
     def _tails(self) -> Iterator[Tail]:

@@ -138,7 +138,9 @@ def world() -> World:
 
 
 async def say(conversation: Conversation, text: str) -> None:
+    """Have a message answered, and the owner at rest: its log has the turn's end before it knows."""
     assert (await (await conversation.send(text, message_id=text)).end()).outcome == "completed"
+    await settle()
 
 
 async def test_readers_that_only_wait_hear_of_the_successor_once_the_lease_is_lost(

@@ -72,8 +72,7 @@ def path(tmp_path: Path) -> Path:
 def look(reader: SQLiteReader) -> list[object]:
     """Everything that a log says of itself."""
     return [
-        reader.list(only_unfinished=False),
-        reader.list(only_unfinished=True),
+        reader.list(),
         *((reader.read(name, 0, 100), reader.info(name)) for name in NAMES),
         *(reader.rejections(name) for name in NAMES),
     ]

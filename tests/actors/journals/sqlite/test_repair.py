@@ -43,7 +43,7 @@ def logs(path: Path) -> Logs:
     with reading(path, busy_wait_s=0) as reader:
         return {
             info.conversation_id: list(reader.read(info.conversation_id, 0, 100))
-            for info in reader.do(lambda reader: reader.list(only_unfinished=False))
+            for info in reader.do(lambda reader: reader.list())
         }
 
 

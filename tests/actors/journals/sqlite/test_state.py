@@ -313,7 +313,7 @@ def test_the_journal_knows_that_a_turn_is_unfinished(folder: Path) -> None:
 
     async def unfinished() -> list[str]:
         async with SQLiteJournal(folder / "conversations.db", read_only=True) as journal:
-            return [info.conversation_id for info in await journal.list(only_unfinished=True)]
+            return [info.conversation_id for info in await journal.find_abandoned()]
 
     assert anyio.run(unfinished) == ["c"]
 

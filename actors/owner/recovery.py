@@ -1,0 +1,118 @@
+"""Recovery: opens unfinished conversations that no living process works on.
+
+A process that was killed leaves turns to end and queued chat messages; so does one that stood still
+past its lease, and an owner here that failed too often. Opening such a conversation recovers it.
+`Conversations` looks for them as it is entered, and from then on the actor below does, so that old
+messages are answered without a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import anyio
+
+from turnkeeper.runtime import Actor, Message, OwnershipLost, Region, TurnkeeperError
+
+from ..core.commands import Command, GetView, Query
+from ..journal import Journal
+from ..log_lines import log_unavailable
+
+__all__ = ["Recovery", "RecoveryActor"]
+
+_LOOKS_SKIPPED_MAX = 64
+_SHARE_MAX = 0.05
+"""The share of the time that looking may take: a journal without an index of what is unfinished
+reads the row of each conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look(Message[None]):
+    """Look for unfinished conversations now."""
+
+
+@dataclass(slots=True)
+class _Backoff:
+    """The looks that leave out a conversation that could not be opened."""
+
+    skipped_next: int = 1
+    skips: int = 1
+
+
+class Recovery:
+    """Finds and opens unfinished conversations; one for each `Conversations`."""
+
+    def __init__(
+        self, journal: Journal, region: Region[Command | Query], *, at_once_max: int
+    ) -> None:
+        self._journal = journal
+        self._region = region
+        self._at_once_max = at_once_max
+        self._failed: dict[str, _Backoff] = {}
+
+    async def look(self) -> None:
+        """Open the unfinished conversations that are neither open here nor owned elsewhere.
+
+        A conversation that cannot be opened stays as it is in the journal, and its senders get the
+        error. Later looks try it again, less and less often.
+        """
+        found = {info.conversation_id for info in await self._journal.find_abandoned()}
+        for conversation_id in self._failed.keys() - found:
+            del self._failed[conversation_id]
+        limit = anyio.Semaphore(self._at_once_max)
+        async with anyio.create_task_group() as group:
+            for conversation_id in sorted(found.difference(self._region.active)):
+                if self._is_due(conversation_id):
+                    await limit.acquire()
+                    group.start_soon(self._open, conversation_id, limit)
+
+    def _is_due(self, conversation_id: str) -> bool:
+        backoff = self._failed.get(conversation_id)
+        if backoff is None or backoff.skips == 0:
+            return True
+        backoff.skips -= 1
+        return False
+
+    async def _open(self, conversation_id: str, limit: anyio.Semaphore) -> None:
+        try:
+            await self._region[conversation_id].ask(GetView())
+        except OwnershipLost:
+            pass  # a rival was faster, and recovers it
+        except TurnkeeperError as error:
+            backoff = self._failed.setdefault(conversation_id, _Backoff())
+            backoff.skips = backoff.skipped_next
+            backoff.skipped_next = min(2 * backoff.skipped_next, _LOOKS_SKIPPED_MAX)
+            log_unavailable("recovery failed", error, conversation=conversation_id)
+        else:
+            self._failed.pop(conversation_id, None)
+        finally:
+            limit.release()
+
+
+class RecoveryActor(Actor[Look]):
+    """Looks again and again, `every_s` seconds apart and a random part of it more or less."""
+
+    def __init__(self, recovery: Recovery, *, every_s: float) -> None:
+        self._recovery = recovery
+        self._every_s = every_s
+
+    async def on_start(self) -> None:
+        self._wait(0.0)
+
+    async def receive(self, message: Look) -> None:
+        del message
+        self.context.start_effect(self._look, name="look")
+
+    async def _look(self) -> None:
+        ports = self.context.ports
+        began_at = ports.monotonic()
+        try:
+            await self._recovery.look()
+        except TurnkeeperError as error:
+            log_unavailable("no look for unfinished conversations", error)
+        self._wait(ports.monotonic() - began_at)
+
+    def _wait(self, took_s: float) -> None:
+        # The processes that share a journal drift apart, so they do not all claim the same ones.
+        pause_s = self._every_s * self.context.ports.random.uniform(0.75, 1.25)
+        self.context.timers.once(max(pause_s, took_s / _SHARE_MAX), Look(), key="look")

@@ -1,0 +1,125 @@
+"""Conversations that another process left unfinished are taken up without a message."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from tests.actors.conversations.worlds import HeldAgent, log_of
+from turnkeeper.actors import Conversations, MemoryJournal, TurnContext, agent
+from turnkeeper.actors.errors import InvalidInput, JournalUnavailable
+from turnkeeper.actors.journal import Claim
+from turnkeeper.actors.journals.memory import MemoryStore
+from turnkeeper.runtime.testing import VirtualClock, settle
+
+pytestmark = pytest.mark.anyio
+
+TWO_LOOKS_S = 40.0
+
+
+class Refusing(MemoryJournal):
+    """A journal that counts its claims, and refuses those of conversation `bad`."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.claims: list[str] = []
+        self.is_refusing = True
+
+    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+        self.claims.append(conversation_id)
+        if conversation_id == "bad" and self.is_refusing:
+            raise JournalUnavailable("not now")
+        return await super().claim(conversation_id, takeover=takeover)
+
+
+async def leave_unfinished(store: MemoryStore, *names: str) -> None:
+    """Stop another process, everything at once, while it answers these conversations."""
+    held = HeldAgent()
+    held.hold("A")
+    with anyio.CancelScope() as process:
+        async with Conversations(held, journal=MemoryJournal(store)) as elsewhere:
+            for name in names:
+                await elsewhere[name].send("A")
+                await settle()
+            process.cancel()
+
+
+async def test_a_turn_that_another_process_left_is_ended_within_a_look_or_two() -> None:
+    store, clock, held = MemoryStore(), VirtualClock(), HeldAgent()
+    held.hold("A")
+    here = Conversations(HeldAgent(), journal=MemoryJournal(store), ports=clock.ports())
+    with anyio.CancelScope() as process:
+        async with Conversations(held, journal=MemoryJournal(store)) as elsewhere:
+            async with here as conversations:
+                await elsewhere["c"].send("A")
+                await elsewhere["c"].send("B")
+                await held.reached["A"].wait()
+                await clock.advance(TWO_LOOKS_S)
+                # Its owner lives.
+                assert await log_of(conversations["c"], all_kinds=True) == [
+                    "started",
+                    "u:A",
+                    "queued:B",
+                ]
+                await anyio.lowlevel.checkpoint()
+                elsewhere_region = elsewhere._open_region()
+                assert elsewhere_region.active == ("c",)
+                await elsewhere._journal.__aexit__()
+                await clock.advance(TWO_LOOKS_S)
+                assert "a:a(B)" in await log_of(conversations["c"])
+            process.cancel()
+
+
+async def test_with_recover_on_message_there_is_no_look() -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    journal = Refusing(store)
+    async with Conversations(
+        HeldAgent(), journal=journal, recover="on_message", ports=clock.ports()
+    ):
+        await leave_unfinished(store, "c")
+        await clock.advance(10 * TWO_LOOKS_S)
+        assert journal.claims == []
+
+
+async def test_one_that_cannot_be_opened_is_tried_less_and_less_often_and_holds_up_no_other() -> (
+    None
+):
+    store, clock = MemoryStore(), VirtualClock()
+    journal = Refusing(store)
+    async with Conversations(HeldAgent(), journal=journal, ports=clock.ports()) as here:
+        await leave_unfinished(store, "bad", "good")
+        await clock.advance(TWO_LOOKS_S)
+        assert "good" in journal.claims
+        looks = 200
+        await clock.advance(looks * 15.0)
+        # Each try is made by a few owners, one after the other, before the region gives up.
+        tries = [n for n, name in enumerate(journal.claims) if name == "bad"]
+        assert len(tries) < looks
+        journal.is_refusing = False
+        await clock.advance(150 * 15.0)
+        assert await log_of(here["bad"], all_kinds=True) == ["started", "u:A", "interrupted"]
+
+
+async def test_a_turn_that_waits_for_a_person_is_not_taken_up() -> None:
+    @agent
+    async def asking(turn: TurnContext) -> None:
+        await turn.say("?")
+
+    store, clock = MemoryStore(), VirtualClock()
+    async with Conversations(asking, journal=MemoryJournal(store)) as first:
+        await (await first["c"].send("before")).end()
+        await first["c"].pause()
+        await first["c"].send("A")
+    journal = Refusing(store)
+    async with Conversations(asking, journal=journal, ports=clock.ports()) as second:
+        await clock.advance(TWO_LOOKS_S)
+        assert journal.claims == []
+        await second["c"].resume()
+        await settle()
+        assert (await log_of(second["c"]))[-2:] == ["u:A", "a:?"]
+
+
+@pytest.mark.parametrize("every_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_pause_between_looks_that_makes_no_sense_is_refused(every_s: float) -> None:
+    with pytest.raises(InvalidInput, match="recover_every_s"):
+        Conversations(HeldAgent(), journal=MemoryJournal(), recover_every_s=every_s)
