@@ -115,6 +115,18 @@ class NotAppendable(Refused):
         self.event_type = event_type
 
 
+class TooManyLabels(Refused):
+    """With this change the conversation would have more labels than it may; nothing was written."""
+
+    def __init__(self, conversation_id: str, labels_max: int) -> None:
+        super().__init__(
+            f"change refused on conversation {conversation_id}: it would have more than "
+            f"{labels_max} labels; nothing was written; remove some, by setting them to None"
+        )
+        self.conversation_id = conversation_id
+        self.labels_max = labels_max
+
+
 class NothingToRetract(Refused):
     """None of the events to retract is in the view; nothing was written."""
 

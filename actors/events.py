@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, TypeGuard, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias, TypeGuard, get_args
 
 from pydantic import (
     AfterValidator,
@@ -50,6 +50,13 @@ def _lengths(by_id: FrozenObject) -> FrozenObject:
         if not isinstance(length, int) or isinstance(length, bool) or length < 0:
             raise ValueError("a length is a number of characters, 0 or more")
     return by_id
+
+
+def _label_values(by_name: FrozenObject) -> FrozenObject:
+    for value in by_name.values():
+        if not isinstance(value, str | None):
+            raise ValueError("a label is a text, or None to remove it")  # noqa: TRY004 - pydantic
+    return by_name
 
 
 LLMMessage: TypeAlias = FrozenObject
@@ -383,6 +390,20 @@ class ForkedFromEvent(Event):
     seq: int
 
 
+class ConversationChangedEvent(Event):
+    """The user or the application changed the title, labels or owner. The model does not see it.
+
+    A field that is None stays as it was; an empty text clears it. A label of None is removed, and
+    labels that are not named stay.
+    """
+
+    kind: Literal["conversation_changed"] = "conversation_changed"
+    title: str | None = None
+    labels: Annotated[FrozenObject, AfterValidator(_label_values)] = FrozenObject()
+    owner: str | None = None
+    """The user whose conversation it is, as the application names its users."""
+
+
 class UnknownEvent(Event):
     """An event of a kind that this version does not know, kept and passed on unchanged."""
 
@@ -428,6 +449,7 @@ _KnownEvent: TypeAlias = (
     | ConversationErrorEvent
     | RetractionEvent
     | ForkedFromEvent
+    | ConversationChangedEvent
 )
 AnyEvent = Annotated[_KnownEvent, Field(discriminator="kind")]
 """Every kind that this version knows, as a union that pydantic discriminates."""
@@ -449,6 +471,9 @@ _SEEN_KINDS = frozenset(
     for kind, event_class in EVENT_CLASSES.items()
     if issubclass(event_class, LLMConvertibleEvent)
 )
+
+
+CHANGE_KIND: Final = "conversation_changed"
 
 
 def is_seen_by_model(event: Event) -> TypeGuard[LLMConvertibleEvent]:

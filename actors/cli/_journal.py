@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -142,6 +143,9 @@ def import_(
         ),
     ],
     *,
+    keep_owners: Annotated[
+        bool, typer.Option(help="Keep the users that the conversations of an export belong to.")
+    ] = False,
     schema: Schema = "turnkeeper",
     as_json: AsJson = False,
 ) -> None:
@@ -153,7 +157,7 @@ def import_(
     Exit status: 0, all is imported; 2, some of it could not be used, and the rest is imported.
     """
     with _told(db):
-        imported = anyio.run(jobs.import_all, db, schema, files)
+        imported = anyio.run(partial(jobs.import_all, keep_owners=keep_owners), db, schema, files)
     if imported.problems:
         errors = Console(stderr=True, highlight=False)
         print_list(errors, "not imported:", imported.problems)

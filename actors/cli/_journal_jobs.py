@@ -185,7 +185,9 @@ class ImportResult:
     problems: list[str] = field(default_factory=list)
 
 
-async def import_all(db: str, schema: str, files: Sequence[Path]) -> ImportResult:
+async def import_all(
+    db: str, schema: str, files: Sequence[Path], *, keep_owners: bool = False
+) -> ImportResult:
     """Import these files, exports and chats; report those that cannot be used as problems."""
     result = ImportResult()
     chats: list[Path] = []
@@ -203,15 +205,18 @@ async def import_all(db: str, schema: str, files: Sequence[Path]) -> ImportResul
         return result
     async with open_journal(db, schema, read_only=False) as journal:
         for path in exports:
-            await _import_export(journal, path, result)
+            await _import_export(journal, path, result, keep_owners=keep_owners)
         await _import_chats(journal, chats, result)
     return result
 
 
-async def _import_export(journal: Journal, path: Path, result: ImportResult) -> None:
+async def _import_export(
+    journal: Journal, path: Path, result: ImportResult, *, keep_owners: bool
+) -> None:
     try:
         with path.open(encoding="utf-8", newline="\n") as lines, progress("bytes") as on_progress:
-            done = await import_lines(journal, _tracked(lines, path, on_progress))
+            tracked = _tracked(lines, path, on_progress)
+            done = await import_lines(journal, tracked, keep_owners=keep_owners)
     except (ConversationExists, ImportRefused, InvalidInput, OwnershipLost) as error:
         result.problems.append(f"{path}: {error}")
     except (OSError, UnicodeDecodeError) as error:

@@ -7,7 +7,7 @@ either in the log or not, and sending it again under its id finds out which.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 from turnkeeper.runtime import Region
 
@@ -15,6 +15,7 @@ from ..core.admission import Appended, Duplicate
 from ..core.commands import (
     Append,
     AppendAll,
+    Change,
     Command,
     Confirm,
     GetView,
@@ -36,7 +37,8 @@ from ..journal import Rejection
 from ..owner.actor import Setup
 from ..owner.loading import load_state
 from ..owner.subscriptions import EventReader
-from ..values.text import check_id
+from ..values.frozen import FrozenObject
+from ..values.text import ID_LENGTH_MAX, check_id, check_short, error_text
 from .turn import Turn, TurnAccess
 
 __all__ = ["Conversation"]
@@ -151,22 +153,55 @@ class Conversation:
         """Retract all events of a turn that are still in the view; see `retract`."""
         return await self._ref.ask(Retract(turn_id=turn_id))
 
-    async def fork(self, fork_id: str, *, at: int | None = None) -> Conversation:
+    async def change(
+        self,
+        *,
+        title: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        owner: str | None = None,
+        change_id: str | None = None,
+    ) -> Appended | Duplicate:
+        """Change the title, the labels, or the user whose conversation it is; also during a turn.
+
+        What is not given stays. An empty title or owner clears it; a label of None is removed, and
+        labels that are not named stay. The model sees none of this. A second call with the same
+        `change_id` writes nothing and returns `Duplicate`; with another change it raises
+        `EventIdConflict`. Raises `ConversationNotFound`, `TooManyLabels` (32), and `InvalidInput`
+        for a title of more than 256 characters, a label of more than 64 and 256, or control
+        characters in one of them.
+        """
+        if labels is not None and not isinstance(labels, Mapping):
+            raise InvalidInput(f"labels are a mapping of texts, not a {type(labels).__name__}")
+        try:
+            frozen = FrozenObject(labels)
+        except ValueError as error:
+            raise InvalidInput(f"labels hold an invalid value: {error_text(error)}") from error
+        change = Change(title, frozen, owner, change_id)
+        await self._setup.journal.info(self.conversation_id)
+        return await self._ref.ask(change)
+
+    async def fork(
+        self, fork_id: str, *, at: int | None = None, owner: str | None = None
+    ) -> Conversation:
         """Begin another conversation with this one's log up to the seq `at`, or to its end.
 
-        The log is shared and not copied. A turn that ran at that seq is interrupted in the fork,
-        and its open calls are answered as not run; queued chat messages stay here. This
-        conversation is only read. Raises `ConversationNotFound`, `ConversationExists`, and
-        `InvalidInput` if the log has no such seq.
+        It has the title and the labels that this one had at that seq. `owner` is the user whose
+        conversation the fork is; without it, the fork has none. The log is shared and not copied.
+        A turn that ran at that seq is interrupted in the fork, and its open calls are answered as
+        not run; queued chat messages stay here. This conversation is only read. Raises
+        `ConversationNotFound`, `ConversationExists`, and `InvalidInput` if the log has no such
+        seq.
         """
         setup = self._setup
+        if owner is not None:
+            check_short("owner", owner, ID_LENGTH_MAX)
         fork = Conversation(fork_id, self._region, setup)
         state = await self.at(at)
         # A caller may have asked for the fork's name already; an owner without a log makes room.
         await self._region.stop_actor(fork_id)
         working = WorkingState(self.conversation_id, 0, setup.settings, state)
         stamp = Stamp(setup.ports.now(), setup.ports.ids.block())
-        events = decide_fork(working, state.seq, stamp)
+        events = decide_fork(working, state.seq, stamp, owner=owner or "")
         await setup.journal.fork(
             self.conversation_id,
             fork_id,

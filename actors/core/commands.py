@@ -7,7 +7,7 @@ methods of a `Conversation` do just that; the commands are public for code that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from turnkeeper.runtime import Message
@@ -15,9 +15,18 @@ from turnkeeper.runtime import Message
 from ..errors import InvalidInput
 from ..events import Event, ImageContent, LoggedEvent, decode_event
 from ..journal import Deletion
-from ..values.text import check_id, check_length, check_text, error_text
+from ..values.frozen import FrozenObject
+from ..values.text import (
+    ID_LENGTH_MAX,
+    check_id,
+    check_length,
+    check_short,
+    check_text,
+    error_text,
+)
 from .admission import Appended, Duplicate
 from .condensation import Need, Proposal
+from .details import LABEL_NAME_LENGTH_MAX, LABEL_VALUE_LENGTH_MAX, TITLE_LENGTH_MAX
 from .view import View
 
 __all__ = [
@@ -25,6 +34,7 @@ __all__ = [
     "AppendAll",
     "BeginStep",
     "CancelTurn",
+    "Change",
     "Command",
     "Confirm",
     "Delete",
@@ -152,6 +162,35 @@ class Retract(Message[Appended]):
 
     event_ids: tuple[str, ...] = ()
     turn_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Message[Appended | Duplicate]):
+    """Change the title, labels or owner of a conversation; the same `change_id`, once only."""
+
+    title: str | None = None
+    labels: FrozenObject = field(default_factory=FrozenObject)
+    """Labels to set, or with None to remove; the others stay."""
+    owner: str | None = None
+    change_id: str | None = None
+    """The id of the event in the log."""
+
+    def __post_init__(self) -> None:
+        if self.title is None and self.owner is None and not self.labels:
+            raise InvalidInput("a change of nothing; give a title, labels or an owner")
+        if self.title is not None:
+            check_short("title", self.title, TITLE_LENGTH_MAX)
+        if self.owner is not None:
+            check_short("owner", self.owner, ID_LENGTH_MAX)
+        for name, value in self.labels.items():
+            check_short("the name of a label", name, LABEL_NAME_LENGTH_MAX)
+            if not name:
+                raise InvalidInput("the name of a label is empty; it takes 1 character or more")
+            if value is not None:
+                check_short("a label", value, LABEL_VALUE_LENGTH_MAX)
+        if self.change_id is not None:
+            check_id("change_id", self.change_id)
+            check_short("change_id", self.change_id, ID_LENGTH_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +341,7 @@ Command = (
     | Append
     | AppendAll
     | Retract
+    | Change
     | CancelTurn
     | TurnAppend
     | Stream

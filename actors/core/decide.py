@@ -13,17 +13,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import (
+    ConversationNotFound,
     EventIdConflict,
     MessageIdConflict,
     NotAppendable,
     NothingToRetract,
     NotWhileTurnRuns,
+    TooManyLabels,
 )
 from ..events import (
     RESULT_CLASSES,
     ActionEvent,
     CondensationEvent,
     CondensationRequestEvent,
+    ConversationChangedEvent,
     ConversationErrorEvent,
     Event,
     LLMConvertibleEvent,
@@ -38,6 +41,7 @@ from .admission import AdmissionRefused, Appended, Duplicate
 from .commands import (
     Append,
     AppendAll,
+    Change,
     Command,
     Delete,
     DropOverdue,
@@ -48,6 +52,7 @@ from .commands import (
     Retract,
 )
 from .condensation import CondensationPlan, check_proposal, make_room
+from .details import LABELS_MAX
 from .state import Folded
 from .turn_rules import add_error, add_first_prompt, decide_turn
 from .view import View
@@ -72,6 +77,8 @@ def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Dec
             decision = _append(working, command, stamp)
         case AppendAll():
             decision = _append_all(working, command, stamp)
+        case Change():
+            decision = _change(working, command, stamp)
         case Retract():
             decision = _retract(working, command, stamp)
         case Propose():
@@ -140,6 +147,27 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
     add_first_prompt(draft)
     draft.extend(events)
     return draft.decision(Appended(draft.seq))
+
+
+def _change(working: WorkingState, command: Change, stamp: Stamp) -> Decision:
+    """Write a change of the title, labels or owner; the model and the turns notice nothing."""
+    if not working.state.seq:
+        raise ConversationNotFound(working.conversation_id)
+    event = ConversationChangedEvent(
+        id=command.change_id or stamp.new_id(),
+        timestamp=stamp.at,
+        title=command.title,
+        labels=command.labels,
+        owner=command.owner,
+    )
+    known = working.recent.get(event.id) or stamp.known_event
+    if known is not None:
+        if known.event != event.model_copy(update={"timestamp": known.event.timestamp}):
+            raise EventIdConflict(working.conversation_id, {event.id: known.seq})
+        return Decision(reply=Duplicate(known.seq))
+    if len(working.state.details.fold(event).labels) > LABELS_MAX:
+        raise TooManyLabels(working.conversation_id, LABELS_MAX)
+    return Decision(events=(event,), reply=Appended(working.state.seq + 1))
 
 
 def _retract(working: WorkingState, command: Retract, stamp: Stamp) -> Decision:

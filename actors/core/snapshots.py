@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ..events import EVENT_CLASSES, AnyEvent, Task
 from ..journal import Snapshot
 from ..values.upcasters import UPCASTERS
+from .details import Details
 from .metrics import Metrics
 from .status import StatusFold
 from .stuck import SeenEvent
@@ -19,7 +20,7 @@ from .turn_table import TurnTable
 
 __all__ = ["SNAPSHOT_VERSION", "StoredFolds", "decode_snapshot", "encode_snapshot"]
 
-FOLDS_VERSION = 6
+FOLDS_VERSION = 7
 """Rises with every change to the result of a fold; a test over stored logs insists on it."""
 
 SNAPSHOT_VERSION = f"{FOLDS_VERSION};{UPCASTERS.fingerprint}"
@@ -42,6 +43,7 @@ class StoredFolds(BaseModel):
     recently_seen: tuple[SeenEvent, ...]
     metrics: Metrics
     task_list: tuple[Task, ...]
+    details: Details
     iteration: int
     event_id_max: str
     unknown_kinds: tuple[str, ...]

@@ -24,6 +24,7 @@ from ..events import (
 )
 from ..journal import Snapshot
 from .admission import Admission
+from .details import Details
 from .limits import Limits
 from .metrics import Metrics
 from .properties import LogFacts
@@ -50,6 +51,8 @@ class Folded:
         self.recently_seen = RecentlySeen()
         self.metrics = Metrics()
         self.task_list: tuple[Task, ...] = ()
+        self.details = Details()
+        """The title, the labels, and the user whose conversation it is."""
         self.iteration = 0
         """The steps finished in the turn that runs, or ran last."""
         self.event_id_max = ""
@@ -153,6 +156,8 @@ class Folded:
             case "task_list_updated":
                 assert isinstance(event, TaskListUpdatedEvent), event.kind
                 self.task_list = event.tasks
+            case "conversation_changed":
+                self.details = self.details.fold(event)
             case kind if kind not in EVENT_CLASSES:
                 self.unknown_kinds |= {kind}
             case _:
@@ -189,6 +194,7 @@ class Folded:
         self.recently_seen = RecentlySeen(folds.recently_seen)
         self.metrics = folds.metrics
         self.task_list = folds.task_list
+        self.details = folds.details
         self.iteration = folds.iteration
         self.event_id_max = folds.event_id_max
         self.unknown_kinds = frozenset(folds.unknown_kinds)
@@ -218,6 +224,7 @@ class Folded:
             recently_seen=self.recently_seen.stored(),
             metrics=self.metrics,
             task_list=self.task_list,
+            details=self.details,
             iteration=self.iteration,
             event_id_max=self.event_id_max,
             unknown_kinds=tuple(sorted(self.unknown_kinds)),

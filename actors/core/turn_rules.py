@@ -27,6 +27,7 @@ from ..events import (
     CondensationEvent,
     CondensationRequestEvent,
     ConfirmationGivenEvent,
+    ConversationChangedEvent,
     ConversationErrorEvent,
     Event,
     ForkedFromEvent,
@@ -409,13 +410,18 @@ def _recover(draft: Draft, command: Recover) -> Decision:
     return _then_next_queued(draft)
 
 
-def decide_fork(working: WorkingState, seq: int, stamp: Stamp) -> tuple[Event, ...]:
+def decide_fork(
+    working: WorkingState, seq: int, stamp: Stamp, *, owner: str = ""
+) -> tuple[Event, ...]:
     """Return the first events of a fork of the log of `working`, whose state is the one at `seq`.
 
-    A turn that runs in the parent does not run in the fork; messages that wait there wait there.
+    It keeps the title and the labels, and belongs to `owner`, who made it. A turn that runs in the
+    parent does not run in the fork; messages that wait there wait there.
     """
     draft = Draft(working, stamp)
     draft.add(ForkedFromEvent, conversation_id=working.conversation_id, seq=seq)
+    if owner != working.state.details.owner:
+        draft.add(ConversationChangedEvent, owner=owner)
     running = working.state.turns.running
     if running is not None:
         why = "the conversation was forked here, and this did not run in the fork"

@@ -11,7 +11,8 @@ records in order, and its rejected events:
 
 It promises to lose nothing that a conversation is made of: ids, order, kinds, and each event byte
 for byte. `"event"` is the stored JSON itself, or `"event_base64"` if that is not one line of UTF-8.
-Exporting an imported conversation gives the same lines. An export leaves out the facts that belong
+Exporting an imported conversation gives the same lines, but for the users that conversations belong
+to, which an import leaves out unless told otherwise. An export leaves out the facts that belong
 to the store and not to the conversation: epochs, times of writing, snapshots, and the sharing of
 prefixes between forks.
 
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConversationExists, ConversationNotFound, ImportRefused
+from ..events import CHANGE_KIND
 from ..journal import (
     ConversationInfo,
     Deletion,
@@ -136,16 +138,18 @@ async def import_lines(
     journal: Journal,
     lines: Iterable[str],
     *,
+    keep_owners: bool = False,
     on_progress: Callable[[int, int], None] = _no_progress,
 ) -> Imported:
     """Bring an export into a journal.
 
-    Calls `on_progress` with the number of the conversation and of the line that are being read.
-    Raises `ImportRefused` with the number of a bad line, and `InvalidInput` for ids and events that
-    no journal takes; the lines before it are imported. Raises `ConversationExists` if the journal
-    has another conversation of the same name.
+    With `keep_owners`, conversations belong to the same users as before; otherwise to none, since
+    a name there need not be the same person here. Calls `on_progress` with the number of the
+    conversation and of the line that are being read. Raises `ImportRefused` with the number of a
+    bad line, and `InvalidInput` for ids and events that no journal takes; the lines before it are
+    imported. Raises `ConversationExists` if the journal has another conversation of the same name.
     """
-    reader = _Lines(lines)
+    reader = _Lines(lines, keep_owners=keep_owners)
     reader.expect_header()
     conversations = records = 0
     while (header := reader.next_conversation()) is not None:
@@ -196,8 +200,9 @@ async def _compare(
 class _Lines:
     """An export, line by line, with one line of lookahead."""
 
-    def __init__(self, lines: Iterable[str]) -> None:
+    def __init__(self, lines: Iterable[str], *, keep_owners: bool) -> None:
         self._lines = iter(lines)
+        self._keep_owners = keep_owners
         self.number = 0
         self._ahead: dict[str, Any] | None = None
         self._advance()
@@ -232,9 +237,10 @@ class _Lines:
                 case {"seq": int(found), "event_id": str(event_id), "kind": str(kind)} if (
                     found == seq and isinstance(line.get("message_id"), str | None)
                 ):
-                    batch.append(
-                        Record(event_id, kind, self._payload(line), line.get("message_id"))
-                    )
+                    payload = self._payload(line)
+                    if kind == CHANGE_KIND and not self._keep_owners:
+                        payload = _without_owner(payload)
+                    batch.append(Record(event_id, kind, payload, line.get("message_id")))
                 case _:
                     raise self._refusal(f"the record with seq {seq} of {head} should be here")
             self._advance()
@@ -295,6 +301,17 @@ class _Lines:
 
     def _refusal(self, found: str) -> ImportRefused:
         return ImportRefused(self.number, found)
+
+
+def _without_owner(payload: bytes) -> bytes:
+    """Return a change of a conversation without its new owner, if it has one."""
+    try:
+        event = json.loads(payload)
+    except (ValueError, RecursionError):
+        return payload
+    if not isinstance(event, dict) or event.get("owner") is None:
+        return payload
+    return _dump({**event, "owner": None}).encode()
 
 
 # --- retention ------------------------------------------------------------------------------------

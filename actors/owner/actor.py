@@ -49,6 +49,7 @@ from ..core.commands import (
     Append,
     AppendAll,
     BeginStep,
+    Change,
     Command,
     Delete,
     DropOverdue,
@@ -114,7 +115,7 @@ Verify = Literal["off", "sampled", "always"]
 
 
 # Commands and queries that neither answer a call nor need one answered.
-_LEAVING_CALLS_OPEN = (BeginStep, GetView, Pause, Propose, ProposeFailed, Stream)
+_LEAVING_CALLS_OPEN = (BeginStep, Change, GetView, Pause, Propose, ProposeFailed, Stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +299,8 @@ class ConversationActor(Actor[Command | Query]):
                     stamp.known_event = await self._look_up_event(event.id)
                     if isinstance(event, UserMessageEvent) and event.message_id is not None:
                         stamp.known_message = await self._look_up_message(event.message_id)
+                case Change(change_id=str(change_id)):
+                    stamp.known_event = await self._look_up_event(change_id)
                 case AppendAll(events=events):
                     for event in events:
                         stamp.known_event = await self._look_up_event(event.id)

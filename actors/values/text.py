@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from ..errors import InvalidInput
 
-__all__ = ["check_id", "check_length", "check_text", "error_text", "storable"]
+__all__ = [
+    "ID_LENGTH_MAX",
+    "check_id",
+    "check_length",
+    "check_short",
+    "check_text",
+    "error_text",
+    "storable",
+]
 
 ID_LENGTH_MAX = 256
 ERROR_LENGTH_MAX = 2_000
@@ -59,6 +67,19 @@ def check_length(what: str, length: int, length_max: int = EVENT_LENGTH_MAX) -> 
             f"{what} has {length:,} characters; it takes {length_max:,}; nothing was written; "
             "keep large content elsewhere, and send its address"
         )
+
+
+def check_short(what: str, text: object, length_max: int) -> None:
+    """As `check_text`; also raise if it is longer than this, or has a control character."""
+    check_text(what, text)
+    if isinstance(text, str) and len(text) > length_max:
+        raise InvalidInput(f"{what} has {len(text)} characters; it takes {length_max} at most")
+    for at, letter in enumerate(text if isinstance(text, str) else ""):
+        if letter < " " or "\x7f" <= letter < "\xa0":
+            raise InvalidInput(
+                f"{what} has the control character {letter!r} at position {at}; nothing was "
+                "written; use letters that can be seen"
+            )
 
 
 def check_id(what: str, text: object) -> None:

@@ -21,6 +21,7 @@ from turnkeeper.actors.events import (
     CondensationSummaryEvent,
     ConfirmationGivenEvent,
     ConfirmationRequestedEvent,
+    ConversationChangedEvent,
     ConversationErrorEvent,
     Event,
     ForkedFromEvent,
@@ -289,7 +290,9 @@ class Admissible:
             case 9:
                 return (ConversationErrorEvent(**stamp(), error="SomeError", detail="so"),)
             case 10:
-                return (self._make.unknown(),)
+                labels = FrozenObject({f"label {b}": None if a % 2 else "x"})
+                change = ConversationChangedEvent(**stamp(), title=f"title {a}", labels=labels)
+                return (self._make.unknown(), change)
             case _:
                 return (TurnEndedEvent(**stamp(), **turn, outcome="failed", detail="x"),)
 

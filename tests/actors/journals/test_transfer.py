@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 
 from turnkeeper.actors import ConversationState, MemoryJournal, SQLiteJournal
-from turnkeeper.actors.core.records import decode_record
+from turnkeeper.actors.core.details import Details
+from turnkeeper.actors.core.records import decode_record, encode_record
 from turnkeeper.actors.errors import ConversationExists, ConversationNotFound, ImportRefused
+from turnkeeper.actors.events import ConversationChangedEvent
 from turnkeeper.actors.journal import Deletion, Journal, Record, Rejection
 from turnkeeper.actors.journals import transfer
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.transfer import delete_unchanged, export_lines, import_lines
 from turnkeeper.actors.recordings.importing import import_recorded
 from turnkeeper.actors.recordings.transcripts import parse_recorded
+from turnkeeper.actors.values.frozen import FrozenObject
 
 PAYLOADS = (
     b'{"kind":"user_message","content":"Gr\xc3\xbc\xc3\x9fe, \xf0\x9f\x90\xa2"}',
@@ -84,6 +87,29 @@ async def test_what_is_imported_is_exported_as_the_same_lines(
     assert [one.payload for one in await journal.read('alice,"event":')] == list(PAYLOADS)
     assert dict(await journal.find_messages('alice,"event":', ["m1", "m2"])) == {"m1": 2}
     assert (await journal.info('alice,"event":')).is_unfinished
+
+
+@pytest.mark.parametrize("keep_owners", [False, True])
+async def test_an_import_keeps_owners_only_if_asked_to(
+    journal: SQLiteJournal, keep_owners: bool
+) -> None:
+    changes = [
+        ConversationChangedEvent(title="a title", owner="alice"),
+        ConversationChangedEvent(labels=FrozenObject({"project": "x"})),
+    ]
+    async with MemoryJournal() as other:
+        await write(other, "c", [encode_record(change) for change in changes])
+        lines = await lines_of(other)
+
+    await import_lines(journal, lines, keep_owners=keep_owners)
+    again = await import_lines(journal, lines, keep_owners=keep_owners)
+
+    found = Details()
+    for record in await journal.read("c"):
+        found = found.fold(decode_record("c", record).event)
+    assert found == Details("a title", {"project": "x"}, "alice" if keep_owners else "")
+    assert again.records == 0
+    assert (await lines_of(journal) == lines) is keep_owners
 
 
 async def test_each_line_is_one_json_object_that_others_can_read(exported: list[str]) -> None:
