@@ -138,7 +138,7 @@ def world() -> World:
 
 
 async def say(conversation: Conversation, text: str) -> None:
-    """Have a message answered, and the owner at rest: its log has the turn's end before it knows."""
+    """Have a message answered, and the owner at rest: the log has the turn's end before it does."""
     assert (await (await conversation.send(text, message_id=text)).end()).outcome == "completed"
     await settle()
 
