@@ -164,6 +164,20 @@ class StaleTurn(Refused):
         self.turn_id = turn_id
 
 
+class AnswerTooLong(Refused):
+    """The agent's answer is longer than `answer_length_max`; its turn fails."""
+
+    def __init__(self, conversation_id: str, turn_id: str, answer_length_max: int) -> None:
+        super().__init__(
+            f"an answer in turn {turn_id} of conversation {conversation_id} is longer than "
+            f"{answer_length_max:,} characters; the turn fails, and what was streamed before is in "
+            "the log; ask for less, or allow more with answer_length_max"
+        )
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
+        self.answer_length_max = answer_length_max
+
+
 class TurnPaused(Refused):
     """The conversation is paused, and this waits until it is resumed; nothing was written."""
 

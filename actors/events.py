@@ -154,12 +154,23 @@ class LoggedEvent(NamedTuple):
 
 
 class TextDelta(NamedTuple):
-    """A piece of an answer that is being written: live only, never stored, not an event."""
+    """A piece of an answer that is being written: live only, never stored, not an event.
 
+    The pieces of one attempt follow each other without a gap, from offset 0. A piece of a higher
+    `(epoch, attempt)` voids those shown before of the same answer. The event that carries the
+    answer replaces its pieces, and the turn's end voids what is left.
+    """
+
+    epoch: int
+    """The epoch of the owner that took it."""
     turn_id: str
+    answer: int
+    """The turn's agent messages and responses with calls that are in the log before this answer."""
+    attempt: int
+    """How often the owner has seen this answer begin; 1 for the first attempt."""
+    offset: int
+    """The code points of the attempt before this piece; 0 for the first piece."""
     text: str
-    starts_anew: bool
-    """True for the first piece of an answer; earlier pieces that are not in the log are void."""
 
 
 class LLMConvertibleEvent(Event):

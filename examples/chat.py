@@ -201,7 +201,7 @@ class Printer:
         self._lines_shown = 0
 
     def delta(self, delta: TextDelta) -> None:
-        if delta.starts_anew:
+        if not delta.offset:
             self._finish(" (and again)" if self._said else "")
         self._said += delta.text
         *finished, writing = wrapped("agent: ", self._said)

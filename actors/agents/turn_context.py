@@ -38,7 +38,7 @@ from ..core.metrics import Metrics
 from ..core.stuck import SeenEvent
 from ..core.turn_table import RunningTurn
 from ..core.view import View
-from ..errors import ContextTooLong, InvalidInput, LeaseExpired, TurnSuspended
+from ..errors import AnswerTooLong, ContextTooLong, InvalidInput, LeaseExpired, TurnSuspended
 from ..events import (
     RESULT_CLASSES,
     ActionEvent,
@@ -145,6 +145,9 @@ class TurnOwner(Protocol):
 
     @property
     def is_agent_resumable(self) -> bool: ...
+
+    @property
+    def answer_length_max(self) -> int: ...
 
     @property
     def view(self) -> View: ...
@@ -340,13 +343,13 @@ class TurnContext:
         """Say something to the user.
 
         With `usage`, the same commit finishes a step. With `ends_turn` it also ends the turn, if no
-        pause holds it; the agent returns after it.
+        pause holds it; the agent returns after it. Raises `AnswerTooLong`.
         """
         message = AgentMessageEvent(
             id=self.ports.ids.new(),
             timestamp=self._now(),
             turn_id=self.turn_id,
-            content=storable(text),
+            content=self._answer(text),
             thinking=thinking,
             llm_response_id=llm_response_id,
         )
@@ -359,7 +362,7 @@ class TurnContext:
 
         Those who follow the turn see the pieces live. The pieces are not durable: `say` or
         `propose_calls` logs the answer. An interrupt before that logs the pieces so far, marked as
-        interrupted.
+        interrupted. If they get longer than `answer_length_max`, the owner fails the turn.
         """
         is_first = True
 
@@ -389,6 +392,13 @@ class TurnContext:
                 await write(piece)
                 pieces.append(piece)
         return await self.say("".join(pieces))
+
+    def _answer(self, text: str) -> str:
+        """Return the text as it can be stored; raise `AnswerTooLong` if it is too long."""
+        said = storable(text)
+        if len(said) > self._owner.answer_length_max:
+            raise AnswerTooLong(self.conversation_id, self.turn_id, self._owner.answer_length_max)
+        return said
 
     async def remind(self, text: str) -> LoggedEvent:
         """Tell the model something in the middle of the turn; it is marked as not the user's."""
@@ -434,7 +444,7 @@ class TurnContext:
 
         `text` is the model's text beside its calls. With `usage`, the same commit finishes a step.
         With `needs_confirmation` the turn waits for the user, and this ends the agent's run with
-        `TurnSuspended`; only a resumable agent can ask for that.
+        `TurnSuspended`; only a resumable agent can ask for that. Raises `AnswerTooLong`.
         """
         if not calls:
             return ()
@@ -443,6 +453,7 @@ class TurnContext:
                 "only an agent with `is_resumable = True` can wait for a confirmation: it runs "
                 "again once the user has answered"
             )
+        said = self._answer(text)
         response_id = self.ports.ids.new()
         actions = [
             ActionEvent(
@@ -456,7 +467,7 @@ class TurnContext:
                 malformed_arguments=malformed and storable(malformed),
                 llm_response_id=response_id,
                 thinking=thinking if n == 0 else (),
-                text=storable(text) if n == 0 else "",
+                text=said if n == 0 else "",
                 risk=call.risk,
             )
             for n, call in enumerate(calls)

@@ -227,13 +227,14 @@ class Conversation:
         """Iterate over live `events`, with the pieces of answers (`TextDelta`) between them.
 
         A user interface shows a conversation from these. Pieces come live, from an owner in this
-        process, from the first piece of an answer to the first that the iterating task misses.
+        process. The first piece of an answer has all that was said of it so far, and a task that
+        falls behind gets what it missed as one piece.
         """
         if after < 0:
             raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
         return _Follower(
             self._setup.subscriptions.read(
-                self.conversation_id, after=after, live=True, deltas=True
+                self.conversation_id, after=after, live=True, pieces=True
             )
         )
 

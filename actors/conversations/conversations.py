@@ -46,7 +46,7 @@ from ..core.commands import (
 )
 from ..core.condensation import Condenser, NoCondenser
 from ..core.limits import Limits
-from ..core.working_state import ConversationSettings, Unfinished
+from ..core.working_state import ANSWER_LENGTH_MAX, ConversationSettings, Unfinished
 from ..errors import (
     ConversationNotFound,
     ConversationsClosed,
@@ -104,6 +104,7 @@ class Conversations:
         system_prompt: str | None = None,
         on_overlap: OnOverlap = "queue",
         queued_messages_max: int = 256,
+        answer_length_max: int = ANSWER_LENGTH_MAX,
         condenser: Condenser | None = None,
         idle_s: float | None = 300.0,
         active_max: int | None = None,
@@ -129,6 +130,9 @@ class Conversations:
         a resumable agent; tools run again only if they are declared idempotent. `configure`:
         returns the settings of the conversation of this id, called each time it is opened.
 
+        `answer_length_max`: the most characters of one answer; the turn of a longer one fails with
+        `AnswerTooLong`.
+
         `runtime`: run in this one; otherwise in one of its own, which ends with it. `idle_s`:
         seconds after which an idle conversation is passivated (None: never). `active_max`: how
         many may be active before the least recently used idle one is passivated. `verify`: how
@@ -142,6 +146,8 @@ class Conversations:
                 f"queued_messages_max is {queued_messages_max}; it takes 1 to "
                 f"{limits.known_messages_max - 1}"
             )
+        if answer_length_max < 1:
+            raise InvalidInput(f"answer_length_max is {answer_length_max}; it takes 1 or more")
         check_overlap(on_overlap)
         _check_agent(agent)
         _check_system_prompt(system_prompt)
@@ -180,6 +186,7 @@ class Conversations:
                 system_prompt=system_prompt,
                 unfinished=unfinished,
                 is_resumable=_is_resumable(agent),
+                answer_length_max=answer_length_max,
             ),
             verify=verify,
             park_s=park_s,

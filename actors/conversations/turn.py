@@ -54,7 +54,7 @@ class TurnAccess:
         self._ref = region[conversation_id]
         self._setup = setup
 
-    def follow(self, seq: int, *, deltas: bool = False) -> EventReader:
+    def follow(self, seq: int, *, pieces: bool = False) -> EventReader:
         """Read the events from `seq` on, live; `seq` is in the log.
 
         Replaces an owner that ends, and raises the reason if none can be started here; follows an
@@ -66,7 +66,7 @@ class TurnAccess:
             live=True,
             known_seq=seq,
             on_owner_ended=self._ensure_owner,
-            deltas=deltas,
+            pieces=pieces,
         )
 
     def read_back(self, seq: int) -> EventReader:
@@ -164,7 +164,7 @@ class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
     def __init__(self, access: TurnAccess, sent: Sent) -> None:
         self._access = access
         self._watch = _TurnWatch(access.conversation_id, sent)
-        self._reader = access.follow(sent.seq, deltas=True)
+        self._reader = access.follow(sent.seq, pieces=True)
 
     async def __anext__(self) -> LoggedEvent | TextDelta:
         if self._watch.end is not None:
@@ -172,13 +172,10 @@ class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
         with self._access.note_waiting():
             while True:
                 try:
-                    item = await self._reader.next_item()
+                    item = await self._reader.next_item(self._watch.turn_id)
                 except StopAsyncIteration:
                     raise ConversationsClosed(self._access.conversation_id) from None
-                if isinstance(item, TextDelta):
-                    if item.turn_id == self._watch.turn_id:
-                        return item
-                elif self._watch.look_at(item.event):
+                if isinstance(item, TextDelta) or self._watch.look_at(item.event):
                     return item
 
 
@@ -280,8 +277,8 @@ class Turn:
         """Iterate over the turn's events, with the pieces of its answer (`TextDelta`) between them.
 
         It begins with the chat message and stops at the turn's end. Every event comes once and in
-        order, also if the turn began long ago. Pieces come live, from an owner in this process, as
-        long as the iterating task keeps up. Raises as `end` does.
+        order, also if the turn began long ago. Pieces come live, from an owner in this process; the
+        first one has all that was said of the answer so far. Raises as `end` does.
         """
         return _TurnFollower(self._access, self._sent)
 

@@ -20,7 +20,7 @@ from .turn_table import TurnTable
 
 __all__ = ["SNAPSHOT_VERSION", "StoredFolds", "decode_snapshot", "encode_snapshot"]
 
-FOLDS_VERSION = 7
+FOLDS_VERSION = 8
 """Rises with every change to the result of a fold; a test over stored logs insists on it."""
 
 SNAPSHOT_VERSION = f"{FOLDS_VERSION};{UPCASTERS.fingerprint}"
@@ -45,6 +45,8 @@ class StoredFolds(BaseModel):
     task_list: tuple[Task, ...]
     details: Details
     iteration: int
+    answers: int
+    answered_response: str | None
     event_id_max: str
     unknown_kinds: tuple[str, ...]
 

@@ -55,6 +55,10 @@ class Folded:
         """The title, the labels, and the user whose conversation it is."""
         self.iteration = 0
         """The steps finished in the turn that runs, or ran last."""
+        self.answers = 0
+        """The messages, and responses with calls, of the turn that runs, or ran last."""
+        self._answered_response: str | None = None
+        """The response of that turn whose calls came last; its further calls are not counted."""
         self.event_id_max = ""
         """No event of the log has an id above this one; ids are time-ordered, so new ones have."""
         self.unknown_kinds: frozenset[str] = frozenset()
@@ -147,6 +151,9 @@ class Folded:
             case "turn_started":
                 self.iteration = 0
                 self.is_turn_condensed = self.is_turn_too_long = False
+                self.answers, self._answered_response = 0, None
+            case "agent_message" | "action":
+                self._count_answer(event)
             case "condensation_request":
                 running = self.turns.running
                 if running is not None and event.turn_id == running.turn_id:
@@ -183,6 +190,15 @@ class Folded:
         if isinstance(event, CondensationEvent) and running is not None:
             self.is_turn_condensed |= any(gone.turn_id == running.turn_id for gone in left)
 
+    def _count_answer(self, event: Event) -> None:
+        running = self.turns.running
+        if running is None or event.turn_id != running.turn_id:
+            return
+        response = event.llm_response_id if isinstance(event, ActionEvent) else None
+        if response is None or response != self._answered_response:
+            self.answers += 1
+        self._answered_response = response
+
     def _restore(self, snapshot: Snapshot) -> bool:
         folds = decode_snapshot(snapshot)
         if folds is None:
@@ -196,6 +212,8 @@ class Folded:
         self.task_list = folds.task_list
         self.details = folds.details
         self.iteration = folds.iteration
+        self.answers = folds.answers
+        self._answered_response = folds.answered_response
         self.event_id_max = folds.event_id_max
         self.unknown_kinds = frozenset(folds.unknown_kinds)
         self._status = folds.status
@@ -226,6 +244,8 @@ class Folded:
             task_list=self.task_list,
             details=self.details,
             iteration=self.iteration,
+            answers=self.answers,
+            answered_response=self._answered_response,
             event_id_max=self.event_id_max,
             unknown_kinds=tuple(sorted(self.unknown_kinds)),
         )

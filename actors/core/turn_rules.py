@@ -12,6 +12,7 @@ from typing import TypeAlias, assert_never
 from turnkeeper.runtime import InvariantViolation
 
 from ..errors import (
+    AnswerTooLong,
     ConversationNotFound,
     MessageIdConflict,
     NotConfirmable,
@@ -39,12 +40,13 @@ from ..events import (
     RetractionEvent,
     StatusChangedEvent,
     SystemPromptEvent,
+    TextDelta,
     TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
     UserRejectEvent,
 )
-from ..values.text import storable
+from ..values.text import hold_back_half
 from .commands import (
     BeginStep,
     CancelTurn,
@@ -97,8 +99,7 @@ def decide_turn(working: WorkingState, command: TurnCommand, stamp: Stamp) -> De
         case TurnAppend():
             return _turn_append(draft, command)
         case Stream():
-            check_running(working, command.turn_id, command.epoch)
-            return Decision(is_answer_over=command.is_first, streamed=command.text)
+            return _stream(draft, command)
         case BeginStep():
             return _begin_step(draft, command)
         case EndTurn():
@@ -271,6 +272,36 @@ def _turn_append(draft: Draft, command: TurnAppend) -> Decision:
     # The text that came with the calls of a response is in the first of them.
     says = any(isinstance(event, AgentMessageEvent | ActionEvent) for event in command.events)
     return draft.decision(logged, is_answer_over=says, is_suspended=command.suspends)
+
+
+def _stream(draft: Draft, command: Stream) -> Decision:
+    """Take a piece of the answer that is being written; fail the turn if it gets too long."""
+    working = draft.working
+    running = check_running(working, command.turn_id, command.epoch)
+    written, newest = working.written, working.written.newest
+    # An answer that was appended by hand moves the one that is being written to the next place.
+    is_moved = newest is not None and newest.answer != working.state.answers
+    attempt = 0 if newest is None or is_moved else newest.attempt
+    before, offset = written.half, written.length
+    if command.is_first or newest is None:
+        attempt, before, offset = attempt + 1, "", 0
+    elif is_moved:
+        attempt, before, offset = 1, written.shown + written.half, 0
+    text, half = hold_back_half(before + command.text)
+    if offset + len(text) > working.settings.answer_length_max:
+        return _fail_too_long(draft, running)
+    piece = TextDelta(working.epoch, running.turn_id, working.state.answers, attempt, offset, text)
+    return Decision(piece=piece, half=half)
+
+
+def _fail_too_long(draft: Draft, running: RunningTurn) -> Decision:
+    working, turn_id = draft.working, running.turn_id
+    error = AnswerTooLong(working.conversation_id, turn_id, working.settings.answer_length_max)
+    name, detail = type(error).__name__, str(error)
+    _close(draft, running, "its agent's answer got too long")
+    add_error(draft, turn_id, name, detail)
+    draft.add(TurnEndedEvent, turn_id=turn_id, outcome="failed", detail=f"{name}: {detail}")
+    return _then_next_queued(draft, StopTurn(turn_id))
 
 
 def _repair_view(draft: Draft, command: RepairView) -> Decision:
@@ -489,7 +520,7 @@ def _close(draft: Draft, running: RunningTurn, why: str, *, answered: Collection
             content=f"no result: {why}; the call had started and may have happened",
             may_have_happened=True,
         )
-    said = storable("".join(working.streamed))
+    said = working.written.text
     if said:
         draft.add(AgentMessageEvent, turn_id=running.turn_id, content=said, interrupted=True)
 

@@ -13,12 +13,14 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from turnkeeper.runtime import format_id
 
-from ..events import Event, LoggedEvent
+from ..events import Event, LoggedEvent, TextDelta
+from ..values.text import storable
 from .commands import OnOverlap
 from .state import Folded
 from .turn_table import KnownMessage
 
 __all__ = [
+    "ANSWER_LENGTH_MAX",
     "ConversationSettings",
     "Decision",
     "Draft",
@@ -28,10 +30,14 @@ __all__ = [
     "TurnEffect",
     "Unfinished",
     "WorkingState",
+    "Written",
 ]
 
 P = ParamSpec("P")
 E = TypeVar("E", bound=Event)
+
+ANSWER_LENGTH_MAX = 4 << 20
+"""The most characters of one answer, unless the application says otherwise."""
 
 Unfinished = Literal["end", "resume"]
 """How a turn goes on whose owner stopped: it ends as interrupted, or its agent is run again."""
@@ -69,6 +75,8 @@ class ConversationSettings:
     unfinished: Unfinished = "end"
     is_resumable: bool = False
     """The agent can be run again on a turn that has begun."""
+    answer_length_max: int = ANSWER_LENGTH_MAX
+    """The most characters of one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +106,52 @@ class Decision:
     reply: object = None
     effects: tuple[TurnEffect, ...] = ()
     is_answer_over: bool = False
-    """The running turn's answer is in the log, or begins anew: its streamed pieces are dropped."""
-    streamed: str = ""
-    """The next piece of the running turn's answer."""
+    """The running turn's answer is in the log: its pieces are dropped."""
+    piece: TextDelta | None = None
+    """The next piece of the running turn's answer; it comes before the events."""
+    half: str = ""
+    """The high surrogate at the end of the piece, held back until its other half comes."""
     is_suspended: bool = False
     """The running turn's agent ends its run here; it is run again when the turn goes on."""
+
+
+@dataclass(slots=True)
+class Written:
+    """The running turn's answer as far as its agent has written it; in memory only."""
+
+    newest: TextDelta | None = None
+    """The newest piece; None if the answer has not begun."""
+    half: str = ""
+    """The high surrogate behind it; it is mended if its other half does not come."""
+    _texts: list[str] = field(default_factory=list)
+
+    @property
+    def shown(self) -> str:
+        """The pieces of the newest attempt, put together."""
+        return "".join(self._texts)
+
+    @property
+    def text(self) -> str:
+        """The text of the newest attempt, as it can be stored."""
+        return self.shown + storable(self.half)
+
+    @property
+    def length(self) -> int:
+        """The code points of the pieces of the newest attempt."""
+        return 0 if self.newest is None else self.newest.offset + len(self.newest.text)
+
+    def take(self, piece: TextDelta, half: str) -> None:
+        """Add the next piece. One with the offset 0 begins an attempt."""
+        if not piece.offset:
+            self._texts.clear()
+        self.newest, self.half = piece, half
+        self._texts.append(piece.text)
+
+    def mend(self) -> TextDelta | None:
+        """Return the piece that stands for a half character at the end; None if there is none."""
+        if self.newest is None or not self.half:
+            return None
+        return self.newest._replace(offset=self.length, text=storable(self.half))
 
 
 @dataclass(slots=True)
@@ -117,8 +166,7 @@ class WorkingState:
     epoch: int
     settings: ConversationSettings
     state: Folded = field(default_factory=Folded)
-    streamed: list[str] = field(default_factory=list)
-    """The pieces of the running turn's unfinished answer; in memory only."""
+    written: Written = field(default_factory=Written)
     agent_of: str | None = None
     """The turn whose agent this owner is running."""
     recent: dict[str, LoggedEvent] = field(default_factory=dict)
@@ -130,9 +178,9 @@ class WorkingState:
             self.state.fold(event)
             self.remember(event, self.state.seq)
         if decision.is_answer_over:
-            self.streamed.clear()
-        if decision.streamed:
-            self.streamed.append(decision.streamed)
+            self.written = Written()
+        elif decision.piece is not None:
+            self.written.take(decision.piece, decision.half)
         if decision.is_suspended:
             self.agent_of = None
         for effect in decision.effects:
@@ -193,5 +241,6 @@ class Draft:
             reply=reply,
             effects=tuple(effects),
             is_answer_over=is_answer_over,
+            piece=self.working.written.mend() if is_answer_over else None,
             is_suspended=is_suspended,
         )

@@ -92,7 +92,6 @@ from ..events import (
     Event,
     LoggedEvent,
     MessageQueuedEvent,
-    TextDelta,
     UserMessageEvent,
     encode_event,
 )
@@ -451,14 +450,12 @@ class ConversationActor(Actor[Command | Query]):
         subscriptions = self._setup.subscriptions
         events: list[LoggedEvent] = []
         for one in decided:
-            command = one.taken.command
-            if isinstance(command, Stream) and one.refusal is None:
+            if (piece := one.decision.piece) is not None and piece.text:
                 # Its place is between the events decided before it and those decided after it.
                 if events:
                     subscriptions.publish(self._conversation_id, events)
                     events = []
-                delta = TextDelta(command.turn_id, command.text, command.is_first)
-                subscriptions.publish_delta(self._conversation_id, delta, seq)
+                subscriptions.publish_piece(self._conversation_id, piece, seq)
             for event in one.decision.events:
                 seq += 1
                 events.append(LoggedEvent(seq, event))
@@ -613,6 +610,10 @@ class ConversationActor(Actor[Command | Query]):
     @property
     def is_agent_resumable(self) -> bool:
         return self._setup.settings.is_resumable
+
+    @property
+    def answer_length_max(self) -> int:
+        return self._setup.settings.answer_length_max
 
     def check_lease(self) -> None:
         """Raise `LeaseExpired` if this owner may have been taken over.

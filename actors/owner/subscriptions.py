@@ -11,6 +11,9 @@ there is no gap and no repeat at the seam of replay and live, and a slow reader 
 journal without delaying any other. While no owner is active in this process, another process may
 own the conversation: a reader then waits for the journal, and for an owner here as well.
 
+The pieces of an answer that is being written are kept once for all readers, as a `LiveAnswer`. A
+reader keeps how much of it it has yielded, and takes the rest as one piece whenever it comes back.
+
 Each page is read from the record at the cursor on. If that record is not the one that was yielded,
 the conversation was deleted, and another of its name is there now.
 """
@@ -21,7 +24,6 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
 
 import anyio
 
@@ -37,6 +39,7 @@ from ..errors import (
 )
 from ..events import LoggedEvent, TextDelta
 from ..journal import Journal, StoredRecord
+from .live_answer import LiveAnswer
 
 __all__ = ["EventReader", "Subscriptions"]
 
@@ -52,6 +55,8 @@ class Subscriptions:
         self._limits = limits
         # Weak, so that a reader ends by being dropped; dicts, so that they are served in order.
         self._readers: dict[str, dict[int, weakref.ref[EventReader]]] = {}
+        self._live_answers: dict[str, LiveAnswer] = {}
+        """The answers that owners here are writing."""
         self._owned: dict[str, Callable[[], bool]] = {}
         """The conversations with an owner here, each with the way to doubt it."""
         self._is_closing = False
@@ -59,13 +64,32 @@ class Subscriptions:
 
     def publish(self, conversation_id: str, events: Sequence[LoggedEvent]) -> None:
         """Offer committed events, in order, to the readers of this conversation."""
+        answer = self._live_answers.get(conversation_id)
+        if answer is not None:
+            ending = next((logged for logged in events if answer.is_ended_by(logged)), None)
+            if ending is not None:
+                answer.last = ending.seq - 1
+                del self._live_answers[conversation_id]
         for reader in self._live(conversation_id):
             reader.offer(events)
 
-    def publish_delta(self, conversation_id: str, delta: TextDelta, head: int) -> None:
+    def publish_piece(self, conversation_id: str, piece: TextDelta, head: int) -> None:
         """Offer a piece of the answer being written; `head` is the end of the log."""
+        answer = self._live_answers.get(conversation_id)
+        if answer is not None and piece.offset:
+            answer.add(piece)
+            for reader in self._live(conversation_id):
+                reader.piece_came()
+            return
+        self._void_answer(conversation_id)
+        answer = self._live_answers[conversation_id] = LiveAnswer(piece, head)
         for reader in self._live(conversation_id):
-            reader.offer_delta(delta, head)
+            reader.offer_answer(answer)
+
+    def _void_answer(self, conversation_id: str) -> None:
+        answer = self._live_answers.pop(conversation_id, None)
+        if answer is not None:
+            answer.is_void = True
 
     def is_owned(self, conversation_id: str) -> bool:
         """True if an owner is active here, so that every event is published when it is written."""
@@ -78,6 +102,7 @@ class Subscriptions:
         if another process may own the conversation by now.
         """
         self._owned[conversation_id] = doubt
+        self._void_answer(conversation_id)
         for reader in self._live(conversation_id):
             reader.look()
 
@@ -92,12 +117,14 @@ class Subscriptions:
     def owner_ended(self, conversation_id: str, *, is_wanted: bool) -> None:
         """Note that the owner here has ended; `is_wanted`: a caller may wait for its work."""
         self._owned.pop(conversation_id, None)
+        self._void_answer(conversation_id)
         if not self._is_closing:
             for reader in self._live(conversation_id):
                 reader.owner_ended(is_wanted=is_wanted)
 
     def deleted(self, conversation_id: str) -> None:
         """End the readers of a conversation that was deleted."""
+        self._void_answer(conversation_id)
         for reader in self._live(conversation_id):
             reader.deleted()
 
@@ -125,7 +152,7 @@ class Subscriptions:
         live: bool,
         known_seq: int = 0,
         on_owner_ended: Callable[[], Awaitable[object]] | None = None,
-        deltas: bool = False,
+        pieces: bool = False,
     ) -> EventReader:
         """Make an `EventReader` of the events after `after`."""
         reader = EventReader(
@@ -137,7 +164,7 @@ class Subscriptions:
             live=live,
             known_seq=known_seq,
             on_owner_ended=on_owner_ended,
-            deltas=deltas,
+            pieces=pieces,
         )
         if self._is_closed:
             reader.close()
@@ -147,6 +174,8 @@ class Subscriptions:
             readers = self._readers.setdefault(conversation_id, {})
             key = id(reader)
             readers[key] = weakref.ref(reader, lambda _: self._forget(conversation_id, key))
+            if (answer := self._live_answers.get(conversation_id)) is not None:
+                reader.offer_answer(answer)
         return reader
 
     def _forget(self, conversation_id: str, key: int) -> None:
@@ -193,13 +222,6 @@ READER_TRANSITIONS: Mapping[ReaderState, Mapping[Signal, ReaderState]] = {
 before the page is awaited, so that a signal from then on is not lost."""
 
 
-class _DeltaAt(NamedTuple):
-    """A piece of an answer, and the end of the log when it was said."""
-
-    delta: TextDelta
-    head: int
-
-
 class EventReader(AsyncIterator[LoggedEvent]):
     """The events of one conversation above a seq, in order, without a gap or a repeat.
 
@@ -227,7 +249,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         live: bool,
         known_seq: int,
         on_owner_ended: Callable[[], Awaitable[object]] | None,
-        deltas: bool,
+        pieces: bool,
     ) -> None:
         self._subscriptions = subscriptions
         self._limits = limits
@@ -241,11 +263,13 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._is_live = live
         self._known_seq = known_seq
         self._on_owner_ended = on_owner_ended
-        self._takes_deltas = deltas
+        self._takes_pieces = pieces
         self._page: deque[StoredRecord] = deque()
-        self._offered: deque[LoggedEvent | _DeltaAt] = deque()
-        self._has_answer_so_far = False
-        """True if all pieces of the current answer were yielded; if not, no more of them are."""
+        self._offered: deque[LoggedEvent] = deque()
+        self._answers: deque[LiveAnswer] = deque()
+        """The answers whose end it has not reached; only the last may still be written."""
+        self._pieces_taken = 0
+        """The pieces of the first of these answers that were yielded."""
         self._state = ReaderState.BEHIND
         # True at first: a reader does not know whether there is an owner.
         self._has_owner_ended = True
@@ -255,20 +279,28 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def offer(self, events: Sequence[LoggedEvent]) -> None:
         """Take events that were just committed, in order."""
         self._offered.extend(events)
-        self._bound_offered()
-
-    def offer_delta(self, delta: TextDelta, head: int) -> None:
-        """Take a piece of the answer being written; `head` is the end of the log."""
-        if self._takes_deltas:
-            self._offered.append(_DeltaAt(delta, head))
-            self._bound_offered()
-
-    def _bound_offered(self) -> None:
         if len(self._offered) > self._limits.buffered_events_max:
             self._offered.clear()
-            self._has_answer_so_far = False
+            # The one that it has begun to yield stays, and the newest one.
+            while len(self._answers) > 2:  # noqa: PLR2004
+                del self._answers[1]
             self._note(Signal.LOOK)
         self._wake()
+
+    def offer_answer(self, answer: LiveAnswer) -> None:
+        """Take an answer that is being written."""
+        if self._takes_pieces:
+            # Only the last one can have begun anew.
+            if self._answers and self._answers[-1].is_void:
+                self._answers.pop()
+            self._answers.append(answer)
+            self._pieces_taken = 0 if len(self._answers) == 1 else self._pieces_taken
+            self._wake()
+
+    def piece_came(self) -> None:
+        """Note that the answer that is being written has another piece."""
+        if self._takes_pieces:
+            self._wake()
 
     @property
     def is_behind(self) -> bool:
@@ -304,13 +336,16 @@ class EventReader(AsyncIterator[LoggedEvent]):
             if isinstance(item, LoggedEvent):
                 return item
 
-    async def next_item(self) -> LoggedEvent | TextDelta:
-        """Return the next event or piece. Raises `StopAsyncIteration` at the end."""
+    async def next_item(self, pieces_of: str | None = None) -> LoggedEvent | TextDelta:
+        """Return the next event or piece. Raises `StopAsyncIteration` at the end.
+
+        `pieces_of`: the turn whose pieces are wanted; None: those of all turns.
+        """
         while True:
             if self._state is ReaderState.DELETED:
                 raise ConversationDeleted(self._conversation_id)
-            if (delta := self._take_due_delta()) is not None:
-                return delta
+            if (piece := self._take_due_piece(pieces_of)) is not None:
+                return piece
             if self._page:
                 # Decoded first: a record that cannot be read is not skipped.
                 logged = decode_record(self._conversation_id, self._page[0])
@@ -335,36 +370,37 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def _take_offered(self) -> LoggedEvent | None:
         """Take the first item on offer. Returns it if it is the event after the cursor."""
         offered = self._offered.popleft()
-        if isinstance(offered, _DeltaAt):
-            # The events before its place have yet to be read, so the piece is lost.
-            self._has_answer_so_far = False
-            self._note(Signal.LOOK)
-        elif offered.seq == self._cursor + 1:
+        if offered.seq == self._cursor + 1:
             return self._given(offered)
-        elif offered.seq > self._cursor:
+        if offered.seq > self._cursor:
             self._note(Signal.LOOK)  # behind a gap, the journal has the missing events
         return None
 
-    def _take_due_delta(self) -> TextDelta | None:
-        """Return the next piece if its place is right after the events that were yielded."""
-        while self._offered:
-            offered = self._offered[0]
-            if isinstance(offered, _DeltaAt):
-                if offered.head > self._cursor:
+    def _take_due_piece(self, pieces_of: str | None) -> TextDelta | None:
+        """Return what was written of the answer at the cursor, since it was last asked for."""
+        while self._answers:
+            answer = self._answers[0]
+            is_passed = answer.last is not None and answer.last < self._cursor
+            if not (answer.is_void or is_passed):
+                if answer.after > self._cursor or pieces_of not in {None, answer.turn_id}:
                     return None
-                self._offered.popleft()
-                is_next = offered.delta.starts_anew or self._has_answer_so_far
-                self._has_answer_so_far = is_next and offered.head == self._cursor
-                if self._has_answer_so_far:
-                    return offered.delta
-            elif offered.seq > self._cursor:
-                return None
-            else:
-                self._offered.popleft()
+                piece = answer.piece_after(self._pieces_taken)
+                if piece is not None:
+                    self._pieces_taken = answer.count
+                    return piece
+                if answer.last is None:
+                    return None
+            self._drop_answer()
         return None
+
+    def _drop_answer(self) -> None:
+        self._answers.popleft()
+        self._pieces_taken = 0
 
     def _given(self, logged: LoggedEvent) -> LoggedEvent:
         self._cursor, self._cursor_id = logged.seq, logged.event.id
+        while self._answers and self._answers[0].is_ended_by(logged):
+            self._drop_answer()
         return logged
 
     async def _find_owner(self, on_owner_ended: Callable[[], Awaitable[object]]) -> None:

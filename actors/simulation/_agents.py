@@ -35,6 +35,7 @@ from ..models.base import (
     ModelUnavailable,
 )
 from ..tool_calls import ToolCall
+from ..values.text import hold_back_half, storable
 from ._disk import SimulatedJournal, linger
 from ._oracles import Oracles
 
@@ -42,6 +43,8 @@ __all__ = ["CarelessCondenser", "SimulatedAgent", "SimulatedToolAgent", "Summary
 
 _STEPS_MAX = 3
 _PIECES_MAX = 4
+_FACE = "\ud83d\ude00"
+"""A character in the two halves in which some models send it."""
 _CALLS_MAX = 3
 _PATIENCE_S = 0.5
 
@@ -84,13 +87,17 @@ class _Outside:
         return text
 
     async def pieces(self, turn: TurnContext) -> AsyncGenerator[str, None]:
-        """Yield an answer piece by piece; no two answers begin alike."""
+        """Yield an answer piece by piece; no two answers begin alike.
+
+        Every second piece ends in the middle of a character.
+        """
         simulation = self.simulation
         said = f"{simulation.steps}:"
         for n in range(1 + simulation.draw("pieces", _PIECES_MAX)):
-            piece = f"p{n}." if n else f"{said}p0."
-            said = piece if not n else said + piece
-            self.oracles.streamed.setdefault(turn.turn_id, set()).add(said)
+            piece = f"p{n}.{_FACE[0]}" if n % 2 else f"{_FACE[1] if n else said}p{n}."
+            said = said + piece if n else piece
+            streamed = self.oracles.streamed.setdefault(turn.turn_id, set())
+            streamed.update((storable(said), hold_back_half(said)[0]))
             yield piece
             await linger(simulation, "piece", 0.3, 2.0)
             if self.misbehaves and simulation.chance("stream breaks", 0.05):

@@ -29,6 +29,7 @@ from ..events import (
     MessageQueuedEvent,
     MessageWithdrawnEvent,
     ObservationEvent,
+    TextDelta,
     TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
@@ -38,7 +39,7 @@ from ..events import (
 from ..journal import StoredRecord
 from ._disk import Disk, SimulatedJournal, owner_of
 
-__all__ = ["INVARIANTS", "Oracles", "Sending", "ToolLedger"]
+__all__ = ["INVARIANTS", "Oracles", "Sending", "ShownAnswer", "ToolLedger"]
 
 INVARIANTS: Final = {
     "L1": "what was acknowledged is in the log, at the seq that was told",
@@ -70,6 +71,7 @@ INVARIANTS: Final = {
     "F1": "a fork begins with nothing that runs or waits",
     "C1": "nothing is seen before it is in the log: no event, reply, action or view",
     "C2": "what a follower is given of an answer is its beginning, without a gap",
+    "C3": "the pieces of an answer, put together, are the event that carries it",
     "D1": "a reader is told of a deletion only when it is durable",
     "S1": "a subscriber sees every event once, in order",
     "E1": "what the sender was told of the end of its turn is what the log says",
@@ -712,6 +714,40 @@ _MARKED_KINDS = frozenset(
         "status_changed",
     }
 )
+
+
+class ShownAnswer:
+    """An answer as a follower shows it, from its pieces alone."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._newest: TextDelta | None = None
+
+    def add(self, piece: TextDelta) -> str | None:
+        """Show the next piece; return the reason if it is none."""
+        newest, self._newest = self._newest, piece
+        if piece.offset:
+            is_next = newest is not None and newest[:4] == piece[:4]
+            if not is_next or len(self.text) != piece.offset:
+                return f"{piece} after {newest}, which makes {self.text!r}"
+        elif newest is not None and newest[:3] == piece[:3] and newest.attempt >= piece.attempt:
+            return f"{piece} after {newest}, which it does not void"
+        self.text = self.text[: piece.offset] + piece.text
+        return None
+
+    def see(self, event: Event) -> str | None:
+        """Take in the next event; return the reason if it is not what was shown.
+
+        No two streams begin alike, so a text that begins as the pieces do was said of them.
+        """
+        text = None
+        if isinstance(event, AgentMessageEvent | ActionEvent | TurnEndedEvent):
+            text, self.text, self._newest = self.text, "", None
+        if isinstance(event, AgentMessageEvent) and text and text != event.content:
+            began, _, _ = text.partition(":")
+            if event.content.startswith(f"{began}:"):
+                return f"{text!r} was shown of {brief(event)}"
+        return None
 
 
 def brief(event: Event) -> str:

@@ -50,7 +50,7 @@ from ._disk import (
     linger,
     owner_of,
 )
-from ._oracles import Oracles, Sending
+from ._oracles import Oracles, Sending, ShownAnswer
 
 __all__ = ["MARKS", "ConversationWorld", "Options"]
 
@@ -777,7 +777,7 @@ class _Run:
         turn = await conversations[sending.conversation_id].send(
             sending.content, message_id=sending.message_id
         )
-        seq, so_far = 0, ""
+        seq, shown = 0, ShownAnswer()
         async for item in turn:
             if isinstance(item, LoggedEvent):
                 self.oracles.saw_event(
@@ -786,14 +786,14 @@ class _Run:
                 if item.seq <= seq:
                     self.oracles.broken("S1", f"a follower at {seq} was given {item.seq}")
                 seq = item.seq
+                if (found := shown.see(item.event)) is not None:
+                    self.oracles.broken("C3", found)
             else:
-                pieces = self.oracles.streamed.get(item.turn_id, set())
                 self.simulation.mark("delta")
-                if not any(item.text in said for said in pieces):
-                    self.oracles.broken("C1", f"a delta that was never said: {item.text!r}")
-                so_far = item.text if item.starts_anew else so_far + item.text
-                if so_far not in pieces:
-                    self.oracles.broken("C2", f"{so_far!r} of turn {item.turn_id}")
+                if (found := shown.add(item)) is not None:
+                    self.oracles.broken("C2", found)
+                if shown.text not in self.oracles.streamed.get(item.turn_id, set()):
+                    self.oracles.broken("C2", f"{shown.text!r} of turn {item.turn_id}")
         self.simulation.mark("followed to the end")
 
     async def _subscribe(self, name: str) -> None:

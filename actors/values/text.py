@@ -15,6 +15,7 @@ __all__ = [
     "check_short",
     "check_text",
     "error_text",
+    "hold_back_half",
     "storable",
 ]
 
@@ -37,6 +38,15 @@ def storable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def hold_back_half(text: str) -> tuple[str, str]:
+    """Return a text as it can be stored, without a high surrogate at its end, and that surrogate.
+
+    The text that follows may begin with the other half of the pair.
+    """
+    half = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
+    return storable(text[: len(text) - len(half)]), half
 
 
 def error_text(error: BaseException) -> str:

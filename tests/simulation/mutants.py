@@ -204,8 +204,8 @@ MUTANTS = [
         "an interrupted answer is kept from its end",
         turn_rules,
         "_close",
-        'said = storable("".join(working.streamed))',
-        'said = storable("".join(working.streamed[1:]))',
+        "said = working.written.text",
+        "said = working.written.text[1:]",
         600,
     ),
     Mutant(
@@ -591,9 +591,9 @@ PROMISES = [
     Mutant(
         "a follower is given an answer from its middle",
         EventReader,
-        "_take_due_delta",
-        "is_next = offered.delta.starts_anew or self._has_answer_so_far",
-        "is_next = True",
+        "_take_due_piece",
+        "piece = answer.piece_after(self._pieces_taken)",
+        "piece = answer.piece_after(max(1, self._pieces_taken))",
     ),
     Mutant(
         "calls confirmed during a pause count as started",

@@ -223,7 +223,7 @@ async def test_a_failing_model_is_asked_again_and_each_attempt_begins_its_text_a
                 async for item in turn:
                     if isinstance(item, LoggedEvent):
                         continue
-                    if item.starts_anew:
+                    if not item.offset:
                         shown.append("")
                     shown[-1] += item.text
 

@@ -115,7 +115,11 @@ async def test_pieces_come_in_order_and_make_the_answer() -> None:
 
         assert followed.pieces == await turn.reply()
         deltas = [item for item in followed.items if isinstance(item, TextDelta)]
-        assert [delta.starts_anew for delta in deltas] == [True] + [False] * 99
+        assert 1 < len(deltas) <= 100  # those that came before it looked are one
+        assert {delta[:4] for delta in deltas} == {(1, turn.turn_id, 0, 1)}
+        assert [delta.offset for delta in deltas] == [
+            sum(len(before.text) for before in deltas[:n]) for n in range(len(deltas))
+        ]
 
 
 async def test_the_pieces_come_also_where_all_was_said_before_the_follower_began_to_read() -> None:
@@ -133,9 +137,9 @@ async def test_the_pieces_come_also_where_all_was_said_before_the_follower_began
         assert follower.line.startswith("u100 a0 1 2")
 
 
-async def test_a_follower_that_missed_a_piece_gets_no_more_of_that_answer() -> None:
-    """What came is then the beginning of the answer, never one with a hole in it."""
-    go_on = anyio.Event()
+async def test_a_follower_that_falls_behind_gets_what_it_missed_as_one_piece() -> None:
+    """From where it was; of any number of pieces, also if events come between them."""
+    go_on, wrote = anyio.Event(), anyio.Event()
 
     @agent
     async def writes_much(turn: TurnContext) -> None:
@@ -144,6 +148,7 @@ async def test_a_follower_that_missed_a_piece_gets_no_more_of_that_answer() -> N
         await go_on.wait()
         for n in range(1, Limits().buffered_events_max + 20):
             await write(f"{n} ")
+        wrote.set()
         await turn.say("much")
         await turn.stream(_pieces(3))
 
@@ -158,20 +163,27 @@ async def test_a_follower_that_missed_a_piece_gets_no_more_of_that_answer() -> N
         follower.items += [item async for item in items]
 
         assert follower.line == "uA amuch a0 1 2  completed"
-        assert follower.pieces == "0 0 1 2 "
+        much = "".join(f"{n} " for n in range(Limits().buffered_events_max + 20))
+        deltas = [item for item in follower.items if isinstance(item, TextDelta)]
+        assert [delta[2:] for delta in deltas] == [
+            (0, 1, 0, "0 "),
+            (0, 1, 2, much.removeprefix("0 ")),
+            (1, 1, 0, "0 1 2 "),
+        ]
 
 
-async def test_a_follower_that_comes_in_the_middle_of_an_answer_gets_no_pieces_of_it() -> None:
+async def test_a_follower_that_comes_in_the_middle_gets_what_was_said_as_its_first_piece() -> None:
     wrote, go_on = anyio.Event(), anyio.Event()
 
     @agent
     async def writes_on(turn: TurnContext) -> None:
         write = turn.writer()
         await write("one ")
+        await write("two ")
         wrote.set()
         await go_on.wait()
-        await write("two")
-        await turn.say("one two")
+        await write("three")
+        await turn.say("one two three")
 
     async with verified(writes_on, journal=MemoryJournal()) as conversations:
         turn = await conversations["c"].send("A")
@@ -181,10 +193,12 @@ async def test_a_follower_that_comes_in_the_middle_of_an_answer_gets_no_pieces_o
         async with anyio.create_task_group() as group:
             group.start_soon(follower.follow)
             await anyio.wait_all_tasks_blocked()
+            assert follower.pieces == "one two "
             go_on.set()
 
-        assert follower.pieces == ""
-        assert follower.line == "uA aone two completed"
+        pieces = [item[2:] for item in follower.items if isinstance(item, TextDelta)]
+        assert pieces == [(0, 1, 0, "one two "), (0, 1, 8, "three")]
+        assert follower.line == "uA aone two three completed"
 
 
 async def test_an_attempt_that_begins_anew_says_so() -> None:
@@ -202,7 +216,7 @@ async def test_an_attempt_that_begins_anew_says_so() -> None:
         text = ""
         for item in followed.items:
             if isinstance(item, TextDelta):
-                text = item.text if item.starts_anew else text + item.text
+                text = text[: item.offset] + item.text
         assert text == "second try"
 
 
@@ -230,7 +244,7 @@ async def test_a_follower_that_comes_in_the_middle_gets_all_events() -> None:
         assert followed.line == "uA call call result result aA completed"
 
 
-async def test_a_slow_follower_misses_pieces_and_no_event() -> None:
+async def test_a_slow_follower_delays_no_other_and_misses_nothing() -> None:
     """The turn does not wait for it, and ends while it stands still."""
     pieces = Limits().buffered_events_max * 3
     async with verified(writes, journal=MemoryJournal()) as conversations:
@@ -247,6 +261,7 @@ async def test_a_slow_follower_misses_pieces_and_no_event() -> None:
         assert follower.line.endswith("completed")
         follower.check_once_in_order()
         assert len(rest) < pieces
+        assert follower.pieces == await turn.reply()
 
 
 class FailsAt(WatchedJournal):

@@ -103,7 +103,7 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (turn_rules, "check_running", "or epoch != working.epoch", ""),
     (turn_rules, "check_running", "or running.turn_id != turn_id", ""),
     (WorkingState, "apply", "self.agent_of = None", "pass"),
-    (WorkingState, "apply", "self.streamed.clear()", "pass"),
+    (WorkingState, "apply", "self.written = Written()", "pass"),
     (TurnTable, "fold", "self._queued.pop(event.message_id, None)", "pass"),
     (TurnTable, "fold", "if event.queued_again:", "if False:"),
     (TurnTable, "fold", "if not event.is_reminder:", "if True:"),

@@ -230,7 +230,7 @@ class Turns:
         turns = state.turns
         running = turns.running
         assert state.seq == len(self.events)
-        assert working.streamed == self.said
+        assert working.written.text == "".join(self.said)
         assert turns.is_unfinished == (running is not None or bool(turns.queued))
         if running is None:
             assert not turns.awaiting

@@ -1,0 +1,65 @@
+"""An answer while it is being written, as the readers of its conversation share it.
+
+The owner's pieces of one attempt are kept once, here. A reader keeps the number of pieces that it
+has yielded, so what an answer costs a reader does not grow with its length, and a reader that falls
+behind, or comes in the middle, gets all that it has missed as one piece.
+"""
+
+from __future__ import annotations
+
+from ..events import ActionEvent, AgentMessageEvent, LoggedEvent, TextDelta, TurnEndedEvent
+
+__all__ = ["LiveAnswer"]
+
+
+class LiveAnswer:
+    """One attempt at an answer. Used from one event loop only."""
+
+    __slots__ = ("_merged", "_pieces", "after", "is_void", "last")
+
+    def __init__(self, first: TextDelta, after: int) -> None:
+        self.after = after
+        """The end of the log when it began: its pieces come after the event at this seq."""
+        self.last: int | None = None
+        """Its pieces come before the event behind this seq; None while it is being written."""
+        self.is_void = False
+        """True if the answer began anew, or its owner ended: no more of it is shown."""
+        self._pieces = [first]
+        self._merged: tuple[int, TextDelta] | None = None
+
+    @property
+    def turn_id(self) -> str:
+        return self._pieces[0].turn_id
+
+    @property
+    def count(self) -> int:
+        """The pieces so far."""
+        return len(self._pieces)
+
+    def add(self, piece: TextDelta) -> None:
+        """Add the next piece."""
+        self._pieces.append(piece)
+        self._merged = None
+
+    def piece_after(self, count: int) -> TextDelta | None:
+        """Return all but the first `count` pieces as one; None if there are no more."""
+        missing = len(self._pieces) - count
+        if not missing:
+            return None
+        first = self._pieces[count]
+        if missing == 1:
+            return first
+        # Kept, since many readers that come together ask for the same.
+        if self._merged is None or self._merged[0] != count:
+            text = "".join([piece.text for piece in self._pieces[count:]])
+            self._merged = count, first._replace(text=text)
+        return self._merged[1]
+
+    def is_ended_by(self, logged: LoggedEvent) -> bool:
+        """True if this event carries the answer, or ends its turn: it replaces the pieces."""
+        event = logged.event
+        return (
+            event.turn_id == self.turn_id
+            and logged.seq > self.after
+            and isinstance(event, AgentMessageEvent | ActionEvent | TurnEndedEvent)
+        )
