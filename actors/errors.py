@@ -8,6 +8,7 @@ to know the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from turnkeeper.runtime import OutcomeUnknown, OwnershipLost, Refused, Unavailable
 
@@ -41,12 +42,15 @@ class ContextTooLong(Refused):
 
 
 class TurnInProgress(Refused):
-    """A turn is running and `on_overlap` says `reject`; nothing was written."""
+    """A turn is running, and it may not be disturbed; nothing was written.
 
-    def __init__(self, conversation_id: str, turn_id: str) -> None:
+    A chat message gets this with `on_overlap="reject"`, and so does `undo`.
+    """
+
+    def __init__(self, conversation_id: str, turn_id: str, attempted: str = "chat message") -> None:
         super().__init__(
-            f"chat message refused on conversation {conversation_id}: turn {turn_id} is running; "
-            "nothing was written; wait for it, or send with another on_overlap"
+            f"{attempted} refused on conversation {conversation_id}: turn {turn_id} is running; "
+            "nothing was written; wait for its end, interrupt it, or send with another on_overlap"
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id
@@ -131,13 +135,36 @@ class NothingToRetract(Refused):
     """None of the events to retract is in the view; nothing was written."""
 
     def __init__(self, conversation_id: str, turn_id: str | None) -> None:
-        what = "no event was named" if turn_id is None else f"turn {turn_id} has none in the view"
+        what = "no event was found" if turn_id is None else f"turn {turn_id} has none in the view"
         super().__init__(
             f"retraction refused on conversation {conversation_id}: {what}; nothing was written; "
             "retract events that the view still has"
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id
+
+
+class NotRetractable(Refused):
+    """A turn cannot leave the view as a whole; nothing was written.
+
+    `reason`: "condensed", a condensation has forgotten a part of it or stands behind it; "by_hand",
+    it is tied to events that were appended by hand.
+    """
+
+    def __init__(
+        self, conversation_id: str, turn_id: str, reason: Literal["condensed", "by_hand"]
+    ) -> None:
+        found = {
+            "condensed": "a part of it is condensed, and a summary would tell of what never was",
+            "by_hand": "it is tied to events that were appended by hand",
+        }
+        super().__init__(
+            f"turn {turn_id} of conversation {conversation_id} is not taken back: {found[reason]}; "
+            "nothing was written; fork the conversation at an earlier seq, or retract events by id"
+        )
+        self.conversation_id = conversation_id
+        self.turn_id = turn_id
+        self.reason = reason
 
 
 class ResultNotKept(Unavailable):
@@ -271,6 +298,18 @@ class ConversationExists(Refused):
         )
         self.conversation_id = conversation_id
         self.head = head
+
+
+class MessageNotFound(Refused):
+    """The conversation has no chat message of this id with a turn; reading it changed nothing."""
+
+    def __init__(self, conversation_id: str, message_id: str) -> None:
+        super().__init__(
+            f"no chat message {message_id} with a turn in conversation {conversation_id}; nothing "
+            "was changed; send the message, which is safe under the same id"
+        )
+        self.conversation_id = conversation_id
+        self.message_id = message_id
 
 
 class RecordNotFound(Refused):

@@ -19,27 +19,37 @@ from ..core.commands import (
     Command,
     Confirm,
     GetView,
+    Interrupt,
     OnOverlap,
     Pause,
     Query,
     Resume,
     Retract,
     Send,
+    Sent,
+    Undo,
 )
 from ..core.records import encode_record
 from ..core.state import Folded
 from ..core.turn_rules import decide_fork
 from ..core.view import View
 from ..core.working_state import Stamp, WorkingState
-from ..errors import InvalidInput
-from ..events import Event, ImageContent, LoggedEvent, TextDelta
+from ..errors import ConversationNotFound, InvalidInput, MessageNotFound
+from ..events import (
+    Event,
+    ImageContent,
+    LoggedEvent,
+    MessageQueuedEvent,
+    TextDelta,
+    UserMessageEvent,
+)
 from ..journal import Rejection
 from ..owner.actor import Setup
 from ..owner.loading import load_state
 from ..owner.subscriptions import EventReader
 from ..values.frozen import FrozenObject
 from ..values.text import ID_LENGTH_MAX, check_id, check_short, error_text
-from .turn import Turn, TurnAccess
+from .turn import Turn, TurnAccess, find_turn
 
 __all__ = ["Conversation"]
 
@@ -83,7 +93,80 @@ class Conversation:
             message_id = self._setup.ports.ids.new()
         send = Send(message_id, content, tuple(images), on_overlap)
         sent = await self._ref.ask(send)
-        return Turn(TurnAccess(self.conversation_id, self._region, self._setup), sent)
+        return self._turn(sent)
+
+    def _turn(self, sent: Sent) -> Turn:
+        return Turn(self._turn_access(), sent)
+
+    def _turn_access(self) -> TurnAccess:
+        return TurnAccess(self.conversation_id, self._region, self._setup)
+
+    async def exists(self) -> bool:
+        """Return True if the conversation has begun and was not deleted. Creates nothing."""
+        try:
+            await self._setup.journal.info(self.conversation_id)
+        except ConversationNotFound:
+            return False
+        return True
+
+    async def running(self) -> Turn | None:
+        """Return the turn that runs, is paused or waits for a confirmation; None if none does.
+
+        It only reads the log, whichever process owns the conversation. The message id of the turn
+        is that of its first chat message. Raises `ConversationNotFound`.
+        """
+        turns = (await self.at()).turns
+        if turns.running is None:
+            return None
+        for message in turns.running.messages:
+            known = None if message.message_id is None else turns.find(message.message_id)
+            if known is not None:
+                turn_id, waits_for = turns.running.turn_id, turns.waits_for
+                return self._turn(Sent(known.message_id, known.seq, turn_id, True, None, waits_for))
+        return None
+
+    async def turn(self, message_id: str) -> Turn:
+        """Return the turn of a chat message that is in the log, running or long ended.
+
+        It only reads the log, whichever process owns the conversation. Raises `MessageNotFound` and
+        `ConversationNotFound`.
+        """
+        check_id("message_id", message_id)
+        journal = self._setup.journal
+        await journal.info(self.conversation_id)
+        found = await journal.find_messages(self.conversation_id, [message_id])
+        if message_id not in found:
+            raise MessageNotFound(self.conversation_id, message_id)
+        return await find_turn(self._turn_access(), message_id, found[message_id])
+
+    async def queued(self) -> Sequence[MessageQueuedEvent]:
+        """Return the chat messages that wait, in the order of their turns. It only reads the log.
+
+        `await (await conversation.turn(message.message_id)).cancel()` withdraws one of them. Raises
+        `ConversationNotFound`.
+        """
+        return tuple((await self.at()).turns.queued.values())
+
+    async def interrupt(self, turn_id: str | None = None) -> bool:
+        """End the turn that runs, is paused or waits for a confirmation; durable when this returns.
+
+        What was said is kept, open calls are answered, and the next chat message that waits gets
+        its turn. Returns False if no turn runs, or another than `turn_id`: name the turn that the
+        user saw, so that a late press does not hit the next one. Raises `ConversationNotFound`.
+        """
+        await self._setup.journal.info(self.conversation_id)
+        return await self._ref.ask(Interrupt(turn_id))
+
+    async def undo(self) -> Sequence[UserMessageEvent]:
+        """Take the newest turn that has chat messages in the view out of it; return the messages.
+
+        The log keeps the turn, and what its tools did stays done. Called again, it takes the turn
+        before; so after `OutcomeUnknown`, read the view first. Raises `TurnInProgress` while a turn
+        runs, `NotRetractable` if a part of it is condensed, `NothingToRetract`, and
+        `ConversationNotFound`.
+        """
+        await self._setup.journal.info(self.conversation_id)
+        return await self._ref.ask(Undo())
 
     async def append(self, event: Event, *, park: bool = False) -> Appended | Duplicate:
         """Put one event into the log, if admission lets it; no turn starts.

@@ -14,7 +14,12 @@ from typing import Literal
 from turnkeeper.runtime import NotDelivered, OutcomeUnknown, OwnershipLost, Region, Unavailable
 
 from ..core.commands import CancelTurn, Command, GetView, OnOverlap, Query, Sent
-from ..errors import ConversationDeleted, ConversationsClosed, TurnNotCompleted
+from ..errors import (
+    ConversationDeleted,
+    ConversationsClosed,
+    MessageNotFound,
+    TurnNotCompleted,
+)
 from ..events import (
     AgentMessageEvent,
     Event,
@@ -30,7 +35,7 @@ from ..owner.actor import Setup
 from ..owner.subscriptions import EventReader
 from ..owner.wait_graph import turn_of
 
-__all__ = ["Turn", "TurnAccess", "TurnEnd"]
+__all__ = ["Turn", "TurnAccess", "TurnEnd", "find_turn"]
 
 OWNERS_ENDING_MAX = 2
 """How many owners may fail or stop while a turn is awaited, before its awaiter is told why."""
@@ -158,6 +163,21 @@ class _TurnWatch:
         return True
 
 
+async def find_turn(access: TurnAccess, message_id: str, seq: int) -> Turn:
+    """Return the turn of the chat message whose first event is at `seq`.
+
+    Raises `MessageNotFound` if no turn answers it.
+    """
+    watch = _TurnWatch(access.conversation_id, Sent(message_id, seq, ""))
+    async for logged in access.read_back(seq):
+        watch.look_at(logged.event)
+        if watch.end is not None or not watch.turn_id:
+            break
+    if not watch.turn_id:
+        raise MessageNotFound(access.conversation_id, message_id)
+    return Turn(access, Sent(message_id, seq, watch.turn_id, is_duplicate=True))
+
+
 class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
     """The iterator of a turn, for one task and one pass."""
 
@@ -205,6 +225,11 @@ class Turn:
 
     @property
     def turn_id(self) -> str:
+        """The id of the turn, as it was known when this was sent or looked up.
+
+        For a chat message that waits it is a forecast: the message may join another turn, or wait
+        again under another id. Ask for the turn by its message id: `conversation.turn`.
+        """
         return self._sent.turn_id
 
     @property
@@ -214,7 +239,7 @@ class Turn:
 
     @property
     def is_duplicate(self) -> bool:
-        """True if the log had this chat message before it was sent."""
+        """True if the log had this chat message before it was sent, or it was looked up."""
         return self._sent.is_duplicate
 
     @property
@@ -224,7 +249,7 @@ class Turn:
 
     @property
     def waits_for(self) -> Literal["resume", "confirmation"] | None:
-        """What the conversation was waiting for when this was sent, if the turn has to wait too."""
+        """What the turn had to wait for when this was sent or found running; None: for nothing."""
         return self._sent.waits_for
 
     async def reply(self) -> str:
@@ -257,13 +282,20 @@ class Turn:
         ended = None
         if access.is_inside_a_turn:
             # A turn that has ended is told without waiting; waiting in a circle is refused below.
-            ended = await self._find_end(access.read_back(self.seq))
+            ended = await self.ended()
         if ended is None:
             with access.note_waiting():
                 ended = await self._find_end(access.follow(self.seq))
         if ended is None:
             raise ConversationsClosed(access.conversation_id)
         return ended
+
+    async def ended(self) -> TurnEnd | None:
+        """Return how the turn ended, or None if it has not ended yet; it only reads.
+
+        Raises `ConversationDeleted`.
+        """
+        return await self._find_end(self._access.read_back(self.seq))
 
     async def _find_end(self, events: EventReader) -> TurnEnd | None:
         watch = _TurnWatch(self._access.conversation_id, self._sent)

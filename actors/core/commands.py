@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from turnkeeper.runtime import Message
 
 from ..errors import InvalidInput
-from ..events import Event, ImageContent, LoggedEvent, decode_event
+from ..events import Event, ImageContent, LoggedEvent, UserMessageEvent, decode_event
 from ..journal import Deletion
 from ..values.frozen import FrozenObject
 from ..values.text import (
@@ -41,6 +41,7 @@ __all__ = [
     "DropOverdue",
     "EndTurn",
     "GetView",
+    "Interrupt",
     "OnOverlap",
     "Pause",
     "Propose",
@@ -54,6 +55,7 @@ __all__ = [
     "Sent",
     "Stream",
     "TurnAppend",
+    "Undo",
     "check_overlap",
 ]
 
@@ -202,6 +204,18 @@ class CancelTurn(Message[bool]):
 
 
 @dataclass(frozen=True, slots=True)
+class Interrupt(Message[bool]):
+    """Interrupt the turn that runs. False: none runs, or another than the one that is named."""
+
+    turn_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Undo(Message[tuple[UserMessageEvent, ...]]):
+    """Retract the newest turn that has chat messages in the view; the reply: those messages."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnAppend(Message[Sequence[LoggedEvent]]):
     """Append the events of a running turn's agent, in one commit: all of them, or none."""
 
@@ -342,7 +356,9 @@ Command = (
     | AppendAll
     | Retract
     | Change
+    | Undo
     | CancelTurn
+    | Interrupt
     | TurnAppend
     | Stream
     | BeginStep

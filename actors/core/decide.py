@@ -18,8 +18,10 @@ from ..errors import (
     MessageIdConflict,
     NotAppendable,
     NothingToRetract,
+    NotRetractable,
     NotWhileTurnRuns,
     TooManyLabels,
+    TurnInProgress,
 )
 from ..events import (
     RESULT_CLASSES,
@@ -50,11 +52,12 @@ from .commands import (
     ProposeFailed,
     Query,
     Retract,
+    Undo,
 )
 from .condensation import CondensationPlan, check_proposal, make_room
 from .details import LABELS_MAX
 from .state import Folded
-from .turn_rules import add_error, add_first_prompt, decide_turn
+from .turn_rules import add_error, add_first_prompt, decide_turn, is_chat_message
 from .view import View
 from .working_state import Decision, Draft, Stamp, WorkingState
 
@@ -81,6 +84,8 @@ def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Dec
             decision = _change(working, command, stamp)
         case Retract():
             decision = _retract(working, command, stamp)
+        case Undo():
+            decision = _undo(working, stamp)
         case Propose():
             decision = _propose(working, command, stamp)
         case ProposeFailed():
@@ -180,6 +185,24 @@ def _retract(working: WorkingState, command: Retract, stamp: Stamp) -> Decision:
     draft.add(RetractionEvent, retracted_event_ids=event_ids)
     _check_leaves_turn_alone(working, draft.events)
     return draft.decision(Appended(draft.seq))
+
+
+def _undo(working: WorkingState, stamp: Stamp) -> Decision:
+    state = working.state
+    running = state.turns.running
+    if running is not None:
+        raise TurnInProgress(working.conversation_id, running.turn_id, "undo")
+    turn_id = next((e.turn_id for e in reversed(state.view) if is_chat_message(e)), None)
+    if turn_id is None:
+        raise NothingToRetract(working.conversation_id, None)
+    of_turn = {at: event for at, event in enumerate(state.view) if event.turn_id == turn_id}
+    if state.is_condensed_from(min(of_turn)):
+        raise NotRetractable(working.conversation_id, turn_id, "condensed")
+    draft = Draft(working, stamp)
+    draft.add(RetractionEvent, retracted_event_ids=tuple(event.id for event in of_turn.values()))
+    if state.admission.check(draft.events) is not None:
+        raise NotRetractable(working.conversation_id, turn_id, "by_hand")
+    return draft.decision(tuple(event for event in of_turn.values() if is_chat_message(event)))
 
 
 def _check_leaves_turn_alone(working: WorkingState, events: Sequence[Event]) -> None:

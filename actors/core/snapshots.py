@@ -20,7 +20,7 @@ from .turn_table import TurnTable
 
 __all__ = ["SNAPSHOT_VERSION", "StoredFolds", "decode_snapshot", "encode_snapshot"]
 
-FOLDS_VERSION = 8
+FOLDS_VERSION = 9
 """Rises with every change to the result of a fold; a test over stored logs insists on it."""
 
 SNAPSHOT_VERSION = f"{FOLDS_VERSION};{UPCASTERS.fingerprint}"
@@ -38,7 +38,7 @@ class StoredFolds(BaseModel):
     responses_left: tuple[str, ...]
     status: StatusFold
     turns: TurnTable
-    is_turn_condensed: bool
+    condensed_turns: tuple[str, ...]
     is_turn_too_long: bool
     recently_seen: tuple[SeenEvent, ...]
     metrics: Metrics

@@ -16,6 +16,7 @@ from ..events import (
     EVENT_CLASSES,
     ActionEvent,
     CondensationEvent,
+    CondensationSummaryEvent,
     Event,
     LLMConvertibleEvent,
     Task,
@@ -44,8 +45,8 @@ class Folded:
         self.seq = 0
         """The position of the last event that was folded; 0 before the first."""
         self.turns = TurnTable()
-        self.is_turn_condensed = False
-        """True if a condensation has forgotten a part of the turn that runs, or ran last."""
+        self.condensed_turns: frozenset[str] = frozenset()
+        """The turns that run or have events in the view, and of which a part is forgotten."""
         self.is_turn_too_long = False
         """True while the running turn has requested a condensation that has not come yet."""
         self.recently_seen = RecentlySeen()
@@ -116,9 +117,16 @@ class Folded:
         A rollback retracts them, once the turn has no call open.
         """
         running = self.turns.running
-        if running is None or self.is_turn_condensed:
+        if running is None or running.turn_id in self.condensed_turns:
             return None
         return tuple(event.id for event in self._view.events if event.turn_id == running.turn_id)
+
+    def is_condensed_from(self, index: int) -> bool:
+        """True if a condensation has forgotten events of the view from this index on."""
+        return any(
+            isinstance(event, CondensationSummaryEvent) or event.turn_id in self.condensed_turns
+            for event in self._view.events[index:]
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Folded):
@@ -141,7 +149,7 @@ class Folded:
             self.recently_seen.fold(event)
         if left:
             self.admission.fold(left)
-            self._note_forgotten(event, left)
+            self._note_left(event, left)
         self.turns.fold(event, self.seq, known_max=self.limits.known_messages_max)
         self._status = self._status.fold(event)
         match event.kind:
@@ -150,7 +158,7 @@ class Folded:
                 self.iteration += 1
             case "turn_started":
                 self.iteration = 0
-                self.is_turn_condensed = self.is_turn_too_long = False
+                self.is_turn_too_long = False
                 self.answers, self._answered_response = 0, None
             case "agent_message" | "action":
                 self._count_answer(event)
@@ -185,10 +193,15 @@ class Folded:
         self.admission.fold(left)
         return tuple(event.id for event in left)
 
-    def _note_forgotten(self, event: Event, left: Iterable[LLMConvertibleEvent]) -> None:
-        running = self.turns.running
-        if isinstance(event, CondensationEvent) and running is not None:
-            self.is_turn_condensed |= any(gone.turn_id == running.turn_id for gone in left)
+    def _note_left(self, event: Event, left: Iterable[LLMConvertibleEvent]) -> None:
+        condensed = set(self.condensed_turns)
+        if isinstance(event, CondensationEvent):
+            condensed.update(gone.turn_id for gone in left if gone.turn_id is not None)
+        if condensed:
+            running = self.turns.running
+            kept = {shown.turn_id for shown in self._view.events}
+            kept.add(None if running is None else running.turn_id)
+            self.condensed_turns = frozenset(condensed & kept)
 
     def _count_answer(self, event: Event) -> None:
         running = self.turns.running
@@ -205,7 +218,7 @@ class Folded:
             return False
         self.seq = folds.seq
         self.turns = folds.turns
-        self.is_turn_condensed = folds.is_turn_condensed
+        self.condensed_turns = frozenset(folds.condensed_turns)
         self.is_turn_too_long = folds.is_turn_too_long
         self.recently_seen = RecentlySeen(folds.recently_seen)
         self.metrics = folds.metrics
@@ -237,7 +250,7 @@ class Folded:
             responses_left=self.admission.responses_left,
             status=self._status,
             turns=self.turns,
-            is_turn_condensed=self.is_turn_condensed,
+            condensed_turns=tuple(sorted(self.condensed_turns)),
             is_turn_too_long=self.is_turn_too_long,
             recently_seen=self.recently_seen.stored(),
             metrics=self.metrics,

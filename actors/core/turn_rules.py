@@ -7,7 +7,7 @@ tables in `docs/turns.md` show the outcome of each way to overlap.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TypeAlias, assert_never
+from typing import TypeAlias, TypeGuard, assert_never
 
 from turnkeeper.runtime import InvariantViolation
 
@@ -52,6 +52,7 @@ from .commands import (
     CancelTurn,
     Confirm,
     EndTurn,
+    Interrupt,
     OnOverlap,
     Pause,
     Recover,
@@ -73,6 +74,7 @@ __all__ = [
     "check_running",
     "decide_fork",
     "decide_turn",
+    "is_chat_message",
 ]
 
 TurnCommand: TypeAlias = (
@@ -82,6 +84,7 @@ TurnCommand: TypeAlias = (
     | BeginStep
     | EndTurn
     | CancelTurn
+    | Interrupt
     | Pause
     | Resume
     | Confirm
@@ -106,6 +109,8 @@ def decide_turn(working: WorkingState, command: TurnCommand, stamp: Stamp) -> De
             return _end_turn(draft, command)
         case CancelTurn():
             return _cancel_turn(draft, command)
+        case Interrupt():
+            return _interrupt_turn(draft, command)
         case Pause():
             return _pause(draft)
         case Resume():
@@ -424,6 +429,14 @@ def _cancel_turn(draft: Draft, command: CancelTurn) -> Decision:
     return draft.decision(reply=True)
 
 
+def _interrupt_turn(draft: Draft, command: Interrupt) -> Decision:
+    running = draft.working.state.turns.running
+    if running is None or command.turn_id not in {None, running.turn_id}:
+        return Decision(reply=False)
+    _interrupt(draft, running, "interrupted by its caller")
+    return _then_next_queued(draft, StopTurn(running.turn_id), reply=True)
+
+
 def _recover(draft: Draft, command: Recover) -> Decision:
     working = draft.working
     if command.enforced_away:
@@ -547,6 +560,13 @@ def _then_next_queued(draft: Draft, *effects: TurnEffect, reply: object = None) 
 def add_error(draft: Draft, turn_id: str | None, error: str, detail: str) -> None:
     """Record an error in the log."""
     draft.add(ConversationErrorEvent, turn_id=turn_id, error=error, detail=detail)
+
+
+def is_chat_message(event: Event) -> TypeGuard[UserMessageEvent]:
+    """True if a turn answers this event."""
+    return (
+        isinstance(event, UserMessageEvent) and event.turn_id is not None and not event.is_reminder
+    )
 
 
 def check_running(working: WorkingState, turn_id: str, epoch: int) -> RunningTurn:

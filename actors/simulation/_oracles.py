@@ -331,7 +331,7 @@ class Oracles:
                 turns.waits_for,
                 min(len(turns.queued), 2),
                 min(len(shadow.state.admission.open_calls), 2),
-                shadow.state.is_turn_condensed,
+                bool(shadow.state.condensed_turns),
             )
         now = (what, stands)
         self.places.add((self._moments.get(conversation_id), now))

@@ -10,7 +10,8 @@ import pytest
 from tests.actors.core.test_mutants import _mutated
 from tests.actors.core.turn_laws import MOVES, OFTEN, POLICIES, Move, Turns
 from tests.drawn import drawn
-from turnkeeper.actors.core import turn_rules
+from turnkeeper.actors.core import decide, turn_rules
+from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.core.turn_table import TurnTable
 from turnkeeper.actors.core.working_state import ConversationSettings, WorkingState
 
@@ -23,6 +24,14 @@ _BEGINNINGS: list[list[Move]] = [
     # two steps have ended, the first may be forgotten, and a message rolls back
     [("send", 1), ("agent", 2), ("agent", 0), ("agent", 2), ("agent", 0), ("condense", 1)],
     [("send", 1), ("send", 6), ("send", 12), ("send", 18), ("send", 24)],  # the queue is full
+    # the next step begins with a call open, and a message waits to join
+    [("send", 1), ("agent", 2), ("send", 2), ("agent", 4)],
+    # a call is rejected, and its agent cannot be run again
+    [("send", 1), ("agent", 3), ("crash", 0), ("confirm", 1)],
+    # a call is answered by hand, and its turn rolled back
+    [("send", 1), ("agent", 2), ("by hand", 0), ("send", 3)],
+    # two turns have ended, and a part of what they said is forgotten
+    [("send", 1), ("agent", 1), ("end", 0), ("send", 1), ("agent", 1), ("end", 0), ("condense", 0)],
 ]
 
 
@@ -83,6 +92,14 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (turn_rules, "_end_turn", "check_running(", "(lambda o, *_: o.state.turns.running)("),
     (turn_rules, "_cancel_turn", "or any(", "and any("),
     (turn_rules, "_cancel_turn", "StopTurn(running.turn_id), ", ""),
+    (turn_rules, "_interrupt_turn", "command.turn_id not in {None, running.turn_id}", "False"),
+    (turn_rules, "_interrupt_turn", "    _interrupt(", "    () and _interrupt("),
+    (turn_rules, "_interrupt_turn", "StopTurn(running.turn_id), ", ""),
+    (decide, "_undo", "if running is not None:", "if False:"),
+    (decide, "_undo", "reversed(state.view)", "state.view"),
+    (decide, "_undo", "if state.is_condensed_from(min(of_turn)):", "if False:"),
+    (decide, "_undo", "if state.admission.check(draft.events) is not None:", "if False:"),
+    (Folded, "_note_left", "condensed & kept", "condensed - kept"),
     (turn_rules, "_recover", "if turns.waits_for is not None:", "if False:"),
     (turn_rules, "_recover", "and working.settings.is_resumable", ""),
     (turn_rules, "_recover", "    _interrupt(", "    () and _interrupt("),

@@ -25,6 +25,7 @@ from turnkeeper.actors.core.commands import (
     Command,
     Confirm,
     EndTurn,
+    Interrupt,
     OnOverlap,
     Pause,
     Propose,
@@ -36,6 +37,7 @@ from turnkeeper.actors.core.commands import (
     Sent,
     Stream,
     TurnAppend,
+    Undo,
 )
 from turnkeeper.actors.core.condensation import Proposal, find_runs
 from turnkeeper.actors.core.decide import decide
@@ -52,6 +54,8 @@ from turnkeeper.actors.core.working_state import (
 )
 from turnkeeper.actors.errors import (
     NotConfirmable,
+    NothingToRetract,
+    NotRetractable,
     NotWhileTurnRuns,
     QueueFull,
     StaleTurn,
@@ -342,6 +346,7 @@ class Turns:
         if rolled_back:
             left = [event for event in self.working.state.view if event.turn_id == ended.turn_id]
             assert not left, "what was rolled back is in the view"
+            assert not self._forgotten(running.turn_id), "a summary tells of what was taken back"
             again = [event.message_id for event in written if isinstance(event, MessageQueuedEvent)]
             assert again == [message.message_id for message in running.messages[1:]]
             assert set(again) <= set(self.working.state.turns.queued)
@@ -452,7 +457,8 @@ class Turns:
         runs = [view[begin:end]] if n % 2 else find_runs(view, 0, len(view))
         for run in runs[-1:]:
             ids = tuple(event.id for event in run)
-            self.do(Propose(self.working.epoch, Proposal(ids, "short"), view))
+            summary = "short" if n % 3 else None
+            self.do(Propose(self.working.epoch, Proposal(ids, summary), view))
 
     def _retract(self, n: int) -> None:
         turn_ids = {event.turn_id: None for event in self.working.state.view if event.turn_id}
@@ -465,6 +471,62 @@ class Turns:
                 return
             with suppress(AdmissionRefused):  # it may hold on to what was appended by hand
                 self.do(Retract(turn_id=turn_id))
+
+    def _interrupt(self, n: int) -> None:
+        running = self.working.state.turns.running
+        turn_ids = [event.turn_id for event in self.events if isinstance(event, TurnStartedEvent)]
+        turn_id = turn_ids[-1 - n // 2 % len(turn_ids)] if turn_ids and n % 2 else None
+        is_meant = running is not None and turn_id in (None, running.turn_id)
+        length = len(self.events)
+        assert self.do(Interrupt(turn_id)) is is_meant
+        if not is_meant:
+            assert len(self.events) == length
+            return
+        ended = [event for event in self.events[length:] if isinstance(event, TurnEndedEvent)]
+        assert running is not None
+        assert [(event.turn_id, event.outcome) for event in ended] == [
+            (running.turn_id, "interrupted")
+        ]
+
+    def _undo(self, _: int) -> None:
+        state = self.working.state
+        running = state.turns.running
+        said = [e for e in state.view if isinstance(e, UserMessageEvent) and not e.is_reminder]
+        said = [event for event in said if event.turn_id is not None]
+        newest = said[-1].turn_id if said else None
+        length = len(self.events)
+        try:
+            messages = self.do(Undo())
+        except TurnInProgress:
+            assert running is not None
+        except NothingToRetract:
+            assert newest is None
+        except NotRetractable as refused:
+            if refused.reason == "by_hand":
+                assert self.by_hand
+            else:
+                assert any(isinstance(event, CondensationEvent) for event in self.events)
+        else:
+            assert running is None
+            assert newest is not None
+            assert messages == tuple(event for event in said if event.turn_id == newest)
+            assert not [event for event in self.working.state.view if event.turn_id == newest]
+            assert [event.kind for event in self.events[length:]] == ["retraction"]
+            assert not self._forgotten(newest), "a summary tells of what was taken back"
+            return
+        assert len(self.events) == length
+
+    def _forgotten(self, turn_id: str) -> list[str]:
+        """The events of a turn that a condensation has forgotten."""
+        forgotten = {
+            event_id
+            for event in self.events
+            if isinstance(event, CondensationEvent)
+            for event_id in event.forgotten_event_ids
+        }
+        return [
+            event.id for event in self.events if event.turn_id == turn_id and event.id in forgotten
+        ]
 
     # --- what agents do --------------------------------------------------------------------------
 
@@ -629,6 +691,8 @@ MOVES: dict[str, Callable[[Turns, int], None]] = {
     "late": Turns._late,
     "condense": Turns._condense,
     "retract": Turns._retract,
+    "interrupt": Turns._interrupt,
+    "undo": Turns._undo,
     "repair": Turns._repair,
     "by hand": Turns._append_by_hand,
 }

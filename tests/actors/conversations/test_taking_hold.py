@@ -1,0 +1,340 @@
+"""Finding what runs, interrupting it, and taking the newest turn back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+from tests.actors.conversations.stores import KINDS, SHARED, store
+from tests.actors.conversations.turn_worlds import StepAgent, brief, events_of, log_of, until
+from tests.actors.conversations.worlds import verified
+from turnkeeper.actors import Conversation, MemoryJournal, Proposal
+from turnkeeper.actors.core.commands import Propose
+from turnkeeper.actors.errors import (
+    ConversationNotFound,
+    MessageNotFound,
+    NothingToRetract,
+    NotRetractable,
+    TurnInProgress,
+)
+from turnkeeper.actors.events import (
+    ActionEvent,
+    AgentMessageEvent,
+    ThinkingBlock,
+    UserMessageEvent,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+# --- looking -------------------------------------------------------------------------------------
+
+
+async def test_a_conversation_that_does_not_exist_is_not_made_by_looking_at_it() -> None:
+    journal = MemoryJournal()
+    async with verified(StepAgent(), journal=journal) as conversations:
+        chat = conversations["c"]
+        assert not await chat.exists()
+        for look in (chat.running, chat.queued, chat.interrupt, chat.undo):
+            with pytest.raises(ConversationNotFound):
+                await look()
+        with pytest.raises(ConversationNotFound):
+            await chat.turn("A")
+        assert not conversations._open_region().active
+        assert not await journal.list()
+        await (await chat.send("A")).end()
+        assert await chat.exists()
+        await conversations.delete("c")
+        assert not await chat.exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_runs_and_what_waits_can_be_taken_hold_of(kind: str, tmp_path: Path) -> None:
+    agent = StepAgent({"A": "calls"})
+    with store(kind, tmp_path) as opens:
+        async with verified(agent, journal=opens()) as conversations:
+            chat = conversations["c"]
+            agent.hold("A calls", "B thinks")
+            sent = await chat.send("A", message_id="A")
+            await agent.reached["A calls"].wait()
+            await chat.send("B", message_id="B")
+            await chat.send("C", message_id="C")
+
+            running = await chat.running()
+            assert running is not None
+            assert (running.turn_id, running.message_id, running.seq) == (sent.turn_id, "A", 2)
+            assert [message.content for message in await chat.queued()] == ["B", "C"]
+            assert await (await chat.turn("C")).cancel()
+            assert [message.content for message in await chat.queued()] == ["B"]
+
+            agent.held.pop("A calls").set()
+            assert await running.reply() == "A"
+            await agent.reached["B thinks"].wait()
+            running = await chat.running()
+            assert running is not None
+            assert running.message_id == "B"
+            assert not await chat.queued()
+            agent.release()
+            await running.end()
+            assert await chat.running() is None
+
+
+async def test_a_turn_is_found_by_its_message_id_wherever_the_message_has_gone() -> None:
+    agent = StepAgent({"A": "calls"})
+    async with verified(agent, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        agent.hold("A calls", "A thinks 1", "B thinks", "D thinks")
+        first = await chat.send("A", message_id="A")
+        await agent.reached["A calls"].wait()
+        second = await chat.send("B", message_id="B", on_overlap="steer")
+
+        waits = await chat.turn("B")
+        assert waits.is_duplicate
+        assert (waits.turn_id, waits.seq) == (second.turn_id, second.seq)
+        assert await waits.ended() is None
+
+        agent.held.pop("A calls").set()
+        await agent.reached["A thinks 1"].wait()
+        joined = await chat.turn("B")
+        assert joined.turn_id == first.turn_id != second.turn_id, "what send told was a forecast"
+
+        await chat.send("D", message_id="D", on_overlap="rollback")
+        again = await chat.turn("B")
+        assert again.turn_id not in (first.turn_id, second.turn_id)
+        ended = await (await chat.turn("A")).ended()
+        assert ended is not None
+        assert ended.outcome == "rolled_back"
+
+        agent.release()
+        assert await waits.reply() == await again.reply() == "B"
+        answered = await chat.turn("B")
+        ended = await answered.ended()
+        assert ended is not None
+        assert (answered.turn_id, ended.reply) == (again.turn_id, "B")
+
+
+async def test_a_message_that_no_turn_answers_is_not_found() -> None:
+    async with verified(StepAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="by hand", message_id="H"))
+        for message_id in ("H", "nobody's"):
+            with pytest.raises(MessageNotFound) as caught:
+                await chat.turn(message_id)
+            assert caught.value.message_id == message_id
+
+
+async def test_a_held_turn_is_found_running_with_what_it_waits_for() -> None:
+    agent = StepAgent({"A": "asks"})
+    async with verified(agent, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        turn = await chat.send("A")
+        await until(chat, "confirmation_requested")
+        running = await chat.running()
+        assert running is not None
+        assert (running.turn_id, running.waits_for) == (turn.turn_id, "confirmation")
+        await chat.interrupt()
+        assert await chat.running() is None
+
+
+@pytest.mark.parametrize("kind", SHARED)
+async def test_it_is_found_also_if_another_process_owns_the_conversation(
+    kind: str, tmp_path: Path
+) -> None:
+    agent = StepAgent()
+    with store(kind, tmp_path) as opens:
+        async with (
+            verified(agent, journal=opens()) as owner,
+            verified(StepAgent(), journal=opens(), recover="on_message") as other,
+        ):
+            agent.hold("A thinks")
+            sent = await owner["c"].send("A", message_id="A")
+            await owner["c"].send("B", message_id="B")
+            await agent.reached["A thinks"].wait()
+
+            chat = other["c"]
+            assert await chat.exists()
+            running = await chat.running()
+            assert running is not None
+            assert running.turn_id == sent.turn_id
+            assert [message.message_id for message in await chat.queued()] == ["B"]
+            assert (await chat.turn("A")).turn_id == sent.turn_id
+            assert not other._open_region().active, "looking has started an owner"
+            agent.release()
+            assert await (await chat.turn("B")).reply() == "B"
+
+
+# --- interrupting --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_interrupt_ends_the_turn_that_runs_and_no_later_one(
+    kind: str, tmp_path: Path
+) -> None:
+    agent = StepAgent()
+    with store(kind, tmp_path) as opens:
+        async with verified(agent, journal=opens()) as conversations:
+            chat = conversations["c"]
+            agent.hold("A writes", "B writes")
+            first, second = await chat.send("A"), await chat.send("B")
+            await agent.reached["A writes"].wait()
+
+            assert await chat.interrupt(first.turn_id)
+            assert (await first.end()).outcome == "interrupted"
+            await agent.reached["B writes"].wait()
+            assert not await chat.interrupt(first.turn_id), "a late press has hit the next turn"
+            assert await second.ended() is None
+            assert await chat.interrupt()
+            assert not await chat.interrupt()
+            log = "started uA qB a… interrupted started uB a… interrupted"
+            assert await log_of(chat) == log
+
+
+async def test_an_interrupt_ends_a_turn_that_is_held() -> None:
+    agent = StepAgent({"A": "asks", "B": "asks"})
+    async with verified(agent, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.send("A")
+        await until(chat, "confirmation_requested")
+        await chat.pause()
+        assert await chat.interrupt()
+        assert await log_of(chat) == "started uA call asked paused not-run interrupted"
+
+
+# --- taking back ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_undo_takes_the_newest_turn_out_of_the_view_and_returns_its_messages(
+    kind: str, tmp_path: Path
+) -> None:
+    agent = StepAgent({"B": "calls"})
+    with store(kind, tmp_path) as opens:
+        async with verified(agent, journal=opens()) as conversations:
+            chat = conversations["c"]
+            await (await chat.send("A")).end()
+            agent.hold("B calls")
+            second = await chat.send("B")
+            await agent.reached["B calls"].wait()
+            await chat.send("C", on_overlap="steer")
+            with pytest.raises(TurnInProgress, match="undo refused") as refused:
+                await chat.undo()
+            assert refused.value.turn_id == second.turn_id
+            agent.release()
+            await second.end()
+
+            assert [message.content for message in await chat.undo()] == ["B", "C"]
+            assert brief(*await chat.view()) == "uA aA"
+        async with verified(agent, journal=opens()) as conversations:
+            chat = conversations["c"]
+            assert [message.content for message in await chat.undo()] == ["A"]
+            assert brief(*await chat.view()) == ""
+            with pytest.raises(NothingToRetract):
+                await chat.undo()
+            assert (await log_of(chat)).endswith("completed retracted retracted")
+
+
+async def _forget(chat: Conversation, begin: int, end: int, summary: str | None) -> None:
+    view = await chat.view()
+    ids = tuple(event.id for event in view[begin:end])
+    assert await chat._ref.ask(Propose(1, Proposal(ids, summary), view))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "summary"),
+    [
+        (3, 5, None),  # a call of the newest turn with its result
+        (2, 5, "told"),  # its beginning
+        (1, 6, "told"),  # all of it; what is left is the turn before, and a part of that is gone
+    ],
+)
+async def test_undo_leaves_a_turn_of_which_a_part_is_condensed(
+    begin: int, end: int, summary: str | None
+) -> None:
+    journal = MemoryJournal()
+    agent = StepAgent({"B": "call"})
+    async with verified(agent, journal=journal) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        await (await chat.send("B")).end()
+        assert brief(*await chat.view()) == "uA aA uB call result aB"
+        await _forget(chat, begin, end, summary)
+        length = len(await events_of(chat))
+
+        if (begin, end) == (2, 5):
+            # No chat message of the turn is left, and the turn before has a summary behind it.
+            assert brief(*await chat.view()) == "uA aA condensation_summary aB"
+        with pytest.raises(NotRetractable) as caught:
+            await chat.undo()
+        assert caught.value.reason == "condensed"
+        assert len(await events_of(chat)) == length
+    async with verified(agent, journal=journal) as conversations:
+        with pytest.raises(NotRetractable):
+            await conversations["c"].undo()
+
+
+async def test_undo_takes_a_turn_that_stands_behind_a_summary() -> None:
+    agent = StepAgent({"B": "call"})
+    async with verified(agent, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        await (await chat.send("B")).end()
+        await _forget(chat, 0, 2, "A was answered")
+        assert [message.content for message in await chat.undo()] == ["B"]
+        assert brief(*await chat.view()) == "condensation_summary"
+
+
+async def test_undo_leaves_a_turn_that_is_tied_to_events_appended_by_hand() -> None:
+    """A tool loop that begins in a turn and goes on by hand is whole, or it is not there."""
+    async with verified(StepAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        turn = await chat.send("A")
+        await turn.end()
+        call = ActionEvent(
+            tool_call_id="k",
+            tool_name="t",
+            llm_response_id="r",
+            thinking=(ThinkingBlock(thinking="hm"),),
+            turn_id=turn.turn_id,
+        )
+        await chat.append(call)
+        with pytest.raises(NotRetractable) as caught:
+            await chat.undo()
+        assert caught.value.reason == "by_hand"
+
+
+async def test_undo_leaves_alone_what_stands_beside_the_turn() -> None:
+    async with verified(
+        StepAgent(), journal=MemoryJournal(), system_prompt="be kind"
+    ) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        await chat.append(AgentMessageEvent(content="by hand"))
+        await chat.undo()
+        assert brief(*await chat.view()) == "system_prompt aby hand"
+
+
+async def test_the_code_on_the_page_about_turns_does_what_the_page_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "turns.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    program: dict[str, Callable[[Conversation], Awaitable[None]]] = {}
+    exec(f"async def run(chat):\n{indent(code, '    ')}", program)
+    agent = StepAgent()
+    async with verified(agent, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        agent.hold("A writes", "B writes")
+        await chat.send("A", message_id="A")
+        await agent.reached["A writes"].wait()
+        await chat.send("B")
+        await chat.send("C")
+
+        await program["run"](chat)
+
+        assert capsys.readouterr().out == "being answered: A\n"
+        assert not await chat.queued()
+        assert (await log_of(chat)).startswith("started uA qB qC a… interrupted started uB w")
