@@ -796,7 +796,7 @@ class Cell(Mailbox):
         if self.life is not None:
             self.life.abandon_offspring()
             self.life.end(error)
-        self.system.report_stuck(self.name, doing)
+        self.system.report_stuck(self.name, doing, self)
         self.end(error)
 
     # --- mail that is not handled ----------------------------------------------------------------

@@ -128,5 +128,6 @@ class Effect:
     def _give_up(self) -> None:
         """Go on without the effect: it has swallowed its cancellation."""
         if not self.is_done:
-            self._owner.system.report_stuck(self._owner.name, f"in its effect {self.name}")
+            owner = self._owner
+            owner.system.report_stuck(owner.name, f"in its effect {self.name}", self)
             self._end()

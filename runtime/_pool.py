@@ -291,6 +291,10 @@ class Pool:
         for worker in tuple(self.workers):
             worker.kill()
 
+    def is_running(self, job: Job) -> bool:
+        """Return True if a task of the pool is in the middle of a step of this job."""
+        return any(worker.job is job for worker in self.workers)
+
     def start_resident(self, job: Job) -> Resident:
         """Start a task for this job alone."""
         assert self._tasks is not None, "the runtime has not been entered"

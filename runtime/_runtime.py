@@ -367,7 +367,7 @@ class Runtime:
             try:
                 if not self._is_closed.is_set():
                     await self._is_closed.wait()
-                elif self._system.stuck:
+                elif self._system.is_stuck:
                     # Some task will not end; everything else gets the chance to.
                     steps_left -= 1
                     await self._system.checkpoint()

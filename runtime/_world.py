@@ -20,7 +20,7 @@ from ._dead_letters import DeadLetters
 from ._event_stream import EventStream
 from ._hooks import Hooks
 from ._logger import logger
-from ._pool import Pool
+from ._pool import Job, Pool
 from ._reports import Failure, RegionOverflow, Stuck
 from .errors import OwnershipLost
 from .ports import Ports, keeps_real_time
@@ -78,7 +78,8 @@ class World:
         self.home = 0
         """The thread of the runtime's loop."""
         self.is_closing = False
-        self.stuck: list[str] = []
+        self._given_up: list[Job] = []
+        """Jobs that swallowed their cancellation; some may have ended since."""
         self._tasks: Tasks | None = None
 
     def open(self, tasks: Tasks) -> None:
@@ -147,9 +148,15 @@ class World:
                 exception="".join(format_exception(report.error)),  # no locals: chat text
             )
 
-    def report_stuck(self, actor: str, doing: str) -> None:
-        """Publish and log that an actor swallows its cancellation."""
-        self.stuck.append(actor)
+    @property
+    def is_stuck(self) -> bool:
+        """True if code that swallows its cancellation is still running."""
+        self._given_up = [job for job in self._given_up if self.pool.is_running(job)]
+        return bool(self._given_up)
+
+    def report_stuck(self, actor: str, doing: str, job: Job) -> None:
+        """Publish and log that the code of an actor, run by `job`, swallows its cancellation."""
+        self._given_up.append(job)
         self.events.publish(Stuck(actor, doing))
         logger.error(
             "actor stuck: it swallows its cancellation, is detached and may still be running",

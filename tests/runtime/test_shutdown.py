@@ -14,8 +14,18 @@ from turnkeeper.runtime import (
     ActorFailed,
     NotDelivered,
     Runtime,
+    Stuck,
 )
-from turnkeeper.runtime.testing import Probe, VirtualClock, no_leaks, settle
+from turnkeeper.runtime.testing import (
+    Backend,
+    Node,
+    Probe,
+    Simulation,
+    VirtualClock,
+    no_leaks,
+    settle,
+    simulate,
+)
 
 from .actors import Add, Counter, Fail, Get, Run, block
 
@@ -345,3 +355,31 @@ async def test_nothing_is_spawned_from_outside_while_the_runtime_is_left() -> No
     async with Runtime() as runtime:
         runtime.spawn(Spawning, name="spawning")
     assert len(refused) == 1
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_an_actor_that_was_stuck_for_a_while_leaves_no_task_of_the_runtime_behind(
+    backend: Backend,
+) -> None:
+    async def world(simulation: Simulation) -> None:
+        async def swallow(_: Actor) -> None:
+            with anyio.CancelScope(shield=True):
+                await simulation.sleep(10.0)
+
+        async def serve(node: Node) -> None:
+            async with Runtime(ports=node.ports, stop_s=1.0, kill_s=1.0) as runtime:
+                ref = runtime.spawn(Counter, name="slow")
+                await ref.tell(Run(swallow))
+                await simulation.sleep(1.0)
+                with runtime.events.subscribe(Stuck) as stuck:
+                    await ref.stop()
+                    assert (await anext(stuck)).actor == "slow"
+                simulation.mark("stuck")
+                await simulation.sleep(20.0)  # it has ended by now
+
+        await simulation.start("node", serve).ended()
+
+    for seed in range(60):
+        run = simulate(world, seed=seed, backend=backend, policy="pct")
+        run.check()
+        assert run.marks["stuck"]
