@@ -98,7 +98,7 @@ _MUTANTS: list[tuple[object, str, str, str]] = [
     (Folded, "_restore", "unhandled_request=folds.unhandled_request", ""),
 ]
 
-_DRAWN = drawn(_MUTANTS, 50)
+_DRAWN = drawn(_MUTANTS, 24)
 
 
 def _mutated(function: Callable[..., object], line: str, fault: str) -> Callable[..., object]:
