@@ -147,7 +147,7 @@ class MemoryJournal:
         await check_new_name(self, conversation_id)
         log = self._store.log(conversation_id)
         owner = log.owner
-        if owner is not None and self._is_owned_elsewhere(log) and not takeover:
+        if owner is not None and self._is_rival(owner) and not takeover:
             raise OwnedElsewhere(f"conversation {conversation_id}", owner._address)  # noqa: SLF001 - of this class
         log.owner = self
         log.epoch += 1
@@ -155,9 +155,9 @@ class MemoryJournal:
         await anyio.lowlevel.checkpoint()
         return claim
 
-    def _is_owned_elsewhere(self, log: _Log) -> bool:
-        """True while another journal that has claimed this log is alive."""
-        return log.owner is not None and log.owner is not self and log.owner.is_lease_valid()
+    def _is_rival(self, owner: MemoryJournal | None) -> bool:
+        """True if the owner of a log is another journal, and alive."""
+        return owner is not None and owner is not self and owner.is_lease_valid()
 
     async def append(
         self,
@@ -223,7 +223,7 @@ class MemoryJournal:
         infos = [
             _info(conversation_id, log)
             for conversation_id, log in sorted(self._store.logs().items())
-            if log.records and log.is_unfinished and not self._is_owned_elsewhere(log)
+            if log.records and log.is_unfinished and not self._is_rival(log.owner)
         ]
         await anyio.lowlevel.checkpoint()
         return infos

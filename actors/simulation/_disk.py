@@ -186,6 +186,10 @@ class SimulatedJournal(MemoryJournal):
             return not self.node.is_crashed and self._is_entered
         return self._is_entered and self._disk.simulation.now() < self.lease_until
 
+    def _is_rival(self, owner: MemoryJournal | None) -> bool:
+        # By the disk's clock: a crashed node's own clock and lock say nothing any more.
+        return isinstance(owner, SimulatedJournal) and owner is not self and owner.is_held()
+
     async def keep_lease(self) -> None:
         """Renew the lease, or look at the lock, again and again; runs in the node."""
         has_locks = self._disk.has_locks
