@@ -141,10 +141,10 @@ def _replay(path: Path, *, as_json: bool) -> None:
         )
     else:
         console = Console(highlight=False)
-        for note in run.notes:
-            console.print(Text(note), soft_wrap=True)
-        told = "all invariants held" if run.broken is None else f"broken: {run.broken}"
-        console.print(Text(told), soft_wrap=True)
+        if run.ok:  # a run without a failure has no story
+            for note in run.notes:
+                console.print(Text(note), soft_wrap=True)
+        console.print(Text(str(run)), soft_wrap=True)
     if not run.ok:
         raise typer.Exit(BROKEN)
 
@@ -198,6 +198,7 @@ def _failure_json(run: Run, tape: Path) -> Mapping[str, object]:
         "sentence": INVARIANTS.get(broken.invariant, ""),
         "detail": broken.detail,
         "step": broken.step,
+        "story": run.story.splitlines(),
         "last": list(run.notes),
         "replay": f"turnkeeper simulate --replay {tape}",
     }

@@ -59,10 +59,16 @@ def test_a_failure_is_told_with_its_invariant_and_a_tape_that_plays_it_again(
         again = CliRunner().invoke(app, ["simulate", "--replay", str(tape)])
         assert again.exit_code == 1
         assert "broken: C1" in again.stdout
+        assert any("BROKEN: C1" in line for line in failure["story"])
+        told_again = again.stdout.splitlines()
+        assert told_again[-len(failure["story"]) :] == failure["story"]
+        assert any("begins Send(" in line for line in told_again), "messages are told"
 
     mended = CliRunner().invoke(app, ["simulate", "--replay", str(tape), "--json"])
     assert mended.exit_code == 0
     assert json.loads(mended.stdout)["ok"] is True
+    told = CliRunner().invoke(app, ["simulate", "--replay", str(tape)])
+    assert told.stdout.rstrip().endswith("all invariants held")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"seed": 1}', '{"seed": 1, "tape": {"a": "b"}}'])
