@@ -14,9 +14,10 @@ if __name__ != "turnkeeper.actors":
     )
 
 if TYPE_CHECKING:
+    from .agents.agent import Agent, agent
     from .agents.tool_agent import ConfirmationPolicy, ConfirmRisky, ToolAgent
     from .agents.tools import AfterCall, BeforeCall, Tool, ToolContext, Tools, tool
-    from .agents.turn_context import Agent, TurnContext, agent
+    from .agents.turn_context import TurnContext
     from .conversations.conversation import Conversation
     from .conversations.conversations import ConversationConfig, Conversations
     from .conversations.turn import Turn, TurnEnd
@@ -110,7 +111,7 @@ __all__ = [
 
 _PLACE_OF = {
     "AfterCall": "agents.tools",
-    "Agent": "agents.turn_context",
+    "Agent": "agents.agent",
     "AgentExecutionStatus": "core.status",
     "Appended": "core.admission",
     "BeforeCall": "agents.tools",
@@ -166,7 +167,7 @@ _PLACE_OF = {
     "TurnEnd": "conversations.turn",
     "View": "core.view",
     "Violation": "core.admission",
-    "agent": "agents.turn_context",
+    "agent": "agents.agent",
     "tool": "agents.tools",
 }
 # Modules with public names of their own, which this face leaves to them.

@@ -25,8 +25,7 @@ journal inherit it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 __all__ = [
     "Claim",
@@ -44,8 +43,7 @@ READ_PAGE = 512
 """The records that are read at once: a page holds up other reads for a few milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One event, encoded, on its way into a log."""
 
     event_id: str
@@ -56,8 +54,7 @@ class Record:
     """Set on the first event that carries this chat message's id, and only on that one."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
+class StoredRecord(NamedTuple):
     """One event as the log has it."""
 
     seq: int
@@ -68,16 +65,14 @@ class StoredRecord:
     message_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """The new owner's epoch, and the seq that the log ends at."""
 
     epoch: int
     head: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationInfo:
+class ConversationInfo(NamedTuple):
     """The facts about a conversation that the journal has without reading its log."""
 
     conversation_id: str
@@ -90,8 +85,7 @@ class ConversationInfo:
     """The time of its last record: seconds since the Unix epoch, UTC."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deletion:
+class Deletion(NamedTuple):
     """The outcome of deleting a conversation."""
 
     kept: int
@@ -102,8 +96,7 @@ class Deletion:
     """True if the other records are gone from the store's files too, and not just unreachable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(NamedTuple):
     """An event that admission refused, kept so that nothing is lost without a trace."""
 
     at: float
@@ -112,8 +105,7 @@ class Rejection:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Folds written down at a seq. It is a cache, discarded whenever it does not fit."""
 
     seq: int

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["DeadLetter", "Failure", "RegionOverflow", "Restart", "Stopped", "Stuck"]
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """An actor failed; `decision` is its supervisor's."""
 
     actor: str
@@ -16,32 +15,28 @@ class Failure:
     decision: str
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(NamedTuple):
     """An actor has started again; `restarts` counts how often."""
 
     actor: str
     restarts: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(NamedTuple):
     """An actor has stopped for good; `error` is the cause, if there was one."""
 
     actor: str
     error: BaseException | None
 
 
-@dataclass(frozen=True, slots=True)
-class Stuck:
+class Stuck(NamedTuple):
     """An actor swallowed its cancellation. It was detached; its task may still be running."""
 
     actor: str
     doing: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(NamedTuple):
     """A message that reached no actor, with the reason."""
 
     message: object
@@ -49,8 +44,7 @@ class DeadLetter:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RegionOverflow:
+class RegionOverflow(NamedTuple):
     """All active actors of a region are busy, and there are more of them than `active_max`."""
 
     region: str

@@ -63,6 +63,43 @@ def test_importing_the_root_loads_no_pydantic() -> None:
     assert not {"pydantic", "anyio", "structlog", "turnkeeper.runtime"} & loaded
 
 
+def test_the_names_of_a_first_program_load_no_event_and_little_else() -> None:
+    """Counted, for time differs by machine; `make bench` compares it with `import pydantic`."""
+    first = "from turnkeeper import Conversations, SQLiteJournal, agent"
+    loaded = loaded_by(first)
+    assert not {"pydantic", "structlog", "importlib.metadata", "trio"} & loaded
+    assert not {"turnkeeper.actors.events", "turnkeeper.actors.owner.actor"} & loaded
+    assert len([name for name in loaded if name.startswith("turnkeeper.")]) <= 74
+
+    # Each costs half a millisecond: the class is made twice, and its methods are compiled.
+    code = (
+        "import dataclasses, sys\n"
+        f"made, make = [], dataclasses.dataclass\n"
+        "def counted(*args, **options):\n"
+        "    made.append(args)\n"
+        "    return make(*args, **options)\n"
+        f"dataclasses.dataclass = counted\n{first}\nprint(len(made))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) <= 24
+
+
+def test_making_conversations_loads_and_builds_no_model_of_a_kind_of_event() -> None:
+    """A model is built when it is first used; most programs use half of them."""
+    code = (
+        "from turnkeeper import Conversations, MemoryJournal, agent\n"
+        "@agent\n"
+        "async def mute(turn): ...\n"
+        "Conversations(mute, journal=MemoryJournal())\n"
+        "from turnkeeper.actors.core.snapshots import StoredFolds\n"
+        "from turnkeeper.actors.events import EVENT_CLASSES\n"
+        "models = (*EVENT_CLASSES.values(), StoredFolds)\n"
+        "print(*(model.__name__ for model in models if model.__pydantic_complete__))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == []
+
+
 def test_importing_the_runtime_loads_nothing_of_the_actors() -> None:
     loaded = loaded_by("import turnkeeper.runtime")
     assert [name for name in loaded if name.startswith("turnkeeper.actors")] == []

@@ -5,13 +5,13 @@ applications need is in `turnkeeper.actors`; actors of your own are built on `tu
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .actors.agents.agent import agent
     from .actors.agents.tool_agent import ToolAgent
     from .actors.agents.tools import ToolContext, Tools, tool
-    from .actors.agents.turn_context import TurnContext, agent
+    from .actors.agents.turn_context import TurnContext
     from .actors.conversations.conversation import Conversation
     from .actors.conversations.conversations import ConversationConfig, Conversations
     from .actors.conversations.turn import Turn, TurnEnd
@@ -97,7 +97,7 @@ _PLACE_OF = {
     "TurnEnd": "actors.conversations.turn",
     "TurnkeeperError": "runtime",
     "Unavailable": "runtime",
-    "agent": "actors.agents.turn_context",
+    "agent": "actors.agents.agent",
     "tool": "actors.agents.tools",
 }
 
@@ -105,6 +105,8 @@ _PLACE_OF = {
 def __getattr__(name: str) -> object:
     """Load a name where it is first used."""
     if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - slow to load, and seldom asked for
+
         value: object = version("turnkeeper")
     elif name in _PLACE_OF:
         value = getattr(import_module(f".{_PLACE_OF[name]}", __name__), name)

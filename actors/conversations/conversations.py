@@ -15,6 +15,9 @@ It does not promise that a tool call which was open when its process stopped did
 result says that it may have.
 
 Everything here belongs to one event loop. Cancelling a call never half-does it.
+
+Importing this module loads no owner and no event; making the first `Conversations` does. So a
+program pays for them before its event loop serves anyone, and only if it opens conversations.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from turnkeeper.runtime import (
     Directive,
@@ -36,29 +39,22 @@ from turnkeeper.runtime import (
     Supervision,
 )
 
-from ..agents.turn_context import Agent
-from ..core.commands import (
-    Command,
-    Delete,
-    OnOverlap,
-    Query,
-    check_overlap,
-)
-from ..core.condensation import Condenser, NoCondenser
-from ..core.limits import Limits
-from ..core.working_state import ANSWER_LENGTH_MAX, ConversationSettings, Unfinished
+from ..agents.agent import Agent
+from ..core.limits import ANSWER_LENGTH_MAX, Limits
 from ..errors import (
     ConversationNotFound,
     ConversationsClosed,
     InvalidInput,
 )
 from ..journal import ConversationInfo, Deletion, Journal
-from ..owner.actor import ConversationActor, Setup, Verify
-from ..owner.recovery import Recovery, RecoveryActor
-from ..owner.subscriptions import Subscriptions
-from ..owner.wait_graph import WaitGraph
 from ..values.text import check_id, check_text
-from .conversation import Conversation
+
+if TYPE_CHECKING:
+    from ..core.commands import Command, OnOverlap, Query
+    from ..core.condensation import Condenser
+    from ..core.working_state import Unfinished
+    from ..owner.actor import ConversationActor, Setup, Verify
+    from .conversation import Conversation
 
 __all__ = ["ConversationConfig", "Conversations"]
 
@@ -141,6 +137,14 @@ class Conversations:
         be parked. `limits`: the bounds on memory. `name`: the region's, for several `Conversations`
         in one runtime.
         """
+        # Loads the events and the owner: most of the time that importing this library would take.
+        from ..core.commands import check_overlap
+        from ..core.condensation import NoCondenser
+        from ..core.working_state import ConversationSettings, Unfinished
+        from ..owner.actor import Setup, Verify
+        from ..owner.subscriptions import Subscriptions
+        from ..owner.wait_graph import WaitGraph
+
         if not 0 < queued_messages_max < limits.known_messages_max:
             raise InvalidInput(
                 f"queued_messages_max is {queued_messages_max}; it takes 1 to "
@@ -227,6 +231,8 @@ class Conversations:
             )
             stack.callback(self._begin_closing)
             if self._recover == "on_enter":
+                from ..owner.recovery import Recovery, RecoveryActor
+
                 recovery = Recovery(self._journal, self._region, at_once_max=self._recover_max)
                 await recovery.look()
                 looking = runtime.spawn(
@@ -246,6 +252,8 @@ class Conversations:
         self._setup.subscriptions.begin_closing()
 
     def _make_owner(self, conversation_id: str) -> ConversationActor:
+        from ..owner.actor import ConversationActor
+
         # If the runtime goes on, a handle that was kept still reaches the region.
         if self._is_closing:
             raise ConversationsClosed(conversation_id)
@@ -256,6 +264,8 @@ class Conversations:
 
     def __getitem__(self, conversation_id: str) -> Conversation:
         """Return a handle; the conversation begins with its first chat message."""
+        from .conversation import Conversation
+
         return Conversation(conversation_id, self._open_region(), self._setup)
 
     def _open_region(self) -> Region[Command | Query]:
@@ -276,7 +286,7 @@ class Conversations:
         answer says so. Raises `ConversationNotFound` and `OwnedElsewhere`; after `OutcomeUnknown`,
         delete it again.
         """
-        deletion = await self._delete(conversation_id, Delete())
+        deletion = await self._delete(conversation_id)
         assert deletion is not None, "a deletion without a condition"
         return deletion
 
@@ -290,18 +300,23 @@ class Conversations:
         for info in await self._journal.list():
             if info.updated_at < before:
                 with suppress(OwnershipLost, ConversationNotFound):
-                    if await self._delete(info.conversation_id, Delete(head=info.head)) is not None:
+                    if await self._delete(info.conversation_id, head=info.head) is not None:
                         deleted.append(info.conversation_id)
         return deleted
 
-    async def _delete(self, conversation_id: str, command: Delete) -> Deletion | None:
+    async def _delete(self, conversation_id: str, *, head: int | None = None) -> Deletion | None:
+        """Delete a conversation; with `head`, only if its log ends there."""
+        from ..core.commands import Delete
+
         check_id("conversation id", conversation_id)
         region = self._open_region()
         await self._journal.info(conversation_id)  # raises if there is none: ask() would make one
-        return await region[conversation_id].ask(command)
+        return await region[conversation_id].ask(Delete(head))
 
 
 def _configured(setup: Setup, config: ConversationConfig) -> Setup:
+    from ..core.commands import check_overlap
+
     if not isinstance(config, ConversationConfig):
         raise InvalidInput(f"configure returns a ConversationConfig, and gave {config!r}")
     settings = setup.settings

@@ -10,7 +10,10 @@ from dataclasses import dataclass, fields
 
 from ..errors import InvalidInput
 
-__all__ = ["Limits"]
+__all__ = ["ANSWER_LENGTH_MAX", "Limits"]
+
+ANSWER_LENGTH_MAX = 4 << 20
+"""The most characters of one answer, unless the application says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

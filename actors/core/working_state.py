@@ -16,11 +16,11 @@ from turnkeeper.runtime import format_id
 from ..events import Event, LoggedEvent, TextDelta
 from ..values.text import storable
 from .commands import OnOverlap
+from .limits import ANSWER_LENGTH_MAX
 from .state import Folded
 from .turn_table import KnownMessage
 
 __all__ = [
-    "ANSWER_LENGTH_MAX",
     "ConversationSettings",
     "Decision",
     "Draft",
@@ -35,9 +35,6 @@ __all__ = [
 
 P = ParamSpec("P")
 E = TypeVar("E", bound=Event)
-
-ANSWER_LENGTH_MAX = 4 << 20
-"""The most characters of one answer, unless the application says otherwise."""
 
 Unfinished = Literal["end", "resume"]
 """How a turn goes on whose owner stopped: it ends as interrupted, or its agent is run again."""

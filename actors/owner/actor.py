@@ -43,7 +43,8 @@ from turnkeeper.runtime import (
 )
 from turnkeeper.runtime.lowlevel import clear_stray_cancellation
 
-from ..agents.turn_context import Agent, TurnContext
+from ..agents.agent import Agent
+from ..agents.turn_context import TurnContext
 from ..core.admission import AdmissionRefused
 from ..core.commands import (
     Append,

@@ -20,9 +20,10 @@ import anyio
 from turnkeeper.runtime import TurnkeeperError
 from turnkeeper.runtime.testing import Simulation
 
+from ..agents.agent import Agent
 from ..agents.tool_agent import ToolAgent
 from ..agents.tools import ToolContext, Tools, tool
-from ..agents.turn_context import Agent, TurnContext
+from ..agents.turn_context import TurnContext
 from ..core.condensation import Need, Proposal
 from ..core.view import View
 from ..events import ActionEvent, TokenUsage

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
@@ -367,7 +367,7 @@ class SimulatedJournal(MemoryJournal):
         simulation = self._disk.simulation
         if not self._disk.is_healed and simulation.chance("snapshot of another version", 0.2):
             simulation.mark("snapshot ignored")
-            return replace(snapshot, version="of another version")
+            return snapshot._replace(version="of another version")
         simulation.mark("snapshot used")
         return snapshot
 

@@ -25,7 +25,7 @@ from turnkeeper.runtime import (
 )
 from turnkeeper.runtime.testing import Node, NodeCrashed, Simulation
 
-from ..agents.turn_context import Agent
+from ..agents.agent import Agent
 from ..conversations.conversations import Conversations
 from ..conversations.turn import Turn
 from ..core.commands import OnOverlap

@@ -20,7 +20,7 @@ from turnkeeper.actors import (
     Turn,
     TurnContext,
 )
-from turnkeeper.actors.agents.turn_context import agent
+from turnkeeper.actors.agents.agent import agent
 from turnkeeper.actors.errors import OwnedElsewhere
 from turnkeeper.actors.events import ActionEvent, AgentErrorEvent, decode_event
 

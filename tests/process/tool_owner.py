@@ -16,7 +16,7 @@ from turnkeeper.actors import (
     ToolCall,
     TurnContext,
 )
-from turnkeeper.actors.agents.turn_context import agent
+from turnkeeper.actors.agents.agent import agent
 from turnkeeper.actors.events import ActionEvent
 
 LEASE_S = 1.0

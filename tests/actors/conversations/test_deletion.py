@@ -24,7 +24,6 @@ from turnkeeper.actors import (
     TurnContext,
     agent,
 )
-from turnkeeper.actors.core.commands import Delete
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import ConversationDeleted, ConversationNotFound, OwnedElsewhere
 from turnkeeper.actors.events import ObservationEvent, UserMessageEvent
@@ -390,7 +389,7 @@ async def test_old_conversations_expire_and_those_that_went_on_stay() -> None:
         await (await conversations["also old"].send("B")).end()
 
         # As of the list, it was old; its owner knows better.
-        assert await conversations._delete("also old", Delete(head=info.head)) is None
+        assert await conversations._delete("also old", head=info.head) is None
         assert await conversations.expire(before=5) == ["old"]
 
         assert [info.conversation_id for info in await conversations.list()] == ["also old", "new"]

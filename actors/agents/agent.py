@@ -1,0 +1,77 @@
+"""Agents: anything with `async run(turn)`; `@agent` makes one of a plain `async def`.
+
+An agent with `is_resumable = True` is a function of its turn's view: after a pause, a confirmation
+or a restart it may run again on a turn that has begun, and continues from the log. Any other agent
+runs once; a pause holds it when it calls `begin_step`, or at its end.
+
+This module loads no event: a program that only declares its agents starts quickly.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from ..errors import InvalidInput
+
+if TYPE_CHECKING:
+    from .turn_context import TurnContext
+
+__all__ = ["Agent", "FunctionAgent", "agent"]
+
+
+class Agent(Protocol):
+    """Answers chat messages, one turn at a time for each conversation.
+
+    It may have the class attribute `is_resumable = True`; see the head of this module.
+    """
+
+    async def run(self, turn: TurnContext) -> None:
+        """Answer `turn.message`. Returning ends the turn; raising fails it."""
+
+
+AgentFunction: TypeAlias = Callable[["TurnContext"], Awaitable[str | None] | AsyncGenerator[str]]
+"""An `async def` that takes the turn, and may return the answer or yield it piece by piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAgent:
+    """An agent made of a plain function."""
+
+    function: AgentFunction
+
+    async def run(self, turn: TurnContext) -> None:
+        """Run the function; say the text that it returns or yields."""
+        answer = self.function(turn)
+        if isinstance(answer, AsyncGenerator):
+            await turn.stream(_pieces(answer))
+            return
+        said = await answer
+        if isinstance(said, str):
+            await turn.say(said)
+        elif said is not None:
+            raise TypeError(
+                f"the agent returned a {type(said).__name__}; it returns its answer as a str, or "
+                "says it with `turn.say` and returns None"
+            )
+
+
+async def _pieces(answer: AsyncGenerator[str]) -> AsyncGenerator[str]:
+    async with aclosing(answer):
+        async for piece in answer:
+            if not isinstance(piece, str):
+                raise TypeError(f"the agent yielded a {type(piece).__name__}; it yields str")
+            yield piece
+
+
+def agent(function: AgentFunction) -> FunctionAgent:
+    """Make an agent of an `async def` that takes the turn.
+
+    It answers with `turn.say` and `turn.stream`, or by returning or yielding its text.
+    """
+    if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+        raise InvalidInput(f"an agent is an `async def`, and {function!r} is not")
+    return FunctionAgent(function)
