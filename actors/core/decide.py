@@ -26,6 +26,7 @@ from ..errors import (
 from ..events import (
     RESULT_CLASSES,
     ActionEvent,
+    AgentMessageEvent,
     CondensationEvent,
     CondensationRequestEvent,
     ConversationChangedEvent,
@@ -209,7 +210,7 @@ def _check_leaves_turn_alone(working: WorkingState, events: Sequence[Event]) -> 
     """Raise `NotWhileTurnRuns` if these events, which no agent appends, would break a running turn.
 
     A call that they leave open would keep the turn's own events out; a retraction could take its
-    chat message from its next request.
+    chat message from its next request; an answer in its name would be taken for its agent's.
     """
     running = working.state.turns.running
     if running is None:
@@ -219,6 +220,9 @@ def _check_leaves_turn_alone(working: WorkingState, events: Sequence[Event]) -> 
     for event in events:
         if isinstance(event, ActionEvent) and event.tool_call_id not in answered:
             raise NotWhileTurnRuns(working.conversation_id, running.turn_id, "append of a call")
+        is_answer = isinstance(event, ActionEvent | AgentMessageEvent)
+        if is_answer and event.turn_id == running.turn_id:
+            raise NotWhileTurnRuns(working.conversation_id, running.turn_id, "append of its answer")
         if isinstance(event, RetractionEvent):
             retracted.update(event.retracted_event_ids)
     if retracted and any(

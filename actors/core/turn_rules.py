@@ -284,14 +284,10 @@ def _stream(draft: Draft, command: Stream) -> Decision:
     working = draft.working
     running = check_running(working, command.turn_id, command.epoch)
     written, newest = working.written, working.written.newest
-    # An answer that was appended by hand moves the one that is being written to the next place.
-    is_moved = newest is not None and newest.answer != working.state.answers
-    attempt = 0 if newest is None or is_moved else newest.attempt
+    attempt = 0 if newest is None else newest.attempt
     before, offset = written.half, written.length
     if command.is_first or newest is None:
         attempt, before, offset = attempt + 1, "", 0
-    elif is_moved:
-        attempt, before, offset = 1, written.shown + written.half, 0
     text, half = hold_back_half(before + command.text)
     if offset + len(text) > working.settings.answer_length_max:
         return _fail_too_long(draft, running)

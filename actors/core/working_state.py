@@ -123,14 +123,9 @@ class Written:
     _texts: list[str] = field(default_factory=list)
 
     @property
-    def shown(self) -> str:
-        """The pieces of the newest attempt, put together."""
-        return "".join(self._texts)
-
-    @property
     def text(self) -> str:
         """The text of the newest attempt, as it can be stored."""
-        return self.shown + storable(self.half)
+        return "".join(self._texts) + storable(self.half)
 
     @property
     def length(self) -> int:

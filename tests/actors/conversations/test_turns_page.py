@@ -8,22 +8,29 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import anyio
 import pytest
 
 from tests.actors.conversations.turn_worlds import HALF, OnceAgent, StepAgent, brief, log_of, until
-from tests.actors.conversations.worlds import verified
+from tests.actors.conversations.worlds import WatchedJournal, verified
 from turnkeeper.actors import (
     Conversation,
     MemoryJournal,
     OnOverlap,
     Proposal,
+    TextDelta,
+    ToolCall,
     Turn,
+    TurnContext,
 )
 from turnkeeper.actors.core.commands import Propose
 from turnkeeper.actors.errors import TurnInProgress
+from turnkeeper.actors.events import ActionEvent, CondensationRequestEvent
+from turnkeeper.actors.journal import Record
+from turnkeeper.runtime import Unavailable
+from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -269,6 +276,104 @@ async def test_an_agent_that_cannot_be_run_again_is_not(
     unfinished: Literal["end", "resume"], row: Row
 ) -> None:
     assert await crash(row["A"], unfinished, OnceAgent) == row["the log"]
+
+
+class Writer:
+    """An agent that does in A's turn what a row tells it, a word at a time."""
+
+    is_resumable: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.words, self._taken = anyio.create_memory_object_stream[str](100)
+
+    async def run(self, turn: TurnContext) -> None:
+        if turn.message.content != "A":
+            return
+        write, said = turn.writer(), ""
+        while True:
+            word = await self._taken.receive()
+            match word[0], word[1:]:
+                case ("+" | "^") as how, text:
+                    if how == "^":
+                        write, said = turn.writer(), ""
+                    text = text.replace("◐", "\ud83d").replace("◑", "\ude00")
+                    said += text
+                    await write(text)
+                case _ if word == "calls":
+                    await turn.call_tools([ToolCall("look")], self._look, text=said)
+                    write, said = turn.writer(), ""
+                case _ if word == "fails":
+                    raise RuntimeError("it fails")
+                case _:
+                    await turn.say(said if word == "says" else "other", ends_turn=True)
+                    return
+
+    async def _look(self, action: ActionEvent) -> str:
+        return "seen"
+
+    def close(self) -> None:
+        self.words.close()
+        self._taken.close()
+
+
+class FailsOnce(WatchedJournal):
+    fails = False
+
+    async def before_append(self, records: Sequence[Record]) -> None:
+        if self.fails:
+            self.fails = False
+            raise Unavailable("the journal cannot be reached; nothing was written")
+
+
+async def write(row: str) -> Row:
+    """Play a row word by word, with a reader from the start and one that comes at the dot."""
+    agent, journal = Writer(), FailsOnce()
+    seen: list[list[str]] = [[], []]
+
+    async with (
+        anyio.create_task_group() as readers,
+        verified(agent, journal=journal, unfinished="resume") as conversations,
+    ):
+        chat = conversations["c"]
+
+        async def read(into: list[str], after: int) -> None:
+            async for item in chat.follow(after=after):
+                if isinstance(item, TextDelta):
+                    place = f"{item.epoch}/{item.answer}.{item.attempt}+{item.offset}"
+                    into.append(f"{place}:{item.text}")
+                else:
+                    into.append(brief(item.event))
+
+        turn = await chat.send("A")
+        readers.start_soon(read, seen[0], turn.seq)
+        await settle()
+        for word in row.split():
+            match word:
+                case "·":
+                    readers.start_soon(read, seen[1], (await chat.at()).seq)
+                case "qB":
+                    await chat.send("B", message_id="B")
+                case "interrupt":
+                    await chat.send("B", message_id="B", on_overlap="interrupt")
+                case "crash":
+                    journal.fails = True
+                    with pytest.raises(Unavailable):
+                        await chat.append(CondensationRequestEvent())
+                    await chat.view()
+                case _:
+                    await agent.words.send(word)
+            await settle()
+        await turn.end()
+        await settle()
+        readers.cancel_scope.cancel()
+    agent.close()
+    all_of_it, middle = (" ".join(filter(None, words)) for words in seen)
+    return {"what happens": row, "from the start": all_of_it, "from the dot": middle}
+
+
+@pytest.mark.parametrize("row", _rows("The pieces of an answer"), ids=lambda r: r["what happens"])
+async def test_what_a_reader_gets_of_an_answer_that_is_being_written(row: Row) -> None:
+    assert await write(row["what happens"]) == row
 
 
 # --- the page itself -----------------------------------------------------------------------------

@@ -9,8 +9,15 @@ import pytest
 
 from tests.actors.core.logs import Maker
 from turnkeeper.actors import MemoryJournal
+from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.records import encode_record
-from turnkeeper.actors.events import Event, LoggedEvent
+from turnkeeper.actors.events import (
+    AgentMessageEvent,
+    Event,
+    LoggedEvent,
+    TextDelta,
+    TurnEndedEvent,
+)
 from turnkeeper.actors.journal import StoredRecord
 from turnkeeper.actors.owner.subscriptions import EventReader, Subscriptions
 from turnkeeper.runtime.testing import settle
@@ -107,6 +114,102 @@ async def test_a_reader_looks_at_the_journal_when_an_owner_begins() -> None:
 
             assert found == [1, 2]
             group.cancel_scope.cancel()
+
+
+def _piece(answer: int, attempt: int, offset: int, text: str) -> TextDelta:
+    return TextDelta(1, "t", answer, attempt, offset, text)
+
+
+async def _items(reader: EventReader) -> list[int | str]:
+    """All that it can give now: the seqs of events, the texts of pieces."""
+    found: list[int | str] = []
+
+    async def read() -> None:
+        while True:
+            item = await reader.next_item()
+            found.append(item.text if isinstance(item, TextDelta) else item.seq)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(read)
+        await settle()
+        group.cancel_scope.cancel()
+    return found
+
+
+async def test_no_piece_comes_after_the_end_of_its_turn_that_was_written_elsewhere() -> None:
+    """This process has not heard yet that its owner was shut out."""
+    make = Maker()
+    end = TurnEndedEvent(turn_id="t", outcome="interrupted")
+    async with DeafJournal() as journal:
+        epoch = (await journal.claim("c")).epoch
+        subscriptions = Subscriptions(journal)
+        subscriptions.owner_began("c", lambda: False)
+        await journal.write(epoch, 1, make.user())
+        reader = subscriptions.read("c", after=0, live=True, pieces=True)
+        subscriptions.publish_piece("c", _piece(0, 1, 0, "one "), 1)
+        assert await _items(reader) == [1, "one "]
+
+        await journal.write(epoch, 2, end)
+        reader.look()
+        assert await _items(reader) == [2]
+        subscriptions.publish_piece("c", _piece(0, 1, 4, "two"), 1)
+
+        assert await _items(reader) == []
+
+
+async def test_a_reader_that_begins_behind_the_end_of_the_log_is_not_held_up_by_an_answer() -> None:
+    make = Maker()
+    said = AgentMessageEvent(turn_id="t", content="one")
+    async with DeafJournal() as journal:
+        epoch = (await journal.claim("c")).epoch
+        subscriptions = Subscriptions(journal)
+        subscriptions.owner_began("c", lambda: False)
+        await journal.write(epoch, 1, make.user())
+        reader = subscriptions.read("c", after=2, live=True, pieces=True)
+        subscriptions.publish_piece("c", _piece(0, 1, 0, "one"), 1)
+        await journal.write(epoch, 2, said)
+        subscriptions.publish("c", [LoggedEvent(2, said)])
+
+        subscriptions.publish_piece("c", _piece(1, 1, 0, "two"), 2)
+
+        assert await _items(reader) == ["two"]
+
+
+async def test_a_reader_whose_buffer_was_full_gets_the_answer_that_is_being_written() -> None:
+    """It gets the rest of the one that it had begun, too; those between come as events alone."""
+    make = Maker()
+    said = [AgentMessageEvent(turn_id="t", content=f"{n}") for n in range(5)]
+    async with DeafJournal() as journal:
+        epoch = (await journal.claim("c")).epoch
+        subscriptions = Subscriptions(journal, Limits(buffered_events_max=3))
+        subscriptions.owner_began("c", lambda: False)
+        await journal.write(epoch, 1, make.user())
+        reader = subscriptions.read("c", after=0, live=True, pieces=True)
+        subscriptions.publish_piece("c", _piece(0, 1, 0, "0"), 1)
+        assert await _items(reader) == [1, "0"]
+        for n, event in enumerate(said):
+            for offset in (1, 2) if not n else range(3):
+                subscriptions.publish_piece("c", _piece(n, 1, offset, f"{n}"), 1 + n)
+            await journal.write(epoch, 2 + n, event)
+            subscriptions.publish("c", [LoggedEvent(2 + n, event)])
+        subscriptions.publish_piece("c", _piece(5, 1, 0, "5"), 6)
+        assert len(reader._answers) <= 4
+
+        assert await _items(reader) == ["00", 2, 3, 4, "333", 5, "444", 6, "5"]
+
+
+async def test_attempts_that_are_void_do_not_pile_up_in_a_reader_that_stands_still() -> None:
+    async with DeafJournal() as journal:
+        epoch = (await journal.claim("c")).epoch
+        subscriptions = Subscriptions(journal)
+        subscriptions.owner_began("c", lambda: False)
+        await journal.write(epoch, 1, Maker().user())
+        reader = subscriptions.read("c", after=0, live=True, pieces=True)
+        for attempt in range(1, 100):
+            subscriptions.publish_piece("c", _piece(0, attempt, 0, f"{attempt}"), 1)
+
+        assert len(reader._answers) == 1
+        assert await _items(reader) == [1, "99"]
 
 
 async def _read_on(reader: EventReader, found: list[int]) -> None:
