@@ -26,9 +26,12 @@ from turnkeeper.actors import (
     Proposal,
     ScriptedModel,
     SQLiteJournal,
+    TextDelta,
     ToolAgent,
     ToolCall,
+    TurnContext,
     View,
+    agent,
 )
 from turnkeeper.actors.events import UserMessageEvent
 
@@ -55,8 +58,65 @@ def run(*, quick: bool) -> Iterator[Measure]:
     yield from anyio.run(_steps, LENGTHS[:2] if quick else LENGTHS, rounds)
     yield from anyio.run(_sending, 100 if quick else 400)
     yield from anyio.run(_many, 3 if quick else 7)
+    yield anyio.run(_pieces, 100 if quick else 300)
     yield from anyio.run(_memory)
     yield from _peer(LENGTHS[:2] if quick else LENGTHS, rounds)
+
+
+# --- an answer while it is written ----------------------------------------------------------------
+
+
+async def _pieces(pieces: int) -> Measure:
+    """Time an answer that many read while it is written, by reader and piece."""
+    say(f"turns: {MANY:,} readers of one answer of {pieces} pieces")
+    has_begun, may_write = anyio.Event(), anyio.Event()
+    wrote_alone = 0.0
+
+    async def write(turn: TurnContext, count: int) -> float:
+        write = turn.writer()
+        began = perf_counter()
+        for n in range(count):
+            await write(f"word {n} ")
+        return perf_counter() - began
+
+    @agent
+    async def writes(turn: TurnContext) -> str:
+        nonlocal wrote_alone
+        if turn.message.content == "alone":
+            wrote_alone = await write(turn, pieces)
+        else:
+            has_begun.set()
+            await may_write.wait()
+            await write(turn, pieces)
+        return "done"
+
+    got = 0
+    async with Conversations(writes, journal=MemoryJournal()) as conversations:
+        conversation = conversations["c"]
+        await (await conversation.send("alone")).end()
+        turn = await conversation.send("read by many")
+        await has_begun.wait()
+
+        async def read() -> None:
+            nonlocal got
+            async for item in turn:
+                got += isinstance(item, TextDelta)
+
+        async with anyio.create_task_group() as readers:
+            for _ in range(MANY):
+                readers.start_soon(read)
+            await anyio.wait_all_tasks_blocked()
+            gc.collect()
+            began = perf_counter()
+            may_write.set()
+        took = perf_counter() - began - wrote_alone
+    say(f"turns: {got / MANY:.0f} pieces a reader, {took * US / got:.1f} µs each")
+    return costlier(
+        f"piece_to_each_of_{MANY}_readers",
+        [(took * US / (pieces * MANY), 5.0)],
+        baseline="5 µs",
+        goal="≤ 1.0",
+    )
 
 
 # --- a turn ---------------------------------------------------------------------------------------

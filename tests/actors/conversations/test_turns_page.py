@@ -305,7 +305,7 @@ class Writer:
                 case _ if word == "fails":
                     raise RuntimeError("it fails")
                 case _:
-                    await turn.say(said if word == "says" else "other", ends_turn=True)
+                    await turn.say(said if word == "says" else "else", ends_turn=True)
                     return
 
     async def _look(self, action: ActionEvent) -> str:
