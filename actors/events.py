@@ -357,8 +357,13 @@ class ConfirmationRequestedEvent(Event):
 
 
 class ConfirmationGivenEvent(Event):
+    """The calls that waited are answered: those that are not rejected may run."""
+
     kind: Literal["confirmation_given"] = "confirmation_given"
     confirmed: bool
+    """False: all of them are rejected."""
+    rejected: tuple[str, ...] = ()
+    """The calls that are rejected, if others are confirmed."""
 
 
 class PausedEvent(Event):

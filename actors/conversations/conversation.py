@@ -13,11 +13,11 @@ from turnkeeper.runtime import Region
 
 from ..core.admission import Appended, Duplicate
 from ..core.commands import (
+    Answer,
     Append,
     AppendAll,
     Change,
     Command,
-    Confirm,
     GetView,
     Interrupt,
     OnOverlap,
@@ -48,7 +48,7 @@ from ..owner.actor import Setup
 from ..owner.loading import load_state
 from ..owner.subscriptions import EventReader
 from ..values.frozen import FrozenObject
-from ..values.text import ID_LENGTH_MAX, check_id, check_short, error_text
+from ..values.text import ID_LENGTH_MAX, check_id, check_short, check_text, error_text
 from .turn import Turn, TurnAccess, find_turn
 
 __all__ = ["Conversation"]
@@ -205,14 +205,23 @@ class Conversation:
         await self._setup.journal.info(self.conversation_id)
         return await self._ref.ask(Resume())
 
+    async def answer(self, answers: Mapping[str, bool | str]) -> None:
+        """Answer the calls that wait for a confirmation, each on its own, in one commit.
+
+        By tool call id: True runs the call, False or a reason rejects it, and the agent sees the
+        reason. Each call that waits gets exactly one answer. The same answers again succeed and
+        write nothing, so repeat them after `OutcomeUnknown`; others raise `NotConfirmable`.
+        """
+        await self._ref.ask(Answer(answers))
+
     async def confirm(self, tool_call_ids: Collection[str] | None = None) -> None:
-        """Let the calls run that wait for a confirmation.
+        """Let the calls run that wait for a confirmation: `answer` them all with True.
 
         Name all calls that the user was shown: then a second click, or a repeat after
         `OutcomeUnknown`, never confirms others. Raises `NotConfirmable`.
         """
-        named = None if tool_call_ids is None else frozenset(tool_call_ids)
-        await self._ref.ask(Confirm(confirmed=True, tool_call_ids=named))
+        named = True if tool_call_ids is None else dict.fromkeys(tool_call_ids, True)
+        await self._ref.ask(Answer(named))
 
     async def reject(
         self, reason: str = "", *, tool_call_ids: Collection[str] | None = None
@@ -221,8 +230,10 @@ class Conversation:
 
         `tool_call_ids` as for `confirm`. Raises `NotConfirmable`.
         """
-        named = None if tool_call_ids is None else frozenset(tool_call_ids)
-        await self._ref.ask(Confirm(confirmed=False, reason=reason, tool_call_ids=named))
+        check_text("reason", reason)
+        await self._ref.ask(
+            Answer(reason if tool_call_ids is None else dict.fromkeys(tool_call_ids, reason))
+        )
 
     async def retract(self, event_ids: Sequence[str]) -> Appended:
         """Take events out of the view; the log keeps them, and records the retraction.

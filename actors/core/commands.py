@@ -6,7 +6,7 @@ methods of a `Conversation` do just that; the commands are public for code that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -30,13 +30,13 @@ from .details import LABEL_NAME_LENGTH_MAX, LABEL_VALUE_LENGTH_MAX, TITLE_LENGTH
 from .view import View
 
 __all__ = [
+    "Answer",
     "Append",
     "AppendAll",
     "BeginStep",
     "CancelTurn",
     "Change",
     "Command",
-    "Confirm",
     "Delete",
     "DropOverdue",
     "EndTurn",
@@ -274,16 +274,24 @@ class Resume(Message[bool]):
 
 
 @dataclass(frozen=True, slots=True)
-class Confirm(Message[bool]):
-    """Confirm or reject the calls that wait for a confirmation: all of them run, or none does."""
+class Answer(Message[bool]):
+    """Answer the calls that wait for a confirmation. False: they had these answers already.
 
-    confirmed: bool
-    reason: str = ""
-    tool_call_ids: frozenset[str] | None = None
-    """The calls that are meant; None: those that wait."""
+    An answer is True (run the call), False, or the reason to reject it. With one answer in place of
+    a mapping, it is the answer to each call that waits.
+    """
+
+    answers: Mapping[str, bool | str] | bool | str
 
     def __post_init__(self) -> None:
-        check_text("reason", self.reason)
+        by_call = self.answers if isinstance(self.answers, Mapping) else {"": self.answers}
+        for tool_call_id, answer in by_call.items():
+            if not isinstance(tool_call_id, str):
+                raise InvalidInput(f"a tool_call_id takes a str, not {type(tool_call_id).__name__}")
+            if not isinstance(answer, bool):
+                check_text("an answer that is no bool, a reason,", answer)
+        if isinstance(self.answers, Mapping):
+            object.__setattr__(self, "answers", FrozenObject(self.answers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +373,7 @@ Command = (
     | EndTurn
     | Pause
     | Resume
-    | Confirm
+    | Answer
     | Propose
     | ProposeFailed
     | RepairView

@@ -6,7 +6,7 @@ tables in `docs/turns.md` show the outcome of each way to overlap.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeAlias, TypeGuard, assert_never
 
 from turnkeeper.runtime import InvariantViolation
@@ -48,9 +48,9 @@ from ..events import (
 )
 from ..values.text import hold_back_half
 from .commands import (
+    Answer,
     BeginStep,
     CancelTurn,
-    Confirm,
     EndTurn,
     Interrupt,
     OnOverlap,
@@ -87,7 +87,7 @@ TurnCommand: TypeAlias = (
     | Interrupt
     | Pause
     | Resume
-    | Confirm
+    | Answer
     | RepairView
     | Recover
 )
@@ -115,8 +115,8 @@ def decide_turn(working: WorkingState, command: TurnCommand, stamp: Stamp) -> De
             return _pause(draft)
         case Resume():
             return _resume(draft)
-        case Confirm():
-            return _confirm(draft, command)
+        case Answer():
+            return _answer(draft, command)
         case RepairView():
             return _repair_view(draft, command)
         case Recover():
@@ -345,28 +345,58 @@ def _resume(draft: Draft) -> Decision:
     return _go_on(draft, running, unstarted=turns.confirmed)
 
 
-def _confirm(draft: Draft, command: Confirm) -> Decision:
-    """Let the calls that wait for a confirmation run, or answer them as rejected."""
+def _answer(draft: Draft, command: Answer) -> Decision:
+    """Let the calls that wait for a confirmation run, or answer them as rejected; one by one."""
     working = draft.working
     turns = working.state.turns
-    running = turns.running
-    if running is None or not turns.awaiting:
-        raise NotConfirmable(working.conversation_id)
-    if command.tool_call_ids not in (None, frozenset(turns.awaiting)):
-        raise NotConfirmable(working.conversation_id, turns.awaiting)
-    draft.add(ConfirmationGivenEvent, turn_id=running.turn_id, confirmed=command.confirmed)
+    running, awaiting = turns.running, turns.awaiting
+    answers: Mapping[str, object]
+    if isinstance(command.answers, Mapping):
+        answers = command.answers
+        if _has_answers(working, answers):
+            return Decision(reply=False)
+    else:
+        answers = dict.fromkeys(awaiting, command.answers)
+    if running is None or not awaiting or answers.keys() != set(awaiting):
+        raise NotConfirmable(working.conversation_id, awaiting)
+    rejected = tuple(c for c in awaiting if answers[c] is not True)
+    is_mixed = 0 < len(rejected) < len(awaiting)
+    draft.add(
+        ConfirmationGivenEvent,
+        turn_id=running.turn_id,
+        confirmed=len(rejected) < len(awaiting),
+        rejected=rejected if is_mixed else (),
+    )
     # The result of one of them may have been appended by hand.
-    unanswered = tuple(c for c in turns.awaiting if c in working.state.admission.open_calls)
-    if not command.confirmed:
-        why = command.reason or "the user rejected this call"
-        _reject(draft, unanswered, running.turn_id, why)
+    unanswered = tuple(c for c in awaiting if c in working.state.admission.open_calls)
+    for tool_call_id in unanswered:
+        if tool_call_id in rejected:
+            _reject(draft, (tool_call_id,), running.turn_id, _reason(answers, tool_call_id))
     if turns.is_paused:
         return draft.decision(reply=True)
     return _go_on(
         draft,
         running,
-        unstarted=unanswered if command.confirmed else (),
-        answered=() if command.confirmed else unanswered,
+        unstarted=tuple(c for c in unanswered if c not in rejected),
+        answered=rejected,
+    )
+
+
+def _reason(answers: Mapping[str, object], tool_call_id: str) -> str:
+    """Return why this call is rejected, as the agent sees it."""
+    return str(answers[tool_call_id] or "the user rejected this call")
+
+
+def _has_answers(working: WorkingState, answers: Mapping[str, object]) -> bool:
+    """True if the calls that once waited together have got just these answers."""
+    given = working.state.turns.find_answers(answers)
+    if not given or given != {c: answer is True for c, answer in answers.items()}:
+        return False
+    # The reasons are in the log; those that have left the view are not compared.
+    return all(
+        event.content == _reason(answers, event.tool_call_id)
+        for event in working.state.view
+        if isinstance(event, UserRejectEvent) and event.tool_call_id in answers
     )
 
 

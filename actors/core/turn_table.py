@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -77,6 +77,15 @@ class RunningTurn:
     messages: tuple[UserMessageEvent, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class AnsweredCall:
+    """The answer to a call that waited for a confirmation."""
+
+    seq: int
+    """The seq of the event that answers it, and all calls that waited with it."""
+    is_confirmed: bool
+
+
 @dataclass(slots=True)
 class TurnTable:
     """The fold. Readers see `running` and `queued`; only the owner calls `fold`."""
@@ -88,6 +97,8 @@ class TurnTable:
     """The calls of the running turn that wait for a confirmation; none of them has started."""
     confirmed: tuple[str, ...] = ()
     """The calls that were confirmed during a pause; none of them has started."""
+    answers: dict[str, AnsweredCall] = field(default_factory=dict)
+    """The newest calls that waited for a confirmation and got it, or were rejected."""
     _queued: dict[str, MessageQueuedEvent] = field(default_factory=dict)
     _known: dict[str, KnownMessage] = field(default_factory=dict)
     _forgotten_max: str = ""
@@ -118,6 +129,11 @@ class TurnTable:
         """Return the chat message of this id, if it is among the newest."""
         return self._known.get(message_id)
 
+    def find_answers(self, tool_call_ids: Collection[str]) -> Mapping[str, bool]:
+        """Return the calls that were answered together with these, and if they were confirmed."""
+        seqs = {a.seq for call, a in self.answers.items() if call in tool_call_ids}
+        return {call: a.is_confirmed for call, a in self.answers.items() if {a.seq} == seqs}
+
     def may_have_forgotten(self, message_id: str) -> bool:
         """True if the log may have this message id although `find` does not.
 
@@ -127,7 +143,7 @@ class TurnTable:
         return bool(self._forgotten_max) and message_id <= self._forgotten_max
 
     def fold(self, event: Event, seq: int, *, known_max: int) -> None:
-        """Advance by one event of the log; hold the newest `known_max` message ids."""
+        """Advance by one event of the log; hold the newest `known_max` message ids, and answers."""
         if event.kind not in _KINDS:
             return
         match event:
@@ -157,14 +173,20 @@ class TurnTable:
             case ForkedFromEvent():
                 self._queued.clear()  # queued messages stay with the conversation they were sent to
             case _:
-                self._fold_hold(event)
+                self._fold_hold(event, seq, known_max)
 
-    def _fold_hold(self, event: Event) -> None:
+    def _fold_hold(self, event: Event, seq: int, known_max: int) -> None:
         match event:
             case ConfirmationRequestedEvent(tool_call_ids=calls):
                 self.awaiting = calls
-            case ConfirmationGivenEvent(confirmed=confirmed):
-                self.confirmed = self.awaiting if confirmed and self.is_paused else ()
+            case ConfirmationGivenEvent(rejected=rejected):
+                for call in self.awaiting:
+                    is_confirmed = event.confirmed and call not in rejected
+                    self.answers[call] = AnsweredCall(seq, is_confirmed)
+                    if len(self.answers) > known_max:
+                        del self.answers[next(iter(self.answers))]
+                if event.confirmed and self.is_paused:
+                    self.confirmed = tuple(c for c in self.awaiting if c not in rejected)
                 self.awaiting = ()
             case PausedEvent():
                 self.is_paused = True

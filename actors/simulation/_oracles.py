@@ -265,7 +265,7 @@ class Oracles:
             case ConfirmationRequestedEvent(tool_call_ids=calls):
                 shadow.unconfirmed.update(calls)
             case ConfirmationGivenEvent(confirmed=True):
-                shadow.unconfirmed.clear()
+                shadow.unconfirmed.intersection_update(event.rejected)
             case TurnEndedEvent(outcome="rolled_back", turn_id=turn_id):
                 if any(e.turn_id == turn_id for e in shadow.state.view):
                     self.broken("T10", f"{name}[{record.seq}] turn {turn_id}")
@@ -346,6 +346,11 @@ class Oracles:
         """Return what the conversation waits for: "resume", "confirmation", or nothing."""
         shadow = self._shadows.get(conversation_id)
         return None if shadow is None else shadow.state.turns.waits_for
+
+    def awaiting(self, conversation_id: str) -> Sequence[str]:
+        """Return the calls that wait there for a confirmation."""
+        shadow = self._shadows.get(conversation_id)
+        return () if shadow is None else shadow.state.turns.awaiting
 
     def is_unfinished(self, conversation_id: str) -> bool:
         """Return True if a turn runs there, or a message waits."""

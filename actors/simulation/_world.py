@@ -26,6 +26,7 @@ from turnkeeper.runtime import (
 from turnkeeper.runtime.testing import Node, NodeCrashed, Simulation
 
 from ..agents.agent import Agent
+from ..conversations.conversation import Conversation
 from ..conversations.conversations import Conversations
 from ..conversations.turn import Turn
 from ..core.commands import OnOverlap
@@ -704,7 +705,7 @@ class _Run:
             case "resume":
                 extras += ["resume"] * 4
             case "confirmation":
-                extras += ["confirm", "reject"] * 4
+                extras += ["confirm", "reject", "answer"] * 3
             case _:
                 pass
         if self.oracles.waiting(conversation_id):
@@ -757,6 +758,8 @@ class _Run:
                 await conversation.confirm()
             case "reject":
                 await conversation.reject("no")
+            case "answer":
+                await self._answer(conversation)
             case "follow" if sending.acknowledged_at is not None:
                 await self._follow(sending, server, conversations)
             case "retract":
@@ -769,6 +772,16 @@ class _Run:
                     simulation.require(logged.seq == at, "S1", f"{logged.seq} in place of {at}")
             case _:
                 pass
+
+    async def _answer(self, conversation: Conversation) -> None:
+        """Answer each call that waits on its own, and then all of them once more."""
+        awaiting = self.oracles.awaiting(conversation.conversation_id)
+        chance = self.simulation.chance
+        answers = {call: True if chance("confirmed", 0.5) else "no" for call in awaiting}
+        await conversation.answer(answers)
+        await conversation.answer(answers)
+        if len(set(answers.values())) > 1:
+            self.simulation.mark("mixed answers")
 
     async def _follow(
         self, sending: Sending, server: _Server, conversations: Conversations

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio
 import pytest
 
+from tests.actors.conversations.stores import KINDS, store
+from tests.actors.conversations.turn_worlds import StepAgent, events_of, log_of
 from turnkeeper.actors import (
     Conversation,
     MemoryJournal,
@@ -13,8 +17,8 @@ from turnkeeper.actors import (
     ToolAgent,
     ToolCall,
 )
-from turnkeeper.actors.errors import NotConfirmable
-from turnkeeper.actors.events import ActionEvent, ConfirmationRequestedEvent
+from turnkeeper.actors.errors import InvalidInput, NotConfirmable
+from turnkeeper.actors.events import ActionEvent, ConfirmationRequestedEvent, UserRejectEvent
 
 from .worlds import verified
 
@@ -47,10 +51,10 @@ async def test_a_second_click_never_confirms_calls_that_were_not_shown() -> None
         with anyio.fail_after(10):
             await chat.confirm(first)
             second = await shown(chat, 2)
-            for late in (chat.confirm(first), chat.reject(tool_call_ids=first)):
-                with pytest.raises(NotConfirmable) as caught:
-                    await late
-                assert caught.value.awaiting == second
+            await chat.confirm(first)  # the same answer again: nothing is written
+            with pytest.raises(NotConfirmable) as caught:
+                await chat.reject(tool_call_ids=first)
+            assert caught.value.awaiting == second
             assert ran == ["alice"]
             await chat.reject("not her", tool_call_ids=second)
             assert await turn.reply() == "done"
@@ -70,3 +74,105 @@ async def test_arguments_that_no_log_can_hold_are_answered_to_the_model(value: o
     action = next(event for event in view if isinstance(event, ActionEvent))
     assert action.arguments == {}
     assert action.malformed_arguments
+
+
+ANSWERS: list[tuple[bool | str, bool | str, str]] = [
+    (True, "not on a Sunday", "confirmed not-run result"),
+    ("not on a Sunday", True, "confirmed not-run result"),
+    (True, True, "confirmed result result"),
+    (False, "not on a Sunday", "rejected not-run not-run"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("one", "other", "log"), ANSWERS)
+async def test_each_call_that_waits_is_answered_on_its_own(
+    kind: str, one: bool | str, other: bool | str, log: str, tmp_path: Path
+) -> None:
+    agent = StepAgent({"A": "asks-two"})
+    with store(kind, tmp_path) as opens:
+        async with verified(agent, journal=opens()) as conversations:
+            chat = conversations["c"]
+            turn = await chat.send("A")
+            answers = dict(zip(await shown(chat, 1), (one, other), strict=True))
+
+            await chat.answer(answers)
+
+            assert await turn.reply() == "A"
+            assert await log_of(chat) == f"started uA call call asked {log} aA completed"
+            assert sorted(agent.ran) == sorted(c for c, a in answers.items() if a is True)
+            told = {
+                event.tool_call_id: event.content
+                for event in await events_of(chat)
+                if isinstance(event, UserRejectEvent)
+            }
+            assert told == {
+                call: answer or "the user rejected this call"
+                for call, answer in answers.items()
+                if answer is not True
+            }
+
+
+async def test_mixed_answers_during_a_pause_run_only_what_was_confirmed_over_a_restart() -> None:
+    journal, agent = MemoryJournal(), StepAgent({"A": "asks-two"})
+    async with verified(agent, journal=journal) as conversations:
+        chat = conversations["c"]
+        await chat.send("A", message_id="A")
+        one, other = await shown(chat, 1)
+        await chat.pause()
+        await chat.answer({one: "no", other: True})
+    async with verified(agent, journal=journal) as conversations:
+        chat = conversations["c"]
+        await chat.answer({other: True, one: "no"})
+        await chat.resume()
+        assert await (await chat.turn("A")).reply() == "A"
+        log = "started uA call call asked paused confirmed not-run resumed result aA completed"
+        assert await log_of(chat) == log
+    assert agent.ran == [other]
+
+
+async def test_the_same_answers_again_write_nothing_and_others_are_refused() -> None:
+    """At once, after the turn, over a restart, and while other calls wait."""
+    journal = MemoryJournal()
+    agent = StepAgent({"A": "asks-two", "B": "asks-two"})
+    async with verified(agent, journal=journal) as conversations:
+        chat = conversations["c"]
+        turn = await chat.send("A")
+        one, other = await shown(chat, 1)
+        given: dict[str, bool | str] = {one: True, other: "no"}
+        wrong: list[dict[str, bool | str]] = [
+            {},
+            {one: True},
+            {one: True, other: "no", "another": True},
+            {one: True, other: True},
+            {one: False, other: "no"},
+        ]
+        for answers in wrong[:3]:
+            with pytest.raises(NotConfirmable) as caught:
+                await chat.answer(answers)
+            assert caught.value.awaiting == (one, other)
+        await chat.answer(given)
+        await chat.answer(given)
+        await turn.end()
+        await chat.answer(given)
+        await chat.send("B")
+        await shown(chat, 2)
+        length = len(await events_of(chat))
+    async with verified(agent, journal=journal) as conversations:
+        chat = conversations["c"]
+        await chat.answer(given)
+        wrong.append({one: True, other: "for another reason"})
+        for answers in wrong:
+            with pytest.raises(NotConfirmable):
+                await chat.answer(answers)
+        with pytest.raises(NotConfirmable):
+            await chat.reject("no", tool_call_ids=[one, other])
+        assert len(await events_of(chat)) == length
+    assert agent.ran == [one]
+
+
+@pytest.mark.parametrize("answers", [{"k": None}, {"k": 1}, {1: True}, {"k": "\ud800"}])
+async def test_what_is_no_answer_is_refused(answers: dict[str, bool]) -> None:
+    async with verified(StepAgent(), journal=MemoryJournal()) as conversations:
+        with pytest.raises(InvalidInput):
+            await conversations["c"].answer(answers)

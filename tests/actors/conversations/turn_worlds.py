@@ -90,8 +90,8 @@ class StepAgent:
             await self._stop(f"{name} thinks", step)
             if step >= len(script):
                 break
-            calls = [ToolCall("look") for _ in range(2 if script[step] == "calls" else 1)]
-            asks = script[step] == "asks"
+            calls = [ToolCall("look") for _ in range(1 + (script[step] in ("calls", "asks-two")))]
+            asks = script[step].startswith("asks")
             actions = await turn.propose_calls(calls, usage=USAGE, needs_confirmation=asks)
             await turn.run_calls(actions, self._tool(name, step))
         write = turn.writer()

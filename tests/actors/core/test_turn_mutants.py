@@ -26,6 +26,12 @@ _BEGINNINGS: list[list[Move]] = [
     [("send", 1), ("send", 6), ("send", 12), ("send", 18), ("send", 24)],  # the queue is full
     # the next step begins with a call open, and a message waits to join
     [("send", 1), ("agent", 2), ("send", 2), ("agent", 4)],
+    # two calls wait for a confirmation, during a pause
+    [("send", 1), ("agent", 11), ("pause", 0), ("confirm", 36)],
+    [("send", 1), ("agent", 11), ("confirm", 37)],
+    # answers are given once more, and nearly the same
+    [("send", 1), ("agent", 3), ("confirm", 0), ("answer again", 2)],
+    [("send", 1), ("agent", 11), ("confirm", 37), ("answer again", 1), ("answer again", 3)],
     # a call is rejected, and its agent cannot be run again
     [("send", 1), ("agent", 3), ("crash", 0), ("confirm", 1)],
     # a call is answered by hand, and its turn rolled back
@@ -80,10 +86,16 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (turn_rules, "_resume", "if running is None:", "if running is None and False:"),
     (turn_rules, "_resume", "if turns.awaiting:", "if False:"),
     (turn_rules, "_resume", "unstarted=turns.confirmed", "unstarted=()"),
-    (turn_rules, "_confirm", "if turns.is_paused:", "if False:"),
-    (turn_rules, "_confirm", "if not command.confirmed:", "if command.confirmed:"),
-    (turn_rules, "_confirm", "if c in working.state.admission.open_calls", "if True"),
-    (turn_rules, "_confirm", "if command.confirmed else ()", ""),
+    (turn_rules, "_answer", "if turns.is_paused:", "if False:"),
+    (turn_rules, "_answer", "if tool_call_id in rejected:", "if tool_call_id not in rejected:"),
+    (turn_rules, "_answer", "if c in working.state.admission.open_calls", "if True"),
+    (turn_rules, "_answer", "unanswered if c not in rejected", "unanswered"),
+    (turn_rules, "_answer", "if _has_answers(working, answers):", "if False:"),
+    (turn_rules, "_answer", "rejected=rejected if is_mixed else ()", "rejected=()"),
+    (turn_rules, "_answer", "answers.keys() != set(awaiting)", "False"),
+    (turn_rules, "_has_answers", "or given != {", "or 0 and given != {"),
+    (turn_rules, "_has_answers", "event.content == _reason(", "True or _reason("),
+    (TurnTable, "find_answers", "if {a.seq} == seqs", "if call in tool_call_ids"),
     (turn_rules, "_go_on", "if working.agent_of == running.turn_id:", "if False:"),
     (turn_rules, "_go_on", "if working.settings.is_resumable:", "if False:"),
     (turn_rules, "_go_on", ", answered=answered", ""),
@@ -126,8 +138,9 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (TurnTable, "fold", "if not event.is_reminder:", "if True:"),
     (TurnTable, "fold", "(*running.messages, event)", "(event,)"),
     (TurnTable, "fold", "self.is_paused, self.awaiting, self.confirmed = False, (), ()", "pass"),
-    (TurnTable, "_fold_hold", "if confirmed and self.is_paused", "if confirmed"),
-    (TurnTable, "_fold_hold", "if confirmed and self.is_paused", "if self.is_paused"),
+    (TurnTable, "_fold_hold", "if event.confirmed and self.is_paused", "if event.confirmed"),
+    (TurnTable, "_fold_hold", "if event.confirmed and self.is_paused", "if self.is_paused"),
+    (TurnTable, "_fold_hold", "self.awaiting if c not in rejected", "self.awaiting"),
     (TurnTable, "_fold_hold", "self.awaiting = ()", "pass"),
     (TurnTable, "_fold_hold", "self.is_paused, self.confirmed = False, ()", "self.is_paused = 0"),
     (TurnTable, "_know", "if first is not None:", "if False:"),

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from turnkeeper.actors import AgentExecutionStatus as Status
 from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.core.commands import (
+    Answer,
     Append,
     BeginStep,
     CancelTurn,
     Command,
-    Confirm,
     EndTurn,
     Interrupt,
     OnOverlap,
@@ -114,6 +114,9 @@ class Turns:
     sent: dict[str, tuple[Send, Sent]] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     """The calls that an agent has begun to run."""
+    answered: list[dict[str, bool | str]] = field(default_factory=list)
+    """The answers that calls which waited for a confirmation have got."""
+    rejected: set[str] = field(default_factory=set)
     said: list[str] = field(default_factory=list)
     """What was streamed of the answer that is not in the log yet."""
     by_hand: bool = False
@@ -252,6 +255,7 @@ class Turns:
         held_calls = {*turns.awaiting, *turns.confirmed}
         assert not held_calls & self.started, "a call runs that waits for its confirmation"
         assert not turns.confirmed or turns.is_paused
+        assert not self.rejected & self.started, "a call runs that was rejected"
         if not self.by_hand:
             assert held_calls <= set(state.admission.open_calls)
         self._check_status()
@@ -388,16 +392,67 @@ class Turns:
     def _confirm(self, n: int) -> None:
         turns = self.working.state.turns
         awaiting, was_paused, running = turns.awaiting, turns.is_paused, turns.running
+        answers: dict[str, bool | str]
+        if n < 36:
+            answers = dict.fromkeys(awaiting, n % 2 == 0)
+            command = Answer(n % 2 == 0)
+        else:
+            answers = {c: (True, "no", False)[(n + at) % 3] for at, c in enumerate(awaiting)}
+            command = Answer(answers)
         try:
-            self.do(Confirm(confirmed=n % 2 == 0))
+            assert self.do(command)
         except NotConfirmable:
             assert not awaiting
             return
         assert awaiting
         assert not turns.awaiting
-        self._check_gone_on(running, awaiting if n % 2 == 0 else ())
+        self.answered.append(answers)
+        confirmed = tuple(call for call, answer in answers.items() if answer is True)
+        self._check_gone_on(running, confirmed)
+        assert self.rejected.isdisjoint(confirmed)
+        self.rejected.update(set(answers).difference(confirmed))
         if was_paused and turns.is_paused:
-            assert turns.confirmed == (awaiting if n % 2 == 0 else ())
+            assert turns.confirmed == confirmed
+
+    def _answer_again(self, n: int) -> None:
+        """The same answers once more, or nearly the same: some time after they were given."""
+        awaiting = self.working.state.turns.awaiting
+        if awaiting:
+            for wrong in ({*awaiting, "another call"}, set(awaiting[1:])):
+                self._check_not_confirmable(Answer(dict.fromkeys(wrong, True)))
+        if not self.answered:
+            return
+        answers = dict(self.answered[n // 4 % len(self.answered)])
+        length = len(self.events)
+        if n % 4 == 0:
+            assert self.do(Answer(answers)) is False
+        else:
+            last = list(answers)[-1]
+            if n % 4 == 1 and isinstance(answers[last], str):
+                answers[last] = "for another reason"
+                if not self.is_seen_rejected(last):
+                    return  # the reason has left the view
+            elif n % 4 == 1:
+                del answers[last]
+            elif n % 4 == 2:
+                answers[last] = answers[last] is not True
+            else:
+                answers["another call"] = True
+            self._check_not_confirmable(Answer(answers))
+        assert len(self.events) == length
+
+    def _check_not_confirmable(self, command: Answer) -> None:
+        try:
+            self.do(command)
+        except NotConfirmable:
+            return
+        raise AssertionError("other answers than those that were given, or to other calls")
+
+    def is_seen_rejected(self, tool_call_id: str) -> bool:
+        return any(
+            isinstance(event, UserRejectEvent) and event.tool_call_id == tool_call_id
+            for event in self.working.state.view
+        )
 
     def _cancel(self, n: int) -> None:
         if not self.sent:
@@ -691,6 +746,7 @@ MOVES: dict[str, Callable[[Turns, int], None]] = {
     "late": Turns._late,
     "condense": Turns._condense,
     "retract": Turns._retract,
+    "answer again": Turns._answer_again,
     "interrupt": Turns._interrupt,
     "undo": Turns._undo,
     "repair": Turns._repair,
