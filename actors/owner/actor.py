@@ -499,7 +499,11 @@ class ConversationActor(Actor[Command | Query]):
                         if self._agent is not None and self._agent_of == turn_id:
                             self._agent.cancel()
                     case StartTurn(turn_id, unstarted):
-                        self._start_turn(turn_id, unstarted)
+                        # If a later command of the same batch has ended it, its `StopTurn` follows,
+                        # and an effect that is cancelled before it begins never runs.
+                        run = partial(self._run_turn, turn_id, unstarted)
+                        self._agent = self.context.start_effect(run, name=f"turn {turn_id}")
+                        self._agent_of = turn_id
         self._start_condenser()
         if any(one.decision.events for one in decided):
             self._start_verifying()
@@ -507,13 +511,6 @@ class ConversationActor(Actor[Command | Query]):
         if (deadline := self._parking.next_deadline) is not None:
             delay_s = deadline - self._setup.ports.monotonic()
             self.context.timers.once(max(0.0, delay_s), DropOverdue(), key=_PARK_TIMER)
-
-    def _start_turn(self, turn_id: str, unstarted: tuple[str, ...]) -> None:
-        if self._running is None or self._running.turn_id != turn_id:
-            return  # a later command of the same batch has ended it already
-        run = partial(self._run_turn, turn_id, unstarted)
-        self._agent = self.context.start_effect(run, name=f"turn {turn_id}")
-        self._agent_of = turn_id
 
     def _start_condenser(self) -> None:
         if self.running_condenser() is not None:

@@ -334,13 +334,6 @@ PROMISES = [
         "    self._claimed_at = self._setup.ports.monotonic()",
     ),
     Mutant(
-        "a turn is started though its batch has ended it",
-        ConversationActor,
-        "_start_turn",
-        "if self._running is None or self._running.turn_id != turn_id:",
-        "if False:",
-    ),
-    Mutant(
         "a load keeps a call whose result was retracted",
         ViewFold,
         "_retract",

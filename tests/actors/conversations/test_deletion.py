@@ -30,6 +30,7 @@ from turnkeeper.actors.events import ObservationEvent, UserMessageEvent
 from turnkeeper.actors.journal import Claim, Snapshot, StoredRecord
 from turnkeeper.actors.owner.subscriptions import EventReader
 from turnkeeper.runtime import OutcomeUnknown, Ports, Unavailable
+from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -125,6 +126,65 @@ async def test_the_running_turn_is_cut_off_and_whoever_waits_is_told() -> None:
         with pytest.raises(ConversationDeleted):
             await second.reply()
         assert not await first.cancel()
+
+
+class HeldDeletion(MemoryJournal):
+    """Deletes when the test lets it, or fails to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.let = anyio.Event(), anyio.Event()
+        self.error: Exception | None = None
+
+    async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
+        self.asked.set()
+        await self.let.wait()
+        if self.error is not None:
+            raise self.error
+        return await super().delete(conversation_id, epoch=epoch)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_no_caller_is_told_of_a_deletion_before_it_is_durable(fails: bool) -> None:
+    journal = HeldDeletion()
+    told: list[object] = []
+
+    async def follow(reader: EventReader) -> None:
+        try:
+            while True:
+                told.append((await anext(reader)).seq)
+        except ConversationDeleted:
+            told.append("reader")
+
+    async def delete() -> None:
+        try:
+            await conversations.delete("c")
+        except Unavailable:
+            told.append("failed")
+        else:
+            told.append("deleted")
+
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        await (await conversations["c"].send("A")).end()
+        head = (await journal.info("c")).head
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow, conversations["c"].events(after=head))
+            group.start_soon(delete)
+            await journal.asked.wait()
+            await settle()
+            assert told == []
+
+            journal.error = Unavailable("the disk is full") if fails else None
+            journal.let.set()
+            await settle()
+            if fails:
+                assert told == ["failed"]
+                await (await conversations["c"].send("B")).end()
+                await settle()
+                assert told == ["failed", *range(head + 1, (await journal.info("c")).head + 1)]
+            else:
+                assert sorted(map(str, told)) == ["deleted", "reader"]
+            group.cancel_scope.cancel()
 
 
 async def test_an_agent_that_goes_on_after_its_conversation_was_deleted_writes_nothing() -> None:

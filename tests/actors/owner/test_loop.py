@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import anyio
 import pytest
@@ -94,6 +95,31 @@ async def test_nothing_is_seen_before_the_commit_has_returned() -> None:
             assert len(replies) == 3
             assert replies["first"] == replies["again"]
             group.cancel_scope.cancel()
+
+
+async def test_an_agent_whose_turn_its_own_batch_has_ended_never_runs() -> None:
+    journal, held = GatedJournal(), HeldAgent()
+    runtime = Runtime()
+    async with runtime, verified(held, journal=journal, runtime=runtime) as conversations:
+        failures = runtime.events.subscribe(Failure)
+        chat = conversations["c"]
+        await (await chat.send("0")).end()
+        journal.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(chat.append, UserMessageEvent(content="by hand"))
+            await journal.waiting.wait()
+            group.start_soon(partial(chat.send, "A"))
+            await settle()
+            group.start_soon(partial(chat.send, "B", on_overlap="interrupt"))
+            await settle()
+            journal.gate.set()
+        await (await chat.send("C")).end()
+
+        assert 5 in journal.sizes, "A begins, ends and is followed by B in one commit"
+        assert held.turns == ["0", "B", "C"]
+        assert (await log_of(chat))[-5:] == ["u:A", "u:B", "a:a(B)", "u:C", "a:a(C)"]
+        failures.close()
+        assert [failure async for failure in failures] == []
 
 
 async def test_what_waits_together_is_committed_together_and_each_subscriber_hears_each() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ from turnkeeper.actors.errors import (
 from turnkeeper.actors.events import (
     AgentMessageEvent,
     Event,
+    MessageQueuedEvent,
+    MessageWithdrawnEvent,
+    TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
     is_seen_by_model,
@@ -307,15 +310,34 @@ def test_events_are_read_as_they_are_asked_for(folder: Path) -> None:
             events[6]
 
 
-def test_the_journal_knows_that_a_turn_is_unfinished(folder: Path) -> None:
+STARTED = TurnStartedEvent(turn_id="t1")
+WAITING = MessageQueuedEvent(turn_id="t2", message_id="b", content="B")
+WITHDRAWN = MessageWithdrawnEvent(turn_id="t2", message_id="b")
+ENDED = TurnEndedEvent(turn_id="t1", outcome="completed")
+
+
+@pytest.mark.parametrize(
+    ("events", "is_unfinished"),
+    [
+        ([STARTED], True),
+        ([STARTED, ENDED], False),
+        ([STARTED, WAITING, ENDED], True),
+        ([STARTED, WAITING, WITHDRAWN], True),
+        ([STARTED, WAITING, ENDED, WITHDRAWN], False),
+    ],
+)
+def test_the_journal_knows_if_a_turn_runs_or_a_message_waits(
+    folder: Path, events: Sequence[Event], is_unfinished: bool
+) -> None:
     with ConversationState(persistence_dir=folder, conversation_id="c") as state:
-        state.append_event(TurnStartedEvent(turn_id="t1"))
+        for event in events:
+            state.append_event(event)
 
     async def unfinished() -> list[str]:
         async with SQLiteJournal(folder / "conversations.db", read_only=True) as journal:
             return [info.conversation_id for info in await journal.find_abandoned()]
 
-    assert anyio.run(unfinished) == ["c"]
+    assert anyio.run(unfinished) == ["c"] * is_unfinished
 
 
 def test_saving_what_has_no_folder_is_refused() -> None:
