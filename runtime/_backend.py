@@ -14,7 +14,7 @@ import contextvars
 import math
 import sys
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Set
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
@@ -32,10 +32,12 @@ __all__ = [
     "checkpointing",
     "clear_stray_cancellation",
     "loop_time",
+    "membership",
     "open_tasks",
     "parking",
     "pausing",
     "persist",
+    "running_task",
     "spawn_host",
     "task_end_watch",
     "thread_caller",
@@ -380,6 +382,48 @@ def task_end_watch() -> Callable[[Callable[[], None]], None]:
             task.add_done_callback(lambda _: note_end())
 
     return watch
+
+
+def membership(tasks: Set[object]) -> Callable[[], bool]:
+    """Return a function that tells if the running task, or one that waits for it, is in `tasks`.
+
+    A task waits for those in the task groups that it has open (trio's, anyio's; asyncio has no
+    record of whose tasks its own groups hold).
+    """
+    trio_module = _trio()
+    if trio_module is not None:
+        current_trio_task = trio_module.lowlevel.current_task
+
+        def is_within_trio() -> bool:
+            task = current_trio_task()
+            while task not in tasks:
+                if task.parent_nursery is None:
+                    return False
+                task = task.parent_nursery.parent_task
+            return True
+
+        return is_within_trio
+
+    def is_within() -> bool:
+        if asyncio.current_task() in tasks:
+            return True
+        parent = anyio.get_current_task().parent_id
+        members = {id(task) for task in tasks}
+        if parent is None or parent in members:
+            return parent is not None
+        parents = {task.id: task.parent_id for task in anyio.get_running_tasks()}
+        while parent is not None and parent not in members:
+            parent = parents.get(parent)
+        return parent is not None
+
+    return is_within
+
+
+def running_task() -> object:
+    """Return the running task, which hashes by identity."""
+    trio_module = _trio()
+    task: object = asyncio.current_task() if trio_module is None else None
+    return task if trio_module is None else trio_module.lowlevel.current_task()
 
 
 def loop_time() -> Callable[[], float] | None:

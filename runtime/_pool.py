@@ -31,6 +31,7 @@ from ._backend import (
     checkpointing,
     clear_stray_cancellation,
     parking,
+    running_task,
     uncancel,
 )
 
@@ -87,6 +88,8 @@ class Worker:
 
     async def main(self) -> None:
         pool = self._pool
+        task = running_task()
+        pool.tasks.add(task)
         try:
             while not pool.is_closed:
                 # A scope is used once: each round of this loop but the first comes after a kill.
@@ -109,6 +112,7 @@ class Worker:
             pool.close()
             raise
         finally:
+            pool.tasks.discard(task)
             pool.forget(self)
 
     async def _serve(self) -> None:
@@ -200,6 +204,8 @@ class Resident:
 
     async def main(self) -> None:
         pool = self._pool
+        task = running_task()
+        pool.tasks.add(task)
         try:
             is_killed = False
             while not self._done():
@@ -212,6 +218,7 @@ class Resident:
             pool.close()
             raise
         finally:
+            pool.tasks.discard(task)
             pool.workers.pop(self, None)
 
     def _done(self) -> bool:
@@ -252,6 +259,8 @@ class Pool:
         self.parked: list[Worker] = []
         self.dispatcher: Worker | None = None
         self.workers: dict[Worker | Resident, None] = {}
+        self.tasks: set[object] = set()
+        """The tasks of all workers; only looked into, never iterated over."""
         self.is_closed = False
         self.tells = 0
         """How many tells were sent since a worker ran last: none of them has waited."""

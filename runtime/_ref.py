@@ -105,6 +105,7 @@ class Ref(Generic[M_contra]):
                 cell.wake_for(item)
                 return
             if cell.waiting is None and len(cell.mail) < cell.capacity:
+                system.check_home(cell.name)
                 cell.mail.append(item)
                 return
         waiter = self._send(item, control=control, may_wait=True)
@@ -187,8 +188,12 @@ class Ref(Generic[M_contra]):
             self._cell.leave(ask)
 
     def _note_wait(self, asker: Party, ask: Ask) -> Party | None:
-        """Note who waits for whom; None if no handler waits, but an effect or a task of its own."""
-        if in_effect.get() or asker.at_rest:
+        """Note who waits for whom; None if no handler waits, but an effect or a task of its own.
+
+        A task that a handler started and does not wait for runs on the handler's behalf, but in no
+        worker.
+        """
+        if in_effect.get() or asker.at_rest or not self._cell.system.is_in_worker():
             return None
         note_wait(asker, ask, self._resolve())
         return asker

@@ -14,7 +14,7 @@ from threading import get_ident
 from traceback import format_exception
 from typing import Any, Protocol, TypeVarTuple
 
-from ._backend import OneShot, Park, Tasks, checkpointing, loop_time, parking, pausing
+from ._backend import OneShot, Park, Tasks, checkpointing, loop_time, membership, parking, pausing
 from ._clock import Clock
 from ._dead_letters import DeadLetters
 from ._event_stream import EventStream
@@ -74,6 +74,8 @@ class World:
         self.park: Park = _not_open
         self.checkpoint: Callable[[], Awaitable[object]] = partial(_not_open, None)
         self.pause: Callable[[], Awaitable[object]] = self.checkpoint
+        self.is_in_worker: Callable[[], bool] = bool
+        """True in the task of a worker, and in the tasks that this one waits for."""
         self.call_soon: Callable[[Callable[[], None]], None] = _drop
         self.home = 0
         """The thread of the runtime's loop."""
@@ -92,6 +94,7 @@ class World:
         self.park = parking()
         self.checkpoint = checkpointing()
         self.pause = pausing()
+        self.is_in_worker = membership(self.pool.tasks)
         self.pool.open(tasks)
 
     def check_home(self, actor: str) -> None:

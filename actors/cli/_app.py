@@ -49,6 +49,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_DEMO_POLICIES: Sequence[OnOverlap] = ("queue", "interrupt", "reject")
 _DEMO_OVERLAP = 0.5
 _DEMO_KILLS = 3
 _DEMO_PACE_S = 0.05
@@ -62,12 +63,16 @@ class Policy(StrEnum):
 
     QUEUE = "queue"
     INTERRUPT = "interrupt"
+    STEER = "steer"
+    ROLLBACK = "rollback"
     REJECT = "reject"
 
 
 _ON_OVERLAP: Mapping[Policy, OnOverlap] = {
     Policy.QUEUE: "queue",
     Policy.INTERRUPT: "interrupt",
+    Policy.STEER: "steer",
+    Policy.ROLLBACK: "rollback",
     Policy.REJECT: "reject",
 }
 
@@ -98,7 +103,7 @@ def demo(*, seed: Seed = None, as_json: AsJson = False) -> None:
     Users talk over their agents, a third of them each with the policies queue, interrupt and
     reject; long conversations are condensed. Needs no network.
     """
-    policies = cycle(_ON_OVERLAP.values())
+    policies = cycle(_DEMO_POLICIES)
     parts = [
         _Part(f"{Path(file).stem}-{one.item}", one, next(policies))
         for file, content in read_samples().items()

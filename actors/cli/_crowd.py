@@ -19,6 +19,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import cycle
 from random import Random
 
 from ..core.commands import OnOverlap
@@ -91,8 +92,8 @@ class Crowd:
         self._duration_s = duration_s
         self._random = random
         self._chats = [
-            _Chat(Receipts(name, _NOTHING, senders), ON_OVERLAP[n % len(ON_OVERLAP)], [0] * senders)
-            for n, name in enumerate(names)
+            _Chat(Receipts(name, _NOTHING, senders, on_overlap=policy), policy, [0] * senders)
+            for name, policy in zip(names, cycle(ON_OVERLAP), strict=False)
         ]
         self._by_name = dict(zip(names, self._chats, strict=True))
         self._pack: list[_Chat] = []

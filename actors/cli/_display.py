@@ -128,6 +128,8 @@ _ROWS = (
     ("… refused, and sent again later", "rejected", False),
     ("turns", "turns", False),
     ("… interrupted", "interrupted", False),
+    ("… rolled back", "rolled_back", False),
+    ("… joined by a further message", "joined", False),
     ("condensations", "condensations", False),
     ("messages and events acknowledged", "acknowledged", False),
     ("… found", "found", False),

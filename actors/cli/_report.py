@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..journal import Journal
 from ..recordings.audit import Audit, audit_journal
@@ -72,7 +72,8 @@ async def make_report(
     audits = []
     for policy in dict.fromkeys(user.on_overlap for user in replay.users):
         users = [user for user in replay.users if user.on_overlap == policy]
-        audit = await audit_journal(journal, [user.receipts for user in users])
+        receipts = [replace(user.receipts, cuts_max=replay.kills) for user in users]
+        audit = await audit_journal(journal, receipts)
         by_policy[policy] = _counts(users, audit)
         audits.append(audit)
     total = Audit.total(audits)

@@ -139,9 +139,9 @@ class User:
         if before >= 0 and before not in self.receipts.ended:
             if self._is_refused or self._next not in self.overlapping:
                 return
-            # Who interrupts waits until there is something to interrupt; all others talk at once,
-            # so that several of their messages queue up.
-            if self.on_overlap == "interrupt" and before not in self._held:
+            # Who cuts a turn off waits until there is something of it; all others talk at once, so
+            # that several of their messages queue up.
+            if self.on_overlap in ("interrupt", "rollback") and before not in self._held:
                 return
             self.overlapped += 1
         self._is_in_flight = True
@@ -188,7 +188,7 @@ def plan_users(
                 part=Part(conversation=conversation, recorded=one, held=held),
                 on_overlap=on_overlap,
                 overlapping=frozenset(numbers),
-                receipts=Receipts(conversation, one),
+                receipts=Receipts(conversation, one, on_overlap=on_overlap),
             )
         )
     return users

@@ -79,8 +79,15 @@ class _Player:
         self._held: dict[tuple[str, int], anyio.Event] = {}
 
     async def run(self, turn: TurnContext) -> None:
+        # Each message in turn; messages that steer join while earlier ones are answered.
+        answered = 0
+        while answered < len(turn.messages):
+            message = turn.messages[answered].message_id or ""
+            await self._answer(turn, self._exchanges[message])
+            answered += 1
+
+    async def _answer(self, turn: TurnContext, exchange: int) -> None:
         part = self._parts[turn.conversation_id]
-        exchange = self._exchanges[turn.message.message_id or ""]
         steps = part.recorded.exchanges[exchange].steps
         held_at = part.held.get(exchange)
 
@@ -90,6 +97,7 @@ class _Player:
             await held.wait()
 
         for number, step in enumerate(steps):
+            await turn.begin_step()
             await anyio.sleep(self._pace_s)
             pause = hold if number == held_at else anyio.lowlevel.checkpoint
             await perform(turn, step, pause, self._report)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from ..core.commands import OnOverlap
 from ..core.view import View, ViewFold
 from ..errors import ConversationNotFound, CorruptLog
 from ..events import (
@@ -64,6 +65,12 @@ class Receipts:
     """How the turns of exchanges ended, as their users were told."""
     view_ids: tuple[str, ...] | None = None
     """The ids of the owner's own view at the end, if it was asked for."""
+    on_overlap: OnOverlap | None = None
+    """The policy that every message was sent with; None if the audit is not to hold the log to it.
+    """
+    cuts_max: int | None = None
+    """How often its worker was killed, so how many turns the next one may have interrupted; None if
+    that is not known."""
     is_finished: bool = False
     """True once the user has heard the end of every turn; until then a log may end in a turn."""
 
@@ -91,6 +98,9 @@ class Audit:
     calls: int = 0
     calls_answered_once: int = 0
     interrupted: int = 0
+    rolled_back: int = 0
+    joined: int = 0
+    """The chat messages that joined a turn which ran, and shared its answer."""
     condensations: int = 0
     problems: tuple[str, ...] = ()
 
@@ -145,6 +155,7 @@ def audit_log(receipts: Receipts, log: Sequence[LoggedEvent], *, prefixes_max: i
     reading.check_messages()
     reading.check_events()
     reading.check_turns()
+    reading.check_policy()
     reading.check_calls()
     reading.check_views(prefixes_max)
     return Audit(
@@ -303,8 +314,11 @@ class _Reading:
             return  # told already
         outcome = ended[0].outcome if ended else None
         what = f"the turn of message {known[0]}"
-        if outcome in {"interrupted", "rolled_back"}:
+        self.counts["joined"] += len(joined)
+        if outcome == "interrupted":
             self.counts["interrupted"] += 1
+        elif outcome == "rolled_back":
+            self.counts["rolled_back"] += 1
         elif outcome != "completed" and (ended or self._receipts.is_finished):
             why = [event.error for event in events if isinstance(event, ConversationErrorEvent)]
             self._wrong(None, f"{what} is {outcome}: {', '.join(why)}")
@@ -322,6 +336,48 @@ class _Reading:
     def _steers(self, message: UserMessageEvent) -> str | None:
         """Return the turn that a queued message was to join."""
         return self._steered.get(message.queued_event_id or "")
+
+    def check_policy(self) -> None:
+        """Check that the log has only what its overlap policy can lead to.
+
+        Messages wait under `queue` and `steer` only, and under `steer` each names the turn that
+        runs. A message cuts a turn off under `interrupt` and `rollback` only, and takes it out of
+        the view under `rollback` only.
+        """
+        policy = self._receipts.on_overlap
+        if policy is None:
+            return
+        running: str | None = None
+        taken_back: set[str] = set()
+        cuts = 0
+        for seq, event in self._log:
+            match event:
+                case TurnStartedEvent():
+                    running = event.turn_id
+                case MessageQueuedEvent():
+                    if policy not in ("queue", "steer"):
+                        self._wrong(None, f"seq {seq}: a message waits, under {policy}")
+                    elif event.steers != (running or "" if policy == "steer" else None):
+                        what = f"a message steers {event.steers}, under {policy}"
+                        self._wrong(None, f"seq {seq}: {what}, while turn {running} runs")
+                case TurnEndedEvent(turn_id=turn_id, outcome=outcome):
+                    running = None
+                    cuts += outcome == "interrupted"
+                    if outcome == "rolled_back":
+                        taken_back.add(turn_id or "")
+                        if policy != "rollback":
+                            self._wrong(
+                                None, f"seq {seq}: turn {turn_id} is rolled back, under {policy}"
+                            )
+                case _:
+                    pass
+        most = self._receipts.cuts_max
+        if policy in ("queue", "steer", "reject") and most is not None and cuts > most:
+            what = f"{cuts} turns are interrupted, and the worker was killed {most} times"
+            self._wrong(None, f"{what}, under {policy}")
+        for kept in View.from_events([event for _, event in self._log]) if taken_back else ():
+            if kept.turn_id in taken_back:
+                self._wrong(None, f"event {kept.id} of a turn that was rolled back is in the view")
 
     def check_calls(self) -> None:
         """Check that each call has an id of its own, and exactly one result."""

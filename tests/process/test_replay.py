@@ -66,7 +66,10 @@ def broken(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> s
 # --- a worker that is killed ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("policy", "seed"), [("queue", 1), ("interrupt", 2), ("reject", 3)])
+@pytest.mark.parametrize(
+    ("policy", "seed"),
+    [("queue", 1), ("interrupt", 2), ("reject", 3), ("steer", 4), ("rollback", 5)],
+)
 def test_everything_acknowledged_is_found_once_and_in_order_after_kills(
     chats: Path, tmp_path: Path, policy: str, seed: int
 ) -> None:
@@ -78,13 +81,29 @@ def test_everything_acknowledged_is_found_once_and_in_order_after_kills(
     assert report["broken"] == []
     assert result.exit_code == 0
     assert report["kills"] == 3
-    assert report["turns"] == report["sent"] == 67
+    assert report["turns"] + report["joined"] == report["sent"] == 67
     assert report["acknowledged"] == report["found"] > report["sent"]
     assert [report[breach] for breach in BREACHES] == [0, 0, 0, 0]
     assert report["calls"] == report["calls_answered_once"] > 0
     assert report["views_checked"] > report["events"]
     assert (report["rejected"] > 0) == (policy == "reject")
     assert report["interrupted"] > 0
+
+
+@pytest.mark.parametrize("policy", ["steer", "rollback"])
+def test_without_kills_a_policy_does_to_turns_that_run_just_what_it_says(
+    chats: Path, policy: str
+) -> None:
+    options = ["--overlap", "1", "--conversations", "6", "--policy", policy, "--seed", "1"]
+
+    report = report_of(run("replay", chats, *options, "--json"))
+
+    assert report["broken"] == []
+    assert report["overlapped"] > 0
+    assert report["interrupted"] == 0
+    assert report["rolled_back"] == (report["overlapped"] if policy == "rollback" else 0)
+    assert (report["joined"] > 0) == (policy == "steer")
+    assert report["turns"] + report["joined"] == report["sent"]
 
 
 def test_a_replay_without_kills_says_and_calls_all_that_was_recorded(chats: Path) -> None:
@@ -157,7 +176,7 @@ def test_what_others_left_unfinished_in_the_journal_is_left_to_them(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not AIRLINE.exists(), reason="the recorded data is not part of the project")
-@pytest.mark.parametrize("policy", ["queue", "interrupt", "reject"])
+@pytest.mark.parametrize("policy", ["queue", "interrupt", "reject", "steer", "rollback"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_two_hundred_recorded_conversations_survive_five_kills(
     tmp_path: Path, policy: str, seed: int
@@ -168,7 +187,8 @@ def test_two_hundred_recorded_conversations_survive_five_kills(
 
     report = report_of(result)
     assert report["broken"] == []
-    assert (report["conversations"], report["turns"], report["kills"]) == (200, 1_490, 5)
+    assert (report["conversations"], report["sent"], report["kills"]) == (200, 1_490, 5)
+    assert report["turns"] + report["joined"] == 1_490
     assert [report[breach] for breach in BREACHES] == [0, 0, 0, 0]
     assert report["calls"] == report["calls_answered_once"]
 
@@ -276,7 +296,7 @@ def test_only_the_first_problems_are_listed(tmp_path: Path) -> None:
         (["--db", "no/such/x.db"], "no/such/x.db cannot be written: there is no folder no/such"),
         (["--overlap", "1.5"], "--overlap"),
         (["--kills", "-1"], "--kills"),
-        (["--policy", "steer"], "'steer' is not one of"),
+        (["--policy", "shout"], "'shout' is not one of"),
         (["--conversations", "0"], "--conversations"),
     ],
 )

@@ -87,10 +87,14 @@ class TestALoopThatNeverWaits:
 
 
 class TestAnotherThread:
-    @pytest.mark.parametrize("use", ["ask", "tell", "stop", "spawn"])
-    async def test_is_told_to_use_the_portal_and_changes_nothing(self, use: str) -> None:
+    @pytest.mark.parametrize("is_busy", [False, True])
+    @pytest.mark.parametrize("use", ["ask", "tell", "control", "now", "stop", "spawn"])
+    async def test_is_told_to_use_the_portal_and_changes_nothing(
+        self, use: str, is_busy: bool
+    ) -> None:
         async with Runtime() as runtime:
             ref = runtime.spawn(Counter, name="counter")
+            blocked = await block(ref) if is_busy else None
 
             async def misuse() -> None:
                 match use:
@@ -98,6 +102,10 @@ class TestAnotherThread:
                         await ref.ask(Get())
                     case "tell":
                         await ref.tell(Add())
+                    case "control":
+                        await ref.tell(Add(), control=True)
+                    case "now":
+                        ref.tell_nowait(Add())
                     case "stop":
                         await ref.stop()
                     case _:
@@ -108,6 +116,9 @@ class TestAnotherThread:
 
             with pytest.raises(RuntimeError, match=r"nothing happened; .* runtime\.portal\(\)"):
                 await runtime.ports.blocking(run)
+            assert ref._cell.depth == 0
+            if blocked is not None:
+                blocked.set()
             assert await ref.ask(Get()) == 0
             assert [state.name for state in runtime.tree().walk()] == ["counter"]
 
@@ -191,6 +202,50 @@ class TestCyclesOfAsks:
             await runtime.spawn(Counter, name="counter").tell(Run(spawn))
             await settle()
         assert [each.cycle for each in found] == [("counter/child", "counter/child")]
+
+    @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+    @pytest.mark.parametrize("is_resident", [False, True])
+    async def test_a_task_that_a_handler_does_not_wait_for_may_ask_its_busy_actor(
+        self, is_resident: bool
+    ) -> None:
+        tasks: list[asyncio.Task[int]] = []
+        let = anyio.Event()
+
+        async def start(actor: Actor) -> None:
+            async def ask_on() -> int:
+                async with anyio.create_task_group():  # one of its own changes nothing
+                    return await actor.context.ref.ask(Get())
+
+            tasks.append(asyncio.create_task(ask_on()))
+            await let.wait()
+
+        async with Runtime() as runtime:
+            ref = runtime.spawn(Counter, name="counter", resident=is_resident)
+            await ref.tell(Run(start))
+            await settle()
+            let.set()
+            assert await tasks[0] == 0
+
+    @pytest.mark.parametrize("is_resident", [False, True])
+    @pytest.mark.parametrize("depth", [0, 1, 3])
+    async def test_a_task_that_a_handler_waits_for_is_found_in_one(
+        self, depth: int, is_resident: bool
+    ) -> None:
+        found: list[AskCycle] = []
+
+        async def ask_itself(actor: Actor, groups: int) -> None:
+            if groups:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(ask_itself, actor, groups - 1)
+                return
+            with pytest.raises(AskCycle) as caught:
+                await actor.context.ref.ask(Get())
+            found.append(caught.value)
+
+        async with Runtime() as runtime:
+            ref = runtime.spawn(Counter, name="counter", resident=is_resident)
+            await ref.ask(Run(lambda actor: ask_itself(actor, depth)))
+        assert [each.cycle for each in found] == [("counter", "counter")]
 
     @pytest.mark.parametrize("anyio_backend", ["asyncio"])
     async def test_a_task_that_outlives_its_handler_may_ask_its_actor(self) -> None:

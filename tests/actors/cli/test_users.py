@@ -23,7 +23,7 @@ from turnkeeper.actors.cli._protocol import (
 from turnkeeper.actors.cli._users import User, plan_kills, plan_users
 from turnkeeper.actors.recordings.transcripts import RecordedConversation, parse_recorded
 
-ACT: Sequence[OnOverlap] = ("queue", "interrupt", "reject")
+ACT: Sequence[OnOverlap] = ("queue", "interrupt", "steer", "rollback", "reject")
 SEEDS = 400
 
 
@@ -115,8 +115,9 @@ def test_an_agent_that_nobody_overlaps_any_more_is_released_at_once() -> None:
     assert released(user.note(held(0))) == [0]
 
 
-def test_who_interrupts_waits_until_there_is_something_to_interrupt() -> None:
-    user = plan(2, "interrupt")
+@pytest.mark.parametrize("on_overlap", ["interrupt", "rollback"])
+def test_who_cuts_a_turn_off_waits_until_there_is_something_of_it(on_overlap: OnOverlap) -> None:
+    user = plan(2, on_overlap)
     user.orders_for_new_worker()
 
     assert sent(user.note(accepted(0, 2))) == []
@@ -279,7 +280,7 @@ class Worker:
                 self.reports.append(refused(n))
                 return
             self.log.append(n)
-            if self.running is not None and order.on_overlap == "queue":
+            if self.running is not None and order.on_overlap in ("queue", "steer"):
                 self.waiting.append(n)
             else:
                 if self.running is not None:
@@ -344,7 +345,7 @@ def test_every_message_gets_in_once_and_in_order_however_often_the_worker_dies(
 
 @given(overlap=st.floats(0, 1), seed=st.integers(0, 100))
 def test_the_share_of_overlapping_messages_is_exact(overlap: float, seed: int) -> None:
-    recorded = [(f"c{n}", record(n), ACT[n % 3]) for n in range(1, 6)]
+    recorded = [(f"c{n}", record(n), ACT[n % len(ACT)]) for n in range(1, 6)]
 
     users = plan_users(recorded, overlap=overlap, random=Random(seed))
 
@@ -354,7 +355,7 @@ def test_the_share_of_overlapping_messages_is_exact(overlap: float, seed: int) -
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:
-    recorded = [(f"c{n}", record(5), ACT[n % 3]) for n in range(6)]
+    recorded = [(f"c{n}", record(5), ACT[n % len(ACT)]) for n in range(6)]
 
     def made(seed: int) -> tuple[object, object]:
         random = Random(seed)

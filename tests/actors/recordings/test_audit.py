@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from turnkeeper.actors import Event, LoggedEvent, MemoryJournal
+from turnkeeper.actors import Event, LoggedEvent, MemoryJournal, OnOverlap
 from turnkeeper.actors.events import (
     ActionEvent,
     AgentErrorEvent,
@@ -14,10 +14,12 @@ from turnkeeper.actors.events import (
     ConversationErrorEvent,
     MessageQueuedEvent,
     ObservationEvent,
+    RetractionEvent,
     TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
     encode_event,
+    is_seen_by_model,
 )
 from turnkeeper.actors.journal import Record
 from turnkeeper.actors.recordings.audit import Audit, Receipts, audit_journal, audit_log, message_id
@@ -225,7 +227,84 @@ def test_a_turn_that_was_rolled_back_ended_as_it_may() -> None:
 
     audit = audit_log(receipts_of(events), number(events))
 
-    assert (audit.problems, audit.interrupted) == ((), 1)
+    assert (audit.problems, audit.interrupted, audit.rolled_back) == ((), 0, 1)
+
+
+# --- what each overlap policy may lead to --------------------------------------------------------
+
+
+def end_as(outcome: str, *, retracts: bool = False) -> list[Event]:
+    """Turn 1 ends like this; all that the model saw of it is retracted, or nothing."""
+    seen = tuple(e.id for e in play() if e.turn_id == "turn-1" and is_seen_by_model(e))
+    events = [changed(e, outcome=outcome) if e.id == "end-1" else e for e in play()]
+    if retracts:
+        gone = RetractionEvent(id="gone", turn_id="turn-1", retracted_event_ids=seen)
+        events.insert(at(events, "end-1"), gone)
+    return events
+
+
+OF_POLICIES: dict[str, tuple[list[Event], dict[OnOverlap, str | None]]] = {
+    "a message waits": (
+        play(is_queued=True),
+        {
+            "queue": None,
+            "steer": "seq 1: a message steers None, under steer, while turn None runs",
+            "interrupt": "seq 1: a message waits, under interrupt",
+            "rollback": "seq 1: a message waits, under rollback",
+            "reject": "seq 1: a message waits, under reject",
+        },
+    ),
+    "a message joins": (
+        steer("turn-0"),
+        {
+            "steer": None,
+            "queue": "seq 7: a message steers turn-0, under queue, while turn turn-0 runs",
+            "interrupt": "seq 7: a message waits, under interrupt",
+        },
+    ),
+    "a turn is cut off": (
+        end_as("interrupted"),
+        {
+            "interrupt": None,
+            "rollback": None,
+            "queue": "1 turns are interrupted, and the worker was killed 0 times, under queue",
+            "steer": "1 turns are interrupted, and the worker was killed 0 times, under steer",
+            "reject": "1 turns are interrupted, and the worker was killed 0 times, under reject",
+        },
+    ),
+    "a turn is rolled back": (
+        end_as("rolled_back", retracts=True),
+        {
+            "rollback": None,
+            "interrupt": "seq 13: turn turn-1 is rolled back, under interrupt",
+            "steer": "seq 13: turn turn-1 is rolled back, under steer",
+        },
+    ),
+    "a turn is said to be rolled back": (
+        end_as("rolled_back"),
+        {"rollback": "event user-1 of a turn that was rolled back is in the view"},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OF_POLICIES)
+def test_what_a_policy_cannot_lead_to_is_told(what: str) -> None:
+    events, told = OF_POLICIES[what]
+    for policy, problem in told.items():
+        receipts = receipts_of(events)
+        receipts.ended = {0: "completed", 1: receipts.ended.get(1, "completed"), 2: "completed"}
+        receipts.on_overlap, receipts.cuts_max = policy, 0
+
+        problems = audit_log(receipts, number(events)).problems
+
+        assert problems[:1] == ((f"conversation a-1: {problem}",) if problem else ()), policy
+
+
+def test_a_turn_that_a_kill_may_have_cut_off_is_right_under_every_policy() -> None:
+    receipts = receipts_of(end_as("interrupted"))
+    receipts.on_overlap, receipts.cuts_max = "queue", 1
+
+    assert audit_log(receipts, number(end_as("interrupted"))).is_clean
 
 
 # --- what can be wrong ---------------------------------------------------------------------------
