@@ -14,7 +14,8 @@ import contextvars
 import math
 import sys
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
@@ -384,7 +385,7 @@ def task_end_watch() -> Callable[[Callable[[], None]], None]:
     return watch
 
 
-def membership(tasks: Set[object]) -> Callable[[], bool]:
+def membership(tasks: AbstractSet[object]) -> Callable[[], bool]:
     """Return a function that tells if the running task, or one that waits for it, is in `tasks`.
 
     A task waits for those in the task groups that it has open (trio's, anyio's; asyncio has no

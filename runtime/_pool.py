@@ -20,7 +20,8 @@ Workers are shielded: only `Worker.kill` and `Pool.close` cancel them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeAlias
 
 import anyio
@@ -93,7 +94,7 @@ class Worker:
         try:
             while not pool.is_closed:
                 # A scope is used once: each round of this loop but the first comes after a kill.
-                with anyio.CancelScope(shield=True) as self._scope:
+                with _swallowing(), anyio.CancelScope(shield=True) as self._scope:
                     try:
                         if (job := self.job) is not None:
                             # It was cancelled under us: by `kill`, or natively by some library.
@@ -169,6 +170,16 @@ class Worker:
             pool.ready.append(job)
         if pool.dispatcher is None:
             pool.dispatcher = self
+
+
+@contextmanager
+def _swallowing() -> Iterator[None]:
+    """Swallow a native cancellation that its scope let through, as it was killed as well."""
+    try:
+        yield
+    except BaseException as error:
+        if not clear_stray_cancellation(error):
+            raise
 
 
 class Resident:

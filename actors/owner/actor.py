@@ -82,6 +82,7 @@ from ..core.working_state import (
 )
 from ..errors import (
     ConversationDeleted,
+    ConversationsClosed,
     LeaseExpired,
     ResultNotKept,
     StaleTurn,
@@ -661,7 +662,7 @@ class ConversationActor(Actor[Command | Query]):
         """
         try:
             return await self.context.ref.ask(command)
-        except (StaleTurn, OwnershipLost, Unavailable, OutcomeUnknown):
+        except (StaleTurn, ConversationsClosed, OwnershipLost, Unavailable, OutcomeUnknown):
             return None
 
     def _is_going_on(self, turn: TurnContext) -> bool:

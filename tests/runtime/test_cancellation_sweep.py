@@ -1,13 +1,12 @@
 """Every task of a small scenario, cancelled natively at every await of it.
 
-asyncio only: trio has no native cancellation. A task factory numbers the tasks and counts their
-steps; each run cancels task t in its n-th step, or before its first. Whatever is hit, all ends:
-every ask, every effect, every actor, every task.
+asyncio only: trio has no native cancellation. Whatever is hit, all ends: every ask, every effect,
+every actor, every task.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -15,42 +14,11 @@ from turnkeeper.runtime import Actor, Backoff, Message, Runtime, Supervision, Tu
 from turnkeeper.runtime.lowlevel import OneShot
 
 from ..drawn import drawn
+from ..stepping import Place, places_of, run_cancelling
 
 AT_ONCE = Supervision(backoff=Backoff(first_s=0.0), restarts_max=1_000)
 TOGETHER = Supervision(strategy="one_for_all", backoff=Backoff(first_s=0.0), restarts_max=1_000)
 SHARE = 60
-HUNG_S = 30.0  # a bound for a run that hangs; none that ends waits for it
-
-T = TypeVar("T")
-
-
-class Stepped(Coroutine[Any, Any, Any]):
-    """The coroutine of a task; cancels the task in its n-th step."""
-
-    def __init__(self, inner: Any, at: int | None) -> None:  # noqa: ANN401 - of whatever kind
-        self._inner = inner
-        self._at = at
-        self.steps = 0
-        self.task: asyncio.Task[Any] | None = None
-
-    def send(self, value: Any) -> Any:  # noqa: ANN401 - between the coroutine and its task
-        self.steps += 1
-        if self.steps == self._at and self.task is not None:
-            self.task.cancel()
-        return self._inner.send(value)
-
-    def throw(self, *error: Any) -> Any:  # noqa: ANN401 - as above
-        self.steps += 1
-        return self._inner.throw(*error)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return (yield from self._inner.__await__())
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anyio looks at its state
-        return getattr(self._inner, name)
 
 
 class Go(Message[str]):
@@ -141,58 +109,19 @@ async def scenario(account: Account) -> None:
         await pair[0].stop()
 
 
-def run(at: tuple[int, int] | None) -> tuple[Account, list[int]]:
+def run(at: Place | None) -> tuple[Account, list[int]]:
     """Run the scenario, cancel as told, and return the steps that each task took."""
     account = Account()
-    made: list[Stepped] = []
-    complaints: list[object] = []
-
-    def factory(
-        loop: asyncio.AbstractEventLoop,
-        coroutine: Any,  # noqa: ANN401 - passed on
-        **options: Any,  # noqa: ANN401 - passed on
-    ) -> asyncio.Task[Any]:
-        is_target = at is not None and at[0] == len(made)
-        stepped = Stepped(coroutine, at[1] if is_target and at is not None else None)
-        made.append(stepped)
-        task = stepped.task = asyncio.Task(stepped, loop=loop, **options)
-        if is_target and at is not None and at[1] == 0:
-            loop.call_soon(task.cancel)
-            task.cancel()
-        return task
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: complaints.append(context))
-        loop.set_task_factory(factory)
-        holder = asyncio.create_task(scenario(account))
-        done, _ = await asyncio.wait({holder}, timeout=HUNG_S)
-        assert done, "it hangs"
-        if not holder.cancelled() and (error := holder.exception()) is not None:
-            raise error
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert asyncio.all_tasks() - made_before == set(), "tasks are left"
-        later.append(len(made))
-
-    async def observed() -> None:
-        made_before.add(asyncio.current_task())
-        await main()
-
-    made_before: set[Any] = set()
-    later: list[int] = []
-    asyncio.run(observed())
-    assert complaints == []
-    return account, [each.steps for each in made[: later[0]]]  # the rest are of `asyncio.run`
+    return account, run_cancelling(lambda: scenario(account), at)
 
 
-def places() -> list[tuple[int, int]]:
+def places() -> list[Place]:
     """Return each task with each of its steps, as they are without any cancellation."""
     _, steps = run(None)
-    return [(task, step) for task, count in enumerate(steps) for step in range(count + 1)]
+    return places_of(steps)
 
 
-def check(at: tuple[int, int]) -> None:
+def check(at: Place) -> None:
     account, _ = run(at)
     assert account.ended.get("ask", 0) == account.begun.get("ask", 0), "every ask ends"
     assert account.ended.get("effect", 0) == account.begun.get("effect", 0), "every effect ends"
@@ -207,7 +136,7 @@ def check(at: tuple[int, int]) -> None:
 
 @pytest.mark.sweep
 def test_whatever_is_cancelled_natively_and_when_everything_ends() -> None:
-    broken: dict[tuple[int, int], str] = {}
+    broken: dict[Place, str] = {}
     for at in drawn(places(), SHARE):
         try:
             check(at)

@@ -213,8 +213,10 @@ class TestCyclesOfAsks:
 
         async def start(actor: Actor) -> None:
             async def ask_on() -> int:
+                answers: list[int] = []
                 async with anyio.create_task_group():  # one of its own changes nothing
-                    return await actor.context.ref.ask(Get())
+                    answers.append(await actor.context.ref.ask(Get()))
+                return answers[0]
 
             tasks.append(asyncio.create_task(ask_on()))
             await let.wait()

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from turnkeeper.runtime import Actor, Runtime, Unavailable
+from turnkeeper.runtime import Actor, Effect, Runtime, Unavailable
 from turnkeeper.runtime.testing import settle
 
 from .actors import Counter, Get, Run
@@ -140,6 +140,37 @@ class TestTheRuntimesOwnTasks:
                 await settle()
                 assert await ref.ask(Get(), timeout=60.0) == 0
         assert log == ["stopped"]
+
+    @pytest.mark.parametrize("is_kill_first", [False, True])
+    @pytest.mark.parametrize("steps", range(3))
+    async def test_cancelled_and_killed_at_once_one_takes_no_other_with_it(
+        self, is_kill_first: bool, steps: int
+    ) -> None:
+        tasks: list[asyncio.Task[Any]] = []
+        effects: list[Effect] = []
+
+        async def start(actor: Actor) -> None:
+            async def effect() -> None:
+                task = asyncio.current_task()
+                assert task is not None
+                tasks.append(task)
+                await anyio.sleep_forever()
+
+            effects.append(actor.context.start_effect(effect, name="effect"))
+
+        async with Runtime() as runtime:
+            ref = runtime.spawn(Counter, name="counter")
+            await ref.ask(Run(start))
+            await step_until(lambda: bool(tasks))
+            ends: list[Callable[[], object]] = [effects[0].cancel, tasks[0].cancel]
+            first, second = ends if is_kill_first else reversed(ends)
+            first()
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+            second()
+            with anyio.fail_after(30.0):
+                await effects[0].ended()
+                assert await ref.ask(Get()) == 0
 
     async def test_cancelled_before_its_first_step_a_worker_is_replaced(self) -> None:
         async with Runtime() as runtime:
