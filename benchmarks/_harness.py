@@ -1,4 +1,4 @@
-"""How a figure is taken: side by side with its baseline, in one run, by medians.
+"""Take each figure side by side with its baseline, in one run, by medians.
 
 An absolute figure holds on the machine that gave it, so every goal is a ratio. Ours and the
 baseline take turns, round by round, and the ratio is the median of the rounds' ratios: whatever
@@ -36,7 +36,7 @@ class Measure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached, if there is one; what could not be measured is not."""
+        """True if the goal is reached, False also without a figure, None without a goal."""
         if not self.goal:
             return None
         if self.ratio is None:
@@ -60,7 +60,7 @@ class Measure:
 
 
 def say(text: str) -> None:
-    """Progress; the figures alone go to standard output."""
+    """Print progress on standard error: standard output is for the figures."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -96,7 +96,7 @@ def _medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
 async def in_turn(
     ours: Callable[[], Awaitable[float]], base: Callable[[], Awaitable[float]], rounds: int
 ) -> list[tuple[float, float]]:
-    """Both, round by round, without the collector in between; one round to warm up."""
+    """Time both, round by round, with the garbage collector off, after a round to warm up."""
     pairs = []
     for _ in range(rounds + 1):
         gc.collect()

@@ -24,7 +24,7 @@ def item(size: int) -> dict[str, str]:
 
 
 async def rate(add: Callable[[int], Awaitable[object]], seconds: float) -> float:
-    """Calls a second, for about so long; at least ten calls."""
+    """Return the calls a second, over about this time and at least ten calls."""
     began = perf_counter()
     count = 0
     while count < 10 or perf_counter() - began < seconds:
@@ -51,7 +51,7 @@ async def lengths_of(session: Any, size: int, seconds: float, lengths: list[int]
 
 
 async def many(sessions: list[Any], size: int, each: int) -> tuple[float, int]:
-    """Items a second by sessions that write at once; and how many items failed."""
+    """Return the items a second of sessions that write at once, and how many items failed."""
     failed = 0
 
     async def write(session: Any) -> None:  # noqa: ANN401

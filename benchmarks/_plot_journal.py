@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt  # noqa: E402 - what it draws with has been
 
 
 def draw(out: Path, series: Mapping[str, Mapping[int, float]]) -> None:
-    """For each name, the rate at each length."""
+    """Draw a line for each name: its rate at each length."""
     figure: Any
     figure, axes = plt.subplots(figsize=(7.5, 4.5))
     for name, points in series.items():

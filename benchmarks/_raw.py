@@ -16,7 +16,7 @@ PER_S = 1e6
 
 
 async def asyncio_tell(count: int) -> float:
-    """`asyncio.Queue(1024)` with a task that reads it; microseconds an item."""
+    """Time an `asyncio.Queue(1024)` with a task that reads it; microseconds an item."""
     queue: asyncio.Queue[int] = asyncio.Queue(1024)
 
     async def read() -> None:

@@ -1,8 +1,8 @@
 """The conversation core: view, messages, a whole step, opening, memory and disk.
 
-What has a limit of the machine is held against it, and each cost of a long conversation against
-that of a short one. The peer is OpenHands SDK's newest release on the same kinds of events, in an
-environment of its own (Python 3.12).
+Figures that the machine limits are compared with that limit, and each cost of a long conversation
+with that of a short one. The peer is OpenHands SDK's newest release on the same kinds of events, in
+an environment of its own (Python 3.12).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ Pairs = list[tuple[float, float]]
 
 
 def talk(length: int, *, thinking: bool = False) -> list[Event]:
-    """Return a conversation of about so many events, whole turns only."""
+    """Return a conversation of at most `length` events, in whole turns."""
     log: list[Event] = [SystemPromptEvent(content="be kind")]
     for turn in turns(thinking=thinking):
         if len(log) + len(turn) > length:
@@ -88,9 +88,9 @@ def talk(length: int, *, thinking: bool = False) -> list[Event]:
 
 
 def turns(*, thinking: bool = False) -> Iterator[list[Event]]:
-    """Turns without end: a question, two calls one after the other, an answer.
+    """Yield turns without end: a question, two calls one after the other, an answer.
 
-    An event has about 740 bytes of JSON, as the chat events have that the journal is measured with.
+    An event has about 740 bytes of JSON, as the chat events of the journal's benchmark have.
     """
     blocks = (ThinkingBlock(thinking="hm " * 20, signature="s"),) if thinking else ()
     arguments = FrozenObject({"at": "place", "deep": {"a": [1, 2, 3]}})
@@ -262,9 +262,9 @@ def _memory(length: int) -> Iterator[Measure]:
 
 
 def _bytes_held(length: int | None) -> tuple[float, int]:
-    """Return the bytes of a state that has folded so many events, condensed to 240 all along.
+    """Return the bytes of a state that has folded `length` events, always condensed to 240.
 
-    Without a length: one that has folded no more than it shows.
+    Without a length: of one that has folded no more than it shows.
     """
     gc.collect()
     tracemalloc.start()
@@ -325,7 +325,7 @@ async def median(act: Timed, rounds: int) -> float:
 
 
 async def raw_commit(path: Path, times: int = 100) -> float:
-    """One row in one commit, by nothing but SQLite."""
+    """Time a commit of one row, by SQLite alone."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("PRAGMA journal_mode=WAL")
@@ -367,7 +367,7 @@ async def _converse(conversation: Conversation) -> None:
 
 
 async def fill(path: Path, log: Sequence[Event]) -> int:
-    """Write a log into a fresh journal; gives the bytes of its payloads."""
+    """Write a log into a fresh journal; return the bytes of its payloads."""
     records = [encode_record(event) for event in log]
     async with SQLiteJournal(path) as journal:
         claim = await journal.claim("c")
@@ -478,7 +478,7 @@ def _peer(lengths: Sequence[int], rounds: int) -> Iterator[Measure]:
 
 
 async def _as_the_peer(length: int, rounds: int) -> dict[str, float]:
-    """Ours, measured as the peer's program measures."""
+    """Measure ours as the peer's program measures."""
     plain, thinking = talk(length), talk(length, thinking=True)
     state = _folded(plain)
 

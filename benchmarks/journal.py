@@ -1,8 +1,8 @@
 """Durable appends: SQLite at FULL and PostgreSQL, beside their own raw rates and beside peers.
 
-Events are chat events of about 740 bytes of JSON. The raw rate is that of the same rows, in a
-table with the same keys, as many a commit as conversations write at once: `executemany` in one
-transaction on SQLite, an array insert on PostgreSQL, and nothing around them.
+Events are chat events of about 740 bytes of JSON. The raw rate is that of the same rows in a table
+with the same keys, with as many rows in a commit as conversations write at once: `executemany` in
+one transaction on SQLite, an array insert on PostgreSQL, and nothing around them.
 
 The plot, `docs/journal_throughput.svg`, shows appends a second, one at a time, against the length
 of the log, for this journal and for the peers at their newest releases.
@@ -107,7 +107,7 @@ def raw_rows(many: int, each: int) -> list[list[tuple[Any, ...]]]:
 
 
 async def raw_sqlite(folder: Path, many: int, each: int) -> float:
-    """Microseconds an event, a commit for so many of them."""
+    """Time raw commits of `many` rows each; microseconds an event."""
     with raw_file(folder) as connection:
         groups = raw_rows(many, each)
         began = perf_counter()
@@ -134,7 +134,7 @@ async def claim_all(journal: Journal, names: Sequence[str]) -> dict[str, Claim]:
 
 
 async def append_all(journal: Journal, many: int, each: int) -> float:
-    """Microseconds an event: so many conversations, each sending when its last was acknowledged."""
+    """Time conversations that each send once their last was acknowledged; microseconds an event."""
     claims = await claim_all(journal, [f"c{number}" for number in range(many)])
     records = {name: [record() for _ in range(each)] for name in claims}
 
@@ -186,7 +186,7 @@ async def _alone(folder: Path, rounds: int, backend: str) -> list[Measure]:
 
 
 async def _long(folder: Path, rounds: int) -> list[Measure]:
-    """One conversation of 100,000 events beside a fresh one; and a hundred of them."""
+    """Compare a conversation of 100,000 events with a fresh one; also a hundred of them."""
     say("journal: at length")
     found = []
     async with fresh_journal(folder) as long, fresh_journal(folder) as fresh:
@@ -230,7 +230,7 @@ async def silent(_: TurnContext) -> None:
 
 
 async def _appended(folder: Path, many: int, each: int, *, follow: bool) -> float:
-    """Microseconds an event: built, encoded, admitted, folded, committed, answered."""
+    """Time an event from its making to the answer: all that is done for it, in microseconds."""
     path = folder / f"whole-{IDS.new()}.db"
     async with (
         Conversations(silent, journal=SQLiteJournal(path)) as conversations,
@@ -307,7 +307,7 @@ def _postgres(rounds: int) -> Iterator[Measure]:
 
 @contextmanager
 def _server() -> Iterator[str]:
-    """Give the server in `TURNKEEPER_TEST_POSTGRES`, or one that is started for this."""
+    """Yield the server in `TURNKEEPER_TEST_POSTGRES`, or one that is started for this."""
     given = os.environ.get("TURNKEEPER_TEST_POSTGRES")
     if given:
         yield given
@@ -430,7 +430,7 @@ def _peers(whole: float, folder: Path, *, quick: bool) -> Iterator[Measure]:
 
 
 async def _by_length(folder: Path, lengths: Sequence[int], seconds: float) -> dict[int, float]:
-    """Appends a second, one at a time, into one conversation of each length."""
+    """Return the appends a second, one at a time, into a conversation of each length."""
     found = {}
     async with fresh_journal(folder) as journal:
         for length in lengths:

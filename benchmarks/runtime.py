@@ -191,7 +191,7 @@ async def _spawn(runtime: Runtime, kind: type[Actor], prefix: str, count: int) -
 
 
 async def _memory(count: int, backend: str) -> Measure:
-    """Bytes of a pooled actor that is idle after its first ask: ref, name and instance included."""
+    """Return the bytes of a pooled actor, idle after an ask: with its ref, name and instance."""
     async with Runtime() as runtime:
         await runtime.spawn(Plain, name="warm").ask(GET)
         gc.collect()

@@ -1,7 +1,7 @@
-"""Turns: what a user feels. A step with tools, sending while everything is busy, many at once.
+"""Turns, as a user feels them: a step with tools, sending while everything is busy, many at once.
 
-The agent is `ToolAgent` with a model that answers at once, so what is measured is what lies around
-the model. What a whole turn costs beside its commits is held against raw commits of SQLite; the
+The agent is `ToolAgent` with a model that answers at once, so the figures leave the
+model out. The cost of a whole turn beside its commits is compared with raw commits of SQLite; the
 peer is OpenHands SDK's newest release.
 """
 
@@ -197,7 +197,7 @@ _hang.__name__ = "look"
 
 
 async def _sending(messages: int) -> list[Measure]:
-    """`send` while a turn runs, its tool hangs and a condenser works, beside lone commits."""
+    """Compare `send` while a turn runs, its tool hangs and a condenser works, with lone commits."""
     say("turns: sending while a tool hangs and a condenser works")
     with tempfile.TemporaryDirectory() as folder:
         agent = ToolAgent(ScriptedModel(looks_once), [_hang])

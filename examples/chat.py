@@ -1,8 +1,8 @@
-"""A chat in the terminal in which one can type while the agent answers.
+"""A chat in the terminal in which you can type while the agent answers.
 
 What it teaches: one `Conversation.follow()` shows everything that comes, whichever client asked for
-it; what a line does to the answer that is being written is its `on_overlap`; a tool that needs a
-confirmation; a turn that goes on after the program was killed.
+it; `on_overlap` says what a line does to the answer that is being written; a tool needs a
+confirmation; a turn goes on after the program was killed.
 
     python examples/chat.py                    a scripted model, without a network or a key
     OPENAI_API_KEY=… python examples/chat.py   or ANTHROPIC_API_KEY: a real one
@@ -48,6 +48,7 @@ from turnkeeper.actors import (
     ToolAgent,
     ToolCall,
 )
+from turnkeeper.actors.errors import TurnInProgress
 from turnkeeper.actors.events import (
     ActionEvent,
     AgentErrorEvent,
@@ -97,7 +98,7 @@ def answer(request: ModelRequest) -> str | ModelResponse:
         return ModelResponse("I look it up.", [ToolCall("look_up", {"order": order})])
     if "story" in texts[-1].lower():
         return (
-            "Once upon a time there was a bookshop with a cat that slept on the atlas, and nobody "
+            "Once upon a time there was a bookshop with a cat that slept on the atlas, and no one "
             "ever bought the atlas. One winter a traveller came in, snow on her coat, and asked "
             "for just that book. The cat opened one eye. They settled on the dictionary."
         )
@@ -126,7 +127,7 @@ class Paced:
 
 @asynccontextmanager
 async def open_model(pause_s: float) -> AsyncIterator[tuple[Model, str]]:
-    """Give the model that there is a key for, and its name; close its connections afterwards."""
+    """Yield the model for which there is a key, and its name; close its connections afterwards."""
     if os.environ.get("ANTHROPIC_API_KEY"):
         from turnkeeper.actors.models.anthropic import AnthropicModel  # noqa: PLC0415 - an extra
 
@@ -306,7 +307,7 @@ async def typed_lines(screen: Screen, handle: Callable[[str], Awaitable[bool]]) 
 
 
 async def piped_lines(handle: Callable[[str], Awaitable[bool]]) -> None:
-    """Lines of a file or a pipe, as they come."""
+    """Handle the lines of a file or a pipe, as they come."""
     while line := await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
         if not await handle(line.rstrip("\n")):
             return
@@ -321,7 +322,7 @@ class Chat:
         self._screen = screen
 
     async def show(self, after: int) -> None:
-        """Print everything that comes."""
+        """Print everything that comes, from the seq `after` on."""
         printer = Printer(self._screen)
         async for item in self._conversation.follow(after=after):
             if isinstance(item, TextDelta):
@@ -331,7 +332,7 @@ class Chat:
             printer.event(item.event)
 
     async def handle(self, line: str) -> bool:
-        """Do what a line says; whether there may be more."""
+        """Carry out a line; return False if it is the last."""
         words = line.strip().split(maxsplit=1)
         if not words:
             return True
@@ -362,12 +363,10 @@ class Chat:
         return True
 
     async def _undo(self) -> None:
-        state = await self._conversation.at()
-        turn_ids = [event.turn_id for event in state.view if event.turn_id is not None]
-        if state.turns.running is not None:
+        try:
+            await self._conversation.undo()
+        except TurnInProgress:
             self._screen.show("  it still answers; wait, or send with /rollback")
-        elif turn_ids:
-            await self._conversation.retract_turn(turn_ids[-1])
 
     async def until_quiet(self) -> None:
         """Wait until nothing runs, or the user is asked something."""

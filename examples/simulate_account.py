@@ -36,7 +36,7 @@ class Disk:
 
 
 class CarelessAccount(Actor[Deposit]):
-    """Answers with the balance. It pays a deposit in twice that was sent again."""
+    """Answers with the balance. It counts a deposit twice that was sent again."""
 
     def __init__(self, disk: Disk, ports: Ports) -> None:
         self._disk = disk
@@ -50,7 +50,7 @@ class CarelessAccount(Actor[Deposit]):
 
 
 class CarefulAccount(CarelessAccount):
-    """Pays in no deposit that it knows already."""
+    """Counts no deposit that it knows already."""
 
     async def receive(self, message: Deposit) -> int:
         if any(message.deposit_id == known for known, _ in self._disk.written):

@@ -29,7 +29,7 @@ Seed = Annotated[
     int | None,
     typer.Option(
         help="Decides what is sent where and when the worker is killed.",
-        show_default="drawn, and told",
+        show_default="drawn, and printed",
     ),
 ]
 

@@ -28,7 +28,7 @@ _PROGRESS_S = 0.5
 
 
 class PolicyName(StrEnum):
-    """How the simulator chooses the next task."""
+    """The ways in which the simulator chooses the next task."""
 
     RANDOM = "random"
     PCT = "pct"
@@ -46,34 +46,42 @@ def simulate(
     *,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="How many runs.", show_default=f"{_SEEDS}, or no limit"),
+        typer.Option(min=1, help="The number of runs.", show_default=f"{_SEEDS}, or no limit"),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="Stop after so long.", show_default="no limit")
+        float | None,
+        typer.Option(min=0.0, help="Stop after this many minutes.", show_default="no limit"),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="The first seed.", show_default="drawn, and told")
+        int | None, typer.Option(min=0, help="The first seed.", show_default="drawn, and printed")
     ] = None,
     policy: Annotated[
         PolicyName | None,
-        typer.Option(help="How the next task is chosen.", show_default="each seed chooses"),
+        typer.Option(
+            help="The way in which the next task is chosen.", show_default="each seed chooses"
+        ),
     ] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, metavar="TAPE", help="Play one failing run."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="TAPE",
+            help="Run what this tape recorded, and no other run.",
+        ),
     ] = None,
     tapes: Annotated[
-        Path, typer.Option(file_okay=False, help="Where the tapes of failing runs go.")
+        Path, typer.Option(file_okay=False, help="The folder for the tapes of failing runs.")
     ] = Path(),
     as_json: AsJson = False,
 ) -> None:
     """Run conversations in a simulated world with faults, and check every invariant.
 
-    Nodes crash, freeze and are cancelled; the journal refuses, fails and forgets to answer; clients
-    talk over each other, give up and send again. The same seed gives the same run. Needs trio.
+    Nodes crash, freeze and are cancelled; the journal refuses, fails or does not answer; clients
+    send while others do, give up, and send again. The same seed gives the same run. Needs trio.
 
-    Exit status: 0, all invariants held; 1, one did not; 2, the call cannot be used; 130, stopped by
-    Ctrl-C.
+    Exit status: 0, all invariants held; 1, one was broken; 2, the arguments are invalid; 130,
+    stopped by Ctrl-C.
     """
     if find_spec("trio") is None:
         fail(UNUSABLE, "simulate needs trio: pip install trio")
@@ -150,7 +158,7 @@ def _replay(path: Path, *, as_json: bool) -> None:
 
 
 class _Progress:
-    """One line that is written over on a terminal, and nothing elsewhere."""
+    """A line that shows how far the runs are, on a terminal only."""
 
     def __init__(self, console: Console, seeds: int | None) -> None:
         self._console = console
@@ -190,7 +198,7 @@ def _tell_failure(console: Console, run: Run, tape: Path) -> None:
 
 def _failure_json(run: Run, tape: Path) -> Mapping[str, object]:
     broken = run.broken
-    assert broken is not None, "only failures are told as failures"
+    assert broken is not None, "a run that failed names the invariant"
     return {
         "seed": run.seed,
         "policy": run.policy,
@@ -232,11 +240,11 @@ def _print_campaign(console: Console, campaign: Campaign) -> None:
     table.add_row(f"{campaign.virtual_s:,.0f}", "virtual seconds")
     table.add_row(f"{_per_hour(campaign):,.0f}", "seeds an hour, here")
     table.add_row(f"{campaign.checked:,}", "seeds run again from their tapes, with the same trace")
-    table.add_row(f"{len(campaign.marks):,}", "kinds of interesting places reached")
+    table.add_row(f"{len(campaign.marks):,}", "kinds of rare situations reached")
     table.add_row(f"{campaign.failed:,}", "seeds in which an invariant was broken")
     console.print(table)
     if campaign.missing_marks:
         places = ", ".join(campaign.missing_marks)
         console.print(Text(f"not reached: {places}"), soft_wrap=True)
-    verdict = "all invariants held" if campaign.ok else "not as promised"
+    verdict = "all invariants held" if campaign.ok else "an invariant was broken"
     console.print(Text(verdict), style="green" if campaign.ok else "red")

@@ -1,4 +1,4 @@
-"""Two web workers on one PostgreSQL: whichever is asked, the conversation's owner answers.
+"""Two web workers on one PostgreSQL: ask either, and the owner of the conversation answers.
 
 What it teaches: a conversation is owned by one process. Elsewhere it is `OwnedElsewhere`, which
 carries the owner's address, and the request goes there. When the owner is dead, its lease runs out,
@@ -171,7 +171,7 @@ async def main(database: str) -> None:
 
 
 def read_events(url: str, *, after: int, count: int) -> list[str]:
-    """Return the id and the name of each of so many server-sent events."""
+    """Return the ids and the names of the first `count` server-sent events."""
     request = Request(url, headers={"last-event-id": str(after)})  # noqa: S310 - a worker's own
     with open_url(request) as lines:
         events = [[next(lines).decode().strip() for _ in range(4)] for _ in range(count)]
