@@ -28,6 +28,17 @@ class ConversationsClosed(Refused):
         self.conversation_id = conversation_id
 
 
+class Draining(Unavailable):
+    """This process is being drained: it takes no more messages, and another one may."""
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"conversation {conversation_id}: this process is being drained; nothing was written; "
+            "send again to another process, or once the conversations are open again"
+        )
+        self.conversation_id = conversation_id
+
+
 class ContextTooLong(Refused):
     """The history is too long for the model, and nothing more of it can be left out."""
 

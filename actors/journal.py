@@ -234,6 +234,12 @@ class Journal(Protocol):
         begins above it.
         """
 
+    async def release(self, conversation_id: str, *, epoch: int) -> None:
+        """Give a conversation back, so that another process need not wait for the lease's end.
+
+        Does nothing if a later epoch has been claimed.
+        """
+
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         """Return once a log does not end at `after`, whichever process wrote or deleted it.
 

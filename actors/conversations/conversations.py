@@ -33,6 +33,7 @@ from turnkeeper.runtime import (
     Directive,
     OwnershipLost,
     Ports,
+    Ref,
     Refused,
     Region,
     Runtime,
@@ -52,8 +53,10 @@ from ..values.text import check_id, check_text
 if TYPE_CHECKING:
     from ..core.commands import Command, OnOverlap, Query
     from ..core.condensation import Condenser
-    from ..core.working_state import Unfinished
+    from ..core.working_state import Unfinished, WhileDraining
     from ..owner.actor import ConversationActor, Setup, Verify
+    from ..owner.draining import Drained
+    from ..owner.recovery import Look
     from .conversation import Conversation
 
 __all__ = ["ConversationConfig", "Conversations"]
@@ -142,6 +145,7 @@ class Conversations:
         from ..core.condensation import NoCondenser
         from ..core.working_state import ConversationSettings, Unfinished
         from ..owner.actor import Setup, Verify
+        from ..owner.draining import Drain
         from ..owner.subscriptions import Subscriptions
         from ..owner.wait_graph import WaitGraph
 
@@ -196,7 +200,9 @@ class Conversations:
             park_s=park_s,
             limits=limits,
             ports=self._ports,
+            drain=Drain(),
         )
+        self._looking: Ref[Look] | None = None
         self._exit_stack = AsyncExitStack()
         self._is_entered = False
         self._is_closing = False
@@ -235,11 +241,11 @@ class Conversations:
 
                 recovery = Recovery(self._journal, self._region, at_once_max=self._recover_max)
                 await recovery.look()
-                looking = runtime.spawn(
+                self._looking = runtime.spawn(
                     partial(RecoveryActor, recovery, every_s=self._recover_every_s),
                     name=f"{self._name}-recovery",
                 )
-                stack.push_async_callback(looking.stop)
+                stack.push_async_callback(self._looking.stop)
             self._exit_stack = stack.pop_all()
         return self
 
@@ -276,6 +282,40 @@ class Conversations:
     async def list(self) -> Sequence[ConversationInfo]:
         """Return all conversations in the journal, by id, without opening them."""
         return await self._journal.list()
+
+    @property
+    def is_draining(self) -> bool:
+        """True from the first call of `drain` on."""
+        return self._setup.drain.messages is not None
+
+    async def drain(self, grace_s: float, *, messages: WhileDraining = "queue") -> Drained:
+        """Hand the conversations over to other processes, within `grace_s` seconds or so.
+
+        From now on no turn starts here. Chat messages are durably queued for the next owner, or
+        refused with `Draining`, as `messages` says. Conversations without a running turn are
+        released first. With `unfinished="resume"`, the turn of a resumable agent stops before its
+        next step, and goes on in the next process. Other turns may end. Those that still run at the
+        end of the grace are interrupted, and what was said is kept; with `unfinished="resume"`, a
+        resumable agent is cancelled instead, nothing is written, and the next owner asks again.
+        Until then confirmations, interrupts and reads work as always. Then every message is refused
+        with `Draining`, and the readers end.
+
+        It cannot be undone: leave the block, and open the journal again. A second call can only
+        shorten the grace. Cancelling it leaves the conversations draining; call it again.
+        """
+        from ..core.working_state import WhileDraining
+        from ..owner.draining import hand_over
+
+        region = self._open_region()
+        if messages not in get_args(WhileDraining):
+            raise InvalidInput(f'messages is {messages!r}; it takes "queue" or "refuse"')
+        if not 0 <= grace_s < inf:
+            raise InvalidInput(f"grace_s is {grace_s!r}; it takes seconds from 0 on")
+        if self._looking is not None:
+            await self._looking.stop()
+        drain = self._setup.drain
+        drain.begin(messages, until=self._ports.monotonic() + grace_s)
+        return await hand_over(region, self._setup.subscriptions, drain, self._ports)
 
     async def delete(self, conversation_id: str) -> Deletion:
         """Delete a conversation, its log and all that is kept beside it.

@@ -42,6 +42,7 @@ __all__ = [
     "EndTurn",
     "GetView",
     "Interrupt",
+    "Leave",
     "OnOverlap",
     "Pause",
     "Propose",
@@ -339,6 +340,11 @@ class Recover(Message[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class Leave(Message[bool]):
+    """End the running turn because its process leaves; False if there is nothing to end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delete(Message[Deletion | None]):
     """Delete the conversation; a message sent after this begins another of its name.
 
@@ -378,6 +384,7 @@ Command = (
     | ProposeFailed
     | RepairView
     | Recover
+    | Leave
     | Delete
     | DropOverdue
 )

@@ -7,6 +7,7 @@ tables in `docs/turns.md` show the outcome of each way to overlap.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import TypeAlias, TypeGuard, assert_never
 
 from turnkeeper.runtime import InvariantViolation
@@ -14,6 +15,7 @@ from turnkeeper.runtime import InvariantViolation
 from ..errors import (
     AnswerTooLong,
     ConversationNotFound,
+    Draining,
     MessageIdConflict,
     NotConfirmable,
     QueueFull,
@@ -53,6 +55,7 @@ from .commands import (
     CancelTurn,
     EndTurn,
     Interrupt,
+    Leave,
     OnOverlap,
     Pause,
     Recover,
@@ -90,6 +93,7 @@ TurnCommand: TypeAlias = (
     | Answer
     | RepairView
     | Recover
+    | Leave
 )
 
 
@@ -121,6 +125,8 @@ def decide_turn(working: WorkingState, command: TurnCommand, stamp: Stamp) -> De
             return _repair_view(draft, command)
         case Recover():
             return _recover(draft, command)
+        case Leave():
+            return _leave(draft)
         case _:
             assert_never(command)
 
@@ -138,9 +144,12 @@ def _send(draft: Draft, command: Send) -> Decision:
         if known.digest != content_digest(command.content, command.images):
             raise MessageIdConflict(working.conversation_id, command.message_id, known.seq)
         return Decision(reply=Sent(command.message_id, known.seq, known.turn_id, is_duplicate=True))
+    if working.draining == "refuse":
+        raise Draining(working.conversation_id)
     running = turns.running
     if running is None:
-        if turns.is_paused:
+        if turns.is_paused or working.draining:
+            add_first_prompt(draft)
             return _queue(draft, command)
         add_first_prompt(draft)
         return _begin_with(draft, command)
@@ -168,8 +177,15 @@ def _interrupt_with(draft: Draft, running: RunningTurn, command: Send) -> Decisi
 
 
 def _begin_with(draft: Draft, command: Send, *, overlapped: OnOverlap | None = None) -> Decision:
-    """Start a new message's own turn, after the events that make room for it."""
+    """Start a new message's own turn, after the events that make room for it.
+
+    While the process is drained, the message waits for the next owner instead.
+    """
     running = draft.working.state.turns.running
+    stop = (StopTurn(running.turn_id),) if running is not None else ()
+    if draft.working.draining:
+        queued = _queue(draft, command, overlapped=overlapped)
+        return replace(queued, effects=stop, is_answer_over=True)
     turn_id = draft.stamp.new_id()
     draft.add(TurnStartedEvent, turn_id=turn_id)
     draft.add(
@@ -179,7 +195,6 @@ def _begin_with(draft: Draft, command: Send, *, overlapped: OnOverlap | None = N
         images=command.images,
         message_id=command.message_id,
     )
-    stop = (StopTurn(running.turn_id),) if running is not None else ()
     return draft.decision(
         Sent(command.message_id, draft.seq, turn_id, overlapped=overlapped),
         effects=(*stop, StartTurn(turn_id)),
@@ -245,7 +260,7 @@ def _begin_step(draft: Draft, command: BeginStep) -> Decision:
     working = draft.working
     running = check_running(working, command.turn_id, command.epoch)
     turns = working.state.turns
-    if turns.waits_for is not None:
+    if turns.waits_for is not None or (working.draining and working.hands_turns_over):
         return _suspend(working, running, reply=False)
     if not working.state.admission.open_calls:
         for waiting in turns.queued.values():
@@ -474,10 +489,22 @@ def _recover(draft: Draft, command: Recover) -> Decision:
         return draft.decision()
     if running is None:
         return _then_next_queued(draft)
-    if working.settings.unfinished == "resume" and working.settings.is_resumable:
-        return draft.decision(effects=(StartTurn(running.turn_id),))
+    if working.hands_turns_over:
+        starts = () if working.draining else (StartTurn(running.turn_id),)
+        return draft.decision(effects=starts)
     _interrupt(draft, running, "its owner stopped")
     return _then_next_queued(draft)
+
+
+def _leave(draft: Draft) -> Decision:
+    """End the running turn, unless it goes on in the next process, or waits for a person."""
+    working = draft.working
+    turns = working.state.turns
+    running = turns.running
+    if running is None or turns.waits_for is not None or working.hands_turns_over:
+        return Decision(reply=False)
+    _interrupt(draft, running, "its process was drained")
+    return _then_next_queued(draft, StopTurn(running.turn_id), reply=True)
 
 
 def decide_fork(
@@ -570,9 +597,12 @@ def _reject(draft: Draft, tool_call_ids: Iterable[str], turn_id: str | None, why
 
 
 def _then_next_queued(draft: Draft, *effects: TurnEffect, reply: object = None) -> Decision:
-    """Start the turn of the chat message that waits longest, because no turn runs any more."""
+    """Start the turn of the chat message that waits longest, because no turn runs any more.
+
+    While the process is drained, it waits on.
+    """
     waiting = next(iter(draft.working.state.turns.queued.values()), None)
-    if waiting is None:
+    if waiting is None or draft.working.draining:
         return draft.decision(reply, effects=effects, is_answer_over=True)
     if waiting.turn_id is None:
         raise InvariantViolation(f"queued chat message {waiting.message_id} has no turn id")

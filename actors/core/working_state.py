@@ -29,6 +29,7 @@ __all__ = [
     "StopTurn",
     "TurnEffect",
     "Unfinished",
+    "WhileDraining",
     "WorkingState",
     "Written",
 ]
@@ -38,6 +39,10 @@ E = TypeVar("E", bound=Event)
 
 Unfinished = Literal["end", "resume"]
 """How a turn goes on whose owner stopped: it ends as interrupted, or its agent is run again."""
+
+
+WhileDraining = Literal["queue", "refuse"]
+"""The fate of a chat message that comes while the process is drained."""
 
 
 @dataclass(slots=True)
@@ -161,8 +166,15 @@ class WorkingState:
     written: Written = field(default_factory=Written)
     agent_of: str | None = None
     """The turn whose agent this owner is running."""
+    draining: WhileDraining | None = None
+    """Set while the process is drained: no turn starts any more."""
     recent: dict[str, LoggedEvent] = field(default_factory=dict)
     """The newest events by id; older ones are looked up in the journal."""
+
+    @property
+    def hands_turns_over(self) -> bool:
+        """True if a turn that a process leaves unfinished goes on in the next one."""
+        return self.settings.unfinished == "resume" and self.settings.is_resumable
 
     def apply(self, decision: Decision) -> None:
         """Fold a decision."""

@@ -733,6 +733,24 @@ class JournalContract:
         async with self.make_journal(tmp_path) as second:
             assert [info.conversation_id for info in await second.find_abandoned()] == ["c"]
 
+    async def test_a_released_conversation_can_be_claimed_at_once(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as first:
+            old = await first.claim("c")
+            await _append(first, "c", old, ["e1"])
+            await first.claim("other")
+            await first.release("c", epoch=old.epoch + 1)
+            with suppress(OwnedElsewhere):  # not all journals can be entered twice
+                async with self.make_journal(tmp_path) as second:
+                    with pytest.raises(OwnedElsewhere):
+                        await second.claim("c")
+                    await first.release("c", epoch=old.epoch)
+                    new = await second.claim("c")
+                    assert new.epoch > old.epoch
+                    with pytest.raises(OwnershipLost):
+                        await _append(first, "c", old, ["e2"], at=2)
+                    with pytest.raises(OwnedElsewhere):
+                        await second.claim("other")
+
     async def test_a_takeover_shuts_the_first_owner_out(self, tmp_path: Path) -> None:
         async with self.make_journal(tmp_path) as first:
             old = await first.claim("c")

@@ -352,6 +352,13 @@ class MemoryJournal:
         await anyio.lowlevel.checkpoint()
         return deletion
 
+    async def release(self, conversation_id: str, *, epoch: int) -> None:
+        self._refuse_if_left()
+        log = self._store.log(conversation_id)
+        if log.owner is self and log.epoch == epoch:
+            log.owner = None
+        await anyio.lowlevel.checkpoint()
+
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         while len(self._store.log(conversation_id).records) == after:
             await self._store.wait_for_move(conversation_id)

@@ -100,6 +100,7 @@ from ..events import (
 from ..journal import Journal, Rejection, Snapshot
 from ..log_lines import log_failure, log_unavailable
 from ..values.text import error_text
+from .draining import Drain
 from .loading import fold_log, load_state
 from .subscriptions import Subscriptions
 from .wait_graph import Inside, WaitGraph, turn_of
@@ -133,6 +134,7 @@ class Setup:
     park_s: float
     limits: Limits
     ports: Ports
+    drain: Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,20 @@ class ConversationActor(Actor[Command | Query]):
             if parked.ticket.delivery is not None:
                 error = ResultNotKept(self._conversation_id, parked.event.tool_call_id)
                 parked.ticket.delivery.fail(error)
-        self._setup.subscriptions.owner_ended(self._conversation_id, is_wanted=self._is_wanted)
+        is_draining = self._setup.drain.messages is not None
+        self._setup.subscriptions.owner_ended(
+            self._conversation_id, is_wanted=self._is_wanted and not is_draining
+        )
+        if is_draining:
+            await self._release()
+
+    async def _release(self) -> None:
+        """Let another process claim the conversation at once; without this, after the lease."""
+        epoch = self._working.epoch
+        try:
+            await self._setup.journal.release(self._conversation_id, epoch=epoch)
+        except TurnkeeperError as error:
+            log_unavailable("not released", error, conversation=self._conversation_id)
 
     def _doubt(self) -> bool:
         """End this owner if its lease ran out after it had claimed; return True if so.
@@ -352,6 +367,7 @@ class ConversationActor(Actor[Command | Query]):
     # --- 2. decide -------------------------------------------------------------------------------
 
     def _decide(self, batch: Sequence[_Taken]) -> Sequence[_Decided]:
+        self._working.draining = self._setup.drain.messages
         return [decided for taken in batch for decided in self._decide_one(taken)]
 
     def _decide_one(self, taken: _Taken) -> Iterator[_Decided]:
@@ -484,7 +500,7 @@ class ConversationActor(Actor[Command | Query]):
         self.steps = state.iteration
         self._running = running = turns.running
         self._is_wanted = turns.has_work
-        self.is_step_held = running is not None and (
+        self._is_step_held = running is not None and (
             turns.waits_for is not None
             or any(waiting.steers == running.turn_id for waiting in turns.queued.values())
         )
@@ -605,6 +621,11 @@ class ConversationActor(Actor[Command | Query]):
     @property
     def ports(self) -> Ports:
         return self._setup.ports
+
+    @property
+    def is_step_held(self) -> bool:
+        is_leaving = self._setup.drain.messages is not None and self._working.hands_turns_over
+        return self._is_step_held or is_leaving
 
     @property
     def is_agent_resumable(self) -> bool:

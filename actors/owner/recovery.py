@@ -18,7 +18,7 @@ from ..core.commands import Command, GetView, Query
 from ..journal import Journal
 from ..log_lines import log_unavailable
 
-__all__ = ["Recovery", "RecoveryActor"]
+__all__ = ["Look", "Recovery", "RecoveryActor"]
 
 _LOOKS_SKIPPED_MAX = 64
 _SHARE_MAX = 0.05

@@ -60,6 +60,7 @@ class Subscriptions:
         self._owned: dict[str, Callable[[], bool]] = {}
         """The conversations with an owner here, each with the way to doubt it."""
         self._is_closing = False
+        self._is_live_over = False
         self._is_closed = False
 
     def publish(self, conversation_id: str, events: Sequence[LoggedEvent]) -> None:
@@ -137,12 +138,17 @@ class Subscriptions:
         """From now on owners end because they are told to: readers do not call them back."""
         self._is_closing = True
 
-    def close(self) -> None:
-        """End every reader, and each that begins from now on."""
-        self._is_closed = True
+    def end_live(self) -> None:
+        """End every live reader, and each that begins from now on: no owner is active here."""
+        self._is_live_over = True
         for conversation_id in list(self._readers):
             for reader in self._live(conversation_id):
                 reader.close()
+
+    def close(self) -> None:
+        """End every reader, and each that begins from now on."""
+        self._is_closed = True
+        self.end_live()
 
     def read(
         self,
@@ -166,7 +172,7 @@ class Subscriptions:
             on_owner_ended=on_owner_ended,
             pieces=pieces,
         )
-        if self._is_closed:
+        if self._is_closed or (live and self._is_live_over):
             reader.close()
         elif live:
             # Registered before it reads the journal: an event committed meanwhile is in one of the

@@ -379,6 +379,7 @@ class SimulatedJournal(MemoryJournal):
     reject = _call(MemoryJournal.reject, is_write=True)
     write_snapshot = _call(MemoryJournal.write_snapshot, is_write=True)
     fork = _call(MemoryJournal.fork, is_write=True)
+    release = _call(MemoryJournal.release, is_write=True)
 
     async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
         self._disk.deletions[conversation_id] += 1

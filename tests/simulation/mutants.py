@@ -480,8 +480,8 @@ PROMISES = [
         "a step begins during a pause",
         turn_rules,
         "_begin_step",
-        "if turns.waits_for is not None:",
-        "if turns.awaiting:",
+        "if turns.waits_for is not None or",
+        "if turns.awaiting or",
     ),
     Mutant(
         "cancelling a message that waits interrupts the turn that runs",

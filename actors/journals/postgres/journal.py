@@ -237,6 +237,9 @@ class PostgresJournal(DatabaseJournal):
         kept, forks = await self._change(lambda writer: writer.delete(conversation_id, epoch))
         return Deletion(kept, forks, is_erased=False)
 
+    async def release(self, conversation_id: str, *, epoch: int) -> None:
+        await self._change(lambda writer: writer.release(conversation_id, epoch))
+
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         """Return when a log does not end at `after`; woken by each commit, else by polling."""
         if self._presence is None:

@@ -476,6 +476,14 @@ class PostgresWriter:
         self._tails.pop(fork_name, None)
         return Claim(child.epoch, child.head)
 
+    def release(self, name: str, epoch: int) -> None:
+        """Let another process claim a conversation at once."""
+        self.connection.execute(
+            "UPDATE conversation SET owner = NULL "
+            "WHERE name = %(name)s AND epoch = %(epoch)s AND owner = %(node)s",
+            {"name": name, "epoch": epoch, "node": self._node},
+        )
+
     def delete(self, name: str, epoch: int) -> tuple[int, Sequence[str]]:
         """Delete a conversation; return how many of its records stay, and for which forks."""
         self._lock()

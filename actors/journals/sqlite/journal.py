@@ -250,6 +250,9 @@ class SQLiteJournal(DatabaseJournal):
         # The file has one owner, which is this process if any is alive.
         return [info for info in await self.list() if info.is_unfinished]
 
+    async def release(self, conversation_id: str, *, epoch: int) -> None:
+        """Do nothing: the file is given back as a whole, on leaving."""
+
     async def fork(
         self,
         conversation_id: str,

@@ -1,0 +1,92 @@
+"""Draining: a process that is about to leave hands its conversations over to others.
+
+The switch is read by every owner as it decides (no turn starts any more) and as it ends (its
+conversation is given back). `hand_over` ends the owners, those at rest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import anyio
+
+from turnkeeper.runtime import Ports, Region, TurnkeeperError
+
+from ..core.commands import Command, Leave, Query
+from ..core.working_state import WhileDraining
+from ..errors import Draining
+from ..log_lines import log_unavailable
+from .subscriptions import Subscriptions
+
+__all__ = ["Drain", "Drained", "hand_over"]
+
+_LOOK_S = 0.1
+"""How often it looks which conversations have come to rest."""
+_AT_ONCE_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The fate of the conversations that were active when a process was drained."""
+
+    released: int
+    """How many were given back: another process can claim them at once."""
+    interrupted: Sequence[str]
+    """Those whose turn was interrupted at the end of the grace; what was said is kept."""
+
+
+@dataclass(slots=True)
+class Drain:
+    """The one switch of all owners of a `Conversations`. It cannot be turned back."""
+
+    messages: WhileDraining | None = None
+    """The fate of new chat messages; None while the process is not drained."""
+    until: float = inf
+    """The end of the grace, on the clock of the ports."""
+
+    def begin(self, messages: WhileDraining, *, until: float) -> None:
+        """Begin to drain, or shorten the grace."""
+        self.messages = messages
+        self.until = min(self.until, until)
+
+
+async def hand_over(
+    region: Region[Command | Query], subscriptions: Subscriptions, drain: Drain, ports: Ports
+) -> Drained:
+    """End all owners, at the latest at the end of the grace, and then the live readers."""
+    active = set(region.active)
+    while True:
+        await _at_once(region.passivate, region.active)
+        left_s = drain.until - ports.monotonic()
+        if left_s <= 0 or not region.active:
+            break
+        await ports.sleep(min(_LOOK_S, left_s))
+        active.update(region.active)
+    interrupted: list[str] = []
+
+    async def leave(conversation_id: str) -> None:
+        try:
+            if await region[conversation_id].ask(Leave(), control=True):
+                interrupted.append(conversation_id)
+        except TurnkeeperError as error:
+            log_unavailable("turn not ended", error, conversation=conversation_id)
+
+    await _at_once(leave, region.active)
+    await region.stop("its process was drained", refusal=Draining)
+    subscriptions.end_live()
+    return Drained(len(active), tuple(sorted(interrupted)))
+
+
+async def _at_once(do: Callable[[str], Awaitable[object]], keys: Sequence[str]) -> None:
+    """Do something for each of these keys, many at a time."""
+    limit = anyio.Semaphore(_AT_ONCE_MAX)
+
+    async def do_one(key: str) -> None:
+        async with limit:
+            await do(key)
+
+    async with anyio.create_task_group() as group:
+        for key in keys:
+            group.start_soon(do_one, key)

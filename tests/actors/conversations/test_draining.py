@@ -1,0 +1,267 @@
+"""A process that is drained hands its conversations over, and loses nothing on the way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.actors.conversations.worlds import HeldAgent, log_of
+from turnkeeper.actors import Conversations, MemoryJournal, MemoryStore, OnOverlap, TurnContext
+from turnkeeper.actors.errors import Draining, InvalidInput, OwnedElsewhere
+from turnkeeper.actors.owner.draining import Drained
+from turnkeeper.runtime.testing import VirtualClock, settle
+
+pytestmark = pytest.mark.anyio
+
+GRACE_S = 30.0
+
+
+class World:
+    """A store, and two processes on it: `here` is drained, `there` takes over."""
+
+    def __init__(self, agent: Any, **settings: Any) -> None:  # noqa: ANN401 - any agent and settings
+        self.store = MemoryStore()
+        self.clock = VirtualClock()
+        self.agent = agent
+        self.settings = settings
+        self.drained: list[Drained] = []
+
+    def process(self) -> Conversations:
+        return Conversations(
+            self.agent,
+            journal=MemoryJournal(self.store),
+            ports=self.clock.ports(),
+            recover="on_message",
+            **self.settings,
+        )
+
+    @asynccontextmanager
+    async def draining(self, here: Conversations, **options: Any) -> AsyncIterator[None]:  # noqa: ANN401 - those of `drain`
+        """Drain in the background; at the end of the block, let the grace pass."""
+
+        async def drain() -> None:
+            self.drained.append(await here.drain(GRACE_S, **options))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(drain)
+            await settle()
+            yield
+            await self.clock.advance(GRACE_S + 1)
+
+
+class Stepping:
+    """A resumable agent of three steps, each of which waits until it is let through."""
+
+    is_resumable = True
+
+    def __init__(self) -> None:
+        self.gate = anyio.Semaphore(0)
+
+    async def run(self, turn: TurnContext) -> None:
+        said = sum(event.kind == "agent_message" for event in turn.view)
+        for n in range(said, 3):
+            await turn.begin_step()
+            await self.gate.acquire()
+            await turn.say(f"{n}")
+
+
+async def test_a_turn_may_end_within_the_grace_and_a_queued_message_is_answered_elsewhere() -> None:
+    held = HeldAgent()
+    held.hold("A")
+    world = World(held)
+    async with world.process() as here:
+        await here["c"].send("A")
+        async with world.draining(here):
+            await here["c"].send("B")
+            held.release("A")
+        assert await log_of(here["c"], all_kinds=True) == [
+            *("started", "u:A", "queued:B", "a:a(A)", "completed"),
+        ]
+        async with world.process() as there:
+            assert await (await there["c"].send("C")).reply() == "a(C)"
+            assert await log_of(there["c"]) == ["u:A", "a:a(A)", "u:B", "a:a(B)", "u:C", "a:a(C)"]
+    assert world.drained == [Drained(released=1, interrupted=())]
+
+
+async def test_a_turn_that_outlasts_the_grace_is_interrupted_and_keeps_what_was_said() -> None:
+    held = HeldAgent()
+    held.hold("stream A")
+    world = World(held)
+    async with world.process() as here:
+        await here["c"].send("stream A")
+        await held.reached["stream A"].wait()
+        async with world.draining(here):
+            pass
+        assert (await log_of(here["c"], all_kinds=True))[-1] == "interrupted"
+    assert world.drained == [Drained(released=1, interrupted=("c",))]
+
+
+async def test_a_turn_that_can_be_resumed_stops_at_its_next_step_and_goes_on_elsewhere() -> None:
+    agent = Stepping()
+    world = World(agent, unfinished="resume")
+    async with world.process() as here, world.process() as there:
+        await here["c"].send("go")
+        await settle()
+        async with world.draining(here):
+            agent.gate.release()
+            await world.clock.advance(1.0)
+            assert await log_of(here["c"], all_kinds=True) == ["started", "u:go", "a:0"]
+            # It was released before the grace is over.
+            turn = await there["c"].send("go on", on_overlap="queue")
+            for _ in range(5):
+                agent.gate.release()
+            await turn.end()
+        assert (await log_of(there["c"]))[:4] == ["u:go", "a:0", "a:1", "a:2"]
+    assert world.drained == [Drained(released=1, interrupted=())]
+
+
+async def test_a_step_that_outlasts_the_grace_leaves_no_trace_and_is_asked_again() -> None:
+    agent = Stepping()
+    world = World(agent, unfinished="resume")
+    async with world.process() as here:
+        await here["c"].send("go")
+        await settle()
+        async with world.draining(here):
+            pass
+        assert await log_of(here["c"], all_kinds=True) == ["started", "u:go"]
+        async with world.process() as there:
+            turn = await there["c"].send("and then", on_overlap="steer")
+            for _ in range(6):
+                agent.gate.release()
+            await turn.end()
+            assert "a:2" in await log_of(there["c"])
+    assert world.drained == [Drained(released=1, interrupted=())]
+
+
+async def test_idle_conversations_are_released_first() -> None:
+    held = HeldAgent()
+    held.hold("A")
+    world = World(held)
+    async with world.process() as here, world.process() as there:
+        await here["busy"].send("A")
+        await (await here["idle"].send("B")).reply()
+        with pytest.raises(OwnedElsewhere):
+            await there["idle"].send("C")
+        async with world.draining(here):
+            assert await (await there["idle"].send("C")).reply() == "a(C)"
+            with pytest.raises(OwnedElsewhere):
+                await there["busy"].send("C")
+
+
+@pytest.mark.parametrize("on_overlap", ["queue", "steer", "interrupt", "rollback"])
+async def test_each_overlapping_message_waits_for_the_next_owner(
+    on_overlap: OnOverlap,
+) -> None:
+    held = HeldAgent()
+    held.hold("A")
+    world = World(held)
+    async with world.process() as here:
+        await here["c"].send("A")
+        await held.reached["A"].wait()
+        async with world.draining(here):
+            await here["c"].send("B", message_id="b", on_overlap=on_overlap)
+            await settle()
+            assert held.turns == ["A"]
+            assert (await here["c"].send("B", message_id="b")).is_duplicate
+        assert held.turns == ["A"]
+        async with world.process() as there:
+            assert await (await there["c"].send("C")).reply() == "a(C)"
+            assert (await log_of(there["c"]))[-4:] == ["u:B", "a:a(B)", "u:C", "a:a(C)"]
+
+
+async def test_messages_are_refused_if_so_chosen_and_a_known_one_is_still_known() -> None:
+    held = HeldAgent()
+    held.hold("A")
+    world = World(held)
+    async with world.process() as here:
+        await here["c"].send("A", message_id="a")
+        async with world.draining(here, messages="refuse"):
+            with pytest.raises(Draining, match="conversation c"):
+                await here["c"].send("B")
+            assert (await here["c"].send("A", message_id="a")).is_duplicate
+        assert "u:B" not in await log_of(here["c"])
+
+
+async def test_a_message_to_a_new_conversation_is_queued_behind_its_system_prompt() -> None:
+    held = HeldAgent()
+    held.hold("busy")
+    world = World(held, system_prompt="be kind")
+    async with world.process() as here:
+        await here["c"].send("busy")
+        async with world.draining(here):
+            await here["new"].send("A")
+            kinds = [logged.event.kind async for logged in here["new"].events(live=False)]
+            assert kinds == ["system_prompt", "message_queued"]
+        async with world.process() as there:
+            assert await (await there["new"].send("B")).reply() == "a(B)"
+            log = await log_of(there["new"])
+            assert log[-4:] == ["u:A", "a:a(A)", "u:B", "a:a(B)"]
+
+
+async def test_after_it_every_message_is_refused_and_the_readers_have_ended() -> None:
+    world = World(HeldAgent())
+    async with world.process() as here:
+        await (await here["c"].send("A")).reply()
+        seen: list[str] = []
+
+        async def read() -> None:
+            async for logged in here["c"].events():
+                seen.append(logged.event.kind)  # noqa: PERF401 - what was seen before the end counts
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            await settle()
+            async with world.draining(here):
+                pass
+        assert seen[-1] == "turn_ended"
+        assert here.is_draining
+        with pytest.raises(Draining):
+            await here["c"].send("B")
+        assert (await here["c"].at()).seq == len(seen)
+
+
+async def test_a_second_call_shortens_the_grace_and_does_not_lengthen_it() -> None:
+    held = HeldAgent()
+    held.hold("A")
+    world = World(held)
+    async with world.process() as here:
+        await here["c"].send("A")
+        async with anyio.create_task_group() as group:
+            group.start_soon(here.drain, 1_000.0)
+            await settle()
+            group.start_soon(here.drain, 5.0)
+            await settle()
+            group.start_soon(here.drain, 2_000.0)
+            await world.clock.advance(4.0)
+            assert (await log_of(here["c"], all_kinds=True))[-1] == "u:A"
+            await world.clock.advance(2.0)
+        assert (await log_of(here["c"], all_kinds=True))[-1] == "interrupted"
+
+
+async def test_a_drain_that_is_cancelled_can_be_called_again() -> None:
+    held = HeldAgent()
+    held.hold("A")
+    world = World(held)
+    async with world.process() as here:
+        await here["c"].send("A")
+        with anyio.CancelScope() as calling:
+            async with anyio.create_task_group() as group:
+                group.start_soon(here.drain, GRACE_S)
+                await settle()
+                calling.cancel()
+        assert here.is_draining
+        async with world.draining(here):
+            pass
+    assert world.drained == [Drained(released=1, interrupted=("c",))]
+
+
+@pytest.mark.parametrize("grace_s", [-1.0, float("inf"), float("nan")])
+async def test_a_grace_that_makes_no_sense_is_refused(grace_s: float) -> None:
+    async with World(HeldAgent()).process() as here:
+        with pytest.raises(InvalidInput, match="grace_s"):
+            await here.drain(grace_s)
+        assert not here.is_draining
