@@ -15,7 +15,7 @@ __all__ = ["LiveAnswer"]
 class LiveAnswer:
     """One attempt at an answer. Used from one event loop only."""
 
-    __slots__ = ("_merged", "_pieces", "after", "is_void", "last")
+    __slots__ = ("_merged", "after", "is_void", "last", "pieces", "turn_id")
 
     def __init__(self, first: TextDelta, after: int) -> None:
         self.after = after
@@ -24,34 +24,23 @@ class LiveAnswer:
         """Its pieces come before the event behind this seq; None while it is being written."""
         self.is_void = False
         """True if the answer began anew, or its owner ended: no more of it is shown."""
-        self._pieces = [first]
+        self.turn_id = first.turn_id
+        self.pieces = [first]
         self._merged: tuple[int, TextDelta] | None = None
-
-    @property
-    def turn_id(self) -> str:
-        return self._pieces[0].turn_id
-
-    @property
-    def count(self) -> int:
-        """The pieces so far."""
-        return len(self._pieces)
 
     def add(self, piece: TextDelta) -> None:
         """Add the next piece."""
-        self._pieces.append(piece)
+        self.pieces.append(piece)
         self._merged = None
 
-    def piece_after(self, count: int) -> TextDelta | None:
-        """Return all but the first `count` pieces as one; None if there are no more."""
-        missing = len(self._pieces) - count
-        if not missing:
-            return None
-        first = self._pieces[count]
-        if missing == 1:
+    def piece_after(self, count: int) -> TextDelta:
+        """Return all but the first `count` pieces as one; there are more."""
+        first = self.pieces[count]
+        if len(self.pieces) == count + 1:
             return first
         # Kept, since many readers that come together ask for the same.
         if self._merged is None or self._merged[0] != count:
-            text = "".join([piece.text for piece in self._pieces[count:]])
+            text = "".join([piece.text for piece in self.pieces[count:]])
             self._merged = count, first._replace(text=text)
         return self._merged[1]
 

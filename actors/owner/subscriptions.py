@@ -350,7 +350,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         while True:
             if self._state is ReaderState.DELETED:
                 raise ConversationDeleted(self._conversation_id)
-            if (piece := self._take_due_piece(pieces_of)) is not None:
+            if self._answers and (piece := self._take_due_piece(pieces_of)) is not None:
                 return piece
             if self._page:
                 # Decoded first: a record that cannot be read is not skipped.
@@ -388,12 +388,13 @@ class EventReader(AsyncIterator[LoggedEvent]):
             answer = self._answers[0]
             is_passed = answer.last is not None and answer.last < self._cursor
             if not (answer.is_void or is_passed):
-                if answer.after > self._cursor or pieces_of not in {None, answer.turn_id}:
+                if answer.after > self._cursor:
                     return None
-                piece = answer.piece_after(self._pieces_taken)
-                if piece is not None:
-                    self._pieces_taken = answer.count
-                    return piece
+                if pieces_of is not None and pieces_of != answer.turn_id:
+                    return None
+                taken, self._pieces_taken = self._pieces_taken, len(answer.pieces)
+                if taken < self._pieces_taken:
+                    return answer.piece_after(taken)
                 if answer.last is None:
                     return None
             self._drop_answer()
@@ -424,7 +425,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         # No await since nothing was found, so no offer is missed.
         if self._subscriptions.is_owned(self._conversation_id):
             self._waiting = OneShot()
-            await self._waiting.wait()
+            await self._waiting.wait_until_done()
         else:
             await self._follow()
 
