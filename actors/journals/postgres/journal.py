@@ -19,6 +19,7 @@ of reach; autovacuum removes it from the server's files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -32,7 +33,7 @@ import anyio
 from turnkeeper.runtime import Ports
 from turnkeeper.runtime.lowlevel import OneShot, thread_caller
 
-from ...errors import JournalRefused
+from ...errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
 from ...journal import (
     Claim,
     ConversationInfo,
@@ -66,6 +67,10 @@ _ANSWERS_MAX = 10
 
 def _ignore() -> None:
     return
+
+
+def _erase_slice(log: int, writer: PostgresWriter) -> int | None:
+    return writer.erase_slice(log)
 
 
 class PostgresJournal(DatabaseJournal):
@@ -233,8 +238,16 @@ class PostgresJournal(DatabaseJournal):
         )
 
     async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
-        """Delete a conversation; its text leaves the server's files with the next vacuum."""
-        kept, forks = await self._change(lambda writer: writer.delete(conversation_id, epoch))
+        """Delete a conversation; its text leaves the server's files with the next vacuum.
+
+        The conversation is gone with the first of several transactions. If this is cancelled or
+        the process ends later on, the next process that writes removes what is left.
+        """
+        kept, forks, log = await self._change(lambda writer: writer.delete(conversation_id, epoch))
+        with contextlib.suppress(JournalUnavailable, JournalOutcomeUnknown):
+            left: int | None = log
+            while left is not None:
+                left = await self._change(partial(_erase_slice, left))
         return Deletion(kept, forks, is_erased=False)
 
     async def release(self, conversation_id: str, *, epoch: int) -> None:

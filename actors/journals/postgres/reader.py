@@ -23,10 +23,13 @@ from .schema import UNENCODABLE, unencodable
 
 T = TypeVar("T")
 
-_INFO = "SELECT name, head, epoch, is_unfinished, updated_us FROM conversation c"
+_INFO = "SELECT name, head, epoch, is_unfinished, updated_us{} FROM conversation c"
+
+_LIST_PAGE = 10_000
+_LIST = f"{_INFO.format(', id')} WHERE id > %s ORDER BY id LIMIT %s"
 
 _ABANDONED = f"""
-    {_INFO}
+    {_INFO.format("")}
     WHERE is_unfinished AND head > 0 AND NOT EXISTS (
         SELECT FROM node
         WHERE node.id = c.owner AND node.id <> %s AND node.lease_until > clock_timestamp()
@@ -119,7 +122,16 @@ class PostgresReader:
         )
 
     def list(self) -> Sequence[ConversationInfo]:
-        return _infos(self._connection.execute(f"{_INFO} WHERE head > 0"))
+        """Return the conversations, page by page: each statement has a bound of its own."""
+        infos: list[ConversationInfo] = []
+        last = -1
+        while True:
+            rows = self._connection.execute(_LIST.encode(), (last, _LIST_PAGE)).fetchall()
+            infos += _infos(row[:-1] for row in rows if row[1])
+            if len(rows) < _LIST_PAGE:
+                return sorted(infos, key=lambda info: info.conversation_id)
+            last = rows[-1][-1]
+            self._connection.begin_job()
 
     def find_abandoned(self, node: int) -> Sequence[ConversationInfo]:
         """Return the unfinished conversations that no living process but `node` owns."""

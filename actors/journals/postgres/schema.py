@@ -84,6 +84,11 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX rejection_of ON rejection (log);
     CREATE INDEX rejection_at ON rejection (at);
     """,
+    """
+    CREATE TABLE erasure (              -- deleted logs whose records are not removed yet
+        log bigint PRIMARY KEY
+    );
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -13,6 +13,7 @@ connection, or is refused at once while none can be made.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,7 +35,13 @@ from ...errors import (
     RecordNotFound,
 )
 from ...journal import Claim, Record, Rejection, Snapshot
-from ..shared.append_rules import Append, check_append, check_ids, check_snapshot_epoch
+from ..shared.append_rules import (
+    REJECTIONS_DROPPED_MAX,
+    Append,
+    check_append,
+    check_ids,
+    check_snapshot_epoch,
+)
 from ..shared.job_thread import Job
 from ..shared.record_chain import log_number, next_mark, seal
 from .connections import BoundedConnection, Link
@@ -109,6 +116,26 @@ _CLAIM_BY_FORCE = f"""
 """  # noqa: S608 - our own text
 
 
+_ERASED_MAX = 1_000
+_ERASED_BYTES = 8 << 20
+_ERASURES_LOOK_S = 10.0
+
+_DROP_REJECTIONS = """
+    DELETE FROM rejection WHERE id IN (SELECT id FROM rejection WHERE log = %s LIMIT %s)
+"""
+# The newest first, and at least one, however large it is.
+_DROP_EVENTS = """
+    DELETE FROM event WHERE log = %(log)s AND seq IN (
+        SELECT seq FROM (
+            SELECT seq, sum(size) OVER (ORDER BY seq DESC) - size AS before FROM (
+                SELECT seq, pg_column_size(payload) AS size FROM event
+                WHERE log = %(log)s AND seq > %(kept)s ORDER BY seq DESC LIMIT %(records)s
+            ) AS newest
+        ) AS summed WHERE before < %(bytes)s
+    )
+"""
+
+
 class Claiming(Job[Claim]):
     """A claim of one conversation."""
 
@@ -157,6 +184,7 @@ class PostgresWriter:
         self._rejection_age_s_max = rejection_age_s_max
         self._tails: OrderedDict[str, Tail] = OrderedDict()
         self.now_us = 0
+        self._all_erased_at = -math.inf
         self._is_connected = False
         """True once there was a connection for the group that is being done."""
 
@@ -171,6 +199,7 @@ class PostgresWriter:
     def work(self, jobs: Sequence[Job[object]]) -> None:
         self._is_connected = False
         self.now_us = int(self._ports.now() * 1_000_000)
+        self._erase_more()
         for kind, some in groupby(jobs, type):
             group = list(some)
             if kind is Append:
@@ -392,7 +421,11 @@ class PostgresWriter:
 
     def reject(self, name: str, rejections: Sequence[Rejection]) -> None:
         oldest = self.now_us / 1_000_000 - self._rejection_age_s_max
-        self.connection.execute("DELETE FROM rejection WHERE at < %s", (oldest,))
+        self.connection.execute(
+            "DELETE FROM rejection WHERE id IN "
+            "(SELECT id FROM rejection WHERE at < %s ORDER BY at LIMIT %s)",
+            (oldest, REJECTIONS_DROPPED_MAX + len(rejections)),
+        )
         tail = read_tail(self.connection, name)
         log = tail.log if tail else log_number(name, 0)
         for rejection in rejections:
@@ -484,8 +517,11 @@ class PostgresWriter:
             {"name": name, "epoch": epoch, "node": self._node},
         )
 
-    def delete(self, name: str, epoch: int) -> tuple[int, Sequence[str]]:
-        """Delete a conversation; return how many of its records stay, and for which forks."""
+    def delete(self, name: str, epoch: int) -> tuple[int, Sequence[str], int]:
+        """Delete a conversation; return how many records stay, for which forks, and its log.
+
+        The log's records are unreachable from here on, and are to be removed by `erase_slice`.
+        """
         self._lock()
         tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
         if tail is None or not tail.head:
@@ -513,36 +549,61 @@ class PostgresWriter:
             )
         ]
         kept = self._needed(tail.log)
-        for table in ("snapshot", "rejection"):
-            statement = f"DELETE FROM {table} WHERE log = %s"  # noqa: S608 - our own names
-            self.connection.execute(statement.encode(), (tail.log,))
+        self.connection.execute("DELETE FROM snapshot WHERE log = %s", (tail.log,))
         # A new conversation of this name begins above the epoch, with another log.
         rest = empty_tail(name, tail.incarnation + 1)
         rest.number, rest.epoch = tail.number, tail.epoch + 1
         self._store(rest)
-        self._let_go(tail.log)
+        self._begin_erasure(tail.log)
         self.connection.execute(_NOTIFY.encode())
-        return kept, sorted(forks)
+        return kept, sorted(forks), tail.log
 
-    def _let_go(self, log: int) -> None:
-        """Delete the records that no fork needs of a deleted conversation's log and its parents."""
-        while True:
-            row = self.connection.execute(
-                "SELECT parent FROM fork WHERE log = %s", (log,)
-            ).fetchone()
-            kept = self._needed(log)
-            self.connection.execute("DELETE FROM event WHERE log = %s AND seq > %s", (log, kept))
-            if kept or row is None:
-                return
-            self.connection.execute("DELETE FROM fork WHERE log = %s", (log,))
-            log = row[0]
-            if (
-                self.connection.execute(
-                    "SELECT FROM conversation WHERE log = %s", (log,)
-                ).fetchone()
-                is not None
-            ):
-                return
+    def erase_slice(self, log: int) -> int | None:
+        """Remove some records of a deleted log; return the log to go on with, or None at the end.
+
+        That is the same log, or one that it was forked from and that was kept for it alone.
+        """
+        self._lock()
+        done = self.connection.execute(_DROP_REJECTIONS, (log, _ERASED_MAX)).rowcount
+        kept = self._needed(log)
+        done += self.connection.execute(
+            _DROP_EVENTS, {"log": log, "kept": kept, "records": _ERASED_MAX, "bytes": _ERASED_BYTES}
+        ).rowcount
+        if done:
+            return log
+        self.connection.execute("DELETE FROM erasure WHERE log = %s", (log,))
+        row = self.connection.execute("SELECT parent FROM fork WHERE log = %s", (log,)).fetchone()
+        if kept or row is None:
+            return None
+        self.connection.execute("DELETE FROM fork WHERE log = %s", (log,))
+        parent = int(row[0])
+        if self.connection.execute("SELECT FROM conversation WHERE log = %s", (parent,)).fetchone():
+            return None
+        # The parent was deleted before, and was kept for this fork among others.
+        self._begin_erasure(parent)
+        return parent
+
+    def _begin_erasure(self, log: int) -> None:
+        self.connection.execute("INSERT INTO erasure VALUES (%s) ON CONFLICT DO NOTHING", (log,))
+
+    def _erase_more(self) -> None:
+        """Remove a slice of a deletion that did not come to its end, here or elsewhere.
+
+        Before the jobs of a group: if it gets no answer, none of them has been sent.
+        """
+        if self._ports.monotonic() - self._all_erased_at < _ERASURES_LOOK_S:
+            return
+
+        def erase() -> None:
+            with self.connection.transaction():
+                row = self.connection.execute("SELECT log FROM erasure LIMIT 1").fetchone()
+                if row is None:
+                    self._all_erased_at = self._ports.monotonic()
+                else:
+                    self.erase_slice(row[0])
+
+        # In place of a job that a caller waits for: an error means that it is tried again.
+        self._answer([Job[None]()], erase)
 
     def _needed(self, log: int) -> int:
         """Return the highest seq of a log that a fork needs; 0 if none does."""

@@ -14,6 +14,9 @@ from ...journal import Record
 from .job_thread import Job
 from .limits import check_records
 
+REJECTIONS_DROPPED_MAX = 1_000
+"""Old rejections that go when new ones come, beyond as many as those: no write takes long."""
+
 
 class Append(Job[Sequence[int]]):
     """An append as a job for the writing thread."""

@@ -11,8 +11,9 @@ taking it from the queue and handing its group back.
 Cancelling a caller does not cancel its job, unless the job still waits for room.
 
 No caller waits for ever. A thread that is at one group, or at opening, for longer than
-`answer_wait_s` counts as hung: all callers get their errors, and nothing more is taken. A second
-thread looks at that, since the event loop may have no timer of ours and the first one hangs.
+`answer_wait_s`, and what a large file or job adds to it, counts as hung: all callers get their
+errors, and nothing more is taken. A second thread looks at that, since the event loop may have no
+timer of ours and the first one hangs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 import anyio
 
@@ -40,8 +41,8 @@ _WATCH_INTERVAL_S = 5.0
 class Job(Generic[T]):
     """A task for a worker, and its outcome."""
 
-    is_long: ClassVar[bool] = False
-    """True if the worker may take longer for it than for any other: its group has no bound."""
+    more_s: float = 0.0
+    """The seconds that the worker may take for it beyond the bound of any other job."""
 
     __slots__ = ("bytes", "cell", "error", "items", "value")
 
@@ -104,8 +105,10 @@ class JobThread:
         self._waiting: deque[Job[object]] = deque()
         # The group that the thread works on. Only the thread replaces it, as a whole.
         self._in_hand: Sequence[Job[object]] = ()
-        # Since when the thread works on it, by the monotonic clock; None if there is no bound.
-        self._since: float | None = None
+        # When the thread counts as hung, by the monotonic clock; None while it waits for jobs.
+        self._until: float | None = None
+        self.more_s = 0.0
+        """Set by the worker: the seconds that opening, or any group, may take beyond the bound."""
         self._is_over = threading.Event()
         self.is_hung = False
         self._is_open = False
@@ -120,9 +123,14 @@ class JobThread:
         """
         call_in_loop = thread_caller()
         self._ports.start_thread(self._name, partial(self._run, call_in_loop))
-        # Shielded: opening cannot be interrupted once the thread has begun.
-        with anyio.move_on_after(self._answer_wait_s, shield=True):
-            await self._opened.wait_until_done()
+        waited_s = 0.0
+        while not self._opened.is_done and waited_s < (
+            bound_s := self._answer_wait_s + self.more_s
+        ):
+            # Shielded: opening cannot be interrupted once the thread has begun.
+            with anyio.move_on_after(bound_s - waited_s, shield=True):
+                await self._opened.wait_until_done()
+            waited_s = bound_s
         if not self._opened.is_done:
             self.is_hung = True  # should the thread come back, it ends
             self._is_over.set()
@@ -180,8 +188,8 @@ class JobThread:
 
     def _hung(self, outcome: str) -> JournalUnavailable:
         return JournalUnavailable(
-            f"{self._name} hangs or has died; {outcome}; see to the disk, then start the process "
-            "again"
+            f"{self._name} hangs or has died; {outcome}; see to the disk or the database, "
+            "then start the process again"
         )
 
     def _note_hung(self) -> None:
@@ -193,8 +201,8 @@ class JobThread:
     def _watch(self, call_in_loop: Callable[[Callable[[], None]], None]) -> None:
         """Note when the thread hangs. Runs in a thread of its own, until that ends."""
         while not self._is_over.wait(_WATCH_INTERVAL_S):
-            since = self._since
-            if since is not None and self._ports.monotonic() - since >= self._answer_wait_s:
+            until = self._until
+            if until is not None and self._ports.monotonic() >= until:
                 call_in_loop(self._note_hung)
                 return
 
@@ -262,8 +270,8 @@ class JobThread:
         call_in_loop(partial(self._opened.set, None))
         try:
             while group := self._take():
-                if not any(job.is_long for job in group):
-                    self._since = self._ports.monotonic()
+                bound_s = self._answer_wait_s + max(self.more_s, *(job.more_s for job in group))
+                self._until = self._ports.monotonic() + bound_s
                 try:
                     worker.work(group)
                 except Exception as error:  # noqa: BLE001 - handed to the callers
@@ -271,7 +279,7 @@ class JobThread:
                         outcome = JournalOutcomeUnknown(f"{self._name} failed: {error!r}")
                         outcome.__cause__ = error
                         job.refuse(outcome)
-                self._since = None
+                self._until = None
                 call_in_loop(partial(self._finish, group))
                 self._in_hand = ()
         finally:

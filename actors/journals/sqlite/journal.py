@@ -16,6 +16,7 @@ machines. A crash leaves the file as of some commit; opening it again needs no r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -30,12 +31,19 @@ import anyio
 from turnkeeper.runtime import Ports
 from turnkeeper.runtime.lowlevel import thread_caller
 
-from ...errors import JournalRefused, JournalUnavailable, OwnedElsewhere
+from ...errors import (
+    CorruptLog,
+    JournalOutcomeUnknown,
+    JournalRefused,
+    JournalUnavailable,
+    OwnedElsewhere,
+)
 from ...journal import Claim, ConversationInfo, Deletion, Record
 from ..shared.database_journal import DatabaseJournal
 from ..shared.job_thread import Job, JobThread, Worker
 from ..shared.limits import check_new_name, check_records
 from ..shared.log_watch import LogWatch
+from .erasure import erase_slice
 from .forks import delete, fork
 from .misreads import unless_misread
 from .owner_lock import OwnerLock
@@ -43,19 +51,21 @@ from .reader import Read, SQLiteReader
 from .schema import (
     Synchronous,
     closing_on_error,
+    log_bytes,
     log_holder,
     open_for_writing,
     real_path,
     refusals,
 )
-from .writer import Change, LongUpkeep, SQLiteWriter, Upkeep
+from .writer import Change, SQLiteWriter, Upkeep
 
 T = TypeVar("T")
 
 _DAY_S = 86_400.0
 _LOCK_PAUSE_S = 0.05
 
-
+_DISK_BYTES_S_MIN = 4 << 20
+"""A disk that reads or writes less in a second counts as hung."""
 _LOOK_S_MAX = 1.0
 """The longest time until a process finds out that another one has taken its file over."""
 
@@ -70,6 +80,10 @@ def _no_failpoint(_: str) -> None:
 
 def _erase(writer: SQLiteWriter) -> bool:
     return writer.guard.erase()
+
+
+def _erase_slice(log: int, writer: SQLiteWriter) -> int | None:
+    return erase_slice(writer.connection, log)
 
 
 def _vacuum(path: Path, writer: SQLiteWriter) -> int:
@@ -108,8 +122,9 @@ class SQLiteJournal(DatabaseJournal):
         """Set up a journal; it opens nothing until it is entered.
 
         `address` names this process to writers that are refused because it owns the file. A disk
-        that does not answer for `answer_wait_s` counts as hung: all that wait for it get an error,
-        and the journal takes nothing more.
+        that does not answer for `answer_wait_s`, and a second more for each 4 MiB of a long
+        write-ahead log, counts as hung: all that wait for it get an error, and the journal takes
+        nothing more.
         `failpoint` is called in the writing thread with the name of each boundary of a commit:
         "begin" and "committed", with "written" and "commit" in between if the group holds more
         than appends. Tests stop, delay or fail there.
@@ -121,6 +136,7 @@ class SQLiteJournal(DatabaseJournal):
         self._owner = address or f"process {os.getpid()} on {socket.gethostname()}"
         self._owner_wait_s = owner_wait_s
         self._busy_wait_s = busy_wait_s
+        self._answer_wait_s = answer_wait_s
         self._watch = LogWatch(self._heads, poll_s=poll_s)
         self._active_conversations_max = active_conversations_max
         self._rejection_age_s_max = rejection_age_s_max
@@ -195,19 +211,37 @@ class SQLiteJournal(DatabaseJournal):
 
     async def _acquire(self) -> None:
         if self._is_takeover:
-            self._lock.take_over()
+            await self._on_disk(self._lock.take_over)
             return
         tries = 1 + int(self._owner_wait_s / _LOCK_PAUSE_S)
         while True:
             tries -= 1
             try:
-                self._lock.try_acquire()
+                await self._on_disk(self._lock.try_acquire)
             except OwnedElsewhere:
                 if not tries:
                     raise
                 await anyio.sleep(_LOCK_PAUSE_S)
             else:
                 return
+
+    async def _on_disk(self, act: Callable[[], None]) -> None:
+        """Take or release the owner's lock in a thread, since the disk may not answer."""
+        is_late = threading.Event()
+
+        def act_in_time() -> None:
+            act()
+            if is_late.is_set():
+                self._lock.release()
+
+        with anyio.move_on_after(self._answer_wait_s, shield=True) as scope:
+            await self._ports.blocking(act_in_time)
+        if scope.cancelled_caught:
+            is_late.set()
+            raise JournalUnavailable(
+                f"{self._path} cannot be locked: the disk has not answered within "
+                f"{self._answer_wait_s:g} s; nothing was changed; see to the disk, and try again"
+            )
 
     async def _leave(self) -> None:
         self._is_left.set()
@@ -220,8 +254,9 @@ class SQLiteJournal(DatabaseJournal):
             await thread.stop()
         # A thread that hangs may come back and write: then no other process may begin before this
         # one has ended.
-        if not self._writer.is_hung:
-            self._lock.release()
+        if not self._is_read_only and not self._writer.is_hung:
+            with contextlib.suppress(JournalUnavailable):  # it is free when this process ends
+                await self._on_disk(self._lock.release)
         self._writer = self._make_writer()
         self._reader = self._make_reader()
         self._on_lease_loss = _ignore
@@ -273,11 +308,18 @@ class SQLiteJournal(DatabaseJournal):
         )
 
     async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
-        """Delete a conversation; overwrite the records that no fork needs, and empty the log."""
-        kept, forks = await self._change(lambda writer: delete(writer, conversation_id, epoch))
+        """Delete a conversation; overwrite the records that no fork needs, and empty the log.
+
+        The conversation is gone with the first of several transactions. If this is cancelled or
+        the process ends later on, the writer, or the next one, removes what is left.
+        """
+        kept, forks, log = await self._change(lambda writer: delete(writer, conversation_id, epoch))
         try:
+            left: int | None = log
+            while left is not None:
+                left = await self._change(partial(_erase_slice, left))
             is_erased = await self._writer.do(Upkeep(_erase))
-        except (JournalUnavailable, OwnedElsewhere):
+        except (JournalUnavailable, JournalOutcomeUnknown, OwnedElsewhere, CorruptLog):
             is_erased = False
         return Deletion(kept, forks, is_erased)
 
@@ -289,10 +331,13 @@ class SQLiteJournal(DatabaseJournal):
         """Return the space of deleted records to the disk; return the number of bytes freed.
 
         It writes the whole file again, so it needs as much free space while it runs, and appends
-        wait meanwhile.
+        wait meanwhile. The bound on their wait is a second longer for each 4 MiB of the file.
         """
         self._refuse_if_read_only()
-        return await self._writer.do(LongUpkeep(partial(_vacuum, self._path)))
+        size = await self._read(lambda reader: reader.size())
+        return await self._writer.do(
+            Upkeep(partial(_vacuum, self._path), more_s=size / _DISK_BYTES_S_MIN)
+        )
 
     # --- the threads ------------------------------------------------------------------------------
 
@@ -314,6 +359,7 @@ class SQLiteJournal(DatabaseJournal):
         return unless_misread(self._path, self._make_sqlite_writer)
 
     def _make_sqlite_writer(self) -> SQLiteWriter:
+        self._allow_for_log(self._writer, log_bytes(self._path))
         connection = open_for_writing(
             self._path, synchronous=self._synchronous, busy_wait_s=self._busy_wait_s
         )
@@ -334,9 +380,16 @@ class SQLiteJournal(DatabaseJournal):
                 tails_max=self._active_conversations_max,
                 rejection_age_s_max=self._rejection_age_s_max,
                 on_closed=self._close_for_writing,
+                on_log_bytes=partial(self._allow_for_log, self._writer),
             )
 
+    @staticmethod
+    def _allow_for_log(thread: JobThread, size: int) -> None:
+        """Give the thread as long as the disk may take for a log of this size."""
+        thread.more_s = size / _DISK_BYTES_S_MIN
+
     def _open_reader(self) -> Worker:
+        self._allow_for_log(self._reader, log_bytes(self._path))
         make = partial(
             SQLiteReader,
             self._path,

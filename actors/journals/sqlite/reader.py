@@ -183,6 +183,12 @@ class SQLiteReader:
     def info(self, name: str) -> ConversationInfo:
         return _info(self._tail(name))
 
+    def size(self) -> int:
+        """Return the bytes of the file, without its log."""
+        (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
+        (page_bytes,) = self.connection.execute("PRAGMA page_size").fetchone()
+        return int(pages * page_bytes)
+
     def list(self) -> Sequence[ConversationInfo]:
         tails = list(self._tails())
         # If the rows and an index disagree, one of them hides conversations.

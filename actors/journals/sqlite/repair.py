@@ -30,6 +30,7 @@ from turnkeeper.runtime import InvariantViolation
 from ...errors import CorruptLog, JournalRefused
 from ..shared.payload_parts import join
 from ..shared.record_chain import first_mark, log_number, next_mark, seal
+from .erasure import erasure_seal
 from .log import EventRow, Tail, empty_tail, fork_seal, tail_of_row
 from .owner_lock import OwnerLock
 from .schema import (
@@ -141,6 +142,7 @@ class _Repair:
         self._forks: dict[int, tuple[int, int]] = {}
         self._ends: dict[int, _End] = {}
         self._lost: dict[int, int] = {}
+        self._erased: set[int] = set()
 
     def run(self) -> Repair:
         # Built under a working name, and renamed once it is whole.
@@ -300,10 +302,29 @@ class _Repair:
         for log, parent, seq, found in self._rows("fork", "log"):
             if found == fork_seal(log, parent, seq):
                 self._forks[log] = (parent, seq)
+        self._drop_erased()
         logs = self._new.execute("SELECT DISTINCT log FROM event").fetchall()
         for (log,) in logs:
             self._end_of(log)
         self._new.execute("DELETE FROM part WHERE digest NOT IN (SELECT digest FROM part_use)")
+
+    def _drop_erased(self) -> None:
+        """Remove the records of deleted conversations that an erasure had not come to yet."""
+        for log, last, head, found in self._rows("erasure", "log"):
+            if found == erasure_seal(log, last, head):
+                self._erased.add(log)
+        if not self._erased:
+            return
+        living = {row[3] for row in self._rows("conversation", "id")}
+        left = list(self._erased)
+        while left:
+            log = left.pop()
+            kept = max((seq for parent, seq in self._forks.values() if parent == log), default=0)
+            self._new.execute("DELETE FROM event WHERE log = ? AND seq > ?", (log, kept))
+            if not kept and log in self._forks:
+                parent, _ = self._forks.pop(log)
+                if parent not in living:  # it was deleted before, and was kept for this one
+                    left.append(parent)
 
     def _end_of(self, log: int) -> _End:
         """Return the end of the good part of a log, after setting the records behind it aside."""
@@ -533,6 +554,8 @@ class _Repair:
             _, *facts, payload, found = row
             with contextlib.suppress(TypeError, ValueError):
                 if seal(*facts, content=payload) == found:
+                    if facts[0] in self._erased:
+                        continue
                     self._new.execute("INSERT INTO rejection VALUES (?, ?, ?, ?, ?, ?, ?)", row)
                     continue
             self._set_row_aside("rejection", row)

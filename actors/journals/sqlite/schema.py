@@ -124,12 +124,21 @@ MIGRATIONS: tuple[str, ...] = (
     );
     INSERT INTO log_stamp VALUES (0, 0);
     """,
+    """
+    CREATE TABLE erasure (              -- deleted logs whose records are not removed yet
+        log INTEGER PRIMARY KEY,
+        last INTEGER NOT NULL,          -- the id of the newest record that is left
+        head INTEGER NOT NULL,          -- and its seq
+        seal INTEGER NOT NULL
+    );
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)
 
 # The oldest version that is read as it is; an older one has to be migrated first.
 READABLE_VERSION_MIN = 1
+_STAMPED_VERSION_MIN = 2
 
 
 # The index `anchor` has one record in this many; only a migration may change it.
@@ -201,6 +210,13 @@ def open_for_reading(path: Path, *, busy_wait_s: float, is_immutable: bool) -> s
                     "once for writing to bring it up to date"
                 )
         return connection
+
+
+def log_bytes(path: Path) -> int:
+    """Return the size of the write-ahead log beside a file; 0 if there is none to be seen."""
+    with contextlib.suppress(OSError):
+        return Path(f"{path}-wal").stat().st_size
+    return 0
 
 
 @contextlib.contextmanager
@@ -409,6 +425,11 @@ def _migrate(connection: sqlite3.Connection, version: int) -> None:
     """Migrate in one transaction: a process that dies half-way leaves the old version."""
     if version == SCHEMA_VERSION:
         return
+    if version >= _STAMPED_VERSION_MIN:
+        # The log of a migration is a new one, which a process that dies half-way leaves unstamped:
+        # the file must take it for its own.
+        connection.execute("UPDATE log_stamp SET is_log_needed = 0, salt = 0")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     # executescript commits first and then obeys the script's own BEGIN.
     script = "".join(MIGRATIONS[version:])
     connection.executescript(

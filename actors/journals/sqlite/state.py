@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -44,7 +45,14 @@ from ...core.state import ColdLoad, Folded
 from ...core.status import AgentExecutionStatus
 from ...core.turn_table import TurnTable
 from ...core.view import View
-from ...errors import ConversationNotFound, EventIdConflict, JournalRefused, MessageIdConflict
+from ...errors import (
+    ConversationNotFound,
+    EventIdConflict,
+    JournalOutcomeUnknown,
+    JournalRefused,
+    JournalUnavailable,
+    MessageIdConflict,
+)
 from ...events import (
     ActionEvent,
     CondensationEvent,
@@ -67,6 +75,11 @@ __all__ = ["ConversationState"]
 T = TypeVar("T")
 
 _FILE_NAME = "conversations.db"
+
+# The journal's own bounds end every wait for it long before these.
+_START_WAIT_S = 60.0
+_CALL_WAIT_S = 600.0
+_CLOSE_WAIT_S = 300.0
 
 
 class ConversationState:
@@ -431,7 +444,8 @@ class _Events(Sequence[Event]):
 
 
 # The files in use in this process. Invariant: a file is listed from its first user to its last,
-# and only the holder of the lock changes the list.
+# and only the holder of the lock changes the list. The garbage collector may run while it is held,
+# so no finalizer takes it.
 _in_use: dict[Path, _SharedJournal] = {}
 _in_use_lock = threading.Lock()
 
@@ -447,15 +461,30 @@ class _SharedJournal:
         self._is_writing = False
         self._ready, self.ended = threading.Event(), threading.Event()
         ports.start_thread(f"states of {path}", self._run)
-        self._ready.wait()
+        if not self._ready.wait(_START_WAIT_S) or self.ended.is_set():
+            raise JournalUnavailable(
+                f"no thread could be started for {path} within {_START_WAIT_S:g} s; nothing was "
+                "done; try again"
+            )
 
     def call(self, ask: Callable[[SQLiteJournal], Awaitable[T]], *, writes: bool = False) -> T:
         """Return the journal's answer, after opening the journal (for writing) if necessary."""
-        return self._portal.call(self._ask, ask, writes)
+        answer = self._portal.start_task_soon(self._ask, ask, writes)
+        if not wait([answer], _CALL_WAIT_S).done:
+            answer.cancel()
+            raise JournalOutcomeUnknown(
+                f"{self._path} has not answered within {_CALL_WAIT_S:g} s; it may have happened; "
+                "see to the disk, start the process again and send the same event"
+            )
+        return answer.result(0)
 
     def end(self) -> None:
         """Close the file, soon; `ended` is set when it is done. Any thread may call."""
         self._call_in_loop(self._stop.set)
+
+    def let_go_soon(self) -> None:
+        """Count one user less, in the thread of the file; it takes no lock here."""
+        self._call_in_loop(partial(_let_go, self._path, self))
 
     def _run(self) -> None:
         try:
@@ -498,12 +527,15 @@ def _use(path: Path, ports: Ports) -> _SharedJournal:
         return shared
 
 
-def _let_go(path: Path, shared: _SharedJournal) -> None:
+def _let_go(path: Path, shared: _SharedJournal) -> bool:
+    """Count one user less; return True if it was the last one, and the file is being closed."""
     with _in_use_lock:
         shared.users -= 1
-        if not shared.users:
-            del _in_use[path]
-            shared.end()
+        if shared.users:
+            return False
+        del _in_use[path]
+        shared.end()
+        return True
 
 
 class _FileLog:
@@ -521,7 +553,7 @@ class _FileLog:
         self._ports = ports
         self._is_closed = False
         self._shared: _SharedJournal | None = None
-        self._let_go: weakref.finalize[[Path, _SharedJournal], _FileLog] | None = None
+        self._if_collected: weakref.finalize[[], _FileLog] | None = None
 
     @property
     def is_owner(self) -> bool:
@@ -624,12 +656,15 @@ class _FileLog:
         """Release the file; if no other state uses it, wait until it is closed."""
         self._is_closed = True
         shared, self._shared = self._shared, None
-        if shared is not None and self._let_go is not None and self._let_go.alive:
-            self._let_go()
-            if not shared.users:
-                shared.ended.wait()
         # Another state may own the conversation by the time that this one is opened again.
         self._epoch = None
+        if shared is None or self._if_collected is None or not self._if_collected.detach():
+            return
+        if _let_go(self._path, shared) and not shared.ended.wait(_CLOSE_WAIT_S):
+            raise JournalUnavailable(
+                f"{self._path} is not closed yet after {_CLOSE_WAIT_S:g} s; nothing is lost; see "
+                "to the disk"
+            )
 
     def reopen(self) -> None:
         """Undo `close`; the file is opened when it is first used."""
@@ -644,6 +679,6 @@ class _FileLog:
             )
         if self._shared is None:
             self._shared = _use(self._path, self._ports)
-            self._let_go = weakref.finalize(self, _let_go, self._path, self._shared)
-            self._let_go.atexit = False
+            self._if_collected = weakref.finalize(self, self._shared.let_go_soon)
+            self._if_collected.atexit = False
         return self._shared.call(ask, writes=writes)

@@ -40,14 +40,21 @@ from ...errors import (
     OwnedElsewhere,
 )
 from ...journal import Claim, Record, Rejection, Snapshot
-from ..shared.append_rules import Append, check_append, check_ids, check_snapshot_epoch
+from ..shared.append_rules import (
+    REJECTIONS_DROPPED_MAX,
+    Append,
+    check_append,
+    check_ids,
+    check_snapshot_epoch,
+)
 from ..shared.job_thread import Job
 from ..shared.payload_parts import PART_BYTES_MIN, split
 from ..shared.record_chain import log_number, next_mark, seal
+from .erasure import erase_slice, erasures
 from .file_guard import CHECK_INTERVAL_S, FileGuard
 from .log import Tail, empty_tail, find_events, find_messages, find_record, read_tail
 from .misreads import is_corrupt, refuse_unreadable
-from .schema import error_code, is_damage
+from .schema import error_code, is_damage, log_bytes
 
 T = TypeVar("T")
 
@@ -107,18 +114,12 @@ class Change(Job[T]):
 class Upkeep(Job[T]):
     """Work on the connection between transactions; done once for equal jobs of one group."""
 
-    __slots__ = ("apply",)
+    __slots__ = ("apply", "more_s")
 
-    def __init__(self, apply: Callable[[SQLiteWriter], T]) -> None:
+    def __init__(self, apply: Callable[[SQLiteWriter], T], *, more_s: float = 0.0) -> None:
         super().__init__()
         self.apply = apply
-
-
-class LongUpkeep(Upkeep[T]):
-    """Work that takes as long as the file is large."""
-
-    __slots__ = ()
-    is_long = True
+        self.more_s = more_s
 
 
 class SQLiteWriter:
@@ -135,6 +136,7 @@ class SQLiteWriter:
         tails_max: int,
         rejection_age_s_max: float,
         on_closed: Callable[[Exception], None],
+        on_log_bytes: Callable[[int], None],
     ) -> None:
         self.connection = connection
         self._execute = connection.execute
@@ -144,6 +146,7 @@ class SQLiteWriter:
         self._tails_max = tails_max
         self._rejection_age_s_max = rejection_age_s_max
         self._on_closed = on_closed
+        self._on_log_bytes = on_log_bytes
         self._closed_by: Exception | None = None
         # The least recently loaded tail is dropped first. `_touched` names the tails that the
         # current transaction changed.
@@ -153,6 +156,8 @@ class SQLiteWriter:
         self._rows: list[object] = []
         self._parts: list[tuple[int, int, bytes, bytes]] = []
         self._log_pages = 0
+        # Deleted logs whose records do not lead to each other; a repair removes them.
+        self._damaged: set[int] = set()
         self.now_us = 0
         self._generation = self._take_generation(owner)
         self.guard = FileGuard(path, connection)
@@ -172,7 +177,7 @@ class SQLiteWriter:
             except Exception as error:  # noqa: BLE001 - of any kind; nothing was written
                 self._abandon(jobs, error, is_known=True)
                 return
-            if self._in_one_statement(jobs):
+            if self._closed_by is None and self._in_one_statement(jobs):
                 return
         for is_upkeep, some in groupby(jobs, lambda job: isinstance(job, Upkeep)):
             group = list(some)
@@ -203,6 +208,21 @@ class SQLiteWriter:
             self._checked_at = now
             if self._is_ours():  # or its stamp is another process's business
                 self.guard.check()
+                self._on_log_bytes(log_bytes(self._path))
+                self._erase_more()
+
+    def _erase_more(self) -> None:
+        """Remove another slice of the records of a deletion that did not come to its end."""
+        for log in erasures(self.connection):
+            if log not in self._damaged:
+                job = Change(lambda writer: erase_slice(writer.connection, log))  # noqa: B023 - done in here
+                if not self._transact([job], self._together):
+                    self._transact([job], self._one_by_one)
+                if isinstance(job.error, CorruptLog):
+                    self._damaged.add(log)
+                elif job.error is None and job.value is None:
+                    self.guard.erase()
+                return
 
     def _keep_up(self, jobs: Sequence[Upkeep[object]]) -> None:
         done: dict[object, object] = {}
@@ -556,7 +576,11 @@ class SQLiteWriter:
 
     def reject(self, name: str, rejections: Sequence[Rejection]) -> None:
         oldest = self.now_us / 1_000_000 - self._rejection_age_s_max
-        self._execute("DELETE FROM rejection WHERE at < ?", (oldest,))
+        self._execute(
+            "DELETE FROM rejection WHERE id IN "
+            "(SELECT id FROM rejection WHERE at < ? ORDER BY at LIMIT ?)",
+            (oldest, REJECTIONS_DROPPED_MAX + len(rejections)),
+        )
         tail = self.load(name)
         log = tail.log if tail else log_number(name, 0)
         for rejection in rejections:

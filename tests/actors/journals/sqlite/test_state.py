@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from turnkeeper.actors.errors import (
     Fenced,
     JournalOutcomeUnknown,
     JournalRefused,
+    JournalUnavailable,
     MessageIdConflict,
 )
 from turnkeeper.actors.events import (
@@ -36,9 +39,11 @@ from turnkeeper.actors.events import (
     UserMessageEvent,
     is_seen_by_model,
 )
-from turnkeeper.actors.journal import Snapshot
+from turnkeeper.actors.journal import Claim, Snapshot
+from turnkeeper.actors.journals.sqlite import state as state_module
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 from turnkeeper.actors.journals.sqlite.state import ConversationState
+from turnkeeper.runtime import Ports
 
 
 @pytest.fixture
@@ -353,6 +358,65 @@ def test_a_state_that_is_let_go_of_frees_the_file(folder: Path) -> None:
     state.close()
     _write_by_another(folder, "c", make.agent())
     assert len(_read_by_another(folder, "c")) == 2
+
+
+def test_a_state_that_is_collected_while_another_one_is_opened_stops_nobody(folder: Path) -> None:
+    """The collector may run its finalizer in a thread that holds the lock of the open files."""
+    make = Maker()
+    state = ConversationState(persistence_dir=folder, conversation_id="c")
+    state.append_event(make.user())
+    (shared,) = state_module._in_use.values()
+
+    with state_module._in_use_lock:
+        del state
+        gc.collect()
+        assert shared.users == 1
+    assert shared.ended.wait(60)
+    assert not state_module._in_use
+    _write_by_another(folder, "c", make.agent())
+
+
+def test_every_wait_for_the_file_of_a_state_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_answer, may_close = threading.Event(), threading.Event()
+    claim, leave = SQLiteJournal.claim, SQLiteJournal._leave
+
+    async def claim_late(self: SQLiteJournal, conversation_id: str) -> Claim:
+        assert may_answer.wait(60)
+        return await claim(self, conversation_id)
+
+    async def leave_late(self: SQLiteJournal) -> None:
+        assert may_close.wait(60)
+        await leave(self)
+
+    state = ConversationState(persistence_dir=folder, conversation_id="c")
+    event = Maker().user()
+    with monkeypatch.context() as patched:
+        patched.setattr(SQLiteJournal, "claim", claim_late)
+        patched.setattr(state_module, "_CALL_WAIT_S", 0.05)
+        with pytest.raises(JournalOutcomeUnknown, match="has not answered"):
+            state.append_event(event)
+        may_answer.set()
+    state.append_event(event)
+    assert state.seq == 1
+
+    monkeypatch.setattr(SQLiteJournal, "_leave", leave_late)
+    monkeypatch.setattr(state_module, "_CLOSE_WAIT_S", 0.05)
+    with pytest.raises(JournalUnavailable, match="not closed yet"):
+        state.close()
+    may_close.set()
+    assert _read_by_another(folder, "c") == [event]
+
+
+def test_a_thread_that_does_not_start_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "_START_WAIT_S", 0.05)
+    ports = Ports(start_thread=lambda _name, _target: None)
+    state = ConversationState(persistence_dir=folder, conversation_id="c", ports=ports)
+    with pytest.raises(JournalUnavailable, match="no thread could be started"):
+        state.append_event(Maker().user())
 
 
 # --- both in memory and over a file --------------------------------------------------------------

@@ -1,0 +1,180 @@
+"""A deletion is long only as a whole: each of its transactions removes a slice.
+
+The owner of a journal is stopped after several numbers of slices. From the first transaction on,
+what was deleted is gone for every reader; what forks need stays; the next owner removes the rest.
+"""
+
+# ruff: noqa: ASYNC240 - the files of a test are small, and its loop has nothing else to do
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from turnkeeper.actors import PostgresJournal, SQLiteJournal
+from turnkeeper.actors.errors import ConversationNotFound
+from turnkeeper.actors.journal import Record, Rejection
+from turnkeeper.actors.journals.contract import make_record, read_all
+from turnkeeper.actors.journals.postgres import writer as postgres_writer
+from turnkeeper.actors.journals.sqlite import erasure
+from turnkeeper.actors.journals.sqlite import writer as sqlite_writer
+from turnkeeper.actors.journals.sqlite.repair import repair
+from turnkeeper.actors.journals.sqlite.verify import verify
+from turnkeeper.runtime import OutcomeUnknown, Unavailable
+
+from ... import postgres
+
+pytestmark = pytest.mark.anyio
+
+AnyJournal = SQLiteJournal | PostgresJournal
+
+SECRET = b"the-secret-word"
+SLICE = 5
+RECORDS = 23
+FORKED_AT = 4
+
+
+class Owners:
+    """Opens a journal again and again; `stop_after` ends the next owner after so many commits."""
+
+    def __init__(self, kind: str, place: str) -> None:
+        self.kind = kind
+        self._place = place
+        self.commits = 0
+        self._left: int | None = None
+
+    def stop_after(self, commits: int) -> None:
+        self._left = commits
+
+    def _pass(self, boundary: str) -> None:
+        if boundary == "committed":
+            self.commits += 1
+        if boundary == "begin" and self._left is not None:
+            if not self._left:
+                raise OSError("the owner has ended")
+            self._left -= 1
+
+    @asynccontextmanager
+    async def owner(self) -> AsyncIterator[AnyJournal]:
+        self._left, self.commits = None, 0
+        journal: AnyJournal
+        if self.kind == "sqlite":
+            journal = SQLiteJournal(self._place, failpoint=self._pass)
+        else:
+            journal = PostgresJournal(postgres.conninfo(), schema=self._place, failpoint=self._pass)
+        async with journal:
+            yield journal
+
+    async def count(self, journal: AnyJournal, table: str) -> int:
+        def count(writer: object) -> int:
+            connection = writer.connection  # type: ignore[attr-defined]  # of either kind
+            row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+            return int(row[0])
+
+        return await journal._change(count)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def owners(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Owners]:
+    monkeypatch.setattr(erasure, "_RECORDS_MAX", SLICE)
+    monkeypatch.setattr(sqlite_writer, "CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(postgres_writer, "_ERASED_MAX", SLICE)
+    if request.param == "sqlite":
+        yield Owners("sqlite", str(tmp_path / "chats.db"))
+    else:
+        with postgres.schema() as schema:
+            yield Owners("postgres", schema)
+
+
+async def write(journal: AnyJournal, name: str, *records: Record) -> int:
+    claim = await journal.claim(name)
+    await journal.append(
+        name, records, epoch=claim.epoch, expected_seq=claim.head + 1, is_unfinished=False
+    )
+    return claim.epoch
+
+
+async def fill(journal: AnyJournal) -> int:
+    """Write a long conversation with a fork and rejected events, and another one."""
+    try:
+        await journal.info("b")
+    except ConversationNotFound:
+        await write(journal, "b", make_record("b1"))
+    records = [Record(f"a{seq}", "note", SECRET * 20) for seq in range(1, RECORDS + 1)]
+    epoch = await write(journal, "a", *records)
+    await journal.reject("a", [Rejection(4e9, "v", "r", SECRET) for _ in range(SLICE + 1)])
+    await journal.fork("a", "f", at=FORKED_AT, records=[make_record("f")], is_unfinished=False)
+    return epoch
+
+
+async def test_others_write_between_the_slices_of_a_deletion(owners: Owners) -> None:
+    async with owners.owner() as journal:
+        epoch = await fill(journal)
+        owners.commits = 0
+
+        deletion = await journal.delete("a", epoch=epoch)
+
+        assert (deletion.kept, list(deletion.forks)) == (FORKED_AT, ["f"])
+        # The one that takes the log away, and one for each slice of rejections and of records.
+        assert owners.commits > 1 + 1 + (RECORDS - FORKED_AT) // SLICE
+        assert await owners.count(journal, "event") == FORKED_AT + 2
+        assert await owners.count(journal, "rejection") == 0
+        assert await owners.count(journal, "erasure") == 0
+
+
+async def test_a_deletion_that_was_cut_off_is_finished_by_the_next_owner(owners: Owners) -> None:
+    stopped = 0
+    for slices in (0, 1, 3, 4, 5):
+        async with owners.owner() as journal:
+            epoch = await fill(journal)
+            owners.stop_after(1 + slices)
+            with contextlib.suppress(Unavailable, OutcomeUnknown):
+                await journal.delete("a", epoch=epoch)
+        async with owners.owner() as journal:
+            left = await owners.count(journal, "erasure")
+            stopped += left
+            with pytest.raises(ConversationNotFound):
+                await journal.read("a")
+            assert len(await read_all(journal, "f")) == FORKED_AT + 1
+            if owners.kind == "sqlite":
+                assert verify(owners._place).problems == ()
+            # Its groups of writes remove the rest, also what was kept for the fork.
+            await journal.delete("f", epoch=(await journal.claim("f")).epoch)
+            with anyio.fail_after(60):
+                while await owners.count(journal, "erasure"):
+                    await write(journal, "b", make_record(f"b{slices}-{owners.commits}"))
+            assert await owners.count(journal, "fork") == 0
+            assert await owners.count(journal, "rejection") == 0
+            heads = {info.conversation_id: info.head for info in await journal.list()}
+            assert heads.keys() == {"b"}
+            assert await owners.count(journal, "event") == heads["b"]
+    assert stopped >= 3
+
+
+@pytest.mark.parametrize("owners", ["sqlite"], indirect=True)
+async def test_a_repair_removes_what_a_deletion_had_left(owners: Owners) -> None:
+    """It brings back no record of a deleted conversation, not even into the rows set aside."""
+    path = Path(owners._place)
+    async with owners.owner() as journal:
+        epoch = await fill(journal)
+        owners.stop_after(3)
+        assert not (await journal.delete("a", epoch=epoch)).is_erased
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE event SET payload = x'00' WHERE event_id = 'b1'")
+
+    done = repair(path)
+
+    assert done is not None
+    assert SECRET not in done.aside.read_bytes()
+    assert path.read_bytes().count(SECRET) == FORKED_AT * 20
+    async with owners.owner() as journal:
+        assert [info.conversation_id for info in await journal.list()] == ["f"]
+        assert await owners.count(journal, "rejection") == 0
