@@ -1,6 +1,6 @@
 """An operator's tools for a journal: verify it, repair it.
 
-`verify` and `repair` are for a file and run in the caller's thread. `verify` reads beside the
+`verify` and `repair` are for a file and block their caller. `verify` reads beside the
 processes that use the file; `repair` needs the file to itself. `verify_logs` reads any journal
 through its port. Returning free space to the disk and deleting are methods of the journal
 (`SQLiteJournal.vacuum`, `Journal.delete`). Moving conversations between journals is in `transfer`.

@@ -44,6 +44,7 @@ from ..shared.job_thread import Job, JobThread, Worker
 from ..shared.limits import check_new_name, check_records
 from ..shared.log_watch import LogWatch
 from .erasure import erase_slice
+from .file_work import DISK_BYTES_S_MIN
 from .forks import delete, fork
 from .misreads import unless_misread
 from .owner_lock import OwnerLock
@@ -64,8 +65,6 @@ T = TypeVar("T")
 _DAY_S = 86_400.0
 _LOCK_PAUSE_S = 0.05
 
-_DISK_BYTES_S_MIN = 4 << 20
-"""A disk that reads or writes less in a second counts as hung."""
 _LOOK_S_MAX = 1.0
 """The longest time until a process finds out that another one has taken its file over."""
 
@@ -336,7 +335,7 @@ class SQLiteJournal(DatabaseJournal):
         self._refuse_if_read_only()
         size = await self._read(lambda reader: reader.size())
         return await self._writer.do(
-            Upkeep(partial(_vacuum, self._path), more_s=size / _DISK_BYTES_S_MIN)
+            Upkeep(partial(_vacuum, self._path), more_s=size / DISK_BYTES_S_MIN)
         )
 
     # --- the threads ------------------------------------------------------------------------------
@@ -386,7 +385,7 @@ class SQLiteJournal(DatabaseJournal):
     @staticmethod
     def _allow_for_log(thread: JobThread, size: int) -> None:
         """Give the thread as long as the disk may take for a log of this size."""
-        thread.more_s = size / _DISK_BYTES_S_MIN
+        thread.more_s = size / DISK_BYTES_S_MIN
 
     def _open_reader(self) -> Worker:
         self._allow_for_log(self._reader, log_bytes(self._path))

@@ -59,8 +59,17 @@ class Read(Job[T]):
 class SQLiteReader:
     """A `Worker` that does `Read` jobs."""
 
-    def __init__(self, path: Path, *, busy_wait_s: float, is_owner: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        busy_wait_s: float,
+        is_owner: bool,
+        on_open: Callable[[sqlite3.Connection], None] = lambda _: None,
+    ) -> None:
+        """`on_open` is called with each connection that it makes."""
         self._path = path
+        self._on_open = on_open
         self._busy_wait_s = busy_wait_s
         self._is_owner = is_owner
         self.connection: sqlite3.Connection
@@ -142,6 +151,7 @@ class SQLiteReader:
         self.connection = open_for_reading(
             self._path, busy_wait_s=self._busy_wait_s, is_immutable=self._is_immutable(state)
         )
+        self._on_open(self.connection)
         self._state = state
 
     def _look(self) -> tuple[int, ...]:
@@ -267,10 +277,15 @@ class SQLiteReader:
 
 
 @contextmanager
-def reading(path: Path, *, busy_wait_s: float) -> Iterator[SQLiteReader]:
+def reading(
+    path: Path,
+    *,
+    busy_wait_s: float,
+    on_open: Callable[[sqlite3.Connection], None] = lambda _: None,
+) -> Iterator[SQLiteReader]:
     """Open a reader without ownership, for use in the calling thread."""
     path = real_path(path)
-    make = partial(SQLiteReader, path, busy_wait_s=busy_wait_s, is_owner=False)
+    make = partial(SQLiteReader, path, busy_wait_s=busy_wait_s, is_owner=False, on_open=on_open)
     reader = unless_misread(path, make)
     try:
         yield reader

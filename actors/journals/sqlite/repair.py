@@ -27,10 +27,11 @@ from typing import IO, Any
 
 from turnkeeper.runtime import InvariantViolation
 
-from ...errors import CorruptLog, JournalRefused
+from ...errors import CorruptLog, JournalRefused, JournalUnavailable
 from ..shared.payload_parts import join
 from ..shared.record_chain import first_mark, log_number, next_mark, seal
 from .erasure import erasure_seal
+from .file_work import ANSWER_WAIT_S, FileWork
 from .log import EventRow, Tail, empty_tail, fork_seal, tail_of_row
 from .owner_lock import OwnerLock
 from .schema import (
@@ -47,7 +48,7 @@ from .schema import (
     repaired_draft,
     sync_folder,
 )
-from .verify import verify
+from .verify import verify_in
 
 _PAGE = 500
 # No row of `event` takes less than this in the file, so there are no more ids to try.
@@ -85,15 +86,27 @@ def repair(
     path: str | PathLike[str],
     *,
     on_progress: Callable[[int, int], None] = lambda _done, _of: None,
+    answer_wait_s: float = ANSWER_WAIT_S,
 ) -> Repair | None:
     """Repair a journal file that no process has open; return None if nothing is damaged.
 
-    Raises `OwnedElsewhere` while a process has it open for writing, and `JournalRefused` if
-    nothing of it can be read.
+    Calls `on_progress` in a thread of its own. Raises `OwnedElsewhere` while a process has the file
+    open for writing, `JournalRefused` if nothing of it can be read, and `JournalUnavailable` if the
+    disk does not answer for `answer_wait_s`; then run it again.
     """
-    path = real_path(path)
+
+    def work(under_way: FileWork[Repair | None]) -> Repair | None:
+        return _repair(under_way, real_path(path), on_progress)
+
+    return FileWork[Repair | None](f"the repair of {path}", answer_wait_s).run(work)
+
+
+def _repair(
+    under_way: FileWork[Repair | None], path: Path, on_progress: Callable[[int, int], None]
+) -> Repair | None:
     if not path.exists() and not repaired_draft(path).exists():
         raise JournalRefused(f"no journal at {path}: no such file; nothing was created")
+    under_way.allow_for(path)
     lock = OwnerLock(path, "turnkeeper repair")
     lock.try_acquire()
     try:
@@ -102,12 +115,12 @@ def repair(
             sync_folder(path.parent)
         with contextlib.suppress(JournalRefused):
             refuse_bad_log(path)
-            if not verify(path).problems:
+            if not verify_in(under_way, path).problems:
                 return None
-        work = _Repair(path, on_progress)
+        work = _Repair(under_way, path, on_progress)
         try:
             return work.run()
-        except JournalRefused:
+        except (JournalRefused, JournalUnavailable):
             work.clear_away()
             raise
     finally:
@@ -125,7 +138,13 @@ class _End:
 
 
 class _Repair:
-    def __init__(self, path: Path, on_progress: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        under_way: FileWork[Repair | None],
+        path: Path,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        self._under_way = under_way
         self._path = path
         self._on_progress = on_progress
         number = 1
@@ -153,6 +172,8 @@ class _Repair:
             contextlib.closing(_connect(building, "rw")) as self._new,
             open(self._aside_path, "w", encoding="utf-8", opener=_private) as self._aside,
         ):
+            self._under_way.watch(self._old)
+            self._under_way.watch(self._new)
             # Without this, SQLite reads nothing of a file that is shorter than it was.
             self._old.execute("PRAGMA writable_schema = ON")
             _refuse_stranger(self._old, self._path)
@@ -172,9 +193,11 @@ class _Repair:
                 )
             self._aside.flush()
             os.fsync(self._aside.fileno())
-        report = verify(building)
+        report = verify_in(self._under_way, building)
         if report.problems:
             raise InvariantViolation(f"the repaired file has problems: {report.problems}")
+        # A statement that was interrupted looks like rows that cannot be read.
+        self._under_way.note()
         self._swap(building)
         losses = tuple(
             Loss(tail.name, tail.head, self._lost[tail.log])
@@ -251,6 +274,7 @@ class _Repair:
         with contextlib.suppress(*_UNREADABLE):
             last = self._old.execute("SELECT max(id) FROM event").fetchone()[0] or 0
         for first in range(1, last + 1, _PAGE):
+            self._under_way.note()
             self._on_progress(first, last)
             try:
                 rows = self._old.execute(
@@ -357,6 +381,7 @@ class _Repair:
                     (log, row.seq, bytes.fromhex(digest)),
                 )
             end.head, end.last, end.tip, end.last_log = row.seq, row.id, mark, log
+        self._under_way.note()
         for (number,) in ids:
             if number not in kept:
                 self._lost[log] = self._lost.get(log, 0) + 1

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from os import PathLike
+from pathlib import Path
+from typing import Any
 
 from ...errors import CorruptLog, JournalRefused
 from ...journal import READ_PAGE, Snapshot, StoredRecord
 from ..shared.record_chain import seal
 from .erasure import erasures
+from .file_work import ANSWER_WAIT_S, FileWork
 from .log import Tail, fork_seal, read_records, read_tail
 from .misreads import refuse_unreadable
 from .reader import SQLiteReader, reading
@@ -56,17 +59,49 @@ def verify(
     check_record: CheckRecord | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _of: None,
     busy_wait_s: float = 10.0,
+    answer_wait_s: float = ANSWER_WAIT_S,
 ) -> Verification:
-    """Check a whole journal file, beside the processes that use it, in the caller's thread.
+    """Check a whole journal file, beside the processes that use it; blocks its caller.
 
-    Calls `on_progress` with the number of conversations that are done, and of all. Raises
-    `JournalRefused` if the file cannot be opened at all.
+    Calls `on_progress` with the number of conversations that are done, and of all, in a thread of
+    its own. Raises `JournalRefused` if the file cannot be opened at all, and `JournalUnavailable`
+    if the disk does not answer for `answer_wait_s`.
     """
-    path = real_path(path)
-    with reading(path, busy_wait_s=busy_wait_s) as reader:
-        verification = reader.do(
-            lambda reader: _Verifier(reader, check_snapshot, check_record, on_progress).run(),
+
+    def work(under_way: FileWork[Verification]) -> Verification:
+        return verify_in(
+            under_way,
+            real_path(path),
+            check_snapshot=check_snapshot,
+            check_record=check_record,
+            on_progress=on_progress,
+            busy_wait_s=busy_wait_s,
         )
+
+    return FileWork[Verification](f"verifying {path}", answer_wait_s).run(work)
+
+
+def verify_in(
+    under_way: FileWork[Any],
+    path: Path,
+    *,
+    check_snapshot: CheckSnapshot | None = None,
+    check_record: CheckRecord | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _of: None,
+    busy_wait_s: float = 10.0,
+) -> Verification:
+    """Check a whole file, as a part of work that is under way."""
+
+    def note_progress(done: int, of: int) -> None:
+        under_way.note()
+        on_progress(done, of)
+
+    under_way.allow_for(path)
+    with reading(path, busy_wait_s=busy_wait_s, on_open=under_way.watch) as reader:
+        verification = reader.do(
+            lambda reader: _Verifier(reader, check_snapshot, check_record, note_progress).run(),
+        )
+    under_way.note()
     if verification.problems:
         refuse_unreadable(path, CorruptLog("?", 0, verification.problems[0].found))
     return verification

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -797,14 +798,50 @@ async def test_a_migration_that_fails_half_way_leaves_the_file_as_it_was(
 ) -> None:
     async with SQLiteJournal(path) as journal:
         await append(journal, "c", await journal.claim("c"), 1, "e1")
-    before = path.read_bytes()
+    before = dump(path)
     next_version("DROP TABLE snapshot; DELETE FROM event; INSERT INTO nowhere VALUES (1);")
 
     with pytest.raises(JournalRefused):
         async with SQLiteJournal(path):
             raise AssertionError("entered")
 
-    assert path.read_bytes() == before
+    assert dump(path) == before
+
+
+def dump(path: Path) -> list[str]:
+    """Return all that a file holds but its stamp, as SQL."""
+    with closing(sqlite3.connect(path)) as connection:
+        version = connection.execute("PRAGMA user_version").fetchone()
+        lines = [line for line in connection.iterdump() if '"log_stamp"' not in line]
+        return [*lines, str(version)]
+
+
+async def test_a_migration_that_is_killed_half_way_is_made_by_the_next_owner(
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    next_version: Callable[[str], None],
+) -> None:
+    """The log that it leaves is a new one, which the file's stamp does not know."""
+    async with SQLiteJournal(path) as journal:
+        await append(journal, "c", await journal.claim("c"), 1, "e1")
+    next_version("CREATE TABLE later (number INTEGER); INSERT INTO later VALUES (7);")
+    killed = tmp_path / "killed.db"
+    migrate = schema._migrate
+
+    def migrate_and_die(connection: sqlite3.Connection, version: int) -> None:
+        migrate(connection, version)
+        for end in ("", "-wal"):
+            shutil.copy(f"{path}{end}", f"{killed}{end}")
+
+    monkeypatch.setattr(schema, "_migrate", migrate_and_die)
+    async with SQLiteJournal(path):
+        pass
+    monkeypatch.setattr(schema, "_migrate", migrate)
+
+    async with SQLiteJournal(killed) as journal:
+        await append(journal, "c", await journal.claim("c"), 2, "e2")
+        assert await read_all(journal, "c") == ["e1", "e2"]
 
 
 REFUSALS = {

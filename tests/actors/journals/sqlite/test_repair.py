@@ -5,14 +5,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
+import threading
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import anyio
 import pytest
 
-from turnkeeper.actors.errors import JournalRefused, OwnedElsewhere
+from turnkeeper.actors.errors import JournalRefused, JournalUnavailable, OwnedElsewhere
 from turnkeeper.actors.journal import StoredRecord
 from turnkeeper.actors.journals.contract import make_record
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
@@ -250,3 +254,77 @@ def test_a_newer_file_is_not_mended_into_an_older_one(path: Path, original: Logs
     with pytest.raises(JournalRefused, match=f"version {SCHEMA_VERSION + 1}"):
         repair(path)
     assert path.read_bytes() == before
+
+
+# --- a disk that does not answer ------------------------------------------------------------------
+
+
+class Hang:
+    """Progress that comes no further until it may."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+
+    def __call__(self, _done: int, _of: int) -> None:
+        assert self.may_go_on.wait(60)
+
+    def end(self, name: str) -> None:
+        """Let the work go on, and wait until its thread has ended."""
+        self.may_go_on.set()
+        for thread in threading.enumerate():
+            if name in thread.name:
+                thread.join(60)
+                assert not thread.is_alive()
+
+
+@pytest.mark.usefixtures("original")
+def test_a_verification_without_an_answer_is_given_up(path: Path) -> None:
+    hang = Hang()
+    with pytest.raises(JournalUnavailable, match="has not answered within"):
+        verify(path, on_progress=hang, answer_wait_s=0.05)
+    hang.end("verifying")
+    assert verify(path).problems == ()
+
+
+@pytest.mark.usefixtures("original")
+def test_a_repair_without_an_answer_is_given_up_changes_nothing_and_is_run_again(
+    path: Path,
+) -> None:
+    """Rows that it could not read because it was given up are not lost with it."""
+    change(path, "UPDATE event SET payload = x'00' WHERE id = 3")
+    before = path.read_bytes()
+    hang = Hang()
+    with pytest.raises(JournalUnavailable, match="has not answered within"):
+        repair(path, on_progress=hang, answer_wait_s=0.05)
+    hang.end("repair")
+    assert path.read_bytes() == before
+    assert not list(path.parent.glob("*repaired*"))
+    assert not list(path.parent.glob("*damaged*"))
+    done = repair(path)
+    assert done is not None
+    assert done.records
+
+
+@pytest.fixture
+def _interrupted_by_ctrl_c() -> Iterator[None]:
+    """As in a terminal; a job in the background of a shell inherits an ignored SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("original", "_interrupted_by_ctrl_c")
+def test_a_caller_that_is_interrupted_leaves_nothing_running(path: Path) -> None:
+    is_sent = False
+
+    def interrupt(_done: int, _of: int) -> None:
+        nonlocal is_sent
+        if not is_sent:
+            is_sent = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+    change(path, "UPDATE event SET payload = x'00' WHERE id = 3")
+    with pytest.raises(KeyboardInterrupt):
+        repair(path, on_progress=interrupt)
+    assert not [one for one in threading.enumerate() if "repair of" in one.name]
+    assert repair(path) is not None or verify(path).problems == ()

@@ -1,0 +1,98 @@
+"""Runs an operator's work on a file, with an end to the wait for a disk that does not answer.
+
+The work runs in a thread of its own, because no call in the caller's thread could be left. It says
+again and again that it gets on. Once it has said nothing for `answer_wait_s`, and a second more for
+each 4 MiB of the file, or its caller is interrupted, the caller leaves, and the work ends at the
+next thing that it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from turnkeeper.runtime import Ports
+
+from ...errors import JournalUnavailable
+from .schema import log_bytes
+
+__all__ = ["ANSWER_WAIT_S", "DISK_BYTES_S_MIN", "FileWork"]
+
+T = TypeVar("T")
+
+ANSWER_WAIT_S = 60.0
+
+DISK_BYTES_S_MIN = 4 << 20
+"""A disk that reads or writes less in a second counts as hung."""
+
+_LOOK_S = 0.5
+_LEAVE_WAIT_S = 5.0
+_STEPS_BETWEEN = 100_000  # of SQLite's machine: a few milliseconds
+
+
+class FileWork(Generic[T]):
+    """A piece of work under way; its thread calls all methods but `run`."""
+
+    def __init__(self, name: str, answer_wait_s: float) -> None:
+        self._name = name
+        self._answer_wait_s = answer_wait_s
+        self._ports = Ports()
+        self._at = 0.0
+        self._more_s = 0.0
+        self._is_left = False
+        self._has_ended = threading.Event()
+        self._value: list[T] = []
+        self._error: BaseException | None = None
+
+    def run(self, work: Callable[[FileWork[T]], T]) -> T:
+        """Do the work in a thread; return its value or raise its error.
+
+        Raises `JournalUnavailable` if the disk does not answer.
+        """
+        self._at = self._ports.monotonic()
+        self._ports.start_thread(self._name, lambda: self._work(work))
+        try:
+            while not self._has_ended.wait(min(_LOOK_S, self._answer_wait_s)):
+                if self._ports.monotonic() - self._at >= self._answer_wait_s + self._more_s:
+                    raise JournalUnavailable(
+                        f"{self._name} has been given up: the disk has not answered within "
+                        f"{self._answer_wait_s + self._more_s:g} s; see to the disk, and run it again"
+                    )
+        except BaseException as error:
+            self._is_left = True
+            if not isinstance(error, JournalUnavailable):
+                self._has_ended.wait(_LEAVE_WAIT_S)
+            raise
+        if self._error is not None:
+            raise self._error
+        return self._value[0]
+
+    def allow_for(self, path: Path) -> None:
+        """Allow for the size of a file and its log: the longest call of SQLite reads all of both."""
+        with contextlib.suppress(OSError):
+            self._more_s = (path.stat().st_size + log_bytes(path)) / DISK_BYTES_S_MIN
+
+    def watch(self, connection: sqlite3.Connection) -> None:
+        """Count what this connection does as getting on, and interrupt it once it is given up."""
+        connection.set_progress_handler(self._go_on, _STEPS_BETWEEN)
+
+    def note(self) -> None:
+        """Say that the work gets on. Raises `JournalUnavailable` if its caller has left."""
+        if self._go_on():
+            raise JournalUnavailable(f"{self._name} has been given up; run it again")
+
+    def _go_on(self) -> bool:
+        self._at = self._ports.monotonic()
+        return self._is_left
+
+    def _work(self, work: Callable[[FileWork[T]], T]) -> None:
+        try:
+            self._value.append(work(self))
+        except BaseException as error:  # noqa: BLE001 - carried to the caller, as it is
+            self._error = error
+        finally:
+            self._has_ended.set()
