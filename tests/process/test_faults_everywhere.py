@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 INPUT_OUTPUT, ALLOCATION = 1, 2
 ONCE, LASTING = 0, 1
 
-PARTS = 12 if drawn.is_whole() else 1
+PARTS = 48 if drawn.is_whole() else 1
 """Each part of a whole sweep is over long before a test counts as hung."""
 
 Point = tuple[int, int, int]

@@ -7,7 +7,7 @@ over a single snapshot of the database. The next read replaces a connection that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -123,14 +123,14 @@ class PostgresReader:
 
     def list(self) -> Sequence[ConversationInfo]:
         """Return the conversations, page by page: each statement has a bound of its own."""
-        infos: list[ConversationInfo] = []
+        found: list[Sequence[Any]] = []
         last = -1
         while True:
-            rows = self._connection.execute(_LIST.encode(), (last, _LIST_PAGE)).fetchall()
-            infos += _infos(row[:-1] for row in rows if row[1])
-            if len(rows) < _LIST_PAGE:
-                return sorted(infos, key=lambda info: info.conversation_id)
-            last = rows[-1][-1]
+            page = self._connection.execute(_LIST.encode(), (last, _LIST_PAGE)).fetchall()
+            found += page
+            if len(page) < _LIST_PAGE:
+                return _infos(row[:-1] for row in found if row[1])
+            last = page[-1][-1]
             self._connection.begin_job()
 
     def find_abandoned(self, node: int) -> Sequence[ConversationInfo]:
@@ -173,7 +173,7 @@ class PostgresReader:
         return tail
 
 
-def _infos(rows: Iterable[tuple[str, int, int, bool, int]]) -> Sequence[ConversationInfo]:
+def _infos(rows: Iterable[Sequence[Any]]) -> Sequence[ConversationInfo]:
     infos = [
         ConversationInfo(name, head, epoch, is_unfinished, updated_us / 1_000_000)
         for name, head, epoch, is_unfinished, updated_us in rows

@@ -57,10 +57,11 @@ class FileWork(Generic[T]):
         self._ports.start_thread(self._name, lambda: self._work(work))
         try:
             while not self._has_ended.wait(min(_LOOK_S, self._answer_wait_s)):
-                if self._ports.monotonic() - self._at >= self._answer_wait_s + self._more_s:
+                bound_s = self._answer_wait_s + self._more_s
+                if self._ports.monotonic() - self._at >= bound_s:
                     raise JournalUnavailable(
                         f"{self._name} has been given up: the disk has not answered within "
-                        f"{self._answer_wait_s + self._more_s:g} s; see to the disk, and run it again"
+                        f"{bound_s:g} s; see to the disk, and run it again"
                     )
         except BaseException as error:
             self._is_left = True
@@ -72,7 +73,7 @@ class FileWork(Generic[T]):
         return self._value[0]
 
     def allow_for(self, path: Path) -> None:
-        """Allow for the size of a file and its log: the longest call of SQLite reads all of both."""
+        """Allow for the size of a file and its log: one call of SQLite may read all of both."""
         with contextlib.suppress(OSError):
             self._more_s = (path.stat().st_size + log_bytes(path)) / DISK_BYTES_S_MIN
 

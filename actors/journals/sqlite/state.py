@@ -484,7 +484,10 @@ class _SharedJournal:
 
     def let_go_soon(self) -> None:
         """Count one user less, in the thread of the file; it takes no lock here."""
-        self._call_in_loop(partial(_let_go, self._path, self))
+        self._call_in_loop(self._let_go)
+
+    def _let_go(self) -> None:
+        _let_go(self._path, self)
 
     def _run(self) -> None:
         try:

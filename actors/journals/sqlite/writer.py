@@ -25,7 +25,7 @@ import sqlite3
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import TypeVar, cast
@@ -215,7 +215,7 @@ class SQLiteWriter:
         """Remove another slice of the records of a deletion that did not come to its end."""
         for log in erasures(self.connection):
             if log not in self._damaged:
-                job = Change(lambda writer: erase_slice(writer.connection, log))  # noqa: B023 - done in here
+                job: Job[object] = Change(partial(_erase_slice, log))
                 if not self._transact([job], self._together):
                     self._transact([job], self._one_by_one)
                 if isinstance(job.error, CorruptLog):
@@ -630,6 +630,10 @@ class SQLiteWriter:
         outcome = OwnedElsewhere(f"journal {self._path}", owner)
         self._on_closed(outcome)
         return outcome
+
+
+def _erase_slice(log: int, writer: SQLiteWriter) -> object:
+    return erase_slice(writer.connection, log)
 
 
 # Values that SQLite cannot take, ids that an index has, and refusals: all are found in a job's own

@@ -178,3 +178,19 @@ async def test_a_repair_removes_what_a_deletion_had_left(owners: Owners) -> None
     async with owners.owner() as journal:
         assert [info.conversation_id for info in await journal.list()] == ["f"]
         assert await owners.count(journal, "rejection") == 0
+
+
+async def test_old_rejections_are_dropped_a_slice_at_a_time(
+    owners: Owners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first write after a long pause could take longer than it may, again and again."""
+    for module in (sqlite_writer, postgres_writer):
+        monkeypatch.setattr(module, "REJECTIONS_DROPPED_MAX", 3)
+    async with owners.owner() as journal:
+        await write(journal, "c", make_record("c1"))
+        await journal.reject("c", [Rejection(float(at), "v", "r", b"{}") for at in range(20)])
+        left: list[int] = []
+        while not left or left[-1] > 2:
+            await journal.reject("c", [Rejection(4e9, "v", "r", b"{}")])
+            left.append(sum(one.at < 4e9 for one in await journal.rejections("c")))
+        assert left == [16, 12, 8, 4, 0]

@@ -26,6 +26,7 @@ from turnkeeper.actors.errors import (
 )
 from turnkeeper.actors.journal import Claim, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
+from turnkeeper.actors.journals.postgres import reader as reader_module
 from turnkeeper.actors.journals.postgres.connections import BoundedConnection
 from turnkeeper.actors.journals.postgres.schema import SCHEMA_VERSION
 from turnkeeper.actors.journals.postgres.writer import PostgresWriter
@@ -490,3 +491,23 @@ async def test_large_payloads_come_back_whole(schema: str) -> None:
             is_unfinished=False,
         )
         assert (await journal.read("c"))[0].payload == payload
+
+
+async def test_conversations_are_listed_page_by_page(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, no statement takes longer for it."""
+    monkeypatch.setattr(reader_module, "_LIST_PAGE", 2)
+    begun: list[None] = []
+    monkeypatch.setattr(BoundedConnection, "begin_job", lambda _: begun.append(None))
+    async with make_journal(schema) as journal:
+        names = [f"c{number}" for number in (3, 1, 4, 0, 2)]
+        for name in names:
+            await append(journal, name, await journal.claim(name), 1, "e1")
+        await journal.claim("empty")
+        before = len(begun)
+
+        infos = await journal.list()
+
+        assert [info.conversation_id for info in infos] == sorted(names)
+        assert len(begun) - before >= 1 + len(names) // 2
