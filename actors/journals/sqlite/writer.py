@@ -173,11 +173,11 @@ class SQLiteWriter:
         if self._closed_by is None:
             try:
                 self._set_checkpoint(len(jobs))
-                self._check_file()
+                is_open = self._check_file()
             except Exception as error:  # noqa: BLE001 - of any kind; nothing was written
                 self._abandon(jobs, error, is_known=True)
                 return
-            if self._closed_by is None and self._in_one_statement(jobs):
+            if is_open and self._in_one_statement(jobs):
                 return
         for is_upkeep, some in groupby(jobs, lambda job: isinstance(job, Upkeep)):
             group = list(some)
@@ -201,8 +201,8 @@ class SQLiteWriter:
             self._execute(f"PRAGMA wal_autocheckpoint = {pages}")
             self._log_pages = pages
 
-    def _check_file(self) -> None:
-        """Have the file looked at if that was not done for a while."""
+    def _check_file(self) -> bool:
+        """Have the file looked at if that was not done for a while; return False if it was lost."""
         now = self._ports.monotonic()
         if now - self._checked_at >= CHECK_INTERVAL_S:
             self._checked_at = now
@@ -210,6 +210,7 @@ class SQLiteWriter:
                 self.guard.check()
                 self._on_log_bytes(log_bytes(self._path))
                 self._erase_more()
+        return self._closed_by is None
 
     def _erase_more(self) -> None:
         """Remove another slice of the records of a deletion that did not come to its end."""
