@@ -11,9 +11,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -27,7 +28,7 @@ from turnkeeper.actors import (
 from turnkeeper.actors.journals.sqlite.schema import SCHEMA_VERSION
 
 from .. import postgres
-from .command import COMMAND
+from .command import COMMAND, WarmCommand
 from .test_sqlite_journal import OWNER
 
 TURNS = 60
@@ -37,24 +38,43 @@ CHATS = [
 ]
 
 
+_warm: list[WarmCommand] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm_command() -> Iterator[None]:
+    with WarmCommand() as warm:
+        _warm.append(warm)
+        yield
+        _warm.clear()
+
+
 def command(
-    *arguments: str | Path, check: int | None = 0, **more: object
+    *arguments: str | Path,
+    check: int | None = 0,
+    env: Mapping[str, str] | None = None,
+    file_bytes_max: int | None = None,
+    preexec: Callable[[], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run it to its end; nothing ever comes out as a traceback."""
-    result: subprocess.CompletedProcess[str] = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        **more,  # type: ignore[call-overload]  # passed on
-    )
+    texts = list(map(str, arguments))
+    if preexec is None:
+        result = _warm[0].run(*texts, env=env, file_bytes_max=file_bytes_max)
+    else:
+        result = subprocess.run(
+            [*COMMAND, *texts],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=preexec,
+        )
     assert "Traceback" not in result.stderr
     assert check is None or result.returncode == check, (result.stdout, result.stderr)
     return result
 
 
-def told(*arguments: str | Path, check: int = 2, **more: object) -> str:
+def told(*arguments: str | Path, check: int = 2, **more: Any) -> str:  # noqa: ANN401 - passed on
     """What it says in its one line, and nothing else, when it cannot do what it was told."""
     result = command(*arguments, check=check, **more)
     (line,) = result.stderr.splitlines()
@@ -214,7 +234,7 @@ def test_what_is_printed_fits_a_terminal_of_80_columns(path: Path) -> None:
         for line in command(*arguments).stdout.splitlines():
             assert len(line) <= 80
     for name in ("show", "export", "import", "verify", "repair", "vacuum", "delete"):
-        lines = command(name, "--help", env={**os.environ, "COLUMNS": "80"}).stdout.splitlines()
+        lines = command(name, "--help", env={"COLUMNS": "80"}).stdout.splitlines()
         assert max(map(len, lines)) <= 80
 
 
@@ -232,16 +252,10 @@ def test_output_that_cannot_be_written_is_told_and_a_file_is_whole_or_not_there(
     there = tmp_path / "there.jsonl"
     there.write_text("dear diary")
     assert "will be replaced; nothing was done" in told("export", path, "-o", there)
-    assert "File too large" in told("export", path, "-yo", there, preexec_fn=small_files)
+    assert "File too large" in told("export", path, "-yo", there, file_bytes_max=10_000)
     assert there.read_text() == "dear diary"
     assert {file.name for file in tmp_path.iterdir()} == {"chats.db", "there.jsonl"}
     assert "is the journal itself" in told("export", path, "-yo", path)
-
-
-def small_files() -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
 
 # --- beside a process that uses the file ----------------------------------------------------------
@@ -373,13 +387,7 @@ def test_a_full_disk_is_told_and_what_was_there_stays(path: Path, tmp_path: Path
     big = tmp_path / "big.json"
     big.write_text(json.dumps([[{"role": "user", "content": "x" * 3_000_000}]]))
     size = path.stat().st_size + 1_000_000
-
-    def limit() -> None:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-    assert "failed: " in told("import", path, big, preexec_fn=limit)
+    assert "failed: " in told("import", path, big, file_bytes_max=size)
     assert logs(path) == before
     command("verify", path)
 
@@ -393,10 +401,10 @@ def test_a_file_that_may_only_be_read_is_read_and_refused_for_writing(
     path.chmod(0o444)
     folder.chmod(0o555)
     try:
-        assert "alice" in command("show", path, preexec_fn=obey_permissions).stdout
-        command("verify", path, preexec_fn=obey_permissions)
+        assert "alice" in command("show", path, preexec=obey_permissions).stdout
+        command("verify", path, preexec=obey_permissions)
         for arguments in (("vacuum", path), ("delete", path, "bob", "-y")):
-            assert "ermission" in told(*arguments, preexec_fn=obey_permissions)
+            assert "ermission" in told(*arguments, preexec=obey_permissions)
     finally:
         folder.chmod(0o755)
 
