@@ -108,8 +108,9 @@ def test_after_any_failed_call_all_that_was_acknowledged_is_there(
         for lasts in (ONCE, LASTING)
     ]
 
-    answers = owner.run(drawn.drawn(points[part::PARTS], share))
+    mine = drawn.drawn(points[part::PARTS], share)
+    answers = owner.run(mine)
 
     assert [answer for answer in answers if answer["wrong"]] == []
     # The draw has not missed the point of it.
-    assert sum(bool(answer["errors"]) for answer in answers) > share // 2
+    assert sum(bool(answer["errors"]) for answer in answers) > len(mine) // 4
