@@ -46,6 +46,7 @@ LAYERS = (
     "actors/owner",
     "actors/conversations",
     "actors/integrations",
+    "actors/gateway",
     "actors/recordings",
     "actors/__init__",
     "actors/simulation",
@@ -58,6 +59,9 @@ PURE = (
     "actors/core",
     "actors/errors",
     "actors/events",
+    "actors/gateway/names",
+    "actors/gateway/problems",
+    "actors/gateway/wire",
     "actors/journal",
     "actors/models/_parsing",
     "actors/models/base",
@@ -74,6 +78,7 @@ PURE_RUNTIME = {
     "OwnershipLost",
     "Ports",  # the defaults of an event's id and time, and of a state that stands alone
     "Refused",
+    "TurnkeeperError",
     "Unavailable",
     "format_id",
 }

@@ -207,6 +207,7 @@ class Conversations:
         self._is_entered = False
         self._is_closing = False
         self._region: Region[Command | Query] | None = None
+        self._runtime: Runtime | None = runtime
 
     def __repr__(self) -> str:
         state = "open" if self._region is not None else "closed" if self._is_entered else "new"
@@ -222,6 +223,7 @@ class Conversations:
             runtime = self._given_runtime
             if runtime is None:
                 runtime = await stack.enter_async_context(Runtime(ports=self._ports))
+            self._runtime = runtime
             self._region = runtime.region(
                 self._name,
                 self._make_owner,
@@ -278,6 +280,18 @@ class Conversations:
         if self._region is None:
             raise RuntimeError("conversations are not open; use `async with Conversations(...)`")
         return self._region
+
+    @property
+    def journal(self) -> Journal:
+        """The journal, for reading and for `turnkeeper.actors.journals.transfer`."""
+        return self._journal
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime that the owners run in, with its tree and its dead letters."""
+        if self._runtime is None:
+            raise RuntimeError("conversations are not open; use `async with Conversations(...)`")
+        return self._runtime
 
     async def list(self) -> Sequence[ConversationInfo]:
         """Return all conversations in the journal, by id, without opening them."""

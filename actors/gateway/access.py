@@ -1,0 +1,161 @@
+"""Who may do what: principals, their scopes, and bearer tokens from a file of hashes.
+
+An application brings its own users by two functions, `authenticate` and `authorize`. Built in are
+bearer tokens: a file has one line for each, the SHA-256 of the token, the principal, its scopes:
+
+    # sha256 of the token                       principal  scopes
+    9f86d081884c7d659a2feaa0c55ad015a3bf4f1b…   alice      read,write
+
+Tokens are random and long, so a plain hash gives nothing away. They come in the `Authorization`
+header alone, never in an address, and no log line has them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from starlette.requests import HTTPConnection
+
+from ..errors import InvalidInput
+
+__all__ = [
+    "Action",
+    "Authenticate",
+    "Authorize",
+    "BearerTokens",
+    "Principal",
+    "Rates",
+    "allows",
+]
+
+Action: TypeAlias = Literal["read", "write", "admin", "inspector"]
+"""What a route does: reads, changes something, acts for all principals, or shows the runtime."""
+
+ACTIONS: tuple[Action, ...] = get_args(Action)
+TOKEN_LENGTH_MIN = 32
+TOKEN_LENGTH_MAX = 512
+PRINCIPAL_LENGTH_MAX = 64
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The one for whom a request is made. Those with the scope `admin` see all conversations."""
+
+    name: str
+    scopes: frozenset[Action] = frozenset(("read", "write"))
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= PRINCIPAL_LENGTH_MAX or not self.name.isprintable():
+            raise InvalidInput(
+                f"a principal's name has 1 to {PRINCIPAL_LENGTH_MAX} characters that can be seen"
+            )
+
+    @property
+    def is_admin(self) -> bool:
+        return "admin" in self.scopes
+
+
+Authenticate: TypeAlias = Callable[[HTTPConnection], Awaitable[Principal | None]]
+"""Returns the principal of a request, or None if it shows none."""
+
+Authorize: TypeAlias = Callable[[Principal, Action, str | None], bool]
+"""True if the principal may do this; the conversation is named by its id on the wire."""
+
+
+def allows(principal: Principal, action: Action, _conversation: str | None) -> bool:
+    """Return True if the principal has the scope of that name, or is an administrator."""
+    return principal.is_admin or action in principal.scopes
+
+
+class BearerTokens:
+    """Authenticates by the tokens of a file of hashes, which is read once."""
+
+    def __init__(self, known: dict[bytes, Principal]) -> None:
+        self._known = known
+
+    def __repr__(self) -> str:
+        return f"<BearerTokens of {len(self._known)}>"
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> BearerTokens:
+        """Read the file. Raises `InvalidInput` for a line that cannot be used, or without any."""
+        known: dict[bytes, Principal] = {}
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            match words:
+                case [digest, name, scopes] if _HASH.fullmatch(digest):
+                    known[bytes.fromhex(digest)] = Principal(name, _scopes(scopes, number))
+                case _:
+                    raise InvalidInput(
+                        f"line {number} of the token file is not `sha256 principal scopes`"
+                    )
+        if not known:
+            raise InvalidInput("the token file has no token, so no request would be let in")
+        return cls(known)
+
+    async def __call__(self, request: HTTPConnection) -> Principal | None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not TOKEN_LENGTH_MIN <= len(token) <= TOKEN_LENGTH_MAX:
+            return None
+        shown = token_hash(token)
+        found = None
+        # All of them are compared, each in constant time: the time tells nothing of which fits.
+        for digest, principal in self._known.items():
+            if hmac.compare_digest(digest, shown):
+                found = principal
+        return found
+
+
+def token_hash(token: str) -> bytes:
+    """Return the hash of a token, as the file has it in hexadecimal digits."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _scopes(text: str, number: int) -> frozenset[Action]:
+    named = text.split(",")
+    scopes = frozenset(action for action in ACTIONS if action in named)
+    if len(scopes) != len(named):
+        known = ", ".join(ACTIONS)
+        raise InvalidInput(f"line {number} of the token file has a scope that is none of {known}")
+    return scopes
+
+
+class Rates:
+    """How many requests each principal may send: a bucket that fills at an even rate."""
+
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        *,
+        per_s: float,
+        burst: int,
+        principals_max: int = 10_000,
+    ) -> None:
+        self._monotonic = monotonic
+        self._per_s = per_s
+        self._burst = burst
+        self._principals_max = principals_max
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """What was left, and when; the longest unused first."""
+
+    def take(self, principal: str) -> int:
+        """Take one request. Returns 0, or in how many seconds to come again if none is left."""
+        now = self._monotonic()
+        left, since = self._buckets.pop(principal, (float(self._burst), now))
+        left = min(self._burst, left + (now - since) * self._per_s)
+        is_taken = left >= 1
+        self._buckets[principal] = (left - 1 if is_taken else left, now)
+        while len(self._buckets) > self._principals_max:
+            self._buckets.popitem(last=False)
+        return 0 if is_taken else int((1 - left) / self._per_s) + 1

@@ -1,0 +1,137 @@
+"""The gateway as an ASGI application.
+
+    async with Conversations(support, journal=SQLiteJournal("chats.db")) as conversations:
+        served = gateway.app(conversations)
+
+It takes opened `Conversations`, whose life is the host's; serve it alone, or mount it in an
+application of your own. Without `authenticate` every request is let in, so serve it on loopback
+only; with it, ids are local to a principal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from turnkeeper.runtime import Ports, TurnkeeperError
+
+from ..conversations.conversations import Conversations
+from ..core.working_state import WhileDraining
+from ..owner.draining import Drained
+from .access import Authenticate, Authorize, allows
+from .guard import LOOPBACK_HOSTS, Guard
+from .limits import GatewayLimits
+from .problems import OWN, ProblemRaised, problem_of
+from .replies import problem_reply
+from .routes import health, router
+from .service import Service
+
+__all__ = ["ROUTERS", "Gateway", "app"]
+
+ROUTERS = (router, health)
+"""All routes, for the application and for the tests of each."""
+
+_BY_STATUS = {404: "not-found", 405: "method-not-allowed"}
+
+
+class Gateway:
+    """An ASGI application; make it with `gateway.app`."""
+
+    def __init__(self, api: FastAPI, service: Service, guard: Guard) -> None:
+        self.api = api
+        """The application behind the guard, with its routes and its OpenAPI document."""
+        self._service = service
+        self._guard = guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._guard(scope, receive, send)
+
+    async def drain(self, grace_s: float, *, messages: WhileDraining = "queue") -> Drained:
+        """Hand the conversations over to other processes, as `Conversations.drain` does.
+
+        From now on `readyz` answers 503 and new streams end at once; those that are open end last.
+        Call it before the server stops.
+        """
+        streams = self._service.streams
+        streams.is_draining = True
+        try:
+            return await self._service.conversations.drain(grace_s, messages=messages)
+        finally:
+            streams.end()
+
+
+def app(
+    conversations: Conversations,
+    *,
+    authenticate: Authenticate | None = None,
+    authorize: Authorize = allows,
+    hosts: Collection[str] = LOOPBACK_HOSTS,
+    origins: Collection[str] = (),
+    limits: GatewayLimits = GatewayLimits(),
+    ports: Ports | None = None,
+) -> Gateway:
+    """Return the gateway of these conversations.
+
+    `authenticate`: returns the principal of a request. `authorize`: True if that principal may do
+    this; by default its scopes decide. `hosts`: the names by which this server is asked for,
+    without ports. `origins`: those of other sites whose pages may write, such as `https://chat.example`.
+    """
+    service = Service(
+        conversations,
+        limits=limits,
+        authenticate=authenticate,
+        authorize=authorize,
+        ports=ports if ports is not None else Ports(),
+    )
+    api = FastAPI(title="turnkeeper", docs_url=None, redoc_url=None, redirect_slashes=False)
+    api.state.service = service
+    for part in ROUTERS:
+        api.include_router(part)
+    api.add_exception_handler(TurnkeeperError, _told)
+    api.add_exception_handler(ProblemRaised, _raised)
+    api.add_exception_handler(RequestValidationError, _invalid)
+    api.add_exception_handler(HTTPException, _by_status)
+    api.add_exception_handler(Exception, _failed)
+    return Gateway(api, service, Guard(api, limits=limits, hosts=hosts, origins=origins))
+
+
+async def _told(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, TurnkeeperError), error
+    problem, facts = problem_of(error)
+    return problem_reply(problem, facts)
+
+
+async def _raised(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemRaised), error
+    return problem_reply(error.problem, error.facts, retry_after_s=error.retry_after_s)
+
+
+async def _invalid(_request: Request, error: Exception) -> Response:
+    """Say where the request is wrong and which rule it breaks, never what it holds."""
+    assert isinstance(error, RequestValidationError), error
+    found = [
+        {"at": _place_of(each["loc"], each["type"]), "rule": each["type"]}
+        for each in error.errors()[:20]
+    ]
+    return problem_reply(OWN["invalid-request"], {"errors": found})
+
+
+def _place_of(location: Sequence[object], rule: str) -> list[object]:
+    """Return where a rule is broken; the name of an unknown field is the client's own text."""
+    known = location[:-1] if rule == "extra_forbidden" else location
+    return [part if isinstance(part, int) else str(part) for part in known]
+
+
+async def _by_status(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), error
+    return problem_reply(OWN[_BY_STATUS.get(error.status_code, "malformed")])
+
+
+async def _failed(_request: Request, _error: Exception) -> Response:
+    """Say that it failed, and nothing of how; the guard logs where."""
+    return problem_reply(OWN["internal"])

@@ -1,0 +1,121 @@
+"""The events of a conversation: as a stream that can be joined again, and as pages.
+
+A stream continues after its cursor, without a gap or a repeat. Its last event, `end`, says why it
+ends. A cursor whose event is not at its seq any more, since the conversation was deleted and
+perhaps begun again, gets `gone` and the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from turnkeeper.runtime import TurnkeeperError
+
+from ..errors import ConversationDeleted
+from ..events import LoggedEvent, TextDelta
+from .names import Cursor
+from .problems import OWN, ProblemRaised, problem_of
+from .replies import Feed, Write
+from .service import ConversationCaller
+from .wire import logged_json, piece_json, sse
+
+__all__ = ["feed_events", "page_of_events"]
+
+RETRY_MS = 1_000
+_HEARTBEAT = b":\n\n"
+
+Item = LoggedEvent | TextDelta
+
+
+def feed_events(caller: ConversationCaller, cursor: Cursor, *, pieces: bool, live: bool) -> Feed:
+    """Return what writes the events after a cursor to a stream."""
+
+    async def feed(write: Write) -> None:
+        await write(f"retry: {RETRY_MS}\n\n".encode())
+        streams = caller.service.streams
+        if streams.is_draining or streams.is_full:
+            await _end(write, "draining" if streams.is_draining else "overloaded")
+            return
+        with streams.opened():
+            try:
+                why = await _write_events(caller, cursor, write, pieces=pieces, live=live)
+            except ConversationDeleted:
+                why = "conversation-deleted"
+            except TurnkeeperError as error:
+                why = problem_of(error)[0].name
+            if why in ("gone", "conversation-deleted"):
+                await write(sse({"cursor": str(cursor)}, event="gone"))
+            await _end(write, why)
+
+    return feed
+
+
+async def _end(write: Write, why: str) -> None:
+    await write(sse({"why": why}, event="end"))
+
+
+async def _write_events(
+    caller: ConversationCaller, cursor: Cursor, write: Write, *, pieces: bool, live: bool
+) -> str:
+    """Write the events, and return why there are no more."""
+    after = cursor.seq
+    is_checked = cursor.event_id is None
+    if not is_checked:
+        if await caller.find(cursor) is None:
+            return "gone"
+        # The event of the cursor is read again by the reader that goes on from it: so the log
+        # cannot be exchanged between the look and the reading.
+        after -= 1
+    items: AsyncIterator[Item] | AsyncIterator[LoggedEvent]
+    if live and pieces:
+        items = caller.conversation.follow(after=after)
+    else:
+        items = caller.conversation.events(after=after, live=live)
+    streams = caller.service.streams
+    while not streams.is_ended:
+        try:
+            item = await streams.until_beat(anext(items))
+        except StopAsyncIteration:
+            if not live:
+                return "caught-up"
+            return "draining" if streams.is_draining else "closing"
+        if item is None:
+            if not streams.is_ended:
+                await write(_HEARTBEAT)
+        elif isinstance(item, TextDelta):
+            await write(sse(piece_json(item), event="piece"))
+        elif is_checked:
+            place = Cursor(item.seq, item.event.id)
+            await write(sse(logged_json(item, caller.rename), cursor=place))
+        else:
+            if item.event.id != cursor.event_id:
+                return "gone"
+            is_checked = True
+    return "draining"
+
+
+async def page_of_events(
+    caller: ConversationCaller, cursor: Cursor, limit: int
+) -> dict[str, object]:
+    """Return the events after a cursor, and the cursor of the next page if there are more."""
+    after = cursor.seq
+    if cursor.event_id is not None:
+        after -= 1
+    found: list[dict[str, object]] = []
+    is_checked = cursor.event_id is None
+    newest = cursor
+    has_more = False
+    async for logged in caller.conversation.events(after=after, live=False):
+        if not is_checked:
+            if logged.event.id != cursor.event_id:
+                raise ProblemRaised(OWN["gone"])
+            is_checked = True
+        elif len(found) == limit:
+            has_more = True
+            break
+        else:
+            found.append(logged_json(logged, caller.rename))
+            newest = Cursor(logged.seq, logged.event.id)
+    if not is_checked:
+        raise ProblemRaised(OWN["gone"])
+    return {"events": found, "cursor": str(newest), "has_more": has_more}

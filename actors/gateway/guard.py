@@ -1,0 +1,220 @@
+"""Stands before the application: bounds what comes in, and refuses what a stranger's page sends.
+
+Nothing behind it sees a request before these hold: the host is a known one; no header that decides
+something comes twice; the headers, and the body with its nesting, are within their bounds and came
+in time; a request that may change something says that it is JSON, which a form of another site
+cannot, and comes from no other site's page.
+
+A client that takes nothing of its response for a while is cut off. Each failure behind it ends
+here, with a log line that has the kind of failure and its place, and nothing of the request.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+from collections import Counter
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+import anyio
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from turnkeeper.runtime.lowlevel import Logger
+
+from .limits import GatewayLimits
+from .problems import OWN, Problem
+from .replies import problem_reply
+
+__all__ = ["LOOPBACK_HOSTS", "Guard", "is_deeper"]
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+_READS = frozenset(("GET", "HEAD", "OPTIONS"))
+_JSON = frozenset(("application/json", "application/merge-patch+json"))
+_ONCE = frozenset(
+    (
+        b"accept",
+        b"authorization",
+        b"content-length",
+        b"content-type",
+        b"host",
+        b"idempotency-key",
+        b"if-match",
+        b"last-event-id",
+        b"origin",
+        b"prefer",
+    )
+)
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+_logger = Logger("turnkeeper.gateway")
+
+
+class Refused(Exception):
+    """Ends a request before the application sees it."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.name)
+        self.problem = problem
+
+
+class Guard:
+    """An ASGI application around another."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        limits: GatewayLimits,
+        hosts: Collection[str],
+        origins: Collection[str],
+    ) -> None:
+        self._app = app
+        self._limits = limits
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._serve(scope, receive, send)
+            case "lifespan":
+                await self._app(scope, receive, send)
+            case _:
+                await send({"type": "websocket.close", "code": 1000})
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        out = _Out(send, self._limits.write_stall_s)
+        try:
+            self._check_headers(scope)
+            body = await self._read_body(receive)
+            await self._app(scope, _Replayed(body, receive), out)
+        except Refused as refused:
+            # The rest of the body is not read: the connection cannot be used again.
+            reply = problem_reply(refused.problem, headers={"Connection": "close"})
+            await reply(scope, receive, out)
+        except _Stalled:
+            _logger.info("client cut off: it takes nothing", method=scope["method"])
+        except Exception as error:  # noqa: BLE001 - the server behind would log its text
+            self._log(scope, error)
+            if not out.has_begun:
+                await problem_reply(OWN["internal"])(scope, receive, out)
+
+    def _check_headers(self, scope: Scope) -> None:
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes_max:
+            raise Refused(OWN["headers-too-large"])
+        counts = Counter(name for name, _ in headers)
+        if any(count > 1 and name in _ONCE for name, count in counts.items()):
+            raise Refused(OWN["malformed"])
+        known = {name: value.decode("latin-1") for name, value in headers}
+        host = known.get(b"host", "").lower()
+        if _without_port(host) not in self._hosts:
+            raise Refused(OWN["unknown-host"])
+        length = known.get(b"content-length", "0")
+        if not (length.isascii() and length.isdigit()):
+            raise Refused(OWN["malformed"])
+        if len(length) > len(str(1 << 63)) or int(length) > self._limits.body_bytes_max:
+            raise Refused(OWN["too-large"])
+        if scope["method"] in _READS:
+            return
+        origin = known.get(b"origin")
+        if origin is not None and not self._is_ours(origin, host):
+            raise Refused(OWN["foreign-origin"])
+        content_type = known.get(b"content-type", "").partition(";")[0].strip().lower()
+        if content_type not in _JSON:
+            raise Refused(OWN["not-json"])
+
+    def _is_ours(self, origin: str, host: str) -> bool:
+        """Return True for the origin of a page that this host served, and for one of the list."""
+        return origin in self._origins or urlsplit(origin).netloc.lower() == host
+
+    async def _read_body(self, receive: Receive) -> bytes:
+        """Read the whole body, within its bounds."""
+        pieces: list[bytes] = []
+        length = 0
+        with anyio.move_on_after(self._limits.body_s):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise _Left
+                piece: bytes = message.get("body", b"")
+                length += len(piece)
+                if length > self._limits.body_bytes_max:
+                    raise Refused(OWN["too-large"])
+                pieces.append(piece)
+                if not message.get("more_body", False):
+                    body = b"".join(pieces)
+                    if is_deeper(body, self._limits.depth_max):
+                        raise Refused(OWN["too-deep"])
+                    return body
+        raise Refused(OWN["too-slow"])
+
+    @staticmethod
+    def _log(scope: Scope, error: Exception) -> None:
+        if isinstance(error, _Left) or not _logger.is_enabled_for(logging.WARNING):
+            return
+        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
+        _logger.warning(
+            "request failed", method=scope["method"], error=type(error).__name__, place=place
+        )
+
+
+class _Left(Exception):
+    """The client left before its request was whole."""
+
+
+class _Stalled(Exception):
+    """The client takes nothing."""
+
+
+class _Replayed:
+    """Gives the body that was read, then what comes after it."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+class _Out:
+    """Sends, each message within a time."""
+
+    def __init__(self, send: Send, stall_s: float) -> None:
+        self.has_begun = False
+        self._send = send
+        self._stall_s = stall_s
+
+    async def __call__(self, message: Message) -> None:
+        self.has_begun = True
+        with anyio.move_on_after(self._stall_s) as scope:
+            await self._send(message)
+        if scope.cancelled_caught:
+            raise _Stalled
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
+
+def is_deeper(body: bytes, depth_max: int) -> bool:
+    """Return True if the JSON of a body is nested more deeply, without building it."""
+    depth = 0
+    for bracket in _STRING.sub(b"", body).translate(None, _NO_BRACKETS):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > depth_max:
+            return True
+    return False

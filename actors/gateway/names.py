@@ -1,0 +1,119 @@
+"""Ids and cursors as they stand on the wire, and as the journal has them.
+
+An id on the wire is local to a principal: the journal has `<principal>/<id>`, with the principal
+encoded so that it holds no slash. The first slash therefore splits a stored id in one way only, and
+no two pairs share one. An administrator, and a gateway without principals, name stored ids as they
+are.
+
+In a path, an id with odd characters is `~` and its base64url. A cursor is `<seq>.<event id>`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+__all__ = [
+    "Cursor",
+    "from_path",
+    "is_known_id",
+    "is_new_id",
+    "parse_cursor",
+    "stored_id",
+    "to_path",
+    "wire_id",
+]
+
+ID_LENGTH_MAX = 256
+SEQ_MAX = 1 << 53
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.@:")
+
+
+def stored_id(owner: str | None, local_id: str) -> str:
+    """Return the id that the journal has for this one of a principal; None: as it is."""
+    return local_id if owner is None else f"{quote(owner, safe='')}/{local_id}"
+
+
+def wire_id(owner: str | None, conversation_id: str) -> str | None:
+    """Return the id on the wire of a stored one; None if it is not of this principal."""
+    if owner is None:
+        return conversation_id
+    prefix = stored_id(owner, "")
+    return conversation_id.removeprefix(prefix) if conversation_id.startswith(prefix) else None
+
+
+def is_known_id(conversation_id: str) -> bool:
+    """True if a journal may have a conversation of this id."""
+    is_long = len(conversation_id) > ID_LENGTH_MAX
+    return not is_long and "\0" not in conversation_id and _is_text(conversation_id)
+
+
+def is_new_id(local_id: str) -> bool:
+    """True if a conversation may be begun under this id; older ones are read whatever they are."""
+    return (
+        0 < len(local_id) <= ID_LENGTH_MAX
+        and local_id not in (".", "..")
+        and "/" not in local_id
+        and not any(letter < " " or "\x7f" <= letter < "\xa0" for letter in local_id)
+        and _is_text(local_id)
+    )
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def to_path(local_id: str) -> str:
+    """Return an id as a part of a path."""
+    if local_id and _PLAIN.issuperset(local_id) and local_id not in (".", ".."):
+        return local_id
+    return _encoded(local_id)
+
+
+def from_path(part: str) -> str | None:
+    """Return the id that a part of a path names; None if it names none."""
+    if not part.startswith("~"):
+        return part or None
+    encoded = part[1:]
+    try:
+        raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+        text = raw.decode()
+    except (binascii.Error, ValueError):
+        return None
+    # One spelling for one id: others that decode to the same bytes are refused.
+    return text if text and _encoded(text) == part else None
+
+
+def _encoded(local_id: str) -> str:
+    return "~" + base64.urlsafe_b64encode(local_id.encode()).decode().rstrip("=")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in a log. Without an event id, nothing says which log was meant."""
+
+    seq: int
+    event_id: str | None = None
+
+    def __str__(self) -> str:
+        if self.event_id is None:
+            return str(self.seq)
+        return f"{self.seq}.{quote(self.event_id, safe='')}"
+
+
+def parse_cursor(text: str) -> Cursor | None:
+    """Return the cursor that a client sent; None if it is none."""
+    seq, dot, event_id = text.strip().partition(".")
+    if not (seq.isascii() and seq.isdigit() and len(seq) <= len(str(SEQ_MAX))):
+        return None
+    if int(seq) > SEQ_MAX or (dot and not event_id):
+        return None
+    if not dot or int(seq) == 0:
+        return Cursor(int(seq))
+    return Cursor(int(seq), unquote(event_id, errors="replace"))

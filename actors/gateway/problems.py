@@ -1,0 +1,228 @@
+"""Problem documents (RFC 9457): one table from every public error to a status and a type.
+
+A document names the kind of problem and the advice that goes with it, and the facts that a program
+needs to act. It never holds an error's own text, which names stored ids and may quote an argument.
+The types are stable: clients compare them, and read nothing out of sentences.
+
+`OutcomeUnknown` is 504: it may have happened, and the same request under the same key finds out.
+`Unavailable` and `OwnershipLost` are 503 with `Retry-After`: nothing happened. A log that cannot be
+read is 500, so that operators are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from turnkeeper.runtime import TurnkeeperError
+
+__all__ = ["OWN", "TABLE", "Problem", "ProblemRaised", "problem_of"]
+
+TYPE_PREFIX = "urn:turnkeeper:"
+RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One kind of problem, as a client sees it."""
+
+    status: int
+    name: str
+    """The last part of its type."""
+    detail: str
+    retry_after_s: int | None = None
+    """Sent as `Retry-After`: the same request may succeed later."""
+    facts: tuple[str, ...] = ()
+    """The attributes of the error that the document holds."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def type(self) -> str:
+        return TYPE_PREFIX + self.name
+
+    def document(self, facts: Mapping[str, object] | None = None) -> dict[str, object]:
+        """Return the problem document, with these facts beside its own members."""
+        title = self.name.replace("-", " ")
+        own = {"type": self.type, "title": title, "status": self.status, "detail": self.detail}
+        return {**(facts or {}), **own}
+
+
+class ProblemRaised(Exception):
+    """Ends a request with one of the gateway's own problems."""
+
+    def __init__(
+        self, problem: Problem, facts: Mapping[str, object] | None = None, retry_after_s: int = 0
+    ) -> None:
+        super().__init__(problem.name)
+        self.problem = problem
+        self.facts = facts or {}
+        self.retry_after_s = retry_after_s or problem.retry_after_s
+
+
+def _retry(name: str, detail: str, *facts: str) -> Problem:
+    return Problem(503, name, detail, RETRY_AFTER_S, facts)
+
+
+_LATER = "nothing happened; send the same request again"
+_UNKNOWN = "it may have happened; send the same request again, under the same Idempotency-Key"
+
+TABLE: Mapping[str, Problem] = {
+    # --- the five kinds, for an error that has no row of its own
+    "Refused": Problem(409, "refused", "the request cannot be met as things stand"),
+    "OwnershipLost": _retry("owner-moved", f"another process owns the conversation; {_LATER}"),
+    "Unavailable": _retry("unavailable", _LATER),
+    "OutcomeUnknown": Problem(504, "outcome-unknown", _UNKNOWN, RETRY_AFTER_S),
+    "InvariantViolation": Problem(500, "fault", "the server found a fault of its own; tell it"),
+    # --- what is asked for
+    "ConversationNotFound": Problem(404, "conversation-not-found", "there is none of this id"),
+    "RecordNotFound": Problem(
+        404, "record-not-found", "the log has no event at this seq", facts=("seq", "head")
+    ),
+    "ConversationDeleted": Problem(410, "conversation-deleted", "it was deleted meanwhile"),
+    "ConversationExists": Problem(409, "conversation-exists", "take another id"),
+    "InvalidInput": Problem(422, "invalid-input", "an argument is invalid; nothing was written"),
+    "ImportRefused": Problem(422, "import-refused", "a line of it cannot be used", facts=("line",)),
+    "NotAppendable": Problem(422, "not-appendable", "only the owner writes events of this kind"),
+    # --- chat messages
+    "TurnInProgress": Problem(
+        409,
+        "turn-in-progress",
+        "a turn runs, and on_overlap says reject; nothing was written; wait for its end",
+        facts=("turn_id",),
+    ),
+    "QueueFull": Problem(
+        429,
+        "queue-full",
+        "too many messages wait; nothing was written; send it again later",
+        RETRY_AFTER_S,
+        ("queued_messages_max",),
+    ),
+    "MessageIdConflict": Problem(
+        409,
+        "message-id-conflict",
+        "this Idempotency-Key was used with other content; nothing was written; take a new one",
+        facts=("message_id", "seq"),
+    ),
+    "EventIdConflict": Problem(409, "event-id-conflict", "use new event ids", facts=("seqs",)),
+    "AdmissionRefused": Problem(409, "not-admitted", "the log as it stands does not admit it"),
+    "MessageNotFound": Problem(
+        404, "message-not-found", "no message of this id has a turn here", facts=("message_id",)
+    ),
+    "TooManyLabels": Problem(
+        409, "too-many-labels", "nothing was written; remove some", facts=("labels_max",)
+    ),
+    # --- turns
+    "NotWhileTurnRuns": Problem(
+        409,
+        "not-while-turn-runs",
+        "a turn runs and builds on this; nothing was written; wait for its end or interrupt it",
+        facts=("turn_id",),
+    ),
+    "NothingToRetract": Problem(409, "nothing-to-retract", "none of it is in the view"),
+    "NotRetractable": Problem(
+        409,
+        "not-retractable",
+        "the turn cannot leave the view as a whole; nothing was written",
+        facts=("turn_id", "reason"),
+    ),
+    "NotConfirmable": Problem(
+        409,
+        "not-confirmable",
+        "these calls do not wait for an answer; nothing was written; read the log",
+        facts=("awaiting",),
+    ),
+    "StaleTurn": Problem(409, "stale-turn", "this turn no longer runs", facts=("turn_id",)),
+    "TurnPaused": Problem(409, "turn-paused", "it goes on when resumed", facts=("turn_id",)),
+    "TurnSuspended": Problem(409, "turn-held", "nothing is lost", facts=("turn_id",)),
+    "TurnNotCompleted": Problem(
+        504,
+        "turn-not-completed",
+        "the turn ended without a full answer; read the conversation",
+        facts=("turn_id", "outcome"),
+    ),
+    "ContextTooLong": Problem(409, "context-too-long", "send a shorter one", facts=("turn_id",)),
+    "AnswerTooLong": Problem(
+        409, "answer-too-long", "ask for less", facts=("turn_id", "answer_length_max")
+    ),
+    "TooManyIterations": Problem(409, "too-many-steps", "the agent took too many steps"),
+    "BudgetSpent": Problem(409, "budget-spent", "the turn has used what it may"),
+    "EmptyResponse": Problem(502, "empty-response", "the model gave no answer"),
+    "OpenCalls": Problem(
+        409, "open-calls", "calls have no result yet; ask again later", facts=("tool_call_ids",)
+    ),
+    "OutsideTurn": Problem(500, "outside-turn", "the server's agent used a turn outside of it"),
+    "RunsOverlap": Problem(409, "runs-overlap", "two runs of the agent overlap"),
+    # --- models and tools
+    "ModelError": Problem(502, "model-error", "the model's provider refused the request"),
+    "ModelRefusal": Problem(502, "model-refusal", "the model declined to answer"),
+    "ContextOverflow": Problem(502, "context-overflow", "the history is too long for the model"),
+    "MalformedHistory": Problem(502, "malformed-history", "the model's provider refused it"),
+    "ModelUnavailable": _retry("model-unavailable", _LATER),
+    "McpUnavailable": _retry("tools-unavailable", _LATER),
+    "ResultNotKept": _retry("result-not-kept", "append the result again", "tool_call_id"),
+    # --- owners
+    "OwnedElsewhere": _retry("owned-elsewhere", f"another process owns it; {_LATER}"),
+    "Fenced": _retry("owner-moved", f"a newer owner has taken over; {_LATER}"),
+    "LeaseExpired": _retry("owner-moved", f"this process lost its lease; {_LATER}"),
+    "ConversationsClosed": _retry("closing", f"this server is closing; {_LATER}"),
+    "Draining": _retry("draining", f"this server is about to stop; {_LATER}"),
+    # --- the journal
+    "JournalUnavailable": _retry("journal-unavailable", f"the journal cannot be used; {_LATER}"),
+    "JournalOutcomeUnknown": Problem(504, "outcome-unknown", _UNKNOWN, RETRY_AFTER_S),
+    "JournalRefused": Problem(500, "journal-refused", "the journal cannot be used as it is"),
+    "CorruptLog": Problem(
+        500, "corrupt-log", "the stored log is damaged; its operator has to mend it", facts=("seq",)
+    ),
+    # --- the runtime
+    "MailboxFull": _retry("overloaded", _LATER),
+    "AskCycle": Problem(409, "circle", "it would wait for itself"),
+    "ActorEnded": _retry("closing", _LATER),
+    "NotDelivered": _retry("unavailable", _LATER),
+    "NotStartedInTime": _retry("overloaded", _LATER),
+    "TooManyRestarts": _retry("unavailable", f"its owner failed too often; {_LATER}"),
+    "TooManyThreads": _retry("overloaded", _LATER),
+    "NotAnsweredInTime": Problem(504, "outcome-unknown", _UNKNOWN, RETRY_AFTER_S),
+    "ActorFailed": Problem(504, "outcome-unknown", _UNKNOWN, RETRY_AFTER_S),
+}
+"""The problem of each public error, by the name of its class."""
+
+OWN: Mapping[str, Problem] = {
+    problem.name: problem
+    for problem in (
+        Problem(400, "malformed", "the request cannot be read"),
+        Problem(
+            401,
+            "unauthenticated",
+            "send a bearer token in the Authorization header",
+            headers={"WWW-Authenticate": "Bearer"},
+        ),
+        Problem(403, "forbidden", "this token does not allow it"),
+        Problem(403, "foreign-origin", "pages of this origin may not write here"),
+        Problem(404, "not-found", "there is nothing at this address"),
+        Problem(405, "method-not-allowed", "this address takes other methods"),
+        Problem(408, "too-slow", "the body did not arrive in time"),
+        Problem(410, "gone", "the event of this cursor is not at its place any more; begin anew"),
+        Problem(412, "precondition-failed", "this is not the conversation that was meant"),
+        Problem(413, "too-large", "the body is too large"),
+        Problem(415, "not-json", "send Content-Type: application/json"),
+        Problem(421, "unknown-host", "this server is not known by that name"),
+        Problem(422, "invalid-request", "nothing was written; `errors` says what to mend"),
+        Problem(422, "invalid-id", "new ids have 1 to 256 characters, no controls, no slash"),
+        Problem(422, "too-deep", "the body is nested too deeply"),
+        Problem(429, "too-many-requests", "send less often"),
+        Problem(431, "headers-too-large", "the headers are too large"),
+        Problem(500, "internal", "the server failed; nothing more is known here"),
+        _retry("draining", f"this server is about to stop; {_LATER}"),
+    )
+}
+"""The gateway's own problems, by name."""
+
+
+def problem_of(error: TurnkeeperError) -> tuple[Problem, Mapping[str, object]]:
+    """Return the problem that an error is, and its facts."""
+    for kind in type(error).__mro__:
+        problem = TABLE.get(kind.__name__)
+        if problem is not None:
+            facts = {name: getattr(error, name) for name in problem.facts}
+            return problem, facts
+    return OWN["internal"], {}

@@ -1,0 +1,85 @@
+"""Responses: JSON, problem documents, and streams of server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+
+import anyio
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .problems import Problem
+
+__all__ = ["EventStream", "Feed", "json_reply", "problem_reply"]
+
+Write = Callable[[bytes], Awaitable[None]]
+Feed = Callable[[Write], Awaitable[None]]
+"""Writes a stream to its end; cancelled if the client leaves."""
+
+_SAFE = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+def json_reply(
+    value: object,
+    status: int = 200,
+    *,
+    headers: Mapping[str, str] | None = None,
+    media_type: str = "application/json",
+) -> Response:
+    """Return a response with this value as JSON."""
+    # Lone surrogates of an old log are escaped, since UTF-8 has none.
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return Response(text, status, {**_SAFE, **(headers or {})}, media_type)
+
+
+def problem_reply(
+    problem: Problem,
+    facts: Mapping[str, object] | None = None,
+    *,
+    retry_after_s: int | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return a response with a problem document."""
+    sent = {**problem.headers, **(headers or {})}
+    retry_after_s = retry_after_s or problem.retry_after_s
+    if retry_after_s:
+        sent["Retry-After"] = str(retry_after_s)
+    return json_reply(
+        problem.document(facts),
+        problem.status,
+        headers=sent,
+        media_type="application/problem+json",
+    )
+
+
+class EventStream(Response):
+    """A stream of server-sent events that its feed writes; it ends early if the client leaves."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, feed: Feed, headers: Mapping[str, str] | None = None) -> None:
+        sent = {**_SAFE, "X-Accel-Buffering": "no", **(headers or {})}
+        super().__init__(None, 200, sent)
+        del self.headers["content-length"]
+        self._feed = feed
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        async def write(data: bytes) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._feed(write)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            group.cancel_scope.cancel()

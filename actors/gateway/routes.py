@@ -1,0 +1,432 @@
+"""Our own API: messages, events, time travel, and what operators ask."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Annotated
+
+import anyio
+from fastapi import APIRouter, Header, Path, Query, Request
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
+from starlette.responses import Response, StreamingResponse
+
+from ..conversations.turn import Turn, TurnEnd
+from ..core.commands import OnOverlap
+from ..core.state import ColdLoad
+from ..events import ImageContent
+from ..journals.transfer import export_lines
+from .events import feed_events, page_of_events
+from .names import ID_LENGTH_MAX, SEQ_MAX, from_path, is_known_id, is_new_id, to_path
+from .problems import OWN, ProblemRaised
+from .replies import EventStream, json_reply
+from .service import (
+    ConversationCaller,
+    Inspecting,
+    Listing,
+    Reading,
+    Service,
+    Writing,
+    cursor_of,
+)
+from .wire import (
+    conversation_json,
+    deletion_json,
+    event_json,
+    info_json,
+    rejection_json,
+    state_json,
+)
+
+__all__ = ["health", "router"]
+
+router = APIRouter(prefix="/v1")
+health = APIRouter()
+
+HERE = "/conversations/{conversation_id}"
+Seq = Annotated[int | None, Query(ge=0, le=SEQ_MAX)]
+
+
+class Body(BaseModel):
+    """A request's body: unknown fields are refused, and no error shows the input."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+def _whole(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    """Check an object; if a part of it is wrong, do not tell the name that the client gave it."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise PydanticCustomError("object_type", "a part of it is of another type") from None
+
+
+# --- chat messages -------------------------------------------------------------------------------
+
+
+class MessageBody(Body):
+    content: str
+    images: list[ImageContent] = Field(default=[], max_length=64)
+    on_overlap: OnOverlap | None = None
+
+
+@router.post(f"{HERE}/messages", status_code=202, responses={200: {}, 409: {}, 412: {}})
+async def send_message(
+    caller: Writing,
+    body: MessageBody,
+    *,
+    create: bool = True,
+    idempotency_key: Annotated[
+        str | None, Header(max_length=ID_LENGTH_MAX, description="The message's id.")
+    ] = None,
+    prefer: Annotated[str | None, Header(description="`wait=30`: wait for the turn's end.")] = None,
+    if_match: Annotated[str | None, Header(description="A cursor of this conversation.")] = None,
+) -> Response:
+    """Send a chat message; it is durable when this answers: 202, or 200 if it was known."""
+    await _check_is_meant(caller, create=create, if_match=if_match)
+    turn = await caller.conversation.send(
+        body.content,
+        images=body.images,
+        message_id=idempotency_key,
+        on_overlap=body.on_overlap,
+    )
+    answer: dict[str, object] = {
+        "conversation_id": caller.local_id,
+        "message_id": turn.message_id,
+        "seq": turn.seq,
+        "turn_id": turn.turn_id,
+        "overlapped": turn.overlapped,
+        "waits_for": turn.waits_for,
+    }
+    headers = {"Location": f"{_place(caller)}/messages/{to_path(turn.message_id)}/turn"}
+    wait_s = _wait_of(prefer, caller.service.limits.wait_s_max)
+    end = None if wait_s is None else await _end_within(turn, wait_s)
+    if wait_s is not None:
+        answer["end"] = None if end is None else _end_json(end)
+        headers["Preference-Applied"] = f"wait={wait_s:g}"
+    return json_reply(answer, 200 if turn.is_duplicate or end is not None else 202, headers=headers)
+
+
+def _place(caller: ConversationCaller) -> str:
+    return f"/v1/conversations/{to_path(caller.local_id)}"
+
+
+async def _check_is_meant(
+    caller: ConversationCaller, *, create: bool, if_match: str | None
+) -> None:
+    """Raise unless this is the conversation that the client means."""
+    if if_match is not None:
+        cursor = cursor_of(if_match.strip('"'))
+        if cursor.seq == 0 or await caller.find(cursor) is None:
+            raise ProblemRaised(OWN["precondition-failed"])
+    elif not create:
+        await caller.check_exists()
+    else:
+        await caller.check_may_begin()
+
+
+def _wait_of(prefer: str | None, wait_s_max: float) -> float | None:
+    """Return how many seconds a client prefers to wait, bounded; None if it does not say."""
+    for preference in (prefer or "").split(","):
+        name, _, value = preference.partition("=")
+        if name.strip().lower() == "wait" and value.strip().isascii() and value.strip().isdigit():
+            return min(float(value.strip()[:9]), wait_s_max)
+    return None
+
+
+async def _end_within(turn: Turn, wait_s: float) -> TurnEnd | None:
+    with anyio.move_on_after(wait_s):
+        return await turn.end()
+    return None
+
+
+def _end_json(end: TurnEnd) -> dict[str, object]:
+    return {"outcome": end.outcome, "reply": end.reply, "detail": end.detail}
+
+
+# --- events --------------------------------------------------------------------------------------
+
+
+@router.get(
+    f"{HERE}/events",
+    responses={200: {"content": {"text/event-stream": {}, "application/json": {}}}},
+)
+async def read_events(
+    caller: Reading,
+    request: Request,
+    *,
+    after: str = "0",
+    pieces: bool = False,
+    live: bool = True,
+    limit: Annotated[int, Query(ge=1)] = 100,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Stream the events after a cursor; with `Accept: application/json`, a page of them."""
+    cursor = cursor_of(last_event_id or after)
+    if "application/json" in request.headers.get("accept", ""):
+        limit = min(limit, caller.service.limits.page_max)
+        return json_reply(await page_of_events(caller, cursor, limit))
+    return EventStream(feed_events(caller, cursor, pieces=pieces, live=live))
+
+
+# --- time travel ---------------------------------------------------------------------------------
+
+
+@router.get(f"{HERE}/state")
+async def read_state(caller: Reading, at: Seq = None) -> Response:
+    """Return the state at a seq, or at the end of the log."""
+    return json_reply(state_json(await caller.conversation.at(at), caller.rename))
+
+
+@router.get(f"{HERE}/view")
+async def read_view(caller: Reading, at: Seq = None) -> Response:
+    """Return the events that the model sees at a seq, or at the end of the log."""
+    state = await caller.conversation.at(at)
+    return json_reply(
+        {"seq": state.seq, "events": [event_json(event, caller.rename) for event in state.view]}
+    )
+
+
+# --- what runs -----------------------------------------------------------------------------------
+
+
+@router.get(f"{HERE}/messages/{{message_id}}/turn")
+async def read_turn(
+    caller: Reading,
+    message_id: Annotated[
+        str,
+        Path(description="Its id, or `~` and the base64url of one with odd characters."),
+    ],
+    prefer: Annotated[str | None, Header(description="`wait=30`: wait for its end.")] = None,
+) -> Response:
+    """Return the turn of a chat message, and how it ended; `end` is null while it goes on."""
+    found = from_path(message_id)
+    if found is None or not is_known_id(found):
+        raise ProblemRaised(OWN["invalid-id"])
+    turn = await caller.conversation.turn(found)
+    wait_s = _wait_of(prefer, caller.service.limits.wait_s_max)
+    end = await (turn.ended() if wait_s is None else _end_within(turn, wait_s))
+    return json_reply(
+        {
+            "message_id": turn.message_id,
+            "seq": turn.seq,
+            "turn_id": turn.turn_id,
+            "end": None if end is None else _end_json(end),
+        }
+    )
+
+
+class InterruptBody(Body):
+    turn_id: str | None = None
+
+
+@router.post(f"{HERE}/interrupt")
+async def interrupt(caller: Writing, body: InterruptBody) -> Response:
+    """End the turn that runs; name the one that the user saw, so that no later one is hit."""
+    return json_reply({"changed": await caller.conversation.interrupt(body.turn_id)})
+
+
+@router.post(f"{HERE}/undo")
+async def undo(caller: Writing) -> Response:
+    """Take the newest turn with chat messages out of the view, and return the messages."""
+    messages = await caller.conversation.undo()
+    return json_reply({"messages": [event_json(message, caller.rename) for message in messages]})
+
+
+@router.post(f"{HERE}/pause")
+async def pause(caller: Writing) -> Response:
+    """Begin no further step until resumed."""
+    return json_reply({"changed": await caller.conversation.pause()})
+
+
+@router.post(f"{HERE}/resume")
+async def resume(caller: Writing) -> Response:
+    """Go on after a pause."""
+    return json_reply({"changed": await caller.conversation.resume()})
+
+
+class AnswerBody(Body):
+    answers: Annotated[dict[str, bool | str], WrapValidator(_whole)]
+    """By tool call id: true lets it run, false or a reason rejects it."""
+
+
+@router.post(f"{HERE}/answer")
+async def answer(caller: Writing, body: AnswerBody) -> Response:
+    """Answer each call that waits for a confirmation; the same answers again are a success."""
+    await caller.check_exists()
+    await caller.conversation.answer(body.answers)
+    return json_reply({"answered": sorted(body.answers)})
+
+
+class RetractBody(Body):
+    event_ids: list[str] = Field(default=[], max_length=10_000)
+    turn_id: str | None = None
+
+
+@router.post(f"{HERE}/retract")
+async def retract(caller: Writing, body: RetractBody) -> Response:
+    """Take events, or a whole turn, out of the view; the log keeps them."""
+    await caller.check_exists()
+    conversation = caller.conversation
+    if body.turn_id is not None:
+        done = await conversation.retract_turn(body.turn_id)
+    else:
+        done = await conversation.retract(body.event_ids)
+    return json_reply({"seq": done.seq})
+
+
+class ForkBody(Body):
+    id: str
+    at: int | None = Field(default=None, ge=0, le=SEQ_MAX)
+
+
+@router.post(f"{HERE}/fork", status_code=201)
+async def fork(caller: Writing, body: ForkBody) -> Response:
+    """Begin another conversation with this one's log up to a seq."""
+    target = ConversationCaller(caller.service, caller.principal, body.id)
+    if not (is_new_id(body.id) and is_known_id(target.conversation_id)):
+        raise ProblemRaised(OWN["invalid-id"])
+    owner = None if caller.principal is None else caller.principal.name
+    await caller.conversation.fork(target.conversation_id, at=body.at, owner=owner)
+    return json_reply({"id": body.id}, 201, headers={"Location": _place(target)})
+
+
+# --- conversations -------------------------------------------------------------------------------
+
+
+@router.get("/conversations")
+async def list_conversations(
+    caller: Listing,
+    *,
+    limit: Annotated[int, Query(ge=1)] = 100,
+    after: Annotated[str, Query(description="The id after which the page begins.")] = "",
+) -> Response:
+    """Return a page of the caller's conversations, by id."""
+    limit = min(limit, caller.service.limits.page_max)
+    rows = []
+    for info in await caller.service.conversations.list():
+        local_id = caller.rename(info.conversation_id)
+        if local_id is not None and local_id > after:
+            rows.append(info_json(info, local_id))
+    return json_reply({"conversations": rows[:limit], "has_more": len(rows) > limit})
+
+
+@router.get(HERE)
+async def read_conversation(caller: Reading) -> Response:
+    """Return a conversation's title, labels, owner, and where it stands."""
+    return json_reply(conversation_json(await caller.conversation.at(), caller.local_id))
+
+
+class ChangeBody(Body):
+    title: str | None = None
+    labels: Annotated[dict[str, str | None] | None, WrapValidator(_whole)] = None
+
+
+@router.patch(HERE)
+async def change(
+    caller: Writing,
+    body: ChangeBody,
+    *,
+    idempotency_key: Annotated[str | None, Header(max_length=ID_LENGTH_MAX)] = None,
+) -> Response:
+    """Change the title and the labels, as a merge patch (RFC 7396); null removes."""
+    labels = body.labels
+    if labels is None and "labels" in body.model_fields_set:
+        labels = dict.fromkeys((await caller.conversation.at()).details.labels)
+    title = body.title or "" if "title" in body.model_fields_set else None
+    if title is not None or labels:
+        await caller.conversation.change(title=title, labels=labels, change_id=idempotency_key)
+    return json_reply(conversation_json(await caller.conversation.at(), caller.local_id))
+
+
+@router.delete(HERE)
+async def delete(caller: Writing) -> Response:
+    """Delete a conversation, and return what was erased."""
+    deletion = await caller.service.conversations.delete(caller.conversation_id)
+    renamed = [caller.rename(fork) for fork in deletion.forks]
+    return json_reply(deletion_json(deletion, [fork for fork in renamed if fork is not None]))
+
+
+@router.get(f"{HERE}/rejections")
+async def read_rejections(caller: Reading) -> Response:
+    """Return the events that admission refused."""
+    await caller.check_exists()
+    rejections = await caller.conversation.rejections()
+    return json_reply({"rejections": [rejection_json(one) for one in rejections]})
+
+
+@router.post(f"{HERE}/verify")
+async def verify(caller: Reading) -> Response:
+    """Read and fold the whole log, and compare that with the state as it is loaded."""
+    load = ColdLoad()
+    seq = 0
+    async for logged in caller.conversation.events(live=False):
+        load.fold(logged.event)
+        seq = logged.seq
+    folded, enforced_away = load.finish()
+    is_sound = not enforced_away and folded == await caller.conversation.at(seq)
+    return json_reply({"events": seq, "is_sound": is_sound})
+
+
+@router.get(f"{HERE}/export")
+async def export(caller: Reading) -> Response:
+    """Return the conversation as JSON Lines, each event byte for byte."""
+    await caller.check_exists()
+    journal = caller.service.conversations.journal
+
+    async def lines() -> AsyncIterator[str]:
+        async for line in export_lines(journal, [caller.conversation_id]):
+            yield f"{line}\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+# --- operators -----------------------------------------------------------------------------------
+
+
+@router.get("/self")
+async def read_self(caller: Listing) -> Response:
+    """Return who asks, and what they may do."""
+    principal = caller.principal
+    return json_reply(
+        {
+            "principal": None if principal is None else principal.name,
+            "scopes": None if principal is None else sorted(principal.scopes),
+        }
+    )
+
+
+@router.get("/runtime/tree")
+async def read_tree(caller: Inspecting) -> Response:
+    """Return the state of all actors; it holds no message."""
+    return json_reply(asdict(caller.service.conversations.runtime.tree()))
+
+
+@router.get("/dead-letters")
+async def read_dead_letters(caller: Inspecting) -> Response:
+    """Return how many messages reached no actor, by reason; it holds no message."""
+    letters = caller.service.conversations.runtime.dead_letters
+    return json_reply({"count": letters.count, "by_reason": letters.count_by_reason})
+
+
+@health.get("/healthz")
+async def healthz() -> Response:
+    """Answer while this process works; asks nothing else, since only a restart would help."""
+    return json_reply({"ok": True})
+
+
+@health.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """Answer 503 if another node should get the requests: this one is draining."""
+    service: Service = request.app.state.service
+    if service.streams.is_draining:
+        raise ProblemRaised(OWN["draining"])
+    return json_reply({"ok": True})

@@ -1,0 +1,244 @@
+"""What the routes share: the conversations, who asks, and the streams that are open.
+
+A route names its action in its signature (`Reading`, `Writing`, `Inspecting` and those of one
+conversation). The dependency behind that name authenticates, counts the request against the
+principal's rate, authorizes, and turns the id in the path into the stored one. So a route that
+forgets to ask does not get a conversation at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import anyio
+from fastapi import Depends, Path, Request
+
+from turnkeeper.runtime import Ports
+
+from ..conversations.conversation import Conversation
+from ..conversations.conversations import Conversations
+from ..errors import ConversationNotFound
+from ..events import LoggedEvent
+from .access import Action, Authenticate, Authorize, Principal, Rates
+from .limits import GatewayLimits
+from .names import Cursor, from_path, is_known_id, is_new_id, parse_cursor, stored_id, wire_id
+from .problems import OWN, ProblemRaised
+
+__all__ = [
+    "Caller",
+    "ConversationCaller",
+    "Inspecting",
+    "Listing",
+    "Reading",
+    "Service",
+    "Streams",
+    "Writing",
+    "action_of",
+]
+
+T = TypeVar("T")
+
+
+class Streams:
+    """The streams that are open.
+
+    While the gateway drains, new ones end at once, so that their clients go elsewhere; those that
+    are open go on until the conversations are handed over, and then end with the same word.
+    """
+
+    def __init__(self, streams_max: int, heartbeat_s: float) -> None:
+        self.is_draining = False
+        self.is_ended = False
+        self.count = 0
+        self._streams_max = streams_max
+        self._heartbeat_s = heartbeat_s
+        # A dict, so that they are ended in order.
+        self._waits: dict[int, anyio.CancelScope] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= self._streams_max
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Count a stream while inside."""
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+
+    async def until_beat(self, wait: Awaitable[T]) -> T | None:
+        """Wait; None if a heartbeat is due first, or at once when the streams are ended."""
+        with anyio.move_on_after(self._heartbeat_s) as scope:
+            self._waits[id(scope)] = scope
+            try:
+                if self.is_ended:
+                    scope.cancel()
+                return await wait
+            finally:
+                del self._waits[id(scope)]
+        return None
+
+    def end(self) -> None:
+        """End every stream, and each from now on."""
+        self.is_draining = self.is_ended = True
+        for scope in list(self._waits.values()):
+            scope.cancel()
+
+
+class Service:
+    """The conversations as the routes see them."""
+
+    def __init__(
+        self,
+        conversations: Conversations,
+        *,
+        limits: GatewayLimits,
+        authenticate: Authenticate | None,
+        authorize: Authorize,
+        ports: Ports,
+    ) -> None:
+        self.conversations = conversations
+        self.limits = limits
+        self.ports = ports
+        self.streams = Streams(limits.streams_max, limits.heartbeat_s)
+        self._authenticate = authenticate
+        self._authorize = authorize
+        self._rates = Rates(
+            ports.monotonic, per_s=limits.requests_per_s, burst=limits.requests_at_once
+        )
+
+    async def admit(
+        self, request: Request, action: Action, local_id: str | None
+    ) -> Principal | None:
+        """Return the principal of a request that may go on; None if there are none here."""
+        if self._authenticate is None:
+            return None
+        principal = await self._authenticate(request)
+        if principal is None:
+            raise ProblemRaised(OWN["unauthenticated"])
+        wait_s = self._rates.take(principal.name)
+        if wait_s:
+            raise ProblemRaised(OWN["too-many-requests"], retry_after_s=wait_s)
+        if not self._authorize(principal, action, local_id):
+            raise ProblemRaised(OWN["forbidden"])
+        return principal
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The one who sent a request, and the gateway that it came to."""
+
+    service: Service
+    principal: Principal | None
+
+    @property
+    def owner(self) -> str | None:
+        """The principal to whom ids on the wire are local; None if they are stored ids."""
+        principal = self.principal
+        return None if principal is None or principal.is_admin else principal.name
+
+    def stored(self, local_id: str) -> str:
+        return stored_id(self.owner, local_id)
+
+    def rename(self, conversation_id: str) -> str | None:
+        return wire_id(self.owner, conversation_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationCaller(Caller):
+    """A caller, and the conversation of the request."""
+
+    local_id: str
+
+    @property
+    def conversation_id(self) -> str:
+        """The id that the journal has."""
+        return self.stored(self.local_id)
+
+    @property
+    def conversation(self) -> Conversation:
+        return self.service.conversations[self.conversation_id]
+
+    async def check_may_begin(self) -> None:
+        """Raise unless the id is one for new conversations, or its conversation is there."""
+        if not is_new_id(self.local_id) and not await self.conversation.exists():
+            raise ProblemRaised(OWN["invalid-id"])
+
+    async def check_exists(self) -> None:
+        """Raise `ConversationNotFound` if there is none."""
+        if not await self.conversation.exists():
+            raise ConversationNotFound(self.conversation_id)
+
+    async def find(self, cursor: Cursor) -> LoggedEvent | None:
+        """Return the event at a cursor; None if it is not there."""
+        events = self.conversation.events(after=cursor.seq - 1, live=False)
+        try:
+            async for logged in events:
+                return logged if cursor.event_id in (None, logged.event.id) else None
+        except ConversationNotFound:
+            pass
+        return None
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+class _May:
+    """A dependency that lets a request through if its sender may do this."""
+
+    def __init__(self, action: Action) -> None:
+        self.action = action
+
+    async def __call__(self, request: Request) -> Caller:
+        service = _service(request)
+        return Caller(service, await service.admit(request, self.action, None))
+
+
+class _MayHere(_May):
+    """As `_May`, for a route of one conversation."""
+
+    async def __call__(  # type: ignore[override]  # FastAPI reads what it needs from it
+        self,
+        request: Request,
+        conversation_id: Annotated[
+            str, Path(description="An id, or `~` and the base64url of one with odd characters.")
+        ],
+    ) -> ConversationCaller:
+        local_id = from_path(conversation_id)
+        if local_id is None:
+            raise ProblemRaised(OWN["invalid-id"])
+        service = _service(request)
+        principal = await service.admit(request, self.action, local_id)
+        caller = ConversationCaller(service, principal, local_id)
+        if not is_known_id(caller.conversation_id):
+            raise ProblemRaised(OWN["invalid-id"])
+        return caller
+
+
+def action_of(dependency: Callable[..., object] | None) -> Action | None:
+    """Return the action that a dependency asks for, if it is one of these."""
+    return dependency.action if isinstance(dependency, _May) else None
+
+
+Listing = Annotated[Caller, Depends(_May("read"))]
+Inspecting = Annotated[Caller, Depends(_May("inspector"))]
+Reading = Annotated[ConversationCaller, Depends(_MayHere("read"))]
+Writing = Annotated[ConversationCaller, Depends(_MayHere("write"))]
+
+
+def cursor_of(text: str) -> Cursor:
+    """Return the cursor that a client sent. Raises a problem if it is none."""
+    cursor = parse_cursor(text)
+    if cursor is None:
+        raise ProblemRaised(
+            OWN["invalid-request"],
+            {"errors": [{"at": ["cursor"], "rule": "a seq, or `<seq>.<event id>` as received"}]},
+        )
+    return cursor

@@ -1,0 +1,129 @@
+"""Events, states and receipts as the JSON of the wire. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from ..core.state import Folded
+from ..events import Event, ForkedFromEvent, LoggedEvent, TextDelta, encode_event
+from ..journal import ConversationInfo, Deletion, Rejection
+from ..values.text import storable
+from .names import Cursor
+
+__all__ = [
+    "Rename",
+    "conversation_json",
+    "deletion_json",
+    "event_json",
+    "info_json",
+    "logged_json",
+    "piece_json",
+    "rejection_json",
+    "sse",
+    "state_json",
+]
+
+Json = dict[str, object]
+Rename = Callable[[str], str | None]
+"""Returns the id on the wire of a stored conversation; None if its reader may not know of it."""
+
+
+def sse(data: object, *, event: str | None = None, cursor: Cursor | None = None) -> bytes:
+    """Return one server-sent event. JSON has no line ends, so its data is one line."""
+    lines = [] if event is None else [f"event: {event}"]
+    if cursor is not None:
+        lines.append(f"id: {cursor}")
+    lines.append(f"data: {json.dumps(data, separators=(',', ':'))}")
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+def event_json(event: Event, rename: Rename) -> Json:
+    """Return an event as it is stored; a fork names its parent by its id on the wire."""
+    value: Json = json.loads(encode_event(event))
+    if isinstance(event, ForkedFromEvent):
+        value["conversation_id"] = rename(event.conversation_id)
+    return value
+
+
+def logged_json(logged: LoggedEvent, rename: Rename) -> Json:
+    """Return an event with its place."""
+    return {
+        "seq": logged.seq,
+        "cursor": str(Cursor(logged.seq, logged.event.id)),
+        "event": event_json(logged.event, rename),
+    }
+
+
+def piece_json(piece: TextDelta) -> Json:
+    """Return a piece of an answer that is being written."""
+    return {**piece._asdict(), "text": storable(piece.text)}
+
+
+def state_json(state: Folded, rename: Rename) -> Json:
+    """Return the state of a conversation at one seq."""
+    turns = state.turns
+    running = turns.running
+    return {
+        "seq": state.seq,
+        "status": state.agent_execution_status.value.lower(),
+        "running": None
+        if running is None
+        else {
+            "turn_id": running.turn_id,
+            "message_ids": [message.message_id for message in running.messages],
+        },
+        "queued": [event_json(message, rename) for message in turns.queued.values()],
+        "waits_for": turns.waits_for,
+        "awaiting": list(turns.awaiting),
+        "open_calls": [action.tool_call_id for action in state.pending_actions],
+        "iteration": state.iteration,
+        "tasks": [task.model_dump(mode="json") for task in state.task_list],
+        "metrics": asdict(state.metrics),
+    }
+
+
+def conversation_json(state: Folded, local_id: str) -> Json:
+    """Return a conversation's details, and where it stands."""
+    details = state.details
+    return {
+        "id": local_id,
+        "title": details.title,
+        "labels": dict(details.labels),
+        "owner": details.owner,
+        "head": state.seq,
+        "status": state.agent_execution_status.value.lower(),
+        "queued": len(state.turns.queued),
+        "waits_for": state.turns.waits_for,
+    }
+
+
+def info_json(info: ConversationInfo, local_id: str) -> Json:
+    """Return a row of the list of conversations."""
+    return {
+        "id": local_id,
+        "head": info.head,
+        "is_unfinished": info.is_unfinished,
+        "updated_at": info.updated_at,
+    }
+
+
+def rejection_json(rejection: Rejection) -> Json:
+    """Return an event that admission refused."""
+    return {
+        "at": rejection.at,
+        "violation": rejection.violation,
+        "reason": rejection.reason,
+        "event": json.loads(rejection.payload),
+    }
+
+
+def deletion_json(deletion: Deletion, forks: Sequence[str]) -> Json:
+    """Return the receipt of a deletion; forks of others are counted, not named."""
+    return {
+        "kept": deletion.kept,
+        "forks": list(forks),
+        "forks_of_others": len(deletion.forks) - len(forks),
+        "is_erased": deletion.is_erased,
+    }

@@ -1,0 +1,297 @@
+"""A client over HTTP sends, reads, leaves at any point, and comes back; it misses nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from turnkeeper.actors.gateway import GatewayLimits
+
+from .worlds import Sse, World, gateway_world, reading
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with gateway_world() as world:
+        yield world
+
+
+def kinds(events: list[Sse]) -> list[object]:
+    return [event.json["event"]["kind"] for event in events]  # type: ignore[index]
+
+
+async def read_all(world: World, path: str, **headers: str) -> list[Sse]:
+    async with reading(world.address, path, **headers) as events:
+        return [event async for event in events]
+
+
+# --- chat messages -------------------------------------------------------------------------------
+
+
+async def test_a_message_is_answered_when_it_is_durable(world: World) -> None:
+    world.agent.hold("hello")
+
+    reply = await world.send("alice", "hello", idempotency_key="m1")
+
+    assert reply.status_code == 202
+    assert reply.json()["message_id"] == "m1"
+    state = await world.conversations["alice"].at()
+    assert state.turns.find("m1") is not None
+    world.agent.release("hello")
+
+
+async def test_a_message_sent_again_under_its_key_is_200_and_written_once(world: World) -> None:
+    first = await world.answered("alice", "hello")
+    key = first.json()["message_id"]
+
+    again = await world.send("alice", "hello", idempotency_key=key)
+    other = await world.send("alice", "other", idempotency_key=key)
+
+    assert again.status_code == 200
+    known = ("conversation_id", "message_id", "seq", "turn_id")
+    assert [again.json()[name] for name in known] == [first.json()[name] for name in known]
+    assert other.status_code == 409
+    assert other.json()["type"] == "urn:turnkeeper:message-id-conflict"
+    events = await read_all(world, "/v1/conversations/alice/events?live=false")
+    assert kinds(events[:-1]).count("user_message") == 1
+
+
+async def test_a_client_may_wait_for_the_end_of_the_turn(world: World) -> None:
+    reply = await world.send("alice", "hello", prefer="respond-async, wait=60")
+
+    assert reply.status_code == 200
+    assert reply.headers["Preference-Applied"] == "wait=60"
+    assert reply.json()["end"] == {"outcome": "completed", "reply": "a(hello)", "detail": ""}
+
+
+async def test_a_wait_ends_before_a_turn_that_is_held(world: World) -> None:
+    world.agent.hold("slow")
+
+    reply = await world.send("alice", "slow", prefer="wait=0")
+
+    assert reply.status_code == 202
+    assert reply.json()["end"] is None
+    world.agent.release("slow")
+
+
+async def test_without_create_a_message_begins_no_conversation(world: World) -> None:
+    reply = await world.http.post(
+        "/v1/conversations/none/messages?create=false", json={"content": "hello"}
+    )
+
+    assert reply.status_code == 404
+    assert reply.json()["type"] == "urn:turnkeeper:conversation-not-found"
+    assert (await world.http.get("/v1/conversations/none/state")).status_code == 404
+
+
+async def test_a_message_with_a_cursor_goes_to_that_very_conversation(world: World) -> None:
+    await world.answered("alice", "hello")
+    cursor = (await read_all(world, "/v1/conversations/alice/events?live=false"))[0].id
+    assert cursor is not None
+    assert (await world.send("alice", "again", if_match=cursor)).status_code == 202
+
+    await world.http.delete("/v1/conversations/alice")
+    await world.answered("alice", "another conversation")
+    refused = await world.send("alice", "again", if_match=cursor)
+
+    assert refused.status_code == 412
+    events = await read_all(world, "/v1/conversations/alice/events?live=false")
+    assert kinds(events[:-1]).count("user_message") == 1
+
+
+async def test_an_invalid_body_is_told_by_place_and_rule_and_not_shown(world: World) -> None:
+    faults: list[tuple[object, object, str]] = [
+        ({"content": 3}, ["body", "content"], "string_type"),
+        ({"content": "x", "planted": 1}, ["body"], "extra_forbidden"),
+        ({"content": "x", "on_overlap": "planted"}, ["body", "on_overlap"], "literal_error"),
+        ({}, ["body", "content"], "missing"),
+    ]
+    for body, at, rule in faults:
+        reply = await world.http.post("/v1/conversations/alice/messages", json=body)
+        assert reply.status_code == 422
+        assert reply.headers["content-type"] == "application/problem+json"
+        assert reply.json()["errors"] == [{"at": at, "rule": rule}]
+        assert "planted" not in reply.text
+
+
+async def test_a_conversation_is_not_begun_under_an_odd_id(world: World) -> None:
+    for name in ("~Lg", "~Li4", "~YS9i", "~AAE", "a%00b", "~", "~!", "~YQ==", "a" * 257):
+        reply = await world.send(name, "hello")
+        assert reply.status_code == 422, name
+        assert reply.json()["type"] == "urn:turnkeeper:invalid-id"
+    assert await world.conversations.list() == []
+
+
+async def test_an_id_with_odd_characters_goes_as_base64url(world: World) -> None:
+    await world.answered("~w6RvIPCfkYs", "hello")  # "äo 👋"
+
+    (info,) = await world.conversations.list()
+    assert info.conversation_id == "äo 👋"
+    reply = await world.http.get("/v1/conversations/%C3%A4o%20%F0%9F%91%8B/state")
+    assert reply.json()["status"] == "finished"
+
+
+async def test_a_conversation_that_has_an_odd_id_already_goes_on(world: World) -> None:
+    await (await world.conversations["a/b"].send("hello")).end()
+
+    await world.answered("~YS9i", "again")
+
+    assert len(await world.conversations.list()) == 1
+
+
+# --- events --------------------------------------------------------------------------------------
+
+
+async def test_a_stream_has_every_event_with_its_cursor_and_says_why_it_ends(world: World) -> None:
+    await world.answered("alice", "hello")
+
+    events = await read_all(world, "/v1/conversations/alice/events?live=false")
+
+    assert kinds(events[:-1]) == ["turn_started", "user_message", "agent_message", "turn_ended"]
+    assert [int((event.id or "").split(".")[0]) for event in events[:-1]] == [1, 2, 3, 4]
+    assert (events[-1].event, events[-1].id) == ("end", None)
+    assert events[-1].json == {"why": "caught-up"}
+
+
+async def test_a_reader_that_comes_back_at_any_cursor_gets_the_rest_once(world: World) -> None:
+    await world.answered("alice", "one")
+    await world.answered("alice", "two")
+    path = "/v1/conversations/alice/events?live=false"
+    everything = await read_all(world, path)
+
+    for n, event in enumerate(everything[:-1]):
+        assert event.id is not None
+        by_header = await read_all(world, f"{path}&after=0", last_event_id=event.id)
+        by_address = await read_all(world, f"{path}&after={event.id}")
+        by_seq = await read_all(world, f"{path}&after={n + 1}")
+        assert by_header == by_address == by_seq == everything[n + 1 :]
+
+
+async def test_a_live_stream_shows_an_answer_as_it_is_written(world: World) -> None:
+    world.agent.hold("stream x")
+    async with reading(world.address, "/v1/conversations/alice/events?pieces=true") as events:
+        await world.send("alice", "stream x")
+        seen: list[Sse] = []
+        async for event in events:
+            seen.append(event)
+            if event.event == "piece" and len([e for e in seen if e.event == "piece"]) == 1:
+                world.agent.release("stream x")
+            if '"turn_ended"' in event.data:
+                break
+
+    pieces = [event for event in seen if event.event == "piece"]
+    assert "".join(str(piece.json["text"]) for piece in pieces) == "a(stream x)"
+    assert all(piece.id is None for piece in pieces)
+    assert '"a(stream x)"' in next(event.data for event in seen if "agent_message" in event.data)
+
+
+async def test_a_stream_that_waits_sends_comments() -> None:
+    limits = GatewayLimits(heartbeat_s=0.01)
+    async with (
+        gateway_world(limits=limits) as world,
+        reading(world.address, "/v1/conversations/alice/events") as events,
+    ):
+        assert (await anext(events)).is_comment
+        await world.answered("alice", "hello")
+        async for event in events:
+            if not event.is_comment:
+                break
+        assert kinds([event]) == ["turn_started"]
+
+
+async def test_a_cursor_of_a_deleted_conversation_is_gone(world: World) -> None:
+    await world.answered("alice", "hello")
+    path = "/v1/conversations/alice/events"
+    cursor = (await read_all(world, f"{path}?live=false"))[2].id
+    assert cursor is not None
+    await world.http.delete("/v1/conversations/alice")
+
+    async def seen() -> list[tuple[str, object]]:
+        events = await read_all(world, path, last_event_id=cursor)
+        return [(event.event, event.json.get("why")) for event in events]
+
+    assert await seen() == [("gone", None), ("end", "gone")]
+    await world.answered("alice", "another conversation")
+    assert await seen() == [("gone", None), ("end", "gone")]
+    page = await world.http.get(
+        path, params={"after": cursor}, headers={"Accept": "application/json"}
+    )
+    assert page.status_code == 410
+
+
+async def test_a_stream_of_a_conversation_that_is_deleted_ends_as_gone(world: World) -> None:
+    await world.answered("alice", "hello")
+    async with reading(world.address, "/v1/conversations/alice/events?after=4") as events:
+        await world.http.delete("/v1/conversations/alice")
+        seen = [(event.event, event.json.get("why")) async for event in events]
+
+    assert seen == [("gone", None), ("end", "conversation-deleted")]
+
+
+async def test_draining_ends_every_stream_with_a_word_and_refuses_messages(world: World) -> None:
+    await world.answered("alice", "hello")
+    async with reading(world.address, "/v1/conversations/alice/events?after=4") as events:
+        await world.app.drain(0)
+        assert [event.json async for event in events] == [{"why": "draining"}]
+
+    later = await read_all(world, "/v1/conversations/alice/events")
+    assert [event.json for event in later] == [{"why": "draining"}]
+    refused = await world.send("alice", "hello")
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert refused.json()["type"] == "urn:turnkeeper:draining"
+    assert (await world.http.get("/readyz")).status_code == 503
+    assert (await world.http.get("/healthz")).status_code == 200
+
+
+async def test_while_draining_a_stream_goes_on_until_the_turn_has_ended(world: World) -> None:
+    world.agent.hold("slow")
+    async with (
+        reading(world.address, "/v1/conversations/alice/events") as events,
+        anyio.create_task_group() as group,
+    ):
+        await world.send("alice", "slow")
+        await world.agent.reached["slow"].wait()
+        group.start_soon(world.app.drain, 60.0)
+        while (await world.http.get("/readyz")).status_code == 200:
+            pass
+        world.agent.release("slow")
+        seen = [event.json async for event in events]
+
+    assert '"completed"' in json.dumps(seen[-2])
+    assert seen[-1] == {"why": "draining"}
+
+
+async def test_events_come_in_pages_as_json(world: World) -> None:
+    await world.answered("alice", "one")
+    await world.answered("alice", "two")
+    path = "/v1/conversations/alice/events"
+
+    found: list[object] = []
+    after, has_more = "0", True
+    while has_more:
+        page = await world.http.get(
+            path, params={"after": after, "limit": 3}, headers={"Accept": "application/json"}
+        )
+        found += page.json()["events"]
+        after, has_more = page.json()["cursor"], page.json()["has_more"]
+
+    streamed = await read_all(world, f"{path}?live=false")
+    assert found == [event.json for event in streamed[:-1]]
+
+
+async def test_more_streams_than_there_may_be_end_at_once() -> None:
+    async with (
+        gateway_world(limits=GatewayLimits(streams_max=1)) as world,
+        reading(world.address, "/v1/conversations/alice/events"),
+    ):
+        # The first is counted once it waits; a later one is turned away.
+        while not world.app._service.streams.is_full:
+            await world.http.get("/healthz")
+        events = await read_all(world, "/v1/conversations/alice/events")
+
+    assert [event.json for event in events] == [{"why": "overloaded"}]

@@ -1,0 +1,275 @@
+"""What runs, what was, and what operators ask: each route by what it does to the conversation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from turnkeeper.actors import MemoryJournal, ModelResponse, ScriptedModel, ToolAgent, ToolCall
+from turnkeeper.actors.events import ObservationEvent
+from turnkeeper.actors.journals.transfer import export_lines, import_lines
+
+from .worlds import World, gateway_world
+
+pytestmark = pytest.mark.anyio
+
+MERGE = {"Content-Type": "application/merge-patch+json"}
+HERE = "/v1/conversations/alice"
+
+
+async def refund(order: int) -> str:
+    """Pay an order back."""
+    return f"order {order} is paid back"
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with gateway_world() as world:
+        yield world
+
+
+async def test_the_state_at_a_seq_is_that_of_the_library(world: World) -> None:
+    await world.answered("alice", "one")
+    await world.answered("alice", "two")
+
+    for seq in range(9):
+        state = (await world.http.get(f"{HERE}/state", params={"at": seq})).json()
+        folded = await world.conversations["alice"].at(seq)
+        assert state["seq"] == seq
+        assert state["status"] == folded.agent_execution_status.value.lower()
+        view = (await world.http.get(f"{HERE}/view", params={"at": seq})).json()
+        assert [event["id"] for event in view["events"]] == [event.id for event in folded.view]
+    beyond = await world.http.get(f"{HERE}/state", params={"at": 9})
+    assert beyond.status_code == 422
+
+
+async def test_the_state_tells_what_runs_and_what_waits(world: World) -> None:
+    world.agent.hold("slow")
+    running = (await world.send("alice", "slow", idempotency_key="m1")).json()
+    await world.send("alice", "next", idempotency_key="m2")
+
+    state = (await world.http.get(f"{HERE}/state")).json()
+
+    assert state["running"] == {"turn_id": running["turn_id"], "message_ids": ["m1"]}
+    assert [message["message_id"] for message in state["queued"]] == ["m2"]
+    world.agent.release("slow")
+
+
+async def test_a_turn_is_asked_for_by_its_message(world: World) -> None:
+    world.agent.hold("slow")
+    sent = (await world.send("alice", "slow", idempotency_key="a/1")).json()
+    place = f"{HERE}/messages/~YS8x/turn"
+
+    running = (await world.http.get(place)).json()
+    world.agent.release("slow")
+    ended = (await world.http.get(place, headers={"Prefer": "wait=60"})).json()
+
+    assert running == {name: sent[name] for name in ("message_id", "seq", "turn_id")} | {
+        "end": None
+    }
+    assert ended["end"]["outcome"] == "completed"
+    assert (await world.http.get(place)).json() == ended
+    unknown = await world.http.get(f"{HERE}/messages/other/turn")
+    assert unknown.json()["type"] == "urn:turnkeeper:message-not-found"
+
+
+async def test_an_interrupt_hits_the_turn_that_was_seen_alone(world: World) -> None:
+    world.agent.hold("slow")
+    sent = (await world.send("alice", "slow", idempotency_key="m1")).json()
+    await world.agent.reached["slow"].wait()
+
+    late = await world.http.post(f"{HERE}/interrupt", json={"turn_id": "another"})
+    hit = await world.http.post(f"{HERE}/interrupt", json={"turn_id": sent["turn_id"]})
+
+    assert (late.json(), hit.json()) == ({"changed": False}, {"changed": True})
+    ended = (await world.http.get(f"{HERE}/messages/m1/turn")).json()
+    assert ended["end"]["outcome"] == "interrupted"
+    nowhere = await world.http.post("/v1/conversations/none/interrupt", json={})
+    assert nowhere.status_code == 404
+
+
+async def test_undo_takes_the_newest_turn_back_and_returns_its_messages(world: World) -> None:
+    await world.answered("alice", "one")
+    await world.answered("alice", "two")
+
+    undone = (await world.http.post(f"{HERE}/undo")).json()
+
+    assert [message["content"] for message in undone["messages"]] == ["two"]
+    view = (await world.http.get(f"{HERE}/view")).json()
+    assert [event["content"] for event in view["events"]] == ["one", "a(one)"]
+
+
+async def test_a_title_and_labels_are_changed_by_a_merge_patch(world: World) -> None:
+    await world.answered("alice", "one")
+
+    async def patch(body: object) -> tuple[object, object]:
+        reply = await world.http.patch(HERE, json=body, headers=MERGE)
+        return reply.json()["title"], reply.json()["labels"]
+
+    assert await patch({"title": "Books", "labels": {"a": "1", "b": "2"}}) == (
+        "Books",
+        {"a": "1", "b": "2"},
+    )
+    assert await patch({"labels": {"a": None, "c": "3"}}) == ("Books", {"b": "2", "c": "3"})
+    assert await patch({}) == ("Books", {"b": "2", "c": "3"})
+    assert await patch({"title": None, "labels": None}) == ("", {})
+    assert (await world.http.get(HERE)).json()["status"] == "finished"
+    for labels in ({"planted": 1}, ["planted"], {"planted": {"planted": None}}):
+        refused = await world.http.patch(HERE, json={"labels": labels})
+        assert refused.json()["errors"] == [{"at": ["body", "labels"], "rule": "object_type"}]
+        assert "planted" not in refused.text
+
+
+async def test_a_pause_holds_and_a_resume_lets_go_on(world: World) -> None:
+    await world.answered("alice", "one")
+
+    assert (await world.http.post(f"{HERE}/pause")).json() == {"changed": True}
+    assert (await world.http.post(f"{HERE}/pause")).json() == {"changed": False}
+    sent = await world.send("alice", "two", idempotency_key="m2")
+    assert sent.json()["waits_for"] == "resume"
+    assert (await world.http.get(f"{HERE}/state")).json()["status"] == "paused"
+    assert (await world.http.post(f"{HERE}/resume")).json() == {"changed": True}
+
+    again = await world.send("alice", "two", idempotency_key="m2", prefer="wait=60")
+    assert again.json()["end"]["reply"] == "a(two)"
+
+
+async def test_a_turn_is_retracted_from_the_view_and_stays_in_the_log(world: World) -> None:
+    turn_id = (await world.answered("alice", "one")).json()["turn_id"]
+
+    reply = await world.http.post(f"{HERE}/retract", json={"turn_id": turn_id})
+
+    assert reply.json() == {"seq": 5}
+    assert (await world.http.get(f"{HERE}/view")).json()["events"] == []
+    again = await world.http.post(f"{HERE}/retract", json={"turn_id": turn_id})
+    assert again.json()["type"] == "urn:turnkeeper:nothing-to-retract"
+
+
+async def test_a_fork_begins_with_the_log_up_to_its_place(world: World) -> None:
+    await world.answered("alice", "one")
+    await world.answered("alice", "two")
+
+    made = await world.http.post(f"{HERE}/fork", json={"id": "bob", "at": 4})
+    again = await world.http.post(f"{HERE}/fork", json={"id": "bob", "at": 4})
+
+    assert (made.status_code, made.headers["Location"]) == (201, "/v1/conversations/bob")
+    assert again.json()["type"] == "urn:turnkeeper:conversation-exists"
+    view = (await world.http.get("/v1/conversations/bob/view")).json()
+    assert [event["content"] for event in view["events"]] == ["one", "a(one)"]
+
+
+async def test_a_fork_is_not_made_under_an_odd_id(world: World) -> None:
+    await world.answered("alice", "one")
+
+    for name in ("", ".", "..", "a/b", "\x07", "a" * 257):
+        made = await world.http.post(f"{HERE}/fork", json={"id": name})
+        assert made.json()["type"] == "urn:turnkeeper:invalid-id"
+    assert len(await world.conversations.list()) == 1
+
+
+async def test_a_deletion_gives_its_receipt(world: World) -> None:
+    await world.answered("alice", "one")
+    await world.http.post(f"{HERE}/fork", json={"id": "bob"})
+
+    receipt = await world.http.delete(HERE)
+
+    assert receipt.json() == {
+        "kept": 4,
+        "forks": ["bob"],
+        "forks_of_others": 0,
+        "is_erased": True,
+    }
+    assert (await world.http.get(f"{HERE}/state")).status_code == 404
+    assert (await world.http.delete(HERE)).status_code == 404
+
+
+async def test_conversations_are_listed_by_pages(world: World) -> None:
+    for name in ("a", "b", "c"):
+        await world.answered(name, "one")
+
+    first = (await world.http.get("/v1/conversations", params={"limit": 2})).json()
+    rest = (await world.http.get("/v1/conversations", params={"after": "b"})).json()
+
+    assert [row["id"] for row in first["conversations"]] == ["a", "b"]
+    assert first["has_more"]
+    assert [row["id"] for row in rest["conversations"]] == ["c"]
+    assert not rest["has_more"]
+
+
+async def test_an_export_can_be_imported_again(world: World) -> None:
+    await world.answered("alice", "one")
+
+    lines = (await world.http.get(f"{HERE}/export")).text.splitlines()
+
+    async with MemoryJournal() as other:
+        await import_lines(other, lines)
+        assert [line async for line in export_lines(other)] == lines
+
+
+async def test_a_sound_log_is_verified(world: World) -> None:
+    await world.answered("alice", "one")
+
+    assert (await world.http.post(f"{HERE}/verify")).json() == {"events": 4, "is_sound": True}
+    assert (await world.http.post("/v1/conversations/none/verify")).status_code == 404
+
+
+async def test_what_admission_refused_is_shown(world: World) -> None:
+    await world.answered("alice", "one")
+    result = ObservationEvent(tool_call_id="never called", content="x")
+    with pytest.raises(Exception, match="unmatched_tool_result"):
+        await world.conversations["alice"].append(result)
+
+    (rejected,) = (await world.http.get(f"{HERE}/rejections")).json()["rejections"]
+
+    assert rejected["violation"] == "unmatched_tool_result"
+    assert rejected["event"]["id"] == result.id
+
+
+async def test_operators_see_the_actors_and_dead_letters_without_messages(world: World) -> None:
+    await world.answered("alice", "planted")
+
+    tree = (await world.http.get("/v1/runtime/tree")).text
+    letters = (await world.http.get("/v1/dead-letters")).json()
+
+    assert "alice" in tree
+    assert "planted" not in tree
+    assert letters == {"count": 0, "by_reason": {}}
+
+
+async def test_a_caller_is_told_who_it_is(world: World) -> None:
+    assert (await world.http.get("/v1/self")).json() == {"principal": None, "scopes": None}
+
+
+async def test_what_is_not_there_is_told_as_a_problem(world: World) -> None:
+    nowhere = await world.http.get("/v1/nowhere")
+    other_method = await world.http.put(f"{HERE}/state", json={})
+
+    assert (nowhere.status_code, nowhere.json()["type"]) == (404, "urn:turnkeeper:not-found")
+    assert other_method.json()["type"] == "urn:turnkeeper:method-not-allowed"
+    assert json.loads(other_method.text)["status"] == other_method.status_code == 405
+
+
+async def test_calls_are_answered_one_by_one() -> None:
+    calls = [ToolCall("refund", {"order": n}) for n in (1, 2)]
+    model = ScriptedModel([ModelResponse(calls=calls), "done"])
+    agent = ToolAgent(model, [refund], confirm=["refund"])
+    async with gateway_world(agent) as world:
+        await world.send("alice", "both")
+        awaiting: list[str] = []
+        while not awaiting:
+            state = await world.http.get(f"{HERE}/state")
+            awaiting = state.json().get("awaiting", [])
+        answers = {awaiting[0]: True, awaiting[1]: "not this one"}
+
+        part = await world.http.post(f"{HERE}/answer", json={"answers": {awaiting[0]: True}})
+        whole = await world.http.post(f"{HERE}/answer", json={"answers": answers})
+        again = await world.http.post(f"{HERE}/answer", json={"answers": answers})
+        page = await world.http.get(f"{HERE}/events", headers={"Accept": "application/json"})
+
+    assert part.json()["type"] == "urn:turnkeeper:not-confirmable"
+    assert sorted(part.json()["awaiting"]) == sorted(awaiting)
+    assert whole.json() == again.json() == {"answered": sorted(awaiting)}
+    kinds = [logged["event"]["kind"] for logged in page.json()["events"]]
+    assert "user_reject" in kinds

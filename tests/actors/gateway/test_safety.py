@@ -1,0 +1,441 @@
+"""What a stranger may not do; the tests of every route are made from the table of routes."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from tests.actors.conversations.worlds import HeldAgent
+from turnkeeper.actors import Conversations, MemoryJournal, gateway
+from turnkeeper.actors.errors import InvalidInput
+from turnkeeper.actors.gateway.access import Rates
+from turnkeeper.actors.gateway.application import ROUTERS
+from turnkeeper.actors.gateway.guard import is_deeper
+from turnkeeper.actors.gateway.names import (
+    Cursor,
+    from_path,
+    parse_cursor,
+    stored_id,
+    to_path,
+    wire_id,
+)
+from turnkeeper.actors.gateway.service import action_of
+
+from .worlds import BOUND_S, JSON, gateway_world, reading
+
+pytestmark = pytest.mark.anyio
+
+OPEN = {"/healthz", "/readyz"}
+TOKENS = {name: f"{name}-{'t' * 40}" for name in ("alice", "bob", "reader", "admin", "operator")}
+SCOPES = {"reader": "read", "admin": "admin", "operator": "inspector"}
+
+
+def token_file(folder: Path) -> Path:
+    path = folder / "tokens"
+    lines = [
+        f"{hashlib.sha256(token.encode()).hexdigest()} {name} {SCOPES.get(name, 'read,write')}"
+        for name, token in TOKENS.items()
+    ]
+    path.write_text("# comment\n\n" + "\n".join(lines))
+    return path
+
+
+class Place(NamedTuple):
+    """One method of one route."""
+
+    method: str
+    path: str
+    route: APIRoute
+
+    @property
+    def address(self) -> str:
+        return self.path.format(conversation_id="chat", message_id="m1")
+
+    @property
+    def body(self) -> dict[str, object] | None:
+        """A valid body, if the route takes one: its texts are planted."""
+        if self.route.body_field is None:
+            return None
+        schema = self.route.body_field.field_info.annotation
+        assert isinstance(schema, type), schema
+        assert issubclass(schema, BaseModel), schema
+        fields = schema.model_fields.items()
+        return {name: "planted" for name, field in fields if field.is_required()}
+
+    @property
+    def is_open(self) -> bool:
+        return self.path in OPEN
+
+    @property
+    def action(self) -> str | None:
+        found = [action_of(each.call) for each in self.route.dependant.dependencies]
+        (action,) = found or [None]
+        return action
+
+
+def places() -> Sequence[Place]:
+    """Every route of the gateway, but for the OpenAPI document."""
+    return [
+        Place(method, route.path, route)
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute)
+        for method in sorted(route.methods or ())
+    ]
+
+
+EVERYWHERE = places()
+GUARDED = [place for place in EVERYWHERE if not place.is_open]
+WRITING = [place for place in EVERYWHERE if place.method != "GET"]
+
+
+class Guarded(NamedTuple):
+    conversations: Conversations
+    app: gateway.Gateway
+    http: httpx.AsyncClient
+
+    async def ask(
+        self, method: str, address: str, token: str | None = None, **headers: str
+    ) -> httpx.Response:
+        """Send a request; a message says "planted"."""
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        body = {"content": "planted"} if address.endswith("/messages") else None
+        return await self.http.request(method, address, json=body, headers=headers)
+
+    async def call(
+        self, place: Place, token: str | None = None, query: str = "", **headers: str
+    ) -> httpx.Response:
+        """Send a request as the route takes it."""
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        return await self.http.request(
+            place.method, place.address + query, json=place.body, headers=headers
+        )
+
+
+@pytest.fixture(scope="module")
+async def guarded(
+    anyio_backend: object, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Guarded]:
+    """A gateway with tokens, for tests that change nothing or name conversations of their own."""
+    tokens = gateway.BearerTokens.from_file(token_file(tmp_path_factory.mktemp("tokens")))
+    async with opened(gateway.GatewayLimits(requests_at_once=10_000), tokens) as world:
+        yield world
+
+
+@asynccontextmanager
+async def opened(
+    limits: gateway.GatewayLimits, authenticate: gateway.Authenticate | None
+) -> AsyncIterator[Guarded]:
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        app = gateway.app(conversations, authenticate=authenticate, limits=limits)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", headers=JSON, timeout=BOUND_S
+        ) as client:
+            yield Guarded(conversations, app, client)
+
+
+def test_the_table_has_every_route_that_the_gateway_documents() -> None:
+    app = gateway.app(Conversations(HeldAgent(), journal=MemoryJournal()))
+    documented = {
+        (method.upper(), path)
+        for path, methods in app.api.openapi()["paths"].items()
+        for method in methods
+    }
+    assert {(place.method, place.path) for place in places()} == documented
+
+
+# --- every route: one test for all of them, since each request takes a millisecond ---------------
+
+
+def test_a_route_says_what_it_does() -> None:
+    for place in GUARDED:
+        assert place.action is not None, place
+        assert (place.action == "write") <= (place.method != "GET"), place
+
+
+async def test_without_a_known_token_no_route_answers(guarded: Guarded) -> None:
+    alice = TOKENS["alice"]
+    for place in GUARDED:
+        for token in (None, "", "x" * 40, "short", alice.upper(), alice[:-1], "t" * 5_000):
+            reply = await guarded.call(place, token)
+            assert reply.status_code == 401, place
+            assert reply.headers["WWW-Authenticate"] == "Bearer"
+        for query in (f"?access_token={alice}", f"?token={alice}"):
+            assert (await guarded.call(place, query=query)).status_code == 401, place
+        basic = await guarded.call(place, Authorization=f"Basic {alice}")
+        assert basic.status_code == 401, place
+
+
+async def test_a_scope_is_for_its_routes_alone(guarded: Guarded) -> None:
+    allowed = {"reader": {"read"}, "operator": {"inspector"}, "alice": {"read", "write"}}
+    for place in GUARDED:
+        for name, actions in allowed.items():
+            if place.action not in actions:
+                reply = await guarded.call(place, TOKENS[name])
+                assert reply.status_code == 403, place
+
+
+async def test_a_page_of_another_site_cannot_write(guarded: Guarded) -> None:
+    token = TOKENS["alice"]
+    for place in WRITING:
+        for origin in ("https://evil.example", "null", "http://localhost.evil.example"):
+            refused = await guarded.call(place, token, Origin=origin)
+            assert refused.json()["type"] == "urn:turnkeeper:foreign-origin", place
+        for form in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+            refused = await guarded.call(place, token, **{"Content-Type": form})
+            assert refused.status_code == 415, place
+        own = await guarded.call(place, token, Origin="http://localhost")
+        assert own.status_code not in (403, 415), place
+
+
+async def test_a_server_answers_to_its_own_names_alone(guarded: Guarded) -> None:
+    for place in EVERYWHERE:
+        for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io:80", "", "[::2]"):
+            refused = await guarded.call(place, TOKENS["alice"], Host=host)
+            assert refused.status_code == 421, place
+
+
+async def test_no_other_origin_is_let_in_by_a_header(guarded: Guarded) -> None:
+    for place in EVERYWHERE:
+        reply = await guarded.call(
+            place, TOKENS["reader"], "?live=false", Origin="http://localhost"
+        )
+        assert not [name for name in reply.headers if name.startswith("access-control")], place
+        assert reply.headers["X-Content-Type-Options"] == "nosniff", place
+        assert "default-src 'none'" in reply.headers["Content-Security-Policy"], place
+
+
+async def test_what_is_too_large_or_too_deep_is_refused_by_every_route(guarded: Guarded) -> None:
+    async def refusal(place: Place, content: bytes) -> str:
+        reply = await guarded.http.request(place.method, place.address, content=content)
+        kind: str = reply.json()["type"]
+        return kind
+
+    for place in EVERYWHERE:
+        assert await refusal(place, b"[" * 10_000) == "urn:turnkeeper:too-deep", place
+        assert await refusal(place, b" " * ((4 << 20) + 1)) == "urn:turnkeeper:too-large", place
+        reply = await guarded.call(place, **{"X-Filler": "x" * 20_000})
+        assert reply.status_code == 431, place
+
+
+async def test_a_header_that_decides_something_comes_once(guarded: Guarded) -> None:
+    for place in EVERYWHERE:
+        for name in ("authorization", "host", "idempotency-key", "content-length"):
+            headers = [("Host", "localhost"), *JSON.items(), (name, "1"), (name, "2")]
+            reply = await guarded.http.request(place.method, place.address, headers=headers)
+            assert reply.json()["type"] == "urn:turnkeeper:malformed", place
+
+
+# --- principals ----------------------------------------------------------------------------------
+
+
+async def test_what_another_has_looks_as_if_it_did_not_exist(guarded: Guarded) -> None:
+    await guarded.ask("POST", "/v1/conversations/secret/messages", TOKENS["alice"])
+    await guarded.ask("POST", "/v1/conversations/mine/messages", TOKENS["bob"])
+
+    for address in ("state", "view", "rejections", "export", "events?live=false"):
+        headers = {"Accept": "application/json"}
+        foreign, absent = [
+            await guarded.ask(
+                "GET", f"/v1/conversations/{name}/{address}", TOKENS["bob"], **headers
+            )
+            for name in ("secret", "never")
+        ]
+        assert foreign.status_code == 404
+        assert foreign.content == absent.content
+        assert foreign.headers == absent.headers
+    # Neither a name taken nor a fork's name tells of it.
+    for name in ("secret", "fresh"):
+        made = await guarded.http.post(
+            "/v1/conversations/mine/fork",
+            json={"id": name},
+            headers={"Authorization": f"Bearer {TOKENS['bob']}"},
+        )
+        assert made.status_code == 201
+    listed = await guarded.ask("GET", "/v1/conversations", TOKENS["bob"])
+    assert {row["id"] for row in listed.json()["conversations"]} == {"mine", "secret", "fresh"}
+    for address in ("alice%2Fsecret", "..%2Falice%2Fsecret", to_path("alice/secret")):
+        reply = await guarded.ask("GET", f"/v1/conversations/{address}/state", TOKENS["bob"])
+        assert reply.status_code == 404
+
+
+async def test_an_administrator_sees_the_ids_as_they_are_stored(guarded: Guarded) -> None:
+    await guarded.ask("POST", "/v1/conversations/known/messages", TOKENS["alice"])
+
+    place = f"/v1/conversations/{to_path('alice/known')}"
+    reply = await guarded.ask("GET", f"{place}/state", TOKENS["admin"])
+
+    assert reply.status_code == 200
+
+
+async def test_a_fork_of_another_principal_is_counted_and_not_named(guarded: Guarded) -> None:
+    await guarded.ask("POST", "/v1/conversations/parent/messages", TOKENS["alice"])
+    await guarded.conversations["alice/parent"].fork("bob/planted-name")
+
+    receipt = await guarded.ask("DELETE", "/v1/conversations/parent", TOKENS["alice"])
+
+    assert (receipt.json()["forks"], receipt.json()["forks_of_others"]) == ([], 1)
+    page = await guarded.ask(
+        "GET",
+        "/v1/conversations/planted-name/events",
+        TOKENS["bob"],
+        Accept="application/json",
+    )
+    assert "alice" not in page.text
+
+
+async def test_one_principal_cannot_use_up_what_another_may_send(tmp_path: Path) -> None:
+    tokens = gateway.BearerTokens.from_file(token_file(tmp_path))
+    limits = gateway.GatewayLimits(requests_per_s=0.001, requests_at_once=2)
+    async with opened(limits, tokens) as world:
+        found = [
+            await world.ask("GET", "/v1/self", TOKENS[name])
+            for name in ("alice", "alice", "alice", "bob")
+        ]
+
+    assert [reply.status_code for reply in found] == [200, 200, 429, 200]
+    assert int(found[2].headers["Retry-After"]) > 0
+
+
+def test_a_rate_fills_again_with_time() -> None:
+    now = 0.0
+    rates = Rates(lambda: now, per_s=2, burst=2)
+    assert [rates.take("alice") for _ in range(3)] == [0, 0, 1]
+    now = 0.5
+    assert [rates.take("alice") for _ in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "# none", "abc alice read", f"{'a' * 64} alice", f"{'a' * 64} alice read,all", "a b c d"],
+)
+def test_a_token_file_that_cannot_be_used_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(line)
+    with pytest.raises(InvalidInput):
+        gateway.BearerTokens.from_file(path)
+
+
+# --- ids and cursors -----------------------------------------------------------------------------
+
+texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+
+
+@given(texts, texts, texts, texts)
+def test_no_two_ids_of_principals_share_a_stored_one(
+    owner: str, name: str, other: str, other_name: str
+) -> None:
+    stored = stored_id(owner, name)
+    assert wire_id(owner, stored) == name
+    assert (stored == stored_id(other, other_name)) == ((owner, name) == (other, other_name))
+    if other != owner:
+        assert wire_id(other, stored) is None
+
+
+@given(texts)
+def test_an_id_goes_through_a_path_in_one_spelling(name: str) -> None:
+    part = to_path(name)
+    assert part.isascii()
+    assert "/" not in part
+    assert from_path(part) == name
+
+
+@given(st.integers(1, 1 << 40), texts)
+def test_a_cursor_comes_back_as_it_was_sent(seq: int, event_id: str) -> None:
+    sent = str(Cursor(seq, event_id))
+    assert sent.isascii()
+    assert sent.isprintable()
+    assert parse_cursor(sent) == Cursor(seq, event_id)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.", "1e3", "٣", "9" * 400, ".a"])
+def test_what_is_no_cursor_is_refused(text: str) -> None:
+    assert parse_cursor(text) is None
+
+
+@given(
+    st.recursive(
+        st.lists(st.text(max_size=4), max_size=2),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+        max_leaves=8,
+    )
+)
+def test_the_nesting_of_a_body_is_counted_without_its_texts(value: object) -> None:
+    def depth(of: object) -> int:
+        if isinstance(of, dict):
+            return 1 + max(map(depth, of.values()), default=0)
+        return 1 + max(map(depth, of), default=0) if isinstance(of, list) else 0
+
+    body = httpx.Request("POST", "http://x", json=value).content
+    assert not is_deeper(body, depth(value))
+    assert is_deeper(body, depth(value) - 1)
+
+
+# --- slow and broken clients ---------------------------------------------------------------------
+
+
+async def test_a_body_that_does_not_arrive_is_not_waited_for() -> None:
+    limits = gateway.GatewayLimits(body_s=0.05)
+    async with gateway_world(limits=limits) as world:
+        host, _, port = world.address.removeprefix("http://").partition(":")
+        async with await anyio.connect_tcp(host, int(port)) as stream:
+            await stream.send(
+                f"POST /v1/conversations/a/messages HTTP/1.1\r\nHost: {host}\r\n"
+                "Content-Type: application/json\r\nContent-Length: 10\r\n\r\n{".encode()
+            )
+            assert b" 408 " in await stream.receive()
+
+
+async def test_a_client_that_takes_nothing_is_cut_off_and_forgotten() -> None:
+    limits = gateway.GatewayLimits(write_stall_s=0.5)
+    async with gateway_world(limits=limits) as world:
+        for _ in range(16):  # more than the buffers on the way hold
+            await (await world.conversations["alice"].send("x" * 1_000_000)).end()
+        async with reading(world.address, "/v1/conversations/alice/events"):
+            while world.app._service.streams.count:  # noqa: ASYNC110 - it takes nothing meanwhile
+                await anyio.sleep(0.01)
+
+
+# --- logs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log_lines(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.DEBUG):
+        yield caplog
+
+
+async def test_no_log_line_has_a_word_of_a_message_or_a_token(
+    log_lines: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = gateway.BearerTokens.from_file(token_file(tmp_path))
+    async with opened(gateway.GatewayLimits(), tokens) as world:
+        for place in places():
+            await world.call(place, TOKENS["alice"], "?live=false")
+
+        async def fails(*_: object, **__: object) -> None:
+            raise RuntimeError("planted")
+
+        monkeypatch.setattr("turnkeeper.actors.conversations.conversation.Conversation.send", fails)
+        reply = await world.ask("POST", "/v1/conversations/chat/messages", TOKENS["alice"])
+
+    assert reply.json()["type"] == "urn:turnkeeper:internal"
+    failed = [line for line in log_lines.messages if "request failed" in line]
+    assert len(failed) == 1
+    assert "RuntimeError" in failed[0]
+    assert not [line for line in log_lines.messages if "planted" in line or TOKENS["alice"] in line]
