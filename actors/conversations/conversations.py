@@ -120,25 +120,31 @@ class Conversations:
     ) -> None:
         """Nothing is opened yet. Raises `InvalidInput`.
 
-        `recover`: take up "on_enter", and from then on, what crashed processes left unfinished; or
-        leave each conversation as it is until the next "on_message". `recover_every_s`: the seconds
-        between two looks at the journal, give or take a quarter; by default as long as
-        `PostgresJournal`'s lease. `recover_max`: how many are taken up at once.
+        What the agent sees and says:
+        `system_prompt`: takes effect when a conversation begins. `on_overlap`: the effect of a chat
+        message on the turn that runs, unless `send` names another. `queued_messages_max`: how many
+        chat messages may wait; then `QueueFull`. `answer_length_max`: the most characters of one
+        answer; the turn of a longer one fails with `AnswerTooLong`. `condenser`: proposes what of a
+        long view to forget. `configure`: returns the settings of one conversation, by its id, each
+        time that it is opened.
 
-        `unfinished`: "end" a turn that a crash cut off as interrupted, or "resume" it, which needs
-        a resumable agent; tools run again only if they are declared idempotent. `configure`:
-        returns the settings of the conversation of this id, called each time it is opened.
+        After a crash:
+        `recover`: "on_enter" takes up what crashed processes left unfinished, on entering and from
+        then on; "on_message" leaves a conversation as it is until its next message.
+        `recover_every_s`: the seconds between two looks at the journal, give or take a quarter; by
+        default as long as `PostgresJournal`'s lease. `recover_max`: how many conversations are
+        taken up at once. `unfinished`: "end" ends a turn that was cut off, as interrupted; "resume"
+        goes on with it, which needs a resumable agent, and runs a tool again only if it is declared
+        idempotent.
 
-        `answer_length_max`: the most characters of one answer; the turn of a longer one fails with
-        `AnswerTooLong`.
-
-        `runtime`: run in this one; otherwise in one of its own, which ends with it. `idle_s`:
-        seconds after which an idle conversation is passivated (None: never). `active_max`: how
-        many may be active before the least recently used idle one is passivated. `verify`: how
-        often, after a commit, the view is rebuilt from the log on the side and compared, which
-        costs a read of the log. `park_s`: how many seconds a result that came before its call may
-        be parked. `limits`: the bounds on memory. `name`: the region's, for several `Conversations`
-        in one runtime.
+        Resources:
+        `runtime`: the one to run in; by default one of its own, which ends with it. `name`: the
+        region's, which differs for several `Conversations` in one runtime. `idle_s`: seconds after
+        which an idle conversation is passivated (None: never). `active_max`: how many may be active
+        before the one that has been idle longest is passivated. `limits`: the bounds on memory.
+        `park_s`: how many seconds a result that came before its call may be parked. `verify`: how
+        often, after a commit, the view is built again from the log and compared, which costs a read
+        of the log.
         """
         # Loads the events and the owner: most of the time that importing this library would take.
         from ..core.commands import check_overlap

@@ -249,7 +249,7 @@ class Turn:
 
     @property
     def waits_for(self) -> Literal["resume", "confirmation"] | None:
-        """What the turn had to wait for when this was sent or found running; None: for nothing."""
+        """The decision of the user that the turn waited for when this was sent or found running."""
         return self._sent.waits_for
 
     async def reply(self) -> str:

@@ -234,7 +234,7 @@ class ConversationState:
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} of {self.conversation_id} at seq {self.seq}, "
+            f"<{type(self).__name__} of {self.conversation_id!r} at seq {self.seq}, "
             f"{self.agent_execution_status}>"
         )
 
