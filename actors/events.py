@@ -190,6 +190,9 @@ class LLMConvertibleEvent(Event):
 class SystemPromptEvent(LLMConvertibleEvent):
     kind: Literal["system_prompt"] = "system_prompt"
     content: str
+    goes_first: bool = False
+    """It takes the place of the system prompt that the view begins with; without one, it goes
+    before all else. Otherwise it stands where it came."""
 
     def to_llm_message(self) -> LLMMessage:
         return frozen(role="system", content=self.content)

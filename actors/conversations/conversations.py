@@ -53,7 +53,7 @@ from ..values.text import check_id, check_text
 if TYPE_CHECKING:
     from ..core.commands import Command, OnOverlap, Query
     from ..core.condensation import Condenser
-    from ..core.working_state import Unfinished, WhileDraining
+    from ..core.working_state import PromptPolicy, Unfinished, WhileDraining
     from ..owner.actor import ConversationActor, Setup, Verify
     from ..owner.draining import Drained
     from ..owner.recovery import Look
@@ -82,7 +82,8 @@ class ConversationConfig:
 
     agent: Agent | None = None
     system_prompt: str | None = None
-    """Takes effect when the conversation begins."""
+    """Takes effect when the next turn starts; with the policy `pinned`, when the conversation
+    begins."""
     on_overlap: OnOverlap | None = None
 
 
@@ -101,6 +102,7 @@ class Conversations:
         journal: Journal,
         runtime: Runtime | None = None,
         system_prompt: str | None = None,
+        prompt_policy: PromptPolicy = "current",
         on_overlap: OnOverlap = "queue",
         queued_messages_max: int = 256,
         answer_length_max: int = ANSWER_LENGTH_MAX,
@@ -121,7 +123,9 @@ class Conversations:
         """Nothing is opened yet. Raises `InvalidInput`.
 
         What the agent sees and says:
-        `system_prompt`: takes effect when a conversation begins. `on_overlap`: the effect of a chat
+        `system_prompt`: where a conversation begins. `prompt_policy`: if it began with another one,
+        the model sees the "current" one from the next turn on, in the place of the other; "pinned"
+        keeps the conversation's own. `on_overlap`: the effect of a chat
         message on the turn that runs, unless `send` names another. `queued_messages_max`: how many
         chat messages may wait; then `QueueFull`. `answer_length_max`: the most characters of one
         answer; the turn of a longer one fails with `AnswerTooLong`. `condenser`: proposes what of a
@@ -149,7 +153,7 @@ class Conversations:
         # Loads the events and the owner: most of the time that importing this library would take.
         from ..core.commands import check_overlap
         from ..core.condensation import NoCondenser
-        from ..core.working_state import ConversationSettings, Unfinished
+        from ..core.working_state import ConversationSettings, PromptPolicy, Unfinished
         from ..owner.actor import Setup, Verify
         from ..owner.draining import Drain
         from ..owner.subscriptions import Subscriptions
@@ -162,6 +166,10 @@ class Conversations:
             )
         if answer_length_max < 1:
             raise InvalidInput(f"answer_length_max is {answer_length_max}; it takes 1 or more")
+        if prompt_policy not in get_args(PromptPolicy):
+            raise InvalidInput(
+                f'prompt_policy is {prompt_policy!r}; it takes "current" or "pinned"'
+            )
         check_overlap(on_overlap)
         _check_agent(agent)
         _check_system_prompt(system_prompt)
@@ -198,6 +206,7 @@ class Conversations:
                 on_overlap=on_overlap,
                 queued_messages_max=queued_messages_max,
                 system_prompt=system_prompt,
+                prompt_policy=prompt_policy,
                 unfinished=unfinished,
                 is_resumable=_is_resumable(agent),
                 answer_length_max=answer_length_max,

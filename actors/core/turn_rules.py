@@ -7,7 +7,6 @@ tables in `docs/turns.md` show the outcome of each way to overlap.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import TypeAlias, TypeGuard, assert_never
 
 from turnkeeper.runtime import InvariantViolation
@@ -185,7 +184,8 @@ def _begin_with(draft: Draft, command: Send, *, overlapped: OnOverlap | None = N
     stop = (StopTurn(running.turn_id),) if running is not None else ()
     if draft.working.draining:
         queued = _queue(draft, command, overlapped=overlapped)
-        return replace(queued, effects=stop, is_answer_over=True)
+        return draft.decision(queued.reply, effects=stop, is_answer_over=True)
+    _add_changed_prompt(draft)
     turn_id = draft.stamp.new_id()
     draft.add(TurnStartedEvent, turn_id=turn_id)
     draft.add(
@@ -207,6 +207,17 @@ def add_first_prompt(draft: Draft) -> None:
     prompt = draft.working.settings.system_prompt
     if not draft.working.state.seq and prompt is not None:
         draft.add(SystemPromptEvent, content=prompt)
+
+
+def _add_changed_prompt(draft: Draft) -> None:
+    """Before a turn, put the application's system prompt in the place of another one."""
+    settings, state = draft.working.settings, draft.working.state
+    prompt = settings.system_prompt
+    if prompt is None or settings.prompt_policy == "pinned" or not state.seq:
+        return
+    first = state.view[:1]
+    if not any(isinstance(event, SystemPromptEvent) and event.content == prompt for event in first):
+        draft.add(SystemPromptEvent, content=prompt, goes_first=True)
 
 
 def _queue(
@@ -606,6 +617,7 @@ def _then_next_queued(draft: Draft, *effects: TurnEffect, reply: object = None) 
         return draft.decision(reply, effects=effects, is_answer_over=True)
     if waiting.turn_id is None:
         raise InvariantViolation(f"queued chat message {waiting.message_id} has no turn id")
+    _add_changed_prompt(draft)
     draft.add(TurnStartedEvent, turn_id=waiting.turn_id)
     _join(draft, waiting, waiting.turn_id)
     return draft.decision(

@@ -299,6 +299,8 @@ class ViewFold:
     def fold(self, event: Event) -> tuple[LLMConvertibleEvent, ...]:
         """Advance by one event of the log; return the events that it takes out of the view."""
         if is_seen_by_model(event):
+            if isinstance(event, SystemPromptEvent) and event.goes_first:
+                return self._put_first(event)
             self._shared.events.append(event)
             self.index.fold(event)
         elif event.kind in _CHANGING_KINDS:
@@ -345,6 +347,12 @@ class ViewFold:
             events = self._shared.events.copy()
             events.insert(event.summary_offset, summary)
             self._replace_events(events)
+        return left
+
+    def _put_first(self, prompt: SystemPromptEvent) -> tuple[LLMConvertibleEvent, ...]:
+        events = self._shared.events
+        left = tuple(event for event in events[:1] if isinstance(event, SystemPromptEvent))
+        self._replace_events([prompt, *events[len(left) :]])
         return left
 
     def _remove(self, event_ids: Sequence[str]) -> tuple[LLMConvertibleEvent, ...]:

@@ -24,6 +24,7 @@ __all__ = [
     "ConversationSettings",
     "Decision",
     "Draft",
+    "PromptPolicy",
     "Stamp",
     "StartTurn",
     "StopTurn",
@@ -43,6 +44,10 @@ Unfinished = Literal["end", "resume"]
 
 WhileDraining = Literal["queue", "refuse"]
 """The fate of a chat message that comes while the process is drained."""
+
+
+PromptPolicy = Literal["current", "pinned"]
+"""The system prompt of a conversation that has begun: the application's of now, or its first."""
 
 
 @dataclass(slots=True)
@@ -74,6 +79,7 @@ class ConversationSettings:
     on_overlap: OnOverlap = "queue"
     queued_messages_max: int = 256
     system_prompt: str | None = None
+    prompt_policy: PromptPolicy = "current"
     unfinished: Unfinished = "end"
     is_resumable: bool = False
     """The agent can be run again on a turn that has begun."""

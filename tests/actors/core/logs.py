@@ -66,8 +66,8 @@ class Maker:
             "timestamp": _BEGIN + timedelta(seconds=self._count),
         }
 
-    def system(self, text: str = "be kind") -> SystemPromptEvent:
-        return SystemPromptEvent(**self.stamp(), content=text)
+    def system(self, text: str = "be kind", *, goes_first: bool = False) -> SystemPromptEvent:
+        return SystemPromptEvent(**self.stamp(), content=text, goes_first=goes_first)
 
     def user(self, text: str = "hello", **fields: Any) -> UserMessageEvent:  # noqa: ANN401 - each event has its own
         return UserMessageEvent(**self.stamp(), content=text, **fields)
@@ -186,7 +186,9 @@ class Admissible:
         return (self._make.agent(f"a{a}", thinking=thinking, interrupted=b == 1),)
 
     def _system(self, a: int, b: int) -> Sequence[Event]:
-        return () if oracles.open_calls(self.log) else (self._make.system(),)
+        if oracles.open_calls(self.log):
+            return ()
+        return (self._make.system(f"be kind {b}", goes_first=a % 2 == 0),)
 
     def _response(self, a: int, b: int) -> Sequence[Event]:
         if oracles.open_calls(self.log):

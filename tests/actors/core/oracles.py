@@ -20,6 +20,7 @@ from turnkeeper.actors.events import (
     LLMConvertibleEvent,
     ObservationEvent,
     RetractionEvent,
+    SystemPromptEvent,
     UserRejectEvent,
 )
 
@@ -64,6 +65,10 @@ def fold(log: Iterable[Event]) -> tuple[View, bool]:
                 view = [kept for kept in view if kept.id not in event.retracted_event_ids]
             case CondensationRequestEvent():
                 request = True
+            case SystemPromptEvent(goes_first=True):
+                if view and isinstance(view[0], SystemPromptEvent):
+                    view.pop(0)
+                view.insert(0, event)
             case LLMConvertibleEvent():
                 view.append(event)
             case _:
