@@ -218,13 +218,16 @@ class Journal(Protocol):
         at: int,
         records: Sequence[Record],
         is_unfinished: bool,
+        at_event_id: str | None = None,
     ) -> Claim:
         """Begin conversation `fork_id` with the records of another up to `at`, then `records`.
 
         This is one transaction, however long the prefix: the prefix is shared, not copied, and the
         other conversation is only read. The caller owns the fork. Raises `ConversationNotFound`,
         `RecordNotFound` if there is no record at `at`, and `ConversationExists` if the fork
-        already has records other than these (so after `OutcomeUnknown`, fork again).
+        already has records other than these (so after `OutcomeUnknown`, fork again). With
+        `at_event_id`, raises `ConversationDeleted` if another event is at `at`: the log that the
+        caller has read was deleted meanwhile, and another one begun under its name.
         """
 
     async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:

@@ -283,25 +283,32 @@ class Conversation:
         conversation the fork is; without it, the fork has none. The log is shared and not copied.
         A turn that ran at that seq is interrupted in the fork, and its open calls are answered as
         not run; queued chat messages stay here. This conversation is only read. Raises
-        `ConversationNotFound`, `ConversationExists`, and `InvalidInput` if the log has no such
-        seq.
+        `ConversationNotFound`, `ConversationExists`, `ConversationDeleted` if it is deleted
+        meanwhile, and `InvalidInput` if the log has no such seq.
         """
         setup = self._setup
         if owner is not None:
             check_short("owner", owner, ID_LENGTH_MAX)
         fork = Conversation(fork_id, self._region, setup)
+        journal = setup.journal
+        if at is None:
+            at = (await journal.info(self.conversation_id)).head
+        # Read first: the journal refuses the fork if this event is not at `at` any more, so what is
+        # read after it is of the same log, even if another one is begun under this name.
+        last = await journal.read(self.conversation_id, after=max(at - 1, 0), limit=1)
         state = await self.at(at)
         # A caller may have asked for the fork's name already; an owner without a log makes room.
         await self._region.stop_actor(fork_id)
         working = WorkingState(self.conversation_id, 0, setup.settings, state)
         stamp = Stamp(setup.ports.now(), setup.ports.ids.block())
         events = decide_fork(working, state.seq, stamp, owner=owner or "")
-        await setup.journal.fork(
+        await journal.fork(
             self.conversation_id,
             fork_id,
             at=state.seq,
             records=[encode_record(event) for event in events],
             is_unfinished=False,
+            at_event_id=last[0].event_id if last else None,
         )
         return fork
 

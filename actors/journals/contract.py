@@ -22,6 +22,7 @@ import pytest
 from turnkeeper.runtime import OwnershipLost, Refused
 
 from ..errors import (
+    ConversationDeleted,
     ConversationExists,
     ConversationNotFound,
     EventIdConflict,
@@ -605,6 +606,34 @@ class JournalContract:
 
             with pytest.raises(ConversationNotFound):
                 await journal.read("f")
+
+    async def test_a_fork_of_a_log_that_was_deleted_and_begun_anew_is_refused(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("p")
+            await _append(journal, "p", claim, ["e1", "e2"])
+
+            async def fork(fork_id: str, at: int, at_event_id: str) -> None:
+                await journal.fork(
+                    "p",
+                    fork_id,
+                    at=at,
+                    records=[make_record("f")],
+                    is_unfinished=False,
+                    at_event_id=at_event_id,
+                )
+
+            await fork("f", 2, "e2")
+            await journal.delete("p", epoch=claim.epoch)
+            await _append(journal, "p", await journal.claim("p"), ["n1", "e2", "n3"])
+            for at_event_id, at in (("e1", 1), ("e2", 3), ("e2", 1)):
+                with pytest.raises(ConversationDeleted):
+                    await fork("g", at, at_event_id)
+
+            assert [r.event_id for r in await journal.read("f")] == ["e1", "e2", "f"]
+            with pytest.raises(ConversationNotFound):
+                await journal.read("g")
 
     async def test_a_deleted_conversation_is_gone_and_its_name_begins_above_its_epoch(
         self, tmp_path: Path

@@ -16,6 +16,7 @@ from turnkeeper.runtime import InvariantViolation, Ports
 from turnkeeper.runtime.lowlevel import OneShot
 
 from ..errors import (
+    ConversationDeleted,
     ConversationExists,
     ConversationNotFound,
     EventIdConflict,
@@ -291,6 +292,7 @@ class MemoryJournal:
         at: int,
         records: Sequence[Record],
         is_unfinished: bool,
+        at_event_id: str | None = None,
     ) -> Claim:
         if not records:
             raise ValueError("a fork without records of its own")
@@ -300,6 +302,8 @@ class MemoryJournal:
         parent = self._store.written_log(conversation_id)
         if not 1 <= at <= len(parent.records):
             raise RecordNotFound(conversation_id, at, len(parent.records))
+        if at_event_id not in (None, parent.records[at - 1].event_id):
+            raise ConversationDeleted(conversation_id)
         child = self._store.log(fork_id)
         if child.records:
             ids = [record.event_id for record in child.records[at:]]

@@ -226,6 +226,7 @@ class PostgresJournal(DatabaseJournal):
         at: int,
         records: Sequence[Record],
         is_unfinished: bool,
+        at_event_id: str | None = None,
     ) -> Claim:
         if not records:
             raise ValueError("a fork without records of its own")
@@ -233,7 +234,12 @@ class PostgresJournal(DatabaseJournal):
         await check_new_name(self, fork_id)
         return await self._change(
             lambda writer: writer.fork(
-                conversation_id, fork_id, at, records, is_unfinished=is_unfinished
+                conversation_id,
+                fork_id,
+                at,
+                records,
+                is_unfinished=is_unfinished,
+                at_event_id=at_event_id,
             )
         )
 

@@ -25,6 +25,7 @@ import psycopg
 from turnkeeper.runtime import InvariantViolation, Ports, TurnkeeperError
 
 from ...errors import (
+    ConversationDeleted,
     ConversationExists,
     ConversationNotFound,
     EventIdConflict,
@@ -465,6 +466,7 @@ class PostgresWriter:
         records: Sequence[Record],
         *,
         is_unfinished: bool,
+        at_event_id: str | None,
     ) -> Claim:
         """Begin a conversation with the records of another up to `at`."""
         self._lock()
@@ -474,6 +476,10 @@ class PostgresWriter:
         mark = find_mark(self.connection, parent, at)
         if mark is None:
             raise RecordNotFound(name, at, parent.head)
+        if at_event_id is not None:
+            ids = find_ids(self.connection, "event_id", parent, [at_event_id])
+            if ids.get(at_event_id) != at:
+                raise ConversationDeleted(name)
         child = read_tail(self.connection, fork_name, and_lock="FOR UPDATE")
         if child is not None and child.head:
             events, _ = self._known(child, records)

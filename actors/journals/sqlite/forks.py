@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import (
+    ConversationDeleted,
     ConversationExists,
     ConversationNotFound,
     Fenced,
@@ -36,6 +37,7 @@ def fork(
     records: Sequence[Record],
     *,
     is_unfinished: bool,
+    at_event_id: str | None,
 ) -> Claim:
     """Begin a conversation with the records of another up to `at`."""
     parent = writer.load(name)
@@ -44,6 +46,10 @@ def fork(
     record = find_record(writer.connection, parent, at)
     if record is None:
         raise RecordNotFound(name, at, parent.head)
+    if at_event_id is not None:
+        ids = find_events(writer.connection, parent, [at_event_id])
+        if ids.get(at_event_id) != at:
+            raise ConversationDeleted(name)
     found = writer.load(fork_name)
     if found is not None and found.head:
         known = find_events(writer.connection, found, [record.event_id for record in records])

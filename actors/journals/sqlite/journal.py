@@ -295,6 +295,7 @@ class SQLiteJournal(DatabaseJournal):
         at: int,
         records: Sequence[Record],
         is_unfinished: bool,
+        at_event_id: str | None = None,
     ) -> Claim:
         if not records:
             raise ValueError("a fork without records of its own")
@@ -302,7 +303,13 @@ class SQLiteJournal(DatabaseJournal):
         await check_new_name(self, fork_id)
         return await self._change(
             lambda writer: fork(
-                writer, conversation_id, fork_id, at, records, is_unfinished=is_unfinished
+                writer,
+                conversation_id,
+                fork_id,
+                at,
+                records,
+                is_unfinished=is_unfinished,
+                at_event_id=at_event_id,
             )
         )
 

@@ -9,11 +9,13 @@ import pytest
 from tests.actors.conversations.worlds import HeldAgent, brief, log_of, verified
 from turnkeeper.actors import (
     Conversation,
+    Conversations,
     Event,
     MemoryJournal,
     View,
 )
 from turnkeeper.actors.errors import (
+    ConversationDeleted,
     ConversationExists,
     JournalUnavailable,
 )
@@ -84,6 +86,50 @@ async def whole_log(chat: Conversation) -> list[Event]:
     return [logged.event async for logged in chat.events(live=False)]
 
 
+class ForkedLate(MemoryJournal):
+    """Deletes the conversation, and begins it anew, before a fork of it lands."""
+
+    conversations: Conversations
+
+    async def fork(
+        self,
+        conversation_id: str,
+        fork_id: str,
+        *,
+        at: int,
+        records: Sequence[Record],
+        is_unfinished: bool,
+        at_event_id: str | None = None,
+    ) -> Claim:
+        await self.conversations.delete(conversation_id)
+        for text in ("X", "Y"):
+            await (await self.conversations[conversation_id].send(text)).end()
+        return await super().fork(
+            conversation_id,
+            fork_id,
+            at=at,
+            records=records,
+            is_unfinished=is_unfinished,
+            at_event_id=at_event_id,
+        )
+
+
+async def test_a_fork_of_a_conversation_that_is_deleted_and_begun_anew_meanwhile_is_refused() -> (
+    None
+):
+    journal = ForkedLate()
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        journal.conversations = conversations
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+
+        with pytest.raises(ConversationDeleted):
+            await chat.fork("d")
+
+        assert await log_of(chat) == ["u:X", "a:a(X)", "u:Y", "a:a(Y)"]
+        assert [info.conversation_id for info in await conversations.list()] == ["c"]
+
+
 class NoForks(MemoryJournal):
     async def fork(
         self,
@@ -93,6 +139,7 @@ class NoForks(MemoryJournal):
         at: int,
         records: Sequence[Record],
         is_unfinished: bool,
+        at_event_id: str | None = None,
     ) -> Claim:
         raise JournalUnavailable("the disk is full; nothing was written")
 
