@@ -40,8 +40,16 @@ from ..values.text import hold_back_half, storable
 from ._disk import SimulatedJournal, linger
 from ._oracles import Oracles
 
-__all__ = ["CarelessCondenser", "SimulatedAgent", "SimulatedToolAgent", "SummaryModel"]
+__all__ = [
+    "SWALLOWS_S",
+    "CarelessCondenser",
+    "SimulatedAgent",
+    "SimulatedToolAgent",
+    "SummaryModel",
+]
 
+SWALLOWS_S = 2.0
+"""How long a tool swallows its cancellation: longer than the runtime waits for it."""
 _STEPS_MAX = 3
 _PIECES_MAX = 4
 _FACE = "\ud83d\ude00"
@@ -81,7 +89,7 @@ class _Outside:
                 await self.simulation.sleep(30.0)
             if simulation.chance("tool swallows its cancellation", 0.05):
                 with anyio.CancelScope(shield=True):
-                    await self.simulation.sleep(2.0)
+                    await self.simulation.sleep(SWALLOWS_S)
         is_wordy = self.misbehaves and simulation.chance("tool is wordy", 0.1)
         text = f"done {call_id[-6:]}" + "!" * (40_000 * is_wordy)
         ledger.returned.setdefault(call_id, set()).add(text)
@@ -132,7 +140,7 @@ class SimulatedAgent:
     async def _answer(self, turn: TurnContext) -> None:
         simulation = self.simulation
         self._outside.look(turn, turn.view)
-        if self.misbehaves and simulation.chance("agent is a zombie", 0.05):
+        if self.misbehaves and simulation.chance("agent is a zombie", 0.1):
             await self._be_a_zombie(turn)
             return
         for _ in range(simulation.draw("agent steps", _STEPS_MAX)):
@@ -148,7 +156,7 @@ class SimulatedAgent:
         simulation = self.simulation
         kinds = ["say", "tools", "stream", "finish", "begin"]
         if self.misbehaves:
-            kinds += ["raise", "hang", "look away"]
+            kinds += ["raise", "hang", "look away", "hang"]
         match simulation.pick("agent step", kinds):
             case "say":
                 await self._say(turn, f"hm {simulation.steps}")

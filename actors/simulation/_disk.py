@@ -365,7 +365,7 @@ class SimulatedJournal(MemoryJournal):
         if snapshot is None:
             return None
         simulation = self._disk.simulation
-        if not self._disk.is_healed and simulation.chance("snapshot of another version", 0.2):
+        if not self._disk.is_healed and simulation.chance("snapshot of another version", 0.3):
             simulation.mark("snapshot ignored")
             return snapshot._replace(version="of another version")
         simulation.mark("snapshot used")

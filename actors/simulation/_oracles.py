@@ -391,15 +391,18 @@ class Oracles:
             self._acknowledged.setdefault(name, []).append((self.simulation.steps, seq))
         sending.seq, sending.turn_id = seq, turn_id
 
-    def saw_event(self, conversation_id: str, logged: LoggedEvent, who: str) -> None:
-        """Check an event that was given out."""
+    def saw_event(self, conversation_id: str, logged: LoggedEvent, who: str) -> int:
+        """Check an event that was given out; return how many deleted logs there were before its."""
         log = self._store.log(conversation_id).records
         seq, event = logged
-        if 0 < seq <= len(log) and log[seq - 1].event_id == event.id:
-            return
         graves = self._graves.get(conversation_id, ())
-        if not any(seq <= len(g.events) and g.events[seq - 1].id == event.id for g in graves):
-            self.broken("C1", f"{who} saw {event.kind} at seq {seq} of {conversation_id}")
+        if 0 < seq <= len(log) and log[seq - 1].event_id == event.id:
+            return len(graves)
+        for number, grave in enumerate(graves):
+            if seq <= len(grave.events) and grave.events[seq - 1].id == event.id:
+                return number
+        self.broken("C1", f"{who} saw {event.kind} at seq {seq} of {conversation_id}")
+        return 0
 
     def saw_view(self, conversation_id: str, view: View, who: str, *, floor: int) -> None:
         """Check a view that was given out."""
@@ -432,9 +435,13 @@ class Oracles:
         if self.simulation.now() - ended_at > _CANCELLED_WITHIN_S:
             self.broken("T14", f"turn {turn_id} of {conversation_id} ended at {ended_at:.3f}")
 
-    def told_deleted(self, conversation_id: str, deletions: int, who: str) -> None:
-        """Check that there was another deletion than those which this reader knew of."""
-        if self.deleted[conversation_id] <= deletions:
+    def told_deleted(self, conversation_id: str, reads: int, who: str) -> None:
+        """Check that the log is deleted of which this reader has seen the last event.
+
+        `reads`: as `saw_event` returned it. A reader that has seen nothing yet is not checked: it
+        may have begun while the owner still tells of a deletion that is durable.
+        """
+        if self.deleted[conversation_id] <= reads:
             self.broken("D1", f"{who}, of {conversation_id}")
 
     def asks_model(self, conversation_id: str, view: View) -> None:

@@ -1,9 +1,9 @@
 """Aim: which run comes next, given what the runs before it have reached.
 
-A fresh seed draws everything anew, and mostly ends where others have been. So every second run
-branches off: it keeps the decisions of an earlier run that came to a new place, up to a point, and
-draws the rest anew. A *place* is a pair of neighbouring moments of a run, each of them a small
-tuple: what was written, or went wrong, and how the conversation stood.
+A fresh seed draws everything anew, and mostly ends where others have been. So after the first few
+runs every third branches off: it keeps the decisions of an earlier run that came to a new place, up
+to a point, and draws the rest anew. A *place* is a pair of neighbouring moments of a run, each of
+them a small tuple: what was written, or went wrong, and how the conversation stood.
 
 Everything follows from the first seed: the same search makes the same runs in every process.
 """
@@ -17,6 +17,9 @@ from turnkeeper.runtime.testing import Policy, Run, Tape
 
 __all__ = ["Plan", "Search"]
 
+_FRESH_FIRST = 60
+"""So many runs come first that branch off none: what is easy to find, a fresh seed finds sooner."""
+_BRANCH_EVERY = 3
 _KEPT_MAX = 128
 _LABELS_MAX = 3
 
@@ -58,7 +61,8 @@ class Search:
         """Return the next run to make. The first is always that of the first seed."""
         seed = self.first_seed + self._planned
         self._planned += 1
-        if self._planned % 2 or not self._kept or not self.aims:
+        is_early = self._planned <= _FRESH_FIRST
+        if is_early or self._planned % _BRANCH_EVERY or not self._kept or not self.aims:
             return Plan(seed, self.policy)
         # The newest are tried most: nothing has branched off them yet.
         at = len(self._kept) - 1 - int(len(self._kept) * self._random.random() ** 2)

@@ -39,7 +39,13 @@ from ..errors import (
     TurnInProgress,
 )
 from ..events import LoggedEvent
-from ._agents import CarelessCondenser, SimulatedAgent, SimulatedToolAgent, SummaryModel
+from ._agents import (
+    SWALLOWS_S,
+    CarelessCondenser,
+    SimulatedAgent,
+    SimulatedToolAgent,
+    SummaryModel,
+)
 from ._disk import (
     FAULTS,
     LEASE_S,
@@ -58,6 +64,15 @@ __all__ = ["MARKS", "ConversationWorld", "Options"]
 T = TypeVar("T")
 
 OVERLAPS: Sequence[OnOverlap] = get_args(OnOverlap)
+
+Extra = Literal[
+    "view", "end", "cancel", "fork", "retract", "read", "follow", "pause", "delete",
+    "resume", "confirm", "reject", "withdraw",
+]  # fmt: skip
+EXTRAS: Sequence[Extra] = (
+    "view", "end", "cancel", "fork", "retract", "read", "follow", "pause",
+)  # fmt: skip
+"""What clients do in most runs; deletions only in some."""
 
 SAFETY_S = 60.0
 LIVENESS_S = 600.0
@@ -133,8 +148,8 @@ class Options:
     condenser: str = "none"
     queued_max: int = 256
     verifies: bool = False
-    extras: bool = False
-    """Clients also fork, retract, cancel and look."""
+    extras: Sequence[Extra] = ()
+    """What clients do beside sending; an extra that stands here twice is done twice as often."""
     is_busy: bool = False
     """Clients do not rest."""
     agent: str = "plain"
@@ -142,8 +157,10 @@ class Options:
     unfinished: Literal["end", "resume"] = "end"
     strikes_at_writes: float = 0.0
     """How often a node is struck just as a write of its has landed."""
-    deletes: bool = False
-    """Clients delete conversations, too; with `extras`."""
+    subscribers: int | None = None
+    """How many follow a conversation for the whole run; drawn if None."""
+    interrupts: float = 0.15
+    """How often a subscriber stops waiting for an event, and waits again."""
 
     @property
     def is_calm(self) -> bool:
@@ -163,21 +180,19 @@ class Options:
         """Draw the options of a run."""
         chance, pick = simulation.chance, simulation.pick
         profile = pick("profile", _PROFILES)
-        if profile == "standing still":
-            return Options.standing_still()
-        if profile == "crowded":
-            return Options.crowded()
-        has_faults = profile != "calm"
+        if profile is not None:
+            return profile(simulation)
+        has_faults = not chance("is calm", 0.2)
         heat = pick("heat", (0.02, 0.05, 0.15, 0.5))
         has_journal_faults = has_faults and chance("has journal faults", 0.65)
         return Options(
             nodes=pick("nodes", (1, 1, 2, 2, 3)),
-            clients=pick("clients", (1, 2, 1, 2, 3)),
+            clients=pick("clients", (1, 2, 2, 3)),
             conversations=pick("conversations", (1, 1, 1, 2)),
-            messages=pick("messages", (1, 2, 1, 3)),
+            messages=pick("messages", (2, 1, 3, 4)),
             has_locks=chance("has locks", 0.25),
             has_cells=not chance("has no cells", 0.25),
-            has_small_limits=chance("has small limits", 0.7),
+            has_small_limits=chance("has small limits", 0.8),
             overlaps=pick("overlaps", _OVERLAPS_DRAWN),
             journal_faults={
                 f: heat for f in FAULTS if has_journal_faults and chance(f"has {f}", 0.4)
@@ -194,19 +209,18 @@ class Options:
             condenser=pick("condenser", ("none", "rolling", "summary", "careless")),
             queued_max=pick("queued max", (256, 3)),
             verifies=chance("verifies", 0.3),
-            extras=chance("has extras", 0.7),
-            is_busy=chance("is busy", 0.4),
+            extras=pick("extras", _EXTRAS_DRAWN),
+            is_busy=chance("is busy", 0.6),
             agent=pick("agent", ("plain", "tool")),
             confirms=chance("confirms", 0.5),
             unfinished=pick("unfinished", ("end", "resume")),
             strikes_at_writes=(
                 pick("strikes at writes", (0.0, 0.0, 0.05, 0.2)) if has_faults else 0.0
             ),
-            deletes=chance("has deletions", 0.3),
         )
 
     @staticmethod
-    def standing_still() -> Options:
+    def standing_still(_: Simulation | None = None) -> Options:
         """Let nodes stand still right after their writes have landed, for longer than a lease."""
         return Options(
             nodes=2,
@@ -214,12 +228,13 @@ class Options:
             messages=3,
             freezes=True,
             strikes_at_writes=0.3,
+            impatient=True,
             agent="tool",
             is_busy=True,
         )
 
     @staticmethod
-    def crowded() -> Options:
+    def crowded(_: Simulation | None = None) -> Options:
         """Crowd one conversation with small tables and a short queue; much is sent twice."""
         return Options(
             clients=3,
@@ -232,12 +247,120 @@ class Options:
         )
 
     @staticmethod
+    def watched(simulation: Simulation) -> Options:
+        """Have many read along, who are slow and give up waiting, with small buffers and pages."""
+        return Options(
+            nodes=simulation.pick("nodes", (1, 2)),
+            clients=2,
+            messages=3,
+            has_small_limits=True,
+            idle_s=simulation.pick("idle", (None, 1.0, 300.0)),
+            extras=("follow", "read"),
+            is_busy=True,
+            subscribers=3,
+            interrupts=0.5,
+        )
+
+    @staticmethod
+    def deleting(simulation: Simulation) -> Options:
+        """Delete conversations on a slow disk, while agents hang and others read."""
+        return Options(
+            nodes=simulation.pick("nodes", (1, 2)),
+            clients=2,
+            messages=3,
+            has_small_limits=True,
+            journal_faults={"slow": 0.1, "mute": 0.01},
+            misbehaves=True,
+            extras=("delete", "read", "view"),
+            is_busy=True,
+            subscribers=2,
+        )
+
+    @staticmethod
+    def held(simulation: Simulation) -> Options:
+        """Pause turns and ask for confirmations, with owners that rest as soon as they may."""
+        return Options(
+            clients=2,
+            messages=3,
+            idle_s=simulation.pick("idle", (None, 1.0)),
+            agent="tool",
+            confirms=True,
+            extras=("pause", "cancel"),
+            unfinished=simulation.pick("unfinished", ("end", "resume")),
+            is_busy=True,
+        )
+
+    @staticmethod
+    def talked_over(simulation: Simulation) -> Options:
+        """Have everyone talk over agents that stream, hang and go on."""
+        return Options(
+            clients=3,
+            messages=3,
+            overlaps=simulation.pick("overlaps", _OVERLAPS_DRAWN),
+            misbehaves=True,
+            extras=("cancel", "end", "follow"),
+            is_busy=True,
+        )
+
+    @staticmethod
+    def crashing(simulation: Simulation) -> Options:
+        """Crash nodes right after their writes, so that turns are taken up again and again."""
+        return Options(
+            nodes=2,
+            clients=2,
+            messages=2,
+            has_small_limits=simulation.chance("has small limits", 0.5),
+            crashes=True,
+            strikes_at_writes=0.15,
+            impatient=True,
+            takes_over=simulation.chance("has forced takeovers", 0.3),
+            agent=simulation.pick("agent", ("tool", "plain")),
+            unfinished=simulation.pick("unfinished", ("resume", "end")),
+            is_busy=True,
+        )
+
+    @staticmethod
+    def reloaded(simulation: Simulation) -> Options:
+        """Passivate owners at once, and have them load small snapshots and condensed logs."""
+        return Options(
+            clients=2,
+            messages=4,
+            has_small_limits=True,
+            resends=True,
+            idle_s=1.0,
+            condenser=simulation.pick("condenser", ("rolling", "careless", "none")),
+            extras=("retract", "fork", "view", "cancel"),
+        )
+
+    @staticmethod
     def plain() -> Options:
         """Return the options of a small run without faults, for sweeps to strike."""
-        return Options(nodes=2, clients=2, messages=2, extras=True, agent="tool", confirms=True)
+        return Options(nodes=2, clients=2, messages=2, extras=EXTRAS, agent="tool", confirms=True)
 
 
-_PROFILES = (*["any"] * 6, "calm", "calm", "standing still", "standing still", "crowded")
+_PROFILES: Sequence[Callable[[Simulation], Options] | None] = (
+    *[None] * 5,
+    Options.standing_still,
+    Options.standing_still,
+    Options.crowded,
+    Options.watched,
+    Options.deleting,
+    Options.held,
+    Options.talked_over,
+    Options.crashing,
+    Options.reloaded,
+)
+"""The kinds of runs. A run of None draws everything; the others are each hard on one thing."""
+_EXTRAS_DRAWN: Sequence[Sequence[Extra]] = (
+    EXTRAS,
+    (*EXTRAS, "delete", "delete"),
+    ("cancel", "end"),
+    ("pause", "cancel"),
+    ("fork", "retract", "view"),
+    ("follow", "read"),
+    (),
+)
+"""As with the overlaps: a run with few kinds of extras has more of each."""
 _OVERLAPS_DRAWN: Sequence[Sequence[OnOverlap]] = (
     OVERLAPS,
     ("steer", "rollback"),
@@ -369,7 +492,10 @@ class _Run:
             simulation.start_soon(self._operate, name)
         async with anyio.create_task_group() as others:
             others.start_soon(self._strike_nodes)
-            for n in range(simulation.draw("subscribers", 3)):
+            subscribers = self.options.subscribers
+            if subscribers is None:
+                subscribers = simulation.draw("subscribers", 3)
+            for n in range(subscribers):
                 others.start_soon(self._subscribe, f"s{n + 1}")
             with anyio.move_on_after(SAFETY_S):
                 async with anyio.create_task_group() as clients:
@@ -552,6 +678,9 @@ class _Run:
                 self.oracles.broken("R1", f"{server.node} has not ended in {STOP_S:.0f} s")
             elif server.node.error is not None:
                 self.oracles.broken("R1", f"{server.node} ended with {server.node.error!r}")
+        if self.options.misbehaves:
+            # A tool that was given up as stuck is left behind; once it has ended, all has.
+            await self.simulation.sleep(SWALLOWS_S)
 
     # --- clients ---------------------------------------------------------------------------------
 
@@ -689,18 +818,18 @@ class _Run:
     async def _do_extra(self, sending: Sending) -> None:
         """Do something else, once."""
         simulation = self.simulation
-        extra = simulation.pick("extra", self._extras(sending.conversation_id))
-        if extra == "nothing":
+        if not simulation.chance("extra", 0.9):
             return
+        extra = simulation.pick("which extra", self._extras(sending.conversation_id))
         name = self._node_for(sending.conversation_id, 0)
         try:
             await self._request(name, partial(self._serve_extra, extra, sending), self._limit())
         except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
             simulation.mark(f"no {extra}")
 
-    def _extras(self, conversation_id: str) -> Sequence[str]:
+    def _extras(self, conversation_id: str) -> Sequence[Extra]:
         """Return what a client may do now; what fits the conversation as it stands more often."""
-        extras = ["nothing", "view", "end", "cancel", "fork", "retract", "read", "follow", "pause"]
+        extras = list(self.options.extras)
         match self.oracles.waits_for(conversation_id):
             case "resume":
                 extras += ["resume"] * 4
@@ -710,20 +839,20 @@ class _Run:
                 pass
         if self.oracles.waiting(conversation_id):
             extras += ["withdraw"] * 4
-        if self.options.deletes:
-            extras += ["delete"] * 2
         return extras
 
     async def _serve_extra(  # noqa: C901 - one case for each extra, each a few lines
-        self, extra: str, sending: Sending, server: _Server, conversations: Conversations
+        self, extra: Extra, sending: Sending, server: _Server, conversations: Conversations
     ) -> None:
         simulation, oracles = self.simulation, self.oracles
         conversation = conversations[sending.conversation_id]
         match extra:
             case "view":
                 floor = oracles.floor(sending.conversation_id, server.journal)
+                deletions = oracles.deleted[sending.conversation_id]
                 view = await conversation.view()
-                if oracles.floor(sending.conversation_id, server.journal) == 0:
+                is_same_log = oracles.deleted[sending.conversation_id] == deletions
+                if not is_same_log or not oracles.floor(sending.conversation_id, server.journal):
                     floor = 0
                 oracles.saw_view(conversation.conversation_id, view, repr(server.node), floor=floor)
             case "end" if sending.acknowledged_at is not None:
@@ -814,6 +943,7 @@ class _Run:
         simulation = self.simulation
         conversation_id = simulation.pick("follows", self.conversation_ids)
         self.cursors[name] = conversation_id, 0
+        reads = 0
 
         async def follow(server: _Server, conversations: Conversations) -> None:
             cursor = self.cursors[name][1]
@@ -821,7 +951,7 @@ class _Run:
             was_live = False
             while True:
                 with anyio.CancelScope() as scope:
-                    if simulation.chance("reader interrupted", 0.15):
+                    if simulation.chance("reader interrupted", self.options.interrupts):
                         scope.deadline = anyio.current_time() + 0.05 * simulation.draw("for", 3)
                         simulation.mark("reader interrupted")
                     try:
@@ -830,7 +960,8 @@ class _Run:
                         return
                 if scope.cancelled_caught:
                     continue  # it lost nothing, and goes on where it was
-                self.oracles.saw_event(conversation_id, logged, f"{name} on {server.node}")
+                nonlocal reads
+                reads = self.oracles.saw_event(conversation_id, logged, f"{name} on {server.node}")
                 # What it has in hand is looked at from outside: it keeps its limits to itself.
                 if len(reader._offered) > self.limits.buffered_events_max:  # noqa: SLF001
                     self.oracles.broken("B1", f"{name} has {len(reader._offered)} events")  # noqa: SLF001
@@ -844,10 +975,7 @@ class _Run:
                 if not self.is_healed:
                     await linger(simulation, f"{name} reads", 0.3, READ_S_MAX)
 
-        deletions = 0
         for attempt in count():
-            if not self.cursors[name][1]:
-                deletions = self.oracles.deleted[conversation_id]
             try:
                 # In the end it stays where it is, and must be given all that is written anywhere.
                 limit_s = LIVENESS_S if self.is_healed else 30.0
@@ -855,7 +983,8 @@ class _Run:
                 await self._request(self.names[place % len(self.names)], follow, limit_s)
             except ConversationDeleted:
                 simulation.mark("told of a deletion")
-                self.oracles.told_deleted(conversation_id, deletions, name)
+                if self.cursors[name][1]:
+                    self.oracles.told_deleted(conversation_id, reads, name)
                 self.cursors[name] = conversation_id, 0
             except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
                 simulation.mark("subscriber moved on")

@@ -300,8 +300,8 @@ PROMISES = [
         "an event behind a gap is given to a subscriber",
         EventReader,
         "_take_offered",
-        "elif offered.seq == self._cursor + 1:",
-        "elif offered.seq in (self._cursor + 1, self._cursor + 2):",
+        "if offered.seq == self._cursor + 1:",
+        "if offered.seq in (self._cursor + 1, self._cursor + 2):",
     ),
     Mutant(
         "a page whose reading was cancelled is taken for read",
@@ -444,7 +444,7 @@ PROMISES = [
     Mutant(
         "the buffer of a subscriber has no limit",
         EventReader,
-        "_bound_offered",
+        "offer",
         "if len(self._offered) > self._limits.buffered_events_max:",
         "if False:",
     ),
