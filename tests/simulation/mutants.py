@@ -415,10 +415,9 @@ PROMISES = [
     Mutant(
         "calls that the user rejected run",
         turn_rules,
-        "_confirm",
-        "    if not command.confirmed:\n        why = command.reason",
-        "    command = type(command)(confirmed=True)\n    if not command.confirmed:\n"
-        "        why = command.reason",
+        "_answer",
+        "rejected = tuple(c for c in awaiting if answers[c] is not True)",
+        "rejected = ()",
     ),
     Mutant(
         "senders that wait for room are admitted last first",
@@ -585,8 +584,8 @@ PROMISES = [
         "a follower is given an answer from its middle",
         EventReader,
         "_take_due_piece",
-        "piece = answer.piece_after(self._pieces_taken)",
-        "piece = answer.piece_after(max(1, self._pieces_taken))",
+        "answer.piece_after(taken)",
+        "answer.piece_after(min(max(1, taken), self._pieces_taken - 1))",
     ),
     Mutant(
         "calls confirmed during a pause count as started",

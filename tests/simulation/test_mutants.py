@@ -8,9 +8,20 @@ from turnkeeper.actors.simulation import ConversationWorld, silent_logs
 from turnkeeper.runtime.testing import simulate
 
 from ..drawn import drawn
-from .mutants import MUTANTS, Mutant, planted
+from .mutants import MUTANTS, PROMISES, Mutant, planted
 
 STEPS_MAX = 60_000
+
+
+def test_every_fault_can_still_be_planted() -> None:
+    lost = []
+    for mutant in (*MUTANTS, *PROMISES):
+        try:
+            with planted(mutant):
+                pass
+        except (AssertionError, AttributeError) as error:
+            lost.append(f"{mutant.name}: {error}")
+    assert not lost, "the code has moved on; adapt these in mutants.py:\n" + "\n".join(lost)
 
 
 @pytest.mark.sweep
