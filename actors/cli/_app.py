@@ -1,4 +1,4 @@
-"""The commands: `demo`, `replay`, `stress`, `simulate`, and those about a journal.
+"""The commands: `demo`, `replay`, `stress`, `simulate`, `serve`, `token`, those about a journal.
 
 Results go to standard output, everything else to standard error. Exit status: 0 if everything is as
 promised; 1 if a promise is broken, the worker failed, or a log cannot be read; 2 if the arguments
@@ -35,6 +35,7 @@ from ._naming import conversation_names
 from ._protocol import Start
 from ._replay import WORKER, Replay, WorkerLost
 from ._report import Report, empty_report, make_report
+from ._serve import serve, token
 from ._simulate import simulate
 from ._stress import stress
 from ._users import plan_kills, plan_users
@@ -184,6 +185,8 @@ def replay(
 
 app.command()(stress)
 app.command()(simulate)
+app.command()(serve)
+app.command()(token)
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 

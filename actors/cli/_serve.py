@@ -1,0 +1,250 @@
+"""The commands of the gateway: `serve`, which serves an agent over HTTP, and `token`.
+
+A signal drains: new streams end at once, turns may end within the grace, the conversations are
+handed over, and then the server stops. A second signal ends the grace.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import importlib.util
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from turnkeeper.runtime import TurnkeeperError
+
+from ._exits import UNUSABLE, fail
+from ._journal_jobs import open_journal
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from ..agents.agent import Agent
+    from ..gateway import Authenticate, Gateway
+    from ..journals.postgres.journal import PostgresJournal
+    from ..journals.sqlite.journal import SQLiteJournal
+
+__all__ = ["serve", "token"]
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_SCOPES = ("read", "write", "admin", "inspector")
+
+
+def serve(
+    agent: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:AGENT", help="A module or the path of a file, and the agent's name."
+        ),
+    ],
+    *,
+    db: Annotated[Path, typer.Option(dir_okay=False, help="The SQLite file.")] = Path("chats.db"),
+    postgres: Annotated[
+        str | None, typer.Option(help="The URL of a PostgreSQL database, in place of a file.")
+    ] = None,
+    schema: Annotated[str, typer.Option(help="The journal's schema in it.")] = "turnkeeper",
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.")] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Who may connect; `turnkeeper token`."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name by which clients ask for this server."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Another site whose pages may write here."),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that turns have to end after a signal.")
+    ] = 10.0,
+) -> None:
+    """Serve an agent over HTTP, until a signal; its conversations are kept in a journal.
+
+    Without `--token-file` it listens on loopback only: everyone who can connect may do everything.
+    """
+    if token_file is None and host not in _LOOPBACK:
+        fail(
+            UNUSABLE,
+            f"without --token-file everyone who can reach {host} could do everything, so only "
+            "loopback is served; make tokens with `turnkeeper token`",
+        )
+    for package in ("fastapi", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            fail(UNUSABLE, f"`serve` needs turnkeeper[gateway]: there is no {package} here")
+    from ..gateway import BearerTokens  # noqa: PLC0415 - an extra
+
+    found = _load_agent(agent)
+    try:
+        journal = open_journal(postgres or str(db), schema, read_only=False)
+        authenticate = None if token_file is None else BearerTokens.from_file(token_file)
+        server = _Served(
+            agent=found,
+            journal=journal,
+            listener=_listen(host, port),
+            authenticate=authenticate,
+            hosts=frozenset((host, *(allow_host or ()))),
+            origins=tuple(allow_origin or ()),
+            grace_s=grace,
+        )
+        with server.listener:
+            anyio.run(server.run)
+    except TurnkeeperError as error:
+        fail(UNUSABLE, " ".join(str(error).split()))
+
+
+def token(
+    principal: Annotated[str, typer.Argument(help="The one whom the token is for.")],
+    *,
+    scopes: Annotated[
+        str, typer.Option(help=f"One or more of {', '.join(_SCOPES)}, between commas.")
+    ] = "read,write",
+    file: Annotated[Path, typer.Option(dir_okay=False, help="The file to add it to.")] = Path(
+        "tokens.txt"
+    ),
+) -> None:
+    """Make a token for a principal: print it once, and add its hash to a file."""
+    if len(principal.split()) != 1 or "#" in principal or not principal.isprintable():
+        fail(UNUSABLE, "a principal is one word, without #")
+    if not set(scopes.split(",")) <= set(_SCOPES):
+        fail(UNUSABLE, f"scopes are of {', '.join(_SCOPES)}, between commas")
+    made = base64.urlsafe_b64encode(os.urandom(32)).decode().rstrip("=")
+    line = f"{hashlib.sha256(made.encode()).hexdigest()} {principal} {scopes}\n"
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "a", encoding="utf-8") as opened:
+        opened.write(line)
+    print(made)
+
+
+def _load_agent(place: str) -> Agent:
+    """Return the agent that is named, from a module or from a file."""
+    name, _, attribute = place.rpartition(":")
+    if not name or not attribute:
+        fail(UNUSABLE, f"{place!r} names no agent; write MODULE:AGENT, as in serve_me.py:support")
+    try:
+        module = _load_file(Path(name)) if name.endswith(".py") else _load_module(name)
+    except (ImportError, OSError) as error:
+        fail(UNUSABLE, f"{name} cannot be loaded: {error}")
+    found: Agent | None = getattr(module, attribute, None)
+    if found is None or not callable(getattr(found, "run", None)):
+        fail(UNUSABLE, f"{name} has no agent {attribute}: an agent has `async run(turn)`")
+    return found
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
+    return importlib.import_module(name)
+
+
+def _load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        fail(UNUSABLE, f"cannot listen on {host}:{port}: {error.strerror}")
+
+
+@dataclass(frozen=True)
+class _Served:
+    """One gateway of one journal, from entering to the end of its drain."""
+
+    agent: Agent
+    journal: SQLiteJournal | PostgresJournal
+    listener: socket.socket
+    authenticate: Authenticate | None
+    hosts: frozenset[str]
+    origins: tuple[str, ...]
+    grace_s: float
+
+    async def run(self) -> None:
+        from ..conversations.conversations import Conversations  # noqa: PLC0415 - loads slowly
+        from ..gateway import app  # noqa: PLC0415 - an extra
+        from ..gateway.guard import LOOPBACK_HOSTS  # noqa: PLC0415 - an extra
+
+        is_resumable = getattr(self.agent, "is_resumable", False) is True
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with Conversations(
+                self.agent, journal=self.journal, unfinished="resume" if is_resumable else "end"
+            ) as conversations:
+                gateway = app(
+                    conversations,
+                    authenticate=self.authenticate,
+                    hosts=self.hosts.union(LOOPBACK_HOSTS),
+                    origins=self.origins,
+                )
+                await self._serve(gateway, signals)
+        _say("stopped")
+
+    async def _serve(self, gateway: Gateway, signals: AsyncIterator[signal.Signals]) -> None:
+        server = _make_server(gateway)
+        async with anyio.create_task_group() as group:
+            group.start_soon(server.serve, [self.listener])
+            _say(self._told())
+            await anext(signals)
+            _say("draining; a second signal ends the grace")
+            await _drain(gateway, signals, self.grace_s)
+            server.should_exit = True
+
+    def _told(self) -> str:
+        host, port, *_ = self.listener.getsockname()
+        shown = f"[{host}]" if ":" in host else host
+        who = "with tokens" if self.authenticate else "loopback only: there is no authentication"
+        return f"listening on http://{shown}:{port} ({who})"
+
+
+def _make_server(gateway: Gateway) -> uvicorn.Server:
+    import uvicorn  # noqa: PLC0415 - an extra
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Leave the signals to `_Served`, which drains before the server stops."""
+            yield
+
+    return Server(
+        uvicorn.Config(
+            gateway, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=5
+        )
+    )
+
+
+async def _drain(gateway: Gateway, signals: AsyncIterator[signal.Signals], grace_s: float) -> None:
+    async def hurry() -> None:
+        await anext(signals)
+        await gateway.drain(0)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(hurry)
+        await gateway.drain(grace_s)
+        group.cancel_scope.cancel()
+
+
+def _say(line: str) -> None:
+    Console(stderr=True, highlight=False).print(Text(f"turnkeeper: {line}"), soft_wrap=True)

@@ -1,0 +1,116 @@
+"""`turnkeeper serve`: what it prints, whom it serves, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from turnkeeper.actors.cli._app import app
+
+from .command import COMMAND
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "serve_me.py"
+BOUND_S = 60.0
+HELLO = {"content": "hello"}
+
+
+def command(*arguments: str) -> list[str]:
+    return [*COMMAND, *arguments]
+
+
+@contextmanager
+def served(
+    folder: Path, agent: str, *arguments: str
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Serve at a port that is free; yields the address."""
+    process = subprocess.Popen(
+        command("serve", agent, "--port", "0", *arguments),
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        line = process.stderr.readline()
+        found = re.search(r"http://\S+", line)
+        assert found is not None, line + process.stderr.read()
+        yield found.group(), process
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def send(address: str, body: object = HELLO, **headers: str) -> httpx.Response:
+    return httpx.post(
+        f"{address}/v1/conversations/alice/messages",
+        json=body,
+        headers={"Prefer": "wait=60", **headers},
+        timeout=BOUND_S,
+    )
+
+
+def test_the_example_is_served_and_its_conversations_outlive_a_kill(tmp_path: Path) -> None:
+    with served(tmp_path, f"{EXAMPLE}:support") as (address, _):
+        sent = send(address, {"content": "Where is order 7?"}, **{"Idempotency-Key": "m1"})
+        assert "left the warehouse" in sent.json()["end"]["reply"]
+
+    assert (tmp_path / "chats.db").exists()
+    with served(tmp_path, f"{EXAMPLE}:support") as (address, _):
+        again = send(address, {"content": "Where is order 7?"}, **{"Idempotency-Key": "m1"})
+        assert again.status_code == 200
+        assert again.json()["end"] == sent.json()["end"]
+
+
+def test_a_signal_drains_and_ends_each_stream_with_a_word(tmp_path: Path) -> None:
+    with served(tmp_path, f"{EXAMPLE}:support") as (address, process):
+        send(address)
+        url = f"{address}/v1/conversations/alice/events"
+        with httpx.stream("GET", url, timeout=BOUND_S) as stream:
+            lines = stream.iter_lines()
+            next(line for line in lines if '"turn_ended"' in line)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line.startswith("data:")]
+        assert process.wait(BOUND_S) == 0
+
+    assert [json.loads(line.removeprefix("data:")) for line in rest] == [{"why": "draining"}]
+
+
+def test_a_token_that_was_made_lets_its_principal_in_and_no_other(tmp_path: Path) -> None:
+    made = CliRunner().invoke(app, ["token", "alice", "--file", str(tmp_path / "tokens.txt")])
+    assert made.exit_code == 0
+    token = made.stdout.strip()
+    assert token not in (tmp_path / "tokens.txt").read_text()
+
+    with served(tmp_path, f"{EXAMPLE}:support", "--token-file", "tokens.txt") as (address, _):
+        assert send(address).status_code == 401
+        assert send(address, Authorization=f"Bearer {token}").status_code == 200
+
+
+def test_without_tokens_only_loopback_is_served(tmp_path: Path) -> None:
+    arguments = ["serve", f"{EXAMPLE}:support", "--host", "0.0.0.0"]
+
+    refused = CliRunner().invoke(app, [*arguments, "--db", str(tmp_path / "chats.db")])
+
+    assert refused.exit_code == 2
+    assert "only loopback is served" in refused.stderr
+    assert not (tmp_path / "chats.db").exists()
+
+
+@pytest.mark.parametrize(
+    "place", ["nowhere.py:agent", "no_such_module:agent", f"{EXAMPLE}:nothing", "serve_me"]
+)
+def test_an_agent_that_is_not_there_is_told_in_one_line(tmp_path: Path, place: str) -> None:
+    refused = CliRunner().invoke(app, ["serve", place, "--db", str(tmp_path / "chats.db")])
+
+    assert refused.exit_code == 2
+    assert len(refused.stderr.splitlines()) == 1
