@@ -45,6 +45,7 @@ LAYERS = (
     "actors/agents",
     "actors/owner",
     "actors/conversations",
+    "actors/blocking",
     "actors/integrations",
     "actors/gateway",
     "actors/recordings",

@@ -1,0 +1,150 @@
+"""A blocking way in, for Flask, Django, Celery and scripts: code without an event loop.
+
+`Blocking` keeps an event loop in a thread of its own, and opens the conversations there. Any thread
+may call it, many at once:
+
+    conversations = Conversations(support, journal=SQLiteJournal("chats.db"))
+    with Blocking(conversations) as call:
+        turn = call(conversations["alice"].send, "Where is my order?")
+        print(call.within(30, turn.reply))
+
+The methods are those of `Conversations` and its handles, and keep all that they promise.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from typing import Literal, ParamSpec, Self, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from .conversations.conversations import Conversations
+
+__all__ = ["Blocking"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Blocking:
+    """Opens conversations in an event loop of its own, and calls their methods from threads.
+
+    Enter it once, and share it between threads. Leaving it leaves the conversations. Make it after
+    a server has forked its workers: a thread does not live on in a forked process.
+    """
+
+    def __init__(
+        self, conversations: Conversations, *, backend: Literal["asyncio", "trio"] = "asyncio"
+    ) -> None:
+        """Nothing is opened yet. The conversations are those that are not entered otherwise."""
+        self._conversations = conversations
+        self._backend = backend
+        self._exit_stack = ExitStack()
+        self._portal: BlockingPortal | None = None
+        self._process = 0
+        self._loop_thread = 0
+
+    def __enter__(self) -> Self:
+        """Start the thread and open the conversations. Raises as entering them does."""
+        with ExitStack() as stack:
+            portal = stack.enter_context(start_blocking_portal(self._backend))
+            self._loop_thread = portal.call(threading.get_ident)
+            stack.enter_context(portal.wrap_async_context_manager(self._conversations))
+            self._portal, self._process = portal, os.getpid()
+            self._exit_stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._portal = None
+        self._exit_stack.__exit__(None, None, None)
+
+    def __call__(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call an async function in the loop; return its result, or raise its error.
+
+        It waits as long as the function does. If this thread is interrupted meanwhile, as by
+        Ctrl-C, the function is cancelled. Raises `RuntimeError` in the loop's own thread, which
+        would wait for itself, in a forked process, and while this is not entered.
+        """
+
+        async def run() -> T:
+            return await function(*args, **kwargs)
+
+        return self._run(run)
+
+    def within(
+        self,
+        seconds: float,
+        function: Callable[P, Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Call an async function; past this time, cancel it and raise `TimeoutError`.
+
+        Cancelling loses nothing: a message that was sent is in the log, and its turn goes on.
+        """
+
+        async def run() -> T:
+            with anyio.fail_after(seconds):
+                return await function(*args, **kwargs)
+
+        return self._run(run)
+
+    def iterate(
+        self, function: Callable[P, AsyncIterator[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[T]:
+        """Iterate over what a function such as `conversation.events` returns.
+
+        Each item is waited for as long as it takes. Drop the iterator to end it.
+        """
+
+        async def begin() -> AsyncIterator[T]:
+            return function(*args, **kwargs)
+
+        async def take() -> tuple[T, ...]:
+            try:
+                return (await items.__anext__(),)
+            except StopAsyncIteration:
+                return ()
+
+        items = self._run(begin)
+        while taken := self._run(take):
+            yield from taken
+
+    def _run(self, run: Callable[[], Awaitable[T]]) -> T:
+        portal = self._open_portal()
+        scope: anyio.CancelScope | None = None
+        is_left = False
+
+        async def run_in_scope() -> T:
+            nonlocal scope
+            with anyio.CancelScope() as scope:
+                if is_left:
+                    scope.cancel()
+                return await run()
+            raise RuntimeError("cancelled, because the calling thread was interrupted")
+
+        try:
+            # A wait with an end, however far, can be interrupted on every platform.
+            return portal.start_task_soon(run_in_scope).result(threading.TIMEOUT_MAX)
+        except BaseException:
+            # An interrupt may come before there is a future to cancel.
+            is_left = True
+            if scope is not None:
+                portal.start_task_soon(scope.cancel)
+            raise
+
+    def _open_portal(self) -> BlockingPortal:
+        if self._portal is None:
+            raise RuntimeError("not open; use `with Blocking(conversations) as call`")
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"opened in process {self._process}, and this is process {os.getpid()}: a thread "
+                "does not live on in a forked process; open it after the fork"
+            )
+        if threading.get_ident() == self._loop_thread:
+            raise RuntimeError("called in its own event loop, which would wait for itself; await")
+        return self._portal

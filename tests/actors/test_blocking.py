@@ -1,0 +1,157 @@
+"""The blocking way in: threads without an event loop call what is async."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import pytest
+
+from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal, TurnContext, agent
+from turnkeeper.actors.blocking import Blocking
+from turnkeeper.actors.errors import ConversationNotFound
+
+Backend = Literal["asyncio", "trio"]
+
+
+@agent
+async def echo(turn: TurnContext) -> str:
+    return f"a({turn.message.content})"
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def backend(request: pytest.FixtureRequest) -> Any:  # noqa: ANN401 - a Backend
+    return request.param
+
+
+@pytest.fixture
+def conversations() -> Conversations:
+    return Conversations(echo, journal=MemoryJournal())
+
+
+@pytest.fixture
+def call(conversations: Conversations, backend: Backend) -> Iterator[Blocking]:
+    with Blocking(conversations, backend=backend) as opened:
+        yield opened
+
+
+def test_a_script_sends_reads_and_finds_it_again(tmp_path: Path, backend: Backend) -> None:
+    for expected in (4, 8):
+        opened = Conversations(echo, journal=SQLiteJournal(tmp_path / "chats.db"))
+        with Blocking(opened, backend=backend) as call:
+            chat = opened["alice"]
+            turn = call(chat.send, "Hello")
+            assert call.within(30, turn.reply) == "a(Hello)"
+            log = [logged.seq for logged in call.iterate(chat.events, live=False)]
+            assert log == list(range(1, expected + 1))
+
+
+def test_many_threads_share_one(call: Blocking, conversations: Conversations) -> None:
+    def talk(n: int) -> str:
+        return call(call(conversations[f"c{n % 3}"].send, f"{n}").reply)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(talk, range(40))) == [f"a({n})" for n in range(40)]
+
+
+def test_a_live_iteration_gets_what_another_thread_sends(
+    call: Blocking, conversations: Conversations
+) -> None:
+    chat = conversations["c"]
+    with ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(lambda: call(call(chat.send, "A").reply))
+        kinds = []
+        for logged in call.iterate(chat.events):
+            kinds.append(logged.event.kind)
+            if kinds[-1] == "turn_ended":
+                break
+        assert sent.result() == "a(A)"
+    assert kinds[:2] == ["turn_started", "user_message"]
+
+
+def test_errors_come_out_as_they_are(call: Blocking, conversations: Conversations) -> None:
+    with pytest.raises(ConversationNotFound):
+        call(conversations["c"].at)
+    with pytest.raises(ConversationNotFound):
+        list(call.iterate(conversations["c"].events, live=False))
+
+
+def test_a_wait_ends_at_its_bound_and_the_turn_goes_on(backend: Backend) -> None:
+    go_on = threading.Event()
+
+    @agent
+    async def slow(turn: TurnContext) -> str:
+        await turn.ports.blocking(go_on.wait)
+        return "done"
+
+    opened = Conversations(slow, journal=MemoryJournal())
+    with Blocking(opened, backend=backend) as call:
+        turn = call(opened["c"].send, "A")
+        with pytest.raises(TimeoutError):
+            call.within(0.01, turn.reply)
+        go_on.set()
+        assert call(turn.reply) == "done"
+
+
+def test_ctrl_c_cancels_the_wait(call: Blocking) -> None:
+    cancelled = threading.Event()
+
+    async def wait() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        call(wait)
+    assert cancelled.wait(30)
+
+
+def test_a_call_in_its_own_loop_is_refused(backend: Backend) -> None:
+    errors: list[str] = []
+
+    @agent
+    async def calling(turn: TurnContext) -> str:
+        try:
+            call(opened["other"].send, turn.message.content)
+        except RuntimeError as error:
+            errors.append(str(error))
+        return "a"
+
+    opened = Conversations(calling, journal=MemoryJournal())
+    with Blocking(opened, backend=backend) as call:
+        call(call(opened["c"].send, "A").reply)
+    assert ["its own event loop" in error for error in errors] == [True]
+
+
+def test_a_call_is_refused_outside_of_the_block_and_in_a_forked_process(
+    conversations: Conversations, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Blocking(conversations, backend=backend)
+    with pytest.raises(RuntimeError, match="not open"):
+        call(conversations["c"].exists)
+    with call:
+        process = os.getpid()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", lambda: process + 1)
+            with pytest.raises(RuntimeError, match="after the fork"):
+                call(conversations["c"].exists)
+        assert not call(conversations["c"].exists)
+    with pytest.raises(RuntimeError, match="not open"):
+        call(conversations["c"].exists)
+
+
+def test_a_journal_that_cannot_be_opened_leaves_no_thread(tmp_path: Path, backend: Backend) -> None:
+    (tmp_path / "chats.db").write_text("no database, but a text of some length" * 100)
+    before = threading.active_count()
+    opened = Conversations(echo, journal=SQLiteJournal(tmp_path / "chats.db"))
+    with pytest.raises(Exception, match=r"chats\.db"), Blocking(opened, backend=backend):
+        raise AssertionError
+    assert threading.active_count() <= before
