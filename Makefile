@@ -66,8 +66,8 @@ sweep: $(VENV)/installed
 
 test-all-pythons:
 	@for python in $(PYTHONS); do \
-	    if $$python -c '' 2>/dev/null; then \
-	        $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$(basename $$python) || exit 1; \
+	    if version=$$($$python -c 'import platform; print(platform.python_version())' 2>/dev/null); then \
+	        $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$version || exit 1; \
 	    else echo "no $$python here: not tried"; fi; \
 	done
 

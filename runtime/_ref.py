@@ -92,9 +92,8 @@ class Ref(Generic[M_contra]):
         pool.tells += 1
         if pool.tells > _TELLS_MAX:
             pool.tells = 0
-            await (
-                system.pause()
-            )  # before the message is sent: a tell that is cancelled sent nothing
+            # Before the message is sent: a tell that is cancelled here has sent nothing.
+            await system.pause()
             cell = self._cell
         tracing = system.tracing
         item = (message, system.now(), None if tracing is None else tracing.sent())

@@ -163,8 +163,9 @@ class ConversationActor(Actor[Command | Query]):
     def __init__(self, conversation_id: str, setup: Setup) -> None:
         self._conversation_id = conversation_id
         self._setup = setup
-        self._agent: Effect | None = None
+        self._agent_effect: Effect | None = None
         self._agent_of = ""
+        """The turn that the agent's effect runs for."""
         self._held: list[_Taken] = []
         """Commands of an agent that is not resumable, sent during a pause: decided after it."""
         self._condenser_effect: Effect | None = None
@@ -278,10 +279,10 @@ class ConversationActor(Actor[Command | Query]):
                 one.delivery.fail(gone)
         delivery.reply(deletion)
         # Not waited for: whatever they still send or write carries an older epoch.
-        for effect in (self._agent, self._condenser_effect, self._snapshot_effect):
+        for effect in (self._agent_effect, self._condenser_effect, self._snapshot_effect):
             if effect is not None:
                 effect.cancel()
-        self._agent = self._condenser_effect = self._snapshot_effect = None
+        self._agent_effect = self._condenser_effect = self._snapshot_effect = None
         self._condenser_rests_with, self._held = None, []
         await self._open()
 
@@ -513,13 +514,13 @@ class ConversationActor(Actor[Command | Query]):
                 match effect:
                     case StopTurn(turn_id):
                         # Not waited for: whatever it still sends carries its turn id and is stale.
-                        if self._agent is not None and self._agent_of == turn_id:
-                            self._agent.cancel()
+                        if self._agent_effect is not None and self._agent_of == turn_id:
+                            self._agent_effect.cancel()
                     case StartTurn(turn_id, unstarted):
                         # If a later command of the same batch has ended it, its `StopTurn` follows,
                         # and an effect that is cancelled before it begins never runs.
                         run = partial(self._run_turn, turn_id, unstarted)
-                        self._agent = self.context.start_effect(run, name=f"turn {turn_id}")
+                        self._agent_effect = self.context.start_effect(run, name=f"turn {turn_id}")
                         self._agent_of = turn_id
         self._start_condenser()
         if any(one.decision.events for one in decided):

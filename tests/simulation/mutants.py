@@ -458,7 +458,7 @@ PROMISES = [
         "the agent of an interrupted turn is not cancelled",
         ConversationActor,
         "_start_effects",
-        "self._agent.cancel()",
+        "self._agent_effect.cancel()",
         "pass",
     ),
     Mutant(
