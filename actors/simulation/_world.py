@@ -67,7 +67,7 @@ OVERLAPS: Sequence[OnOverlap] = get_args(OnOverlap)
 
 Extra = Literal[
     "view", "end", "cancel", "fork", "retract", "read", "follow", "pause", "delete",
-    "resume", "confirm", "reject", "withdraw",
+    "resume", "confirm", "reject", "answer", "withdraw",
 ]  # fmt: skip
 EXTRAS: Sequence[Extra] = (
     "view", "end", "cancel", "fork", "retract", "read", "follow", "pause",

@@ -134,7 +134,7 @@ async def test_a_prompt_that_was_appended_in_the_middle_stays_where_it_is() -> N
             await (await chat.send("A")).reply()
             if prompt == "be kind":
                 await chat.append(SystemPromptEvent(content="it is late"))
-    async with verified(agent, journal=MemoryJournal(store)) as conversations:
+    async with verified(_agent()[0], journal=MemoryJournal(store)) as conversations:
         assert await _shown(conversations["c"]) == ["be brief", "it is late"]
 
 
@@ -148,7 +148,7 @@ async def test_one_conversation_may_have_another_prompt_than_the_rest() -> None:
         ) as conversations:
             for name in ("c", "d"):
                 await (await conversations[name].send("A")).reply()
-    async with verified(agent, journal=MemoryJournal(store)) as conversations:
+    async with verified(_agent()[0], journal=MemoryJournal(store)) as conversations:
         assert await _shown(conversations["c"]) == ["new"]
         assert await _shown(conversations["d"]) == ["old"]
 

@@ -25,6 +25,7 @@ from turnkeeper.actors import (
     Event,
     LoggedEvent,
     MemoryJournal,
+    OnOverlap,
     TextDelta,
     ToolCall,
     TurnContext,
@@ -236,7 +237,7 @@ class History:
     async def send(self, policy: str) -> None:
         if policy == "queue" or self.sent:
             self.sent += 1
-            on_overlap = "interrupt" if policy == "interrupt" else "queue"
+            on_overlap: OnOverlap = "interrupt" if policy == "interrupt" else "queue"
             await self.chat.send(f"m{self.sent}", on_overlap=on_overlap)
 
     def join(
