@@ -250,11 +250,12 @@ def _lines_run(act: Callable[[], object]) -> int:
         count += kind == "line"
         return trace
 
+    before = sys.gettrace()  # set while the tests' coverage is measured
     sys.settrace(trace)  # type: ignore[arg-type]  # a trace function may return itself
     try:
         act()
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     return count
 
 
