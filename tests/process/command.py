@@ -52,9 +52,13 @@ for line in sys.stdin:
     sys.stdin = open(0, closefd=False)
     sys.argv = ["turnkeeper", *order["arguments"]]
     os.environ.update(order["env"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if order["file_bytes_max"] is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes_max"],) * 2)
-    main()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_bytes_max"], before[1]))
+    try:
+        main()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)  # coverage writes its file at the exit
     sys.exit()
 """
 
