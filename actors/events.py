@@ -341,11 +341,39 @@ class TurnStartedEvent(Event):
     kind: Literal["turn_started"] = "turn_started"
 
 
+class StepRequest(Value):
+    """The request that a step sent to its model; `conversation.at(view_seq)` has what it saw."""
+
+    view_seq: int = Field(ge=0)
+    """The seq of the log whose view the request was made of."""
+    model: str | None = None
+    tools_digest: str | None = None
+    """Of the tools that the model might call: equal for equal names, descriptions and schemas."""
+    parameters_digest: str | None = None
+    """Of the model's other settings, such as the temperature."""
+    is_plain: bool = False
+    """Images and thinking were left out."""
+
+
 class StepFinishedEvent(Event):
     """One model call is done and its answer is in the log; the tool calls of it may still run."""
 
     kind: Literal["step_finished"] = "step_finished"
     usage: TokenUsage = TokenUsage()
+    request: StepRequest | None = None
+    """None if the agent does not say which view its model saw."""
+    response_id: str | None = None
+    """The id that the provider gave the response."""
+
+
+class StepUnfinishedEvent(Event):
+    """A model call whose answer is not in the log: it was interrupted, or failed."""
+
+    kind: Literal["step_unfinished"] = "step_unfinished"
+    outcome: Literal["interrupted", "failed"]
+    usage: TokenUsage = TokenUsage()
+    """Its time; the provider has not told the tokens."""
+    request: StepRequest
 
 
 class TurnEndedEvent(Event):
@@ -458,6 +486,7 @@ _KnownEvent: TypeAlias = (
     | MessageWithdrawnEvent
     | TurnStartedEvent
     | StepFinishedEvent
+    | StepUnfinishedEvent
     | TurnEndedEvent
     | ConfirmationRequestedEvent
     | ConfirmationGivenEvent

@@ -244,7 +244,7 @@ class _Run:
                 return None
             try:
                 request = ModelRequest(view, agent.tools.specs, is_plain=self._is_plain)
-                return await agent.model.respond(request, turn.writer())
+                return await turn.ask(agent.model, request)
             except ModelUnavailable as error:
                 failures += 1
                 await self._wait_for_model(error, failures, began)

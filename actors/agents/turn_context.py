@@ -26,7 +26,16 @@ import anyio.lowlevel
 from turnkeeper.runtime import Effect, Message, Ports, Ref
 from turnkeeper.runtime.lowlevel import clear_stray_cancellation
 
-from ..core.commands import BeginStep, Command, EndTurn, Query, RepairView, Stream, TurnAppend
+from ..core.commands import (
+    BeginStep,
+    Command,
+    EndTurn,
+    NoteRequest,
+    Query,
+    RepairView,
+    Stream,
+    TurnAppend,
+)
 from ..core.metrics import Metrics
 from ..core.stuck import SeenEvent
 from ..core.turn_table import RunningTurn
@@ -44,10 +53,12 @@ from ..events import (
     LoggedEvent,
     ObservationEvent,
     StepFinishedEvent,
+    StepRequest,
     ThinkingBlock,
     TokenUsage,
     UserMessageEvent,
 )
+from ..models.base import Model, ModelRequest, ModelResponse, request_of
 from ..tool_calls import ToolCall, ToolResult
 from ..values.frozen import FrozenObject
 from ..values.text import error_text, storable
@@ -142,6 +153,9 @@ class TurnContext:
         self._owner = owner
         self._unstarted = frozenset(unstarted)
         self._is_held = False
+        self._asked: StepRequest | None = None
+        """What the model was asked in the step that ends next."""
+        self._response_id: str | None = None
 
     @property
     def is_held(self) -> bool:
@@ -231,6 +245,23 @@ class TurnContext:
                     raise ContextTooLong(self.conversation_id, self.turn_id)
                 return self.view
             await condensing.ended()
+
+    async def ask(self, model: Model, request: ModelRequest) -> ModelResponse:
+        """Ask a model, as a step of this turn; return its answer, which is not in the log yet.
+
+        Its text streams as through `writer`. The step that ends next names the request, however
+        it ends. Raises what `Model.respond` raises.
+        """
+        await self.note_request(request_of(model, request))
+        response = await model.respond(request, self.writer())
+        self._response_id = response.provider_response_id
+        return response
+
+    async def note_request(self, request: StepRequest) -> None:
+        """Note what a model is asked, for an agent that asks it without `ask`."""
+        self._check_going_on()
+        self._asked, self._response_id = request, None
+        await self._owner.ref.tell(NoteRequest(self.turn_id, self._epoch, request))
 
     async def condense(self) -> bool:
         """Have the view condensed because it is too long for the model; wait until it is.
@@ -352,8 +383,14 @@ class TurnContext:
         return (await self._append(self._step_finished(usage)))[0]
 
     def _step_finished(self, usage: TokenUsage) -> StepFinishedEvent:
+        asked, self._asked = self._asked, None
         return StepFinishedEvent(
-            id=self.ports.ids.new(), timestamp=self._now(), turn_id=self.turn_id, usage=usage
+            id=self.ports.ids.new(),
+            timestamp=self._now(),
+            turn_id=self.turn_id,
+            usage=usage,
+            request=asked,
+            response_id=None if asked is None else self._response_id,
         )
 
     # --- doing -----------------------------------------------------------------------------------

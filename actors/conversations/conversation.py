@@ -31,6 +31,7 @@ from ..core.commands import (
 )
 from ..core.records import encode_record
 from ..core.state import Folded
+from ..core.steps import Step, step_of
 from ..core.turn_rules import decide_fork
 from ..core.view import View
 from ..core.working_state import Stamp, WorkingState
@@ -358,6 +359,15 @@ class Conversation:
             )
         state, _ = await load_state(self._setup.journal, self.conversation_id, seq)
         return state
+
+    async def steps(self) -> Sequence[Step]:
+        """Return the model calls of the conversation, oldest first.
+
+        Each names what the model was asked: `(await conversation.at(step.view_seq)).view` is the
+        view that it saw. Raises `ConversationNotFound`.
+        """
+        found = [step_of(logged) async for logged in self.events(live=False)]
+        return [step for step in found if step is not None]
 
     async def rejections(self) -> Sequence[Rejection]:
         """Return the events that admission refused, oldest first."""

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from turnkeeper.runtime import Message
 
 from ..errors import InvalidInput
-from ..events import Event, ImageContent, LoggedEvent, UserMessageEvent, decode_event
+from ..events import Event, ImageContent, LoggedEvent, StepRequest, UserMessageEvent, decode_event
 from ..journal import Deletion
 from ..values.frozen import FrozenObject
 from ..values.text import (
@@ -43,6 +43,7 @@ __all__ = [
     "GetView",
     "Interrupt",
     "Leave",
+    "NoteRequest",
     "OnOverlap",
     "Pause",
     "Propose",
@@ -246,6 +247,15 @@ class Stream(Message[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class NoteRequest(Message[None]):
+    """Note what a running turn's model is asked; kept in memory until the step ends."""
+
+    turn_id: str
+    epoch: int
+    request: StepRequest
+
+
+@dataclass(frozen=True, slots=True)
 class BeginStep(Message[bool]):
     """Begin the next step of a running turn. False: not now; its agent is run again later."""
 
@@ -375,6 +385,7 @@ Command = (
     | Interrupt
     | TurnAppend
     | Stream
+    | NoteRequest
     | BeginStep
     | EndTurn
     | Pause

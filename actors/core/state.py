@@ -99,7 +99,7 @@ class Folded:
     def view(self) -> View:
         """The events that the model sees; a snapshot, O(1)."""
         running = self.turns.running
-        return self._view.snapshot(None if running is None else running.turn_id)
+        return self._view.snapshot(None if running is None else running.turn_id, seq=self.seq)
 
     @property
     def agent_execution_status(self) -> AgentExecutionStatus:

@@ -7,7 +7,7 @@ tables in `docs/turns.md` show the outcome of each way to overlap.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypeAlias, TypeGuard, assert_never
+from typing import Literal, TypeAlias, TypeGuard, assert_never
 
 from turnkeeper.runtime import InvariantViolation
 
@@ -40,12 +40,15 @@ from ..events import (
     ResumedEvent,
     RetractionEvent,
     StatusChangedEvent,
+    StepUnfinishedEvent,
     SystemPromptEvent,
     TextDelta,
+    TokenUsage,
     TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
     UserRejectEvent,
+    is_seen_by_model,
 )
 from ..values.text import hold_back_half
 from .commands import (
@@ -55,6 +58,7 @@ from .commands import (
     EndTurn,
     Interrupt,
     Leave,
+    NoteRequest,
     OnOverlap,
     Pause,
     Recover,
@@ -67,7 +71,16 @@ from .commands import (
 )
 from .status import AgentExecutionStatus
 from .turn_table import RunningTurn, content_digest
-from .working_state import Decision, Draft, Stamp, StartTurn, StopTurn, TurnEffect, WorkingState
+from .working_state import (
+    Asked,
+    Decision,
+    Draft,
+    Stamp,
+    StartTurn,
+    StopTurn,
+    TurnEffect,
+    WorkingState,
+)
 
 __all__ = [
     "TurnCommand",
@@ -83,6 +96,7 @@ TurnCommand: TypeAlias = (
     Send
     | TurnAppend
     | Stream
+    | NoteRequest
     | BeginStep
     | EndTurn
     | CancelTurn
@@ -106,6 +120,9 @@ def decide_turn(working: WorkingState, command: TurnCommand, stamp: Stamp) -> De
             return _turn_append(draft, command)
         case Stream():
             return _stream(draft, command)
+        case NoteRequest():
+            check_running(working, command.turn_id, command.epoch)
+            return Decision(asked=Asked(command.request, stamp.now))
         case BeginStep():
             return _begin_step(draft, command)
         case EndTurn():
@@ -325,7 +342,7 @@ def _fail_too_long(draft: Draft, running: RunningTurn) -> Decision:
     working, turn_id = draft.working, running.turn_id
     error = AnswerTooLong(working.conversation_id, turn_id, working.settings.answer_length_max)
     name, detail = type(error).__name__, str(error)
-    _close(draft, running, "its agent's answer got too long")
+    _close(draft, running, "its agent's answer got too long", outcome="failed")
     add_error(draft, turn_id, name, detail)
     draft.add(TurnEndedEvent, turn_id=turn_id, outcome="failed", detail=f"{name}: {detail}")
     return _then_next_queued(draft, StopTurn(turn_id))
@@ -452,7 +469,8 @@ def _end_turn(draft: Draft, command: EndTurn) -> Decision:
     running = check_running(working, command.turn_id, command.epoch)
     if working.state.turns.waits_for is not None:
         return _suspend(working, running, reply=False)
-    _close(draft, running, "the agent ended its turn without a result for this call")
+    why = "the agent ended its turn without a result for this call"
+    _close(draft, running, why, outcome="failed")
     if command.error is not None:
         add_error(draft, running.turn_id, command.error, command.detail)
     if command.is_stuck:
@@ -556,7 +574,7 @@ def _roll_back(draft: Draft, running: RunningTurn, why: str) -> bool:
         return False
     trial = Draft(draft.working, draft.stamp)
     _close(trial, running, why)
-    closing = tuple(event.id for event in trial.events)
+    closing = tuple(event.id for event in trial.events if is_seen_by_model(event))
     for message in running.messages[1:]:
         if message.message_id is not None:
             trial.add(
@@ -576,10 +594,18 @@ def _roll_back(draft: Draft, running: RunningTurn, why: str) -> bool:
     return True
 
 
-def _close(draft: Draft, running: RunningTurn, why: str, *, answered: Collection[str] = ()) -> None:
+def _close(
+    draft: Draft,
+    running: RunningTurn,
+    why: str,
+    *,
+    answered: Collection[str] = (),
+    outcome: Literal["interrupted", "failed"] = "interrupted",
+) -> None:
     """Answer each open call, then keep the unfinished answer, marked as interrupted.
 
-    `answered`: the calls that events before this, in the same decision, have answered.
+    A model that is being asked is noted last, with this outcome of its step. `answered`: the calls
+    that events before this, in the same decision, have answered.
     """
     working = draft.working
     turns = working.state.turns
@@ -600,6 +626,15 @@ def _close(draft: Draft, running: RunningTurn, why: str, *, answered: Collection
     said = working.written.text
     if said:
         draft.add(AgentMessageEvent, turn_id=running.turn_id, content=said, interrupted=True)
+    if working.asked is not None:
+        request, asked_at = working.asked
+        draft.add(
+            StepUnfinishedEvent,
+            turn_id=running.turn_id,
+            outcome=outcome,
+            usage=TokenUsage(model=request.model, latency_s=max(0.0, draft.stamp.now - asked_at)),
+            request=request,
+        )
 
 
 def _reject(draft: Draft, tool_call_ids: Iterable[str], turn_id: str | None, why: str) -> None:

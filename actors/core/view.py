@@ -91,6 +91,7 @@ class View(Sequence[LLMConvertibleEvent]):
         "_protected",
         "_shared",
         "_turn_id",
+        "seq",
         "unhandled_condensation_request",
     )
 
@@ -101,7 +102,10 @@ class View(Sequence[LLMConvertibleEvent]):
         *,
         request: bool,
         turn_id: str | None,
+        seq: int,
     ) -> None:
+        self.seq = seq
+        """The seq of the log that it is the view of; 0 if it was made of events alone."""
         self._turn_id = turn_id
         self._protected: frozenset[str] | None = None
         self._shared = shared
@@ -270,10 +274,10 @@ class ViewFold:
                 facts.fold(event)
         return fold, fold.enforce(facts)
 
-    def snapshot(self, running_turn_id: str | None = None) -> View:
-        """Return the view as it stands, while this turn runs."""
+    def snapshot(self, running_turn_id: str | None = None, *, seq: int = 0) -> View:
+        """Return the view as it stands, while this turn runs, at this seq of the log."""
         indices = self.index.indices()
-        return View(self._shared, indices, request=self._request, turn_id=running_turn_id)
+        return View(self._shared, indices, request=self._request, turn_id=running_turn_id, seq=seq)
 
     @property
     def events(self) -> Sequence[LLMConvertibleEvent]:

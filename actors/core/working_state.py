@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 from turnkeeper.runtime import format_id
 
-from ..events import Event, LoggedEvent, TextDelta
+from ..events import Event, LoggedEvent, StepRequest, TextDelta
 from ..values.text import storable
 from .commands import OnOverlap
 from .limits import ANSWER_LENGTH_MAX
 from .state import Folded
 from .turn_table import KnownMessage
 
+_STEP_ENDS = ("step_finished", "turn_ended")
+
 __all__ = [
+    "Asked",
     "ConversationSettings",
     "Decision",
     "Draft",
@@ -106,6 +109,14 @@ class StopTurn:
 TurnEffect = StartTurn | StopTurn
 
 
+class Asked(NamedTuple):
+    """The request to a model whose step has not ended, and when it was made."""
+
+    request: StepRequest
+    at: float
+    """The wall clock."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The events, the reply and the effects that follow from one command."""
@@ -119,6 +130,8 @@ class Decision:
     """The next piece of the running turn's answer; it comes before the events."""
     half: str = ""
     """The high surrogate at the end of the piece, held back until its other half comes."""
+    asked: Asked | None = None
+    """The running turn's model is asked now."""
     is_suspended: bool = False
     """The running turn's agent ends its run here; it is run again when the turn goes on."""
 
@@ -170,6 +183,8 @@ class WorkingState:
     settings: ConversationSettings
     state: Folded = field(default_factory=Folded)
     written: Written = field(default_factory=Written)
+    asked: Asked | None = None
+    """What the running turn's model is asked, until the step ends; in memory only."""
     agent_of: str | None = None
     """The turn whose agent this owner is running."""
     draining: WhileDraining | None = None
@@ -184,9 +199,13 @@ class WorkingState:
 
     def apply(self, decision: Decision) -> None:
         """Fold a decision."""
+        if decision.asked is not None:
+            self.asked = decision.asked
         for event in decision.events:
             self.state.fold(event)
             self.remember(event, self.state.seq)
+            if event.kind in _STEP_ENDS:
+                self.asked = None
         if decision.is_answer_over:
             self.written = Written()
         elif decision.piece is not None:

@@ -109,6 +109,11 @@ class ProviderModel(ABC, Generic[ClientT]):
         self._settings = FrozenObject(settings)
         self._ports = ports
 
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        """The settings of its requests, beside the view and the tools."""
+        return {"api": self._shape, "model": self.model, "settings": self._settings}
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -87,6 +87,10 @@ class AnthropicModel(ProviderModel[AsyncAnthropic]):
         self._max_tokens = max_tokens
         self._timeout_s = timeout_s
 
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return {**super().parameters, "max_tokens": self._max_tokens}
+
     def _make_client(self) -> AsyncAnthropic:
         return _once(AsyncAnthropic(), self._timeout_s)
 

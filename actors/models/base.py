@@ -20,6 +20,8 @@ in the caller's task.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -28,7 +30,7 @@ from turnkeeper.runtime import Refused, Unavailable
 
 from ..core.view import View
 from ..errors import InvalidInput
-from ..events import ThinkingBlock, TokenUsage
+from ..events import StepRequest, ThinkingBlock, TokenUsage
 from ..tool_calls import ToolCall
 from ..values.api_names import api_tool_name
 from ..values.frozen import FrozenObject
@@ -46,6 +48,7 @@ __all__ = [
     "ModelUnavailable",
     "Prices",
     "ToolSpec",
+    "request_of",
 ]
 
 
@@ -56,6 +59,8 @@ class ToolSpec:
     name: str
     description: str
     parameters: FrozenObject
+    digest: str = field(init=False, repr=False, compare=False)
+    """Equal for equal tools, in every process."""
 
     def __post_init__(self) -> None:
         """Bring the schema into the form that all providers accept; `InvalidInput` if it has none.
@@ -68,6 +73,8 @@ class ToolSpec:
             raise InvalidInput(f"tool {self.name}: its schema does not do: {error}") from error
         object.__setattr__(self, "parameters", parameters)
         object.__setattr__(self, "description", storable(self.description))
+        digest = _digest([self.name, self.description, self.parameters])
+        object.__setattr__(self, "digest", digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +119,35 @@ class Prices:
 
 
 class Model(Protocol):
-    """Answers requests, one attempt each."""
+    """Answers requests, one attempt each.
+
+    It may have the attributes `model`, its name, and `parameters`, a mapping of all settings that
+    its requests have; the log names both, the parameters by a digest.
+    """
 
     async def respond(
         self, request: ModelRequest, write: Callable[[str], Awaitable[None]]
     ) -> ModelResponse:
         """Return the model's answer; give the pieces of its text to `write` as they come."""
+
+
+def request_of(model: Model, request: ModelRequest) -> StepRequest:
+    """Return the request as the log names it."""
+    name = getattr(model, "model", None)
+    parameters = getattr(model, "parameters", None)
+    return StepRequest(
+        view_seq=request.view.seq,
+        model=name if isinstance(name, str) else None,
+        tools_digest=_digest([tool.digest for tool in request.tools]),
+        parameters_digest=None if parameters is None else _digest(parameters),
+        is_plain=request.is_plain,
+    )
+
+
+def _digest(value: object) -> str:
+    """Return a digest of a value by its JSON. What JSON cannot hold counts by its `repr`."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class ModelUnavailable(Unavailable):

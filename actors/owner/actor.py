@@ -56,6 +56,7 @@ from ..core.commands import (
     DropOverdue,
     EndTurn,
     GetView,
+    NoteRequest,
     Pause,
     Propose,
     ProposeFailed,
@@ -117,7 +118,16 @@ Verify = Literal["off", "sampled", "always"]
 
 
 # Commands and queries that neither answer a call nor need one answered.
-_LEAVING_CALLS_OPEN = (BeginStep, Change, GetView, Pause, Propose, ProposeFailed, Stream)
+_LEAVING_CALLS_OPEN = (
+    BeginStep,
+    Change,
+    GetView,
+    NoteRequest,
+    Pause,
+    Propose,
+    ProposeFailed,
+    Stream,
+)
 
 
 @dataclass(frozen=True, slots=True)

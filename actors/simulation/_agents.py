@@ -274,7 +274,7 @@ class _SimulatedModel:
     ) -> ModelResponse:
         simulation, turn = self.outside.simulation, self.turn
         self.outside.look(turn, request.view)
-        self.outside.oracles.asks_model(turn.conversation_id, request.view)
+        self.outside.oracles.asks_model(turn.conversation_id, turn.turn_id, request.view)
         await linger(simulation, "model", 0.5, 3.0)
         self.responses += 1
         if self.outside.misbehaves:

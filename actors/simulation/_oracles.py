@@ -29,6 +29,8 @@ from ..events import (
     MessageQueuedEvent,
     MessageWithdrawnEvent,
     ObservationEvent,
+    StepFinishedEvent,
+    StepUnfinishedEvent,
     TextDelta,
     TurnEndedEvent,
     TurnStartedEvent,
@@ -72,6 +74,7 @@ INVARIANTS: Final = {
     "C1": "nothing is seen before it is in the log: no event, reply, action or view",
     "C2": "what a follower is given of an answer is its beginning, without a gap",
     "C3": "the pieces of an answer, put together, are the event that carries it",
+    "M1": "the view at the seq that a step names is the one that its model was given",
     "D1": "a reader is told of a deletion only when it is durable",
     "S1": "a subscriber sees every event once, in order",
     "E1": "what the sender was told of the end of its turn is what the log says",
@@ -166,6 +169,8 @@ class Oracles:
         self.sendings: dict[str, Sending] = {}
         self.streamed: dict[str, set[str]] = {}
         """By turn: all that its agent streamed, each attempt as far as it had got."""
+        self.asked: dict[tuple[str, int], tuple[Event, ...]] = {}
+        """By turn and seq: the view that a model was given."""
         self.said: dict[str, int] = {}
         """By event id: the seq that the agent was told."""
         self.last_writer: SimulatedJournal | None = None
@@ -444,8 +449,9 @@ class Oracles:
         if self.deleted[conversation_id] <= reads:
             self.broken("D1", f"{who}, of {conversation_id}")
 
-    def asks_model(self, conversation_id: str, view: View) -> None:
-        """Check the view that a model is given."""
+    def asks_model(self, conversation_id: str, turn_id: str, view: View) -> None:
+        """Check the view that a model is given, and keep it for the end."""
+        self.asked.setdefault((turn_id, view.seq), tuple(view))
         called = {e.tool_call_id for e in view if isinstance(e, ActionEvent)}
         answered = {e.tool_call_id for e in view if isinstance(e, _RESULTS)}
         if called - answered:
@@ -621,6 +627,7 @@ class _Turns:
             self._check_turn(event, where)
             self._check_call(event, where)
             self._check_queue(event, seq, where)
+            self._check_step(events, event, where)
             self._has_just_started = isinstance(event, TurnStartedEvent)
         if self._open:
             self._broken("T1", f"{self._name}: no result for {list(self._open)}")
@@ -659,6 +666,16 @@ class _Turns:
             if is_said or not any(said.startswith(event.content) for said in pieces):
                 self._broken("T7", f"{where}: {event.content!r} of {sorted(pieces)}")
             self._oracles.simulation.mark("partial answer kept")
+
+    def _check_step(self, events: Sequence[Event], event: Event, where: str) -> None:
+        if not isinstance(event, StepFinishedEvent | StepUnfinishedEvent):
+            return
+        if (request := event.request) is None:
+            return
+        given = self._oracles.asked.get((event.turn_id or "", request.view_seq))
+        if given is None or given != tuple(View.from_events(events[: request.view_seq])):
+            self._broken("M1", f"{where}: at {request.view_seq}, not {given}")
+        self._oracles.simulation.mark(event.kind)
 
     def _check_call(self, event: Event, where: str) -> None:
         tools = self._oracles.tools

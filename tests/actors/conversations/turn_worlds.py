@@ -28,6 +28,7 @@ from turnkeeper.actors.events import (
     ObservationEvent,
     RetractionEvent,
     StepFinishedEvent,
+    StepUnfinishedEvent,
     TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
@@ -161,6 +162,7 @@ _WORDS: dict[type[Event], str] = {
     RetractionEvent: "retracted",
     CondensationEvent: "condensed",
     StepFinishedEvent: "",
+    StepUnfinishedEvent: "",
 }
 
 

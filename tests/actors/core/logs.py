@@ -34,6 +34,8 @@ from turnkeeper.actors.events import (
     RetractionEvent,
     StatusChangedEvent,
     StepFinishedEvent,
+    StepRequest,
+    StepUnfinishedEvent,
     SystemPromptEvent,
     Task,
     TaskListUpdatedEvent,
@@ -274,6 +276,10 @@ class Admissible:
                 return (TurnEndedEvent(**stamp(), **turn, outcome="completed"),)
             case 2:
                 usage = TokenUsage(input_tokens=b, output_tokens=1, cost=0.5)
+                if b % 2:
+                    asked = StepRequest(view_seq=b, model="m")
+                    cut = StepUnfinishedEvent(**stamp(), **turn, outcome="failed", request=asked)
+                    return (cut,)
                 return (StepFinishedEvent(**stamp(), **turn, usage=usage),)
             case 3:
                 tasks = (Task(description=f"task {b}", done=b > 5),)
@@ -285,8 +291,8 @@ class Admissible:
             case 6:
                 return (PausedEvent(**stamp()), ResumedEvent(**stamp()))
             case 7:
-                asked = ConfirmationRequestedEvent(**stamp(), tool_call_ids=("c1",))
-                return (asked, ConfirmationGivenEvent(**stamp(), confirmed=b > 5))
+                waits = ConfirmationRequestedEvent(**stamp(), tool_call_ids=("c1",))
+                return (waits, ConfirmationGivenEvent(**stamp(), confirmed=b > 5))
             case 8:
                 return (StatusChangedEvent(**stamp(), status="STUCK"),)
             case 9:

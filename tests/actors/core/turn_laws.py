@@ -26,6 +26,7 @@ from turnkeeper.actors.core.commands import (
     Command,
     EndTurn,
     Interrupt,
+    NoteRequest,
     OnOverlap,
     Pause,
     Propose,
@@ -75,6 +76,8 @@ from turnkeeper.actors.events import (
     ObservationEvent,
     RetractionEvent,
     StepFinishedEvent,
+    StepRequest,
+    StepUnfinishedEvent,
     SystemPromptEvent,
     TurnEndedEvent,
     TurnStartedEvent,
@@ -208,7 +211,7 @@ class Turns:
         turns = self.working.state.turns
         unstarted = {*turns.awaiting, *turns.confirmed}
         shown = {event.id for event in self.working.state.view}
-        said = self.said
+        said, asked = self.said, self.working.asked
         if isinstance(command, Stream):
             self.said = [*([] if command.is_first else said), command.text]
         for event in decision.events:
@@ -224,8 +227,15 @@ class Turns:
                     self.said = []
                 case AgentMessageEvent() | ActionEvent() if event.turn_id is not None:
                     self.said = []
+                case StepFinishedEvent():
+                    asked = None
+                case StepUnfinishedEvent(request=request):
+                    assert asked is not None, "a step that was not finished was not begun"
+                    assert request == asked.request
+                    asked = None
                 case TurnEndedEvent():
                     assert not self.said, "what was said of an answer is lost"
+                    assert asked is None, "what the model was asked is lost"
                 case _:
                     pass
 
@@ -622,6 +632,9 @@ class Turns:
                 self._call(run, 1 + n // 6 % 2, asks=self.settings.is_resumable)
             case 4:
                 self.do(Stream(run.turn_id, run.epoch, "…", is_first=n % 4 == 0), run)
+            case _ if n // 8 % 2:
+                request = StepRequest(view_seq=self.working.state.view.seq, model=f"m{n}")
+                self.do(NoteRequest(run.turn_id, run.epoch, request), run)
             case _:
                 note = UserMessageEvent(
                     **self.stamp(run.turn_id),

@@ -200,8 +200,10 @@ class History:
         match draw.choices(list(moves), list(moves.values()))[0]:
             case "write" | "anew" | "say" | "say other" | "call" | "end" as name:
                 await self.order(name)
-            case "queue" | "interrupt" as policy:
-                await self.send(policy)
+            case "queue":
+                await self.send("queue")
+            case "interrupt":
+                await self.send("interrupt")
             case "by hand":
                 await self.chat.append(CondensationRequestEvent())
             case "answer by hand":
@@ -234,10 +236,9 @@ class History:
         text = "".join(self.random.choices(PARTS, k=self.random.randrange(3)))
         await self.puppet.orders.send((name, text))
 
-    async def send(self, policy: str) -> None:
-        if policy == "queue" or self.sent:
+    async def send(self, on_overlap: OnOverlap) -> None:
+        if on_overlap == "queue" or self.sent:
             self.sent += 1
-            on_overlap: OnOverlap = "interrupt" if policy == "interrupt" else "queue"
             await self.chat.send(f"m{self.sent}", on_overlap=on_overlap)
 
     def join(
