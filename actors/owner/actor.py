@@ -68,9 +68,11 @@ from ..core.commands import (
 from ..core.condensation import Condenser, Need, Proposal
 from ..core.decide import decide
 from ..core.limits import Limits
+from ..core.metrics import Metrics
 from ..core.parking import Parking
 from ..core.records import decode_record, encode_record
 from ..core.state import ColdLoad
+from ..core.stuck import SeenEvent
 from ..core.turn_table import KnownMessage, RunningTurn, content_digest
 from ..core.view import View, ViewCheck
 from ..core.working_state import (
@@ -93,6 +95,7 @@ from ..errors import (
 from ..events import (
     ActionEvent,
     Event,
+    LLMConvertibleEvent,
     LoggedEvent,
     MessageQueuedEvent,
     UserMessageEvent,
@@ -169,6 +172,19 @@ class ConversationActor(Actor[Command | Query]):
     """The owner of one conversation. The region in `Conversations` spawns one for each id."""
 
     batch_max: ClassVar[int] = 64
+
+    # Set when the log has been read. `_working` may be ahead of the log while a batch is decided.
+    _claimed_at: float
+    _working: WorkingState
+
+    # The state that is committed, for queries and effects: set by `_show_state` after each commit.
+    view: View
+    recently_seen: Sequence[SeenEvent | LLMConvertibleEvent]
+    metrics: Metrics
+    steps: int
+    _seq: int
+    _running: RunningTurn | None
+    _is_step_held: bool
 
     def __init__(self, conversation_id: str, setup: Setup) -> None:
         self._conversation_id = conversation_id
