@@ -9,6 +9,7 @@ the message inside the error.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Final, Generic, Protocol, cast
 
 from typing_extensions import TypeVar
@@ -316,6 +317,11 @@ class Ref(Generic[M_contra]):
         if MAIL[cell.phase] is Mail.TAKEN:
             notice = Terminated(cast("Ref[Any]", target), error)
             cell.put((notice, cell.system.now(), None), control=True)
+
+    @property
+    def is_at_home(self) -> bool:
+        """True in the thread of its runtime's loop; in any other, nothing here may be called."""
+        return get_ident() == self._cell.system.home
 
     @property
     def has_ended(self) -> bool:

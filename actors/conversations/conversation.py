@@ -96,6 +96,11 @@ class Conversation:
         sent = await self._ref.ask(send)
         return self._turn(sent)
 
+    @property
+    def is_in_own_loop(self) -> bool:
+        """True in the thread of the event loop that the `Conversations` run in."""
+        return self._ref.is_at_home
+
     def _turn(self, sent: Sent) -> Turn:
         return Turn(self._turn_access(), sent)
 

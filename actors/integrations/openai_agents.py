@@ -32,10 +32,11 @@ The SDK runs on asyncio alone, and so does everything that passes through its `R
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import dropwhile
 from typing import Any, NamedTuple, Self, TypeAlias, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -63,6 +64,8 @@ from ..values.text import storable
 try:
     from agents.items import TResponseInputItem
     from agents.memory import SessionSettings
+    from agents.memory.session import _CompactionSnapshot  # its own sessions return it too
+    from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
     from agents.run_context import RunContextWrapper
 except ImportError as error:
     raise ImportError(
@@ -70,7 +73,7 @@ except ImportError as error:
         "install turnkeeper[openai-agents]"
     ) from error
 
-__all__ = ["OutsideTurn", "RunsOverlap", "TurnkeeperSession"]
+__all__ = ["ForeignLoop", "OutsideTurn", "RunsOverlap", "TurnkeeperSession"]
 
 ITEMS_KIND = "openai_agents_items"
 """The kind of the event that keeps one change of a session.
@@ -79,6 +82,9 @@ The core does not know this kind and passes it on unchanged. `removed` counts th
 (null: all of them). `added` holds, for each new item, its JSON text and the ids of the events that
 show it.
 """
+
+SESSIONS_REMEMBERED_MAX = 256
+"""The sessions whose items stay in memory between turns; others are read from the log again."""
 
 _Item: TypeAlias = Mapping[str, Any]
 _ports = Ports()
@@ -90,7 +96,8 @@ class OutsideTurn(Refused):
     def __init__(self, session_id: str) -> None:
         super().__init__(
             f"session {session_id} has no turn here; nothing was written; run inside "
-            "`async with TurnkeeperSession(...) as session`, and give the runner that session"
+            "`async with TurnkeeperSession(...) as session`, and give the runner that session; "
+            "Runner.run_sync cannot do that: await Runner.run in the loop of the Conversations"
         )
         self.session_id = session_id
 
@@ -103,6 +110,19 @@ class RunsOverlap(Refused):
             f"a run on session {session_id} would write after another began in the same turn; "
             "nothing was written; give each run a turn of its own: one "
             "`async with TurnkeeperSession(...)` for each"
+        )
+        self.session_id = session_id
+
+
+class ForeignLoop(Refused):
+    """The session was used in another event loop than its `Conversations`; nothing was written."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"session {session_id} was used in another event loop than that of its Conversations; "
+            "nothing was written; `Runner.run_sync` and threads have loops of their own: await "
+            "`Runner.run` in the loop of the Conversations, from a thread through "
+            "`turnkeeper.actors.blocking.Blocking`"
         )
         self.session_id = session_id
 
@@ -128,17 +148,47 @@ class _Change:
     events: Sequence[Event]
 
 
+class _History(NamedTuple):
+    """A session's items as of a seq of its log."""
+
+    kept: Sequence[_Kept] = ()
+    seq: int = 0
+    event_id: str | None = None
+    """The id of the event at that seq: another one, or none, and the log was begun anew."""
+
+
 class _Line:
     """The queue for turns of one conversation, and the turn that is taken."""
 
     def __init__(self) -> None:
+        self.history = _History()
+        """The newest that was read: a turn reads only the events behind it."""
         # Unlike a lock, another task than the one that acquired it can release it.
         self.turn = anyio.Semaphore(1, max_value=1)
         self.taken: _Turn | None = None
 
 
-# A line lives as long as any session of its conversation, so as long as a turn can wait in it.
-_lines: WeakKeyDictionary[Conversations, WeakValueDictionary[str, _Line]] = WeakKeyDictionary()
+class _Lines:
+    """The lines of one `Conversations`.
+
+    A line lives as long as any session of its conversation, so as long as a turn can wait in it;
+    those that were used last live on, with what they have read.
+    """
+
+    def __init__(self) -> None:
+        self._by_id: WeakValueDictionary[str, _Line] = WeakValueDictionary()
+        self._recent: dict[str, _Line] = {}
+
+    def line(self, session_id: str) -> _Line:
+        line = self._by_id.setdefault(session_id, _Line())
+        self._recent.pop(session_id, None)
+        self._recent[session_id] = line
+        if len(self._recent) > SESSIONS_REMEMBERED_MAX:
+            del self._recent[next(iter(self._recent))]
+        return line
+
+
+_lines: WeakKeyDictionary[Conversations, _Lines] = WeakKeyDictionary()
 _inside: ContextVar[tuple[_Turn, ...]] = ContextVar("turnkeeper_sdk_turns", default=())
 
 
@@ -154,23 +204,29 @@ class TurnkeeperSession:
         session_id: str,
         conversations: Conversations,
         *,
-        session_settings: SessionSettings | None = None,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
     ) -> None:
         """Reads and writes nothing yet. `session_settings`: as for the SDK's own sessions."""
         self.session_id = session_id
-        self.session_settings = session_settings
+        self.session_settings: SessionSettings | None = (
+            None if session_settings is None else coerce_session_settings(session_settings)
+        )
         self._conversation: Conversation = conversations[session_id]
-        lines = _lines.setdefault(conversations, WeakValueDictionary())
-        self._line = lines.setdefault(session_id, _Line())
+        self._line = _lines.setdefault(conversations, _Lines()).line(session_id)
         self._turn: _Turn | None = None
 
     async def __aenter__(self) -> Self:
-        """Wait for the turn. Raises `AskCycle`, and `OwnedElsewhere` before anything has run."""
+        """Wait for the turn. Raises `AskCycle`, and before anything has run `OwnedElsewhere`.
+
+        Raises `ForeignLoop` in another event loop than that of the `Conversations`.
+        """
+        if not self._conversation.is_in_own_loop:
+            raise ForeignLoop(self.session_id)
         if self._line.taken in _inside.get():
             raise AskCycle((self.session_id, self.session_id))
         await self._line.turn.acquire()
         try:
-            turn = _Turn(self._conversation)
+            turn = _Turn(self._conversation, self._line)
             await turn.load()
         except BaseException:
             self._line.turn.release()
@@ -191,16 +247,17 @@ class TurnkeeperSession:
 
         The runner passes `wrapper`, here as in the other methods, to identify its run.
         """
+        if not self._conversation.is_in_own_loop:
+            raise ForeignLoop(self.session_id)
         if self._turn is not None:
             if wrapper is not None:
                 self._turn.begin_run(wrapper)
             kept = await self._turn.load()
         elif wrapper is None:
-            kept = await _read(self._conversation)
+            kept = (await _read(self._conversation, self._line.history)).kept
         else:
             raise OutsideTurn(self.session_id)
-        if limit is None and self.session_settings is not None:
-            limit = self.session_settings.limit
+        limit = resolve_session_limit(limit, self.session_settings)
         first = 0 if limit is None or limit < 0 else max(0, len(kept) - limit)
         return [_given(one) for one in kept[first:]]
 
@@ -243,6 +300,43 @@ class TurnkeeperSession:
         """Take all items out of the session, by an event; the log keeps them."""
         await self._taken().change(None, ())
 
+    async def replace_items(self, items: list[TResponseInputItem]) -> None:
+        """Put these items in the place of all that the session has, in one commit.
+
+        It is all or nothing, and can be repeated as `add_items` can.
+        """
+        await self._taken().change(None, [_json(item) for item in items])
+
+    async def _get_compaction_snapshot(
+        self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None
+    ) -> _CompactionSnapshot:
+        """Let the SDK's compaction replace the newest items in one commit, as its own sessions do.
+
+        The SDK looks for this method by its name; without it, a compaction clears the session and
+        adds what is left, and a crash between the two loses the history.
+        """
+        shown = (await self._taken().load())[-limit:] if limit > 0 else ()
+
+        async def replace_suffix(start: int, output: list[TResponseInputItem]) -> bool:
+            expected = shown[start:]
+            now = await self._taken().load()
+            if not expected or list(now[-len(expected) :]) != list(expected):
+                return False
+            texts = [_json(item) for item in output]
+            first = [_given(one) for one in now[: -len(expected)]]
+            left = first
+            if prune_prefix is not None:
+                left = list(dropwhile(prune_prefix, first))
+            if len(left) == len(first):
+                await self._taken().change(len(expected), texts)
+            else:
+                await self._taken().change(None, [*map(_json, left), *texts])
+            return True
+
+        items = [_given(one) for one in shown]
+        complete = len(await self._taken().load()) <= limit
+        return _CompactionSnapshot(items, complete, replace_suffix)
+
     def _taken(self) -> _Turn:
         if self._turn is None:
             raise OutsideTurn(self.session_id)
@@ -252,8 +346,9 @@ class TurnkeeperSession:
 class _Turn:
     """One turn of one session. Invariant: no other turn adds items to its log meanwhile."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: Conversation, line: _Line) -> None:
         self._conversation = conversation
+        self._line = line
         self._turn_id = _ports.ids.new()
         self._kept: Sequence[_Kept] | None = None
         """The session's items; None while they are not known."""
@@ -269,7 +364,8 @@ class _Turn:
             # The owner's answer proves that this process owns the conversation, and that the write
             # of a cancelled call is in the log by now, or never will be.
             await self._conversation.append_all(())
-            self._kept = await _read(self._conversation)
+            self._line.history = await _read(self._conversation, self._line.history)
+            self._kept = self._line.history.kept
         return self._kept
 
     def begin_run(self, run: RunContextWrapper[Any]) -> None:
@@ -295,11 +391,12 @@ class _Turn:
         # change.
         self._unsettled, self._kept = change, None
         try:
-            await self._conversation.append_all(change.events)
+            appended = await self._conversation.append_all(change.events)
         except Refused:
             self._unsettled = None
             raise
         self._unsettled, self._kept = None, change.after
+        self._line.history = _History(change.after, appended.seq, change.events[-1].id)
         return change.gone
 
     async def _decide(self, removed: int | None, added: Sequence[str]) -> _Change:
@@ -346,11 +443,19 @@ class _Turn:
 # --- items in the log -----------------------------------------------------------------------------
 
 
-async def _read(conversation: Conversation) -> Sequence[_Kept]:
-    """Read the items of the conversation's session from the log."""
-    kept: list[_Kept] = []
+async def _read(conversation: Conversation, known: _History) -> _History:
+    """Read the items of the conversation's session from the log, from what is known on."""
+    kept: list[_Kept] = list(known.kept)
+    last_seq, last_id = known.seq, known.event_id
+    is_known = known.seq == 0
     try:
-        async for seq, event in conversation.events(live=False):
+        async for seq, event in conversation.events(after=max(0, known.seq - 1), live=False):
+            if not is_known:
+                if event.id != known.event_id:
+                    return await _read(conversation, _History())
+                is_known = True
+                continue
+            last_seq, last_id = seq, event.id
             if event.kind == ITEMS_KIND and isinstance(event, UnknownEvent):
                 try:
                     _fold(kept, event.fields)
@@ -358,8 +463,8 @@ async def _read(conversation: Conversation) -> Sequence[_Kept]:
                     found = f"the record is no {ITEMS_KIND} event ({type(error).__name__})"
                     raise CorruptLog(conversation.conversation_id, seq, found) from error
     except ConversationNotFound:
-        return []  # the first item creates it
-    return kept
+        return _History()  # the first item creates it
+    return _History(kept, last_seq, last_id) if is_known else await _read(conversation, _History())
 
 
 def _fold(kept: list[_Kept], fields: Mapping[str, Any]) -> None:
