@@ -13,12 +13,24 @@ import asyncio
 import contextvars
 import math
 import sys
+import time
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, TypeVarTuple, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    TypeVarTuple,
+    cast,
+)
+from weakref import WeakKeyDictionary
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,12 +39,13 @@ if TYPE_CHECKING:
     import trio
 
 __all__ = [
+    "ClockHold",
     "OneShot",
     "Park",
     "Tasks",
     "checkpointing",
     "clear_stray_cancellation",
-    "loop_time",
+    "loop_clock",
     "membership",
     "open_tasks",
     "parking",
@@ -427,15 +440,52 @@ def running_task() -> object:
     return task if trio_module is None else trio_module.lowlevel.current_task()
 
 
-def loop_time() -> Callable[[], float] | None:
-    """Return the reading of the running trio loop's clock if that is no real one, else None."""
+def loop_clock() -> Callable[[], float]:
+    """Return the reading of the running loop's clock; cheaper than `anyio.current_time`."""
     trio_module = _trio()
     if trio_module is None:
-        return None
+        loop = asyncio.get_running_loop()
+        is_real = type(loop).time is asyncio.BaseEventLoop.time
+        return time.monotonic if is_real else loop.time
     clock = trio_module.lowlevel.current_clock()
     if type(clock).__name__ == "SystemClock":
-        return None
+        return time.monotonic
     return cast("Callable[[], float]", clock.current_time)
+
+
+class ClockHold:
+    """Keeps the clock of a trio test from jumping while a thread works for the loop.
+
+    A `MockClock` with an `autojump_threshold` jumps ahead when all tasks wait, and so would skip
+    the time that a thread takes. With any other clock it does nothing. Made in the loop.
+    """
+
+    _held: ClassVar[WeakKeyDictionary[Any, tuple[int, float]]] = WeakKeyDictionary()
+    """For each clock: how many hold it, and its threshold without them. (Any: trio's.)"""
+
+    def __init__(self) -> None:
+        trio_module = _trio()
+        clock = None if trio_module is None else trio_module.lowlevel.current_clock()
+        self._clock: Any = clock if hasattr(clock, "autojump_threshold") else None
+        self._is_taken = False
+
+    def take(self) -> None:
+        if self._clock is None or self._is_taken:
+            return
+        self._is_taken = True
+        count, threshold = self._held.get(self._clock, (0, self._clock.autojump_threshold))
+        self._held[self._clock] = count + 1, threshold
+        self._clock.autojump_threshold = math.inf
+
+    def release(self) -> None:
+        if self._clock is None or not self._is_taken:
+            return
+        self._is_taken = False
+        count, threshold = self._held.pop(self._clock)
+        if count > 1:
+            self._held[self._clock] = count - 1, threshold
+        else:
+            self._clock.autojump_threshold = threshold
 
 
 def clear_stray_cancellation(error: BaseException) -> bool:

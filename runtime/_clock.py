@@ -76,7 +76,7 @@ class Clock:
 
     def __init__(self, ports: Ports, note_broken: Callable[[Exception], None]) -> None:
         """`note_broken` hears of an alarm that raises; the clock goes on."""
-        self.now = ports.monotonic
+        self.now = ports.loop_time
         self._note_broken = note_broken
         self._sleep: Callable[[float], Awaitable[None]] = ports.sleep
         self._heap: list[tuple[float, int, Alarm | float]] = []

@@ -27,7 +27,7 @@ class DeadLetters:
         self.count = 0
         self.count_by_reason: dict[str, int] = {}
         self._events = events
-        self._now = now
+        self.now = now
         self._window_began = float("-inf")
         self._logged = 0
         self._unlogged = 0
@@ -40,7 +40,7 @@ class DeadLetters:
 
     def _log(self, kind: str, actor: str, reason: str) -> None:
         """Log the type of the message, never its content."""
-        now = self._now()
+        now = self.now()
         if now - self._window_began >= _WINDOW_S:
             if self._unlogged:
                 logger.warning("dead letters not logged", count=self._unlogged)

@@ -92,7 +92,7 @@ class Runtime:
         handle_signals: bool = False,
     ) -> None:
         self._is_open = False  # first: `__del__` looks at it
-        self._is_entered = False
+        self._is_entered = self._has_block = False
         limits = Limits(drain_s, stop_s, cleanup_s, kill_s)
         self.left_undone: tuple[LeftUndone, ...] = ()
         """The work that was not done when the runtime had been left."""
@@ -202,10 +202,44 @@ class Runtime:
         if not self._is_entered:
             raise RuntimeError("the runtime has not been entered: use `async with` first")
         self._system.check_home("the runtime")
+        if self._host_ended.is_set():
+            raise RuntimeError("the runtime has been left: enter a new one")
 
     # --- opening ---------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        await self._open()
+        self._has_block = True
+        self._body.__enter__()
+        return self
+
+    async def start(self) -> Self:
+        """Enter the runtime without a block; any task may leave it, with `aclose`.
+
+        For hooks, fixtures and notebooks. A failure that would have ended the block ends the
+        runtime, and `aclose` raises it. Prefer `async with`, which cannot be forgotten.
+        """
+        await self._open()
+        return self
+
+    async def aclose(self) -> None:
+        """Leave a runtime that was entered with `start`; again, it does nothing.
+
+        Raises the failure that ended it, if one did. A cancellation does not cut it short.
+        """
+        if self._has_block:
+            raise RuntimeError("the runtime was entered with `async with`, which leaves it")
+        if not self._is_open:
+            return
+        with anyio.CancelScope(shield=True):
+            cancelled = await self._wait_for_host()
+        self._is_open = False
+        if cancelled is not None:
+            raise cancelled
+        if self._failure is not None:
+            raise self._failure
+
+    async def _open(self) -> None:
         if self._is_entered:
             raise RuntimeError("a runtime is entered once; make a new one")
         self._is_entered = True
@@ -230,8 +264,6 @@ class Runtime:
                 await self._wait_for_host()
             raise self._failure
         self._is_open = True
-        self._body.__enter__()
-        return self
 
     async def _run_host(self, ready: OneShot[None]) -> None:
         """Hold all tasks until the runtime is left, then close it. May be left behind itself.
@@ -309,7 +341,7 @@ class Runtime:
                 logger.warning("leaving the runtime", signal=number.name)
                 if self.stopped_by is None:
                     self.stopped_by = number
-                    self._body.cancel()
+                    self._leave()
                 else:
                     self._hurry()
 
@@ -325,7 +357,13 @@ class Runtime:
         """End the runtime with a failure that no supervisor decides; its block raises it."""
         if self._failure is None:
             self._failure = error
+        self._leave()
+
+    def _leave(self) -> None:
+        """End the block; without one, close at once."""
         self._body.cancel()
+        if self._is_open and not self._has_block:
+            self._leaving.set(None)
 
     # --- closing ---------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from threading import get_ident
 from traceback import format_exception
 from typing import Any, Protocol, TypeVarTuple
 
-from ._backend import OneShot, Park, Tasks, checkpointing, loop_time, membership, parking, pausing
+from ._backend import OneShot, Park, Tasks, checkpointing, loop_clock, membership, parking, pausing
 from ._clock import Clock
 from ._dead_letters import DeadLetters
 from ._event_stream import EventStream
@@ -23,7 +23,7 @@ from ._logger import logger
 from ._pool import Job, Pool
 from ._reports import Failure, RegionOverflow, Stuck
 from .errors import OwnershipLost
-from .ports import Ports, keeps_real_time
+from .ports import Ports, keeps_loop_time
 
 __all__ = ["Limits", "Tracing", "World"]
 
@@ -61,7 +61,7 @@ class World:
 
     def __init__(self, ports: Ports, limits: Limits, fail: Callable[[BaseException], None]) -> None:
         self.ports = ports
-        self.now = ports.monotonic
+        self.now = ports.loop_time
         self.limits = limits
         self.events = EventStream()
         self.clock = Clock(ports, self._note_broken_alarm)
@@ -87,9 +87,8 @@ class World:
     def open(self, tasks: Tasks) -> None:
         """Begin: the loop runs, and tasks can be started in this group."""
         self._tasks = tasks
-        if keeps_real_time(self.ports) and (now := loop_time()) is not None:
-            self.now = now  # of a test that moves the loop's clock by itself
-            self.clock.now = now
+        if keeps_loop_time(self.ports):
+            self.now = self.clock.now = self.dead_letters.now = loop_clock()
         self.home = get_ident()
         self.park = parking()
         self.checkpoint = checkpointing()

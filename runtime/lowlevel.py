@@ -2,14 +2,15 @@
 
 1. It owns nothing: each name is one function or class that works alike on asyncio and trio.
 2. `OneShot` passes one answer to one waiting task. `thread_caller` brings a call from a thread
-   into the loop. `clear_stray_cancellation` tells a library's native cancellation from a real one.
+   into the loop. `ClockHold` keeps a trio test's clock from jumping while a thread works.
+   `clear_stray_cancellation` tells a library's native cancellation from a real one.
    `Logger` logs records with fields, without loading structlog before the first.
 3. It does not promise to be pleasant: applications need actors, effects and `ports.blocking`.
 4. All of it belongs to the loop that runs it, except the function that `thread_caller` returns.
 5. Nothing here survives a crash.
 """
 
-from ._backend import OneShot, clear_stray_cancellation, thread_caller
+from ._backend import ClockHold, OneShot, clear_stray_cancellation, thread_caller
 from ._logger import Logger
 
-__all__ = ["Logger", "OneShot", "clear_stray_cancellation", "thread_caller"]
+__all__ = ["ClockHold", "Logger", "OneShot", "clear_stray_cancellation", "thread_caller"]

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 
 import anyio
 
-from ._backend import OneShot, thread_caller
+from ._backend import ClockHold, OneShot, thread_caller
 from .errors import TooManyThreads
 
 __all__ = ["Blocking", "DaemonThreads", "Ids", "Ports", "format_id"]
@@ -128,10 +128,13 @@ class DaemonThreads:
             else:
                 call_soon(partial(finish, partial(answer.set, value)))
 
+        hold = ClockHold()
+        hold.take()
         self._start_thread("turnkeeper-blocking", run)
         try:
             return await answer.wait()
         finally:
+            hold.release()
             if not answer.is_done:
                 is_abandoned = True
                 self.abandoned += 1
@@ -142,10 +145,15 @@ class Ports:
     """The outside world, as the two packages see it. The defaults are the real world."""
 
     monotonic: Callable[[], float] = time.monotonic
-    """Seconds on a clock that never steps; deadlines and leases go by this clock only."""
+    """Seconds on the machine's clock that never steps: leases, threads and I/O go by it. Any thread
+    may read it. Virtual only if threads and I/O are, as in the simulator."""
+
+    loop_time: Callable[[], float] = anyio.current_time
+    """Seconds on the running loop's own clock: timers, idle times and the deadlines of asks, turns
+    and tools go by it. So a test that moves its loop's clock moves them."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
-    """Wait that many seconds of `monotonic`; a virtual clock brings both."""
+    """Wait that many seconds of `loop_time`; a virtual clock brings both."""
 
     now: Callable[[], float] = time.time
     """Wall clock, in seconds since the epoch, UTC; recorded only, no decision depends on it."""
@@ -163,6 +171,6 @@ class Ports:
     """`await ports.blocking(function)`: the only way to call a blocking function."""
 
 
-def keeps_real_time(ports: Ports) -> bool:
-    """Return True if deadlines go by the machine's own clock."""
-    return ports.monotonic is time.monotonic
+def keeps_loop_time(ports: Ports) -> bool:
+    """Return True if timers and deadlines go by the running loop's own clock."""
+    return ports.loop_time is anyio.current_time

@@ -236,7 +236,7 @@ class _Run:
         """Ask the model, with retries; None if the turn has ended as stuck."""
         agent, turn = self._agent, self._turn
         failures = condensations = 0
-        began = turn.ports.monotonic()
+        began = turn.ports.loop_time()
         while True:
             # Before each attempt: a pause or a chat message may have come during the last one.
             view = await self._begin_step()
@@ -295,7 +295,7 @@ class _Run:
         agent, ports = self._agent, self._turn.ports
         # The sum, not the larger: clients that were told the same delay must not return together.
         wait_s = agent.backoff.delay_s(failures - 1, ports.random) + (error.retry_after_s or 0.0)
-        ends = ports.monotonic() + wait_s - began
+        ends = ports.loop_time() + wait_s - began
         if failures >= agent.attempts_max or ends > agent.retry_s_max:
             raise error
         log_unavailable(

@@ -229,6 +229,24 @@ class Conversations:
         return f"<Conversations {self._name!r} on {type(self._journal).__name__}, {state}>"
 
     async def __aenter__(self) -> Self:
+        await self._enter(has_block=True)
+        return self
+
+    async def start(self) -> Self:
+        """Open without a block; any task may close it, with `aclose`.
+
+        For start-up hooks, fixtures and notebooks. Prefer `async with`, which cannot be forgotten.
+        """
+        await self._enter(has_block=False)
+        return self
+
+    async def aclose(self) -> None:
+        """Close what `start` has opened; again, it does nothing."""
+        self._region = None
+        stack, self._exit_stack = self._exit_stack, AsyncExitStack()
+        await stack.aclose()
+
+    async def _enter(self, *, has_block: bool) -> None:
         if self._is_entered:
             raise RuntimeError("conversations are entered once; make new ones for the same journal")
         self._is_entered = True
@@ -237,7 +255,12 @@ class Conversations:
             self._journal.watch_lease(self._setup.subscriptions.lease_lost)
             runtime = self._given_runtime
             if runtime is None:
-                runtime = await stack.enter_async_context(Runtime(ports=self._ports))
+                runtime = Runtime(ports=self._ports)
+                if has_block:
+                    await stack.enter_async_context(runtime)
+                else:
+                    await runtime.start()
+                    stack.push_async_callback(runtime.aclose)
             self._runtime = runtime
             self._region = runtime.region(
                 self._name,
@@ -264,11 +287,9 @@ class Conversations:
                 )
                 stack.push_async_callback(self._looking.stop)
             self._exit_stack = stack.pop_all()
-        return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._region = None
-        await self._exit_stack.aclose()
+        await self.aclose()
 
     def _begin_closing(self) -> None:
         self._is_closing = True

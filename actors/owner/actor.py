@@ -403,7 +403,7 @@ class ConversationActor(Actor[Command | Query]):
         if len(self._parking) and not self._may_precede_more_calls(command):
             yield from self._release_parked()
         if isinstance(command, DropOverdue):
-            for parked in self._parking.take_overdue(self._setup.ports.monotonic()):
+            for parked in self._parking.take_overdue(self._setup.ports.loop_time()):
                 refusal = AdmissionRefused(self._conversation_id, parked.violation)
                 yield _Decided(parked.ticket, Decision(), refusal)
         try:
@@ -412,7 +412,7 @@ class ConversationActor(Actor[Command | Query]):
             if not isinstance(command, Append) or not command.park:
                 yield _Decided(taken, Decision(), refusal)
                 return
-            now = self._setup.ports.monotonic()
+            now = self._setup.ports.loop_time()
             violation = self._parking.park(refusal.violation, taken, now=now)
             if violation is not None:
                 refusal = AdmissionRefused(self._conversation_id, violation)
@@ -553,7 +553,7 @@ class ConversationActor(Actor[Command | Query]):
             self._start_verifying()
             self._start_snapshot()
         if (deadline := self._parking.next_deadline) is not None:
-            delay_s = deadline - self._setup.ports.monotonic()
+            delay_s = deadline - self._setup.ports.loop_time()
             self.context.timers.once(max(0.0, delay_s), DropOverdue(), key=_PARK_TIMER)
 
     def _start_condenser(self) -> None:

@@ -172,6 +172,7 @@ class Node:
         ids = random.Random(f"ids {name} {incarnation} {drawn}")
         self.ports = Ports(
             monotonic=self.monotonic,
+            loop_time=self.monotonic,
             sleep=self.sleep,
             now=self.wall_clock,
             ids=Ids(self.wall_clock, ids.getrandbits),

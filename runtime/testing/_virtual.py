@@ -66,8 +66,8 @@ class VirtualClock:
             heapq.heappop(self._sleepers)[2].set(None)
 
     def ports(self) -> Ports:
-        """Return the real world's ports, with this clock."""
-        return Ports(monotonic=self.monotonic, sleep=self.sleep, now=self.monotonic)
+        """Return the real world's ports, with this clock; leases and threads keep the machine's."""
+        return Ports(loop_time=self.monotonic, sleep=self.sleep, now=self.monotonic)
 
 
 class Probe(Actor[M], Generic[M]):

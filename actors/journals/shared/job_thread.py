@@ -29,7 +29,7 @@ from typing import Generic, Protocol, TypeVar, cast
 import anyio
 
 from turnkeeper.runtime import Ports
-from turnkeeper.runtime.lowlevel import OneShot, thread_caller
+from turnkeeper.runtime.lowlevel import ClockHold, OneShot, thread_caller
 
 from ...errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
 
@@ -122,6 +122,8 @@ class JobThread:
         Raises the worker's error if it cannot open, and `JournalUnavailable` if it takes too long.
         """
         call_in_loop = thread_caller()
+        self._hold = ClockHold()
+        self._hold.take()
         self._ports.start_thread(self._name, partial(self._run, call_in_loop))
         waited_s = 0.0
         while not self._opened.is_done and waited_s < (
@@ -134,7 +136,9 @@ class JobThread:
         if not self._opened.is_done:
             self.is_hung = True  # should the thread come back, it ends
             self._is_over.set()
+            self._hold.release()
             raise self._hung("nothing was done")
+        self._hold.release()
         self._opened.result()
         self._ports.start_thread(f"watch of the {self._name}", partial(self._watch, call_in_loop))
         self._is_open = True
@@ -164,6 +168,7 @@ class JobThread:
         if not self._is_open:
             return
         self._is_open = False
+        self._hold.take()
         with anyio.move_on_after(self._stop_wait_s, shield=True) as scope:
             self._end_when_idle()
             await self._ended.wait()
@@ -173,6 +178,7 @@ class JobThread:
 
     def _give_up(self) -> None:
         """Answer all callers that wait for a thread that hangs."""
+        self._hold.release()
         waiting = [*self._drain(), *self._waiting]
         self._waiting.clear()
         self._queue.put(None)  # should the thread come back, it ends
@@ -231,6 +237,7 @@ class JobThread:
     def _enqueue(self, job: Job[object]) -> None:
         self._queued_items += job.items
         self._queued_bytes += job.bytes
+        self._hold.take()
         self._queue.put(job)
 
     def _finish(self, group: Sequence[Job[object]]) -> None:
@@ -248,6 +255,8 @@ class JobThread:
             else:
                 left = f"{self._name} had no room, and its caller has left; nothing was done"
                 job.cell.fail(JournalUnavailable(left))
+        if not self._queued_items and self._is_open:
+            self._hold.release()
         self._end_when_idle()
 
     def _end_when_idle(self) -> None:

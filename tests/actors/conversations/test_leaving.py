@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -14,6 +15,7 @@ from turnkeeper.actors import (
     Agent,
     Conversations,
     MemoryJournal,
+    SQLiteJournal,
     Turn,
     TurnContext,
     agent,
@@ -157,3 +159,23 @@ async def test_looking_for_an_owner_while_the_conversations_are_left_says_so() -
                 for _ in range(moment):
                     await anyio.lowlevel.checkpoint()
     assert len(heard) == 48
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_conversations_may_be_opened_and_closed_by_different_tasks(
+    kind: str, tmp_path: Path
+) -> None:
+    journal = MemoryJournal() if kind == "memory" else SQLiteJournal(tmp_path / "chats.db")
+    conversations = verified(HeldAgent(), journal=journal)
+    async with anyio.create_task_group() as group:
+        group.start_soon(conversations.start)
+    with pytest.raises(RuntimeError, match="entered once"):
+        await conversations.start()
+    assert await (await conversations["c"].send("A")).reply() == "a(A)"
+    async with anyio.create_task_group() as group:
+        group.start_soon(conversations.aclose)
+        group.start_soon(conversations.aclose)
+    await conversations.aclose()  # again: nothing
+
+    async with verified(HeldAgent(), journal=journal) as again:
+        assert await log_of(again["c"]) == ["u:A", "a:a(A)"]

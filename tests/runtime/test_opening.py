@@ -1,0 +1,73 @@
+"""A runtime that is started and closed without a block, by different tasks."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from turnkeeper.runtime import Runtime, Supervision, TooManyRestarts
+from turnkeeper.runtime.testing import VirtualClock, settle
+from turnkeeper.runtime.testing.anyio_fixtures import runtime, virtual_clock
+
+from .actors import Add, Counter, Fail, Get, SyncCounter
+
+__all__ = ["runtime", "virtual_clock"]  # fixtures
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_it_serves_between_start_and_aclose_whichever_tasks_call_them() -> None:
+    opened = Runtime()
+    async with anyio.create_task_group() as group:
+        group.start_soon(opened.start)
+    ref = opened.spawn(Counter, name="counter")
+    await ref.tell(Add())
+    assert await ref.ask(Get()) == 1
+    async with anyio.create_task_group() as group:
+        group.start_soon(opened.aclose)
+    await opened.aclose()  # again: nothing
+    assert ref.has_ended
+
+
+async def test_a_failure_closes_it_and_aclose_raises_it() -> None:
+    opened = await Runtime(supervision=Supervision(restarts_max=0)).start()
+    ref = opened.spawn(SyncCounter, name="counter")
+    other = opened.spawn(Counter, name="other")
+    await ref.tell(Fail(ValueError("broken")))
+    await settle()
+    assert other.has_ended
+    with pytest.raises(TooManyRestarts):
+        await opened.aclose()
+    await opened.aclose()
+
+
+async def test_a_cancelled_aclose_closes_it_all_the_same() -> None:
+    opened = await Runtime().start()
+    ref = opened.spawn(Counter, name="counter")
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await opened.aclose()
+    assert ref.has_ended
+
+
+async def test_it_is_started_once_and_not_used_after_it_was_left() -> None:
+    opened = await Runtime().start()
+    with pytest.raises(RuntimeError, match="entered once"):
+        await opened.start()
+    await opened.aclose()
+    with pytest.raises(RuntimeError, match="has been left: enter a new one"):
+        opened.spawn(Counter, name="late")
+    async with Runtime() as block:
+        with pytest.raises(RuntimeError, match="`async with`, which leaves it"):
+            await block.aclose()
+
+
+async def test_the_fixtures_give_a_runtime_on_a_clock_that_the_test_moves(
+    runtime: Runtime, virtual_clock: VirtualClock
+) -> None:
+    region = runtime.region("keyed", lambda _: SyncCounter(), idle_s=60.0)
+    await region["key"].ask(Get())
+    await virtual_clock.advance(59.0)
+    assert len(region.active) == 1
+    await virtual_clock.advance(2.0)
+    assert not region.active
