@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ __all__ = [
 
 
 _URLS = ("postgresql://", "postgres://")
+CHATS_BYTES_MAX = 1 << 30
+"""The bytes of a file of recorded chats, which is read whole."""
 _EXPORT_BEGINS = b'{"turnkeeper_export"'
 
 OnProgress = Callable[[int, int], None]
@@ -191,16 +194,26 @@ async def import_all(
     """Import these files, exports and chats; report those that cannot be used as problems."""
     result = ImportResult()
     chats: list[Path] = []
+    exports: list[Path] = []
     for path in files:
         try:
+            # It is read twice, and a pipe without a writer would be waited for for ever.
+            if not stat.S_ISREG(path.stat().st_mode):
+                result.problems.append(f"{path}: cannot be read: it is no regular file")
+                continue
             with path.open("rb") as file:
                 is_export = file.read(len(_EXPORT_BEGINS)) == _EXPORT_BEGINS
         except OSError as error:
             result.problems.append(f"{path}: cannot be read: {error.strerror}")
             continue
-        if not is_export:
+        if is_export:
+            exports.append(path)
+        elif path.stat().st_size > CHATS_BYTES_MAX:
+            result.problems.append(
+                f"{path}: it has more than {CHATS_BYTES_MAX:,} bytes; split it into several files"
+            )
+        else:
             chats.append(path)
-    exports = [path for path in files if path not in chats and path.is_file()]
     if not exports and not chats:
         return result
     async with open_journal(db, schema, read_only=False) as journal:

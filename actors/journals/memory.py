@@ -27,7 +27,14 @@ from ..errors import (
 )
 from ..journal import Claim, ConversationInfo, Deletion, Record, Rejection, Snapshot, StoredRecord
 from .shared.append_rules import check_append, check_ids, check_snapshot_epoch
-from .shared.limits import check_new_name, check_records
+from .shared.limits import (
+    check_asked,
+    check_new_name,
+    check_page,
+    check_records,
+    check_snapshot,
+    checked_rejections,
+)
 
 
 @dataclass(slots=True)
@@ -110,7 +117,16 @@ class MemoryStore:
     async def wait_for_move(self, conversation_id: str) -> None:
         cell: OneShot[None] = OneShot()
         self._waiting.setdefault(conversation_id, []).append(cell)
-        await cell.wait()
+        try:
+            await cell.wait()
+        finally:
+            if cell in (cells := self._waiting.get(conversation_id, [])):
+                cells.remove(cell)
+
+    def wake_all(self) -> None:
+        """Have every task that waits look again: a journal was left."""
+        for conversation_id in list(self._waiting):
+            self.moved(conversation_id)
 
 
 class MemoryJournal:
@@ -136,6 +152,7 @@ class MemoryJournal:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._is_entered = False
+        self._store.wake_all()
 
     def is_lease_valid(self, *, since: float | None = None) -> bool:  # noqa: ARG002 - it has no end
         return self._is_entered
@@ -171,6 +188,7 @@ class MemoryJournal:
     ) -> Sequence[int]:
         if not records:
             raise ValueError("an append of zero records")
+        check_asked(conversation_id)
         check_records(records)
         self._refuse_if_left()
         log = self._store.log(conversation_id)
@@ -199,12 +217,15 @@ class MemoryJournal:
         self, conversation_id: str, *, after: int = 0, limit: int = 512
     ) -> Sequence[StoredRecord]:
         self._refuse_if_left()
+        check_asked(conversation_id)
+        check_page(after, limit)
         records = self._store.written_log(conversation_id).records[after : after + limit]
         await anyio.lowlevel.checkpoint()
         return records
 
     async def info(self, conversation_id: str) -> ConversationInfo:
         self._refuse_if_left()
+        check_asked(conversation_id)
         info = _info(conversation_id, self._store.written_log(conversation_id))
         await anyio.lowlevel.checkpoint()
         return info
@@ -233,6 +254,7 @@ class MemoryJournal:
         self, conversation_id: str, event_ids: Sequence[str]
     ) -> Mapping[str, int]:
         self._refuse_if_left()
+        check_asked(conversation_id, event_ids)
         seqs = self._store.written_log(conversation_id).seq_by_event_id
         found = {event_id: seqs[event_id] for event_id in event_ids if event_id in seqs}
         await anyio.lowlevel.checkpoint()
@@ -242,6 +264,7 @@ class MemoryJournal:
         self, conversation_id: str, message_ids: Sequence[str]
     ) -> Mapping[str, int]:
         self._refuse_if_left()
+        check_asked(conversation_id, message_ids)
         seqs = self._store.written_log(conversation_id).seq_by_message_id
         found = {message_id: seqs[message_id] for message_id in message_ids if message_id in seqs}
         await anyio.lowlevel.checkpoint()
@@ -249,19 +272,25 @@ class MemoryJournal:
 
     async def reject(self, conversation_id: str, rejections: Sequence[Rejection]) -> None:
         self._refuse_if_left()
+        check_asked(conversation_id)
+        checked = checked_rejections(rejections)
         oldest = self._ports.now() - self._rejection_age_s_max
         log = self._store.log(conversation_id)
-        log.rejections = [kept for kept in (*log.rejections, *rejections) if kept.at >= oldest]
+        kept = [one for one in log.rejections if one.at >= oldest]
+        log.rejections = sorted((*kept, *checked), key=lambda one: one.at)
         await anyio.lowlevel.checkpoint()
 
     async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
         self._refuse_if_left()
+        check_asked(conversation_id)
         rejections = tuple(self._store.log(conversation_id).rejections)
         await anyio.lowlevel.checkpoint()
         return rejections
 
     async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
         self._refuse_if_left()
+        check_asked(conversation_id)
+        check_snapshot(snapshot)
         log = self._store.written_log(conversation_id)
         if not 1 <= snapshot.seq <= len(log.records):
             raise InvariantViolation(
@@ -280,6 +309,7 @@ class MemoryJournal:
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
         self._refuse_if_left()
+        check_asked(conversation_id)
         snapshot = self._store.written_log(conversation_id).snapshot
         await anyio.lowlevel.checkpoint()
         return snapshot
@@ -296,6 +326,7 @@ class MemoryJournal:
     ) -> Claim:
         if not records:
             raise ValueError("a fork without records of its own")
+        check_asked(conversation_id)
         check_records(records)
         self._refuse_if_left()
         await check_new_name(self, fork_id)
@@ -336,6 +367,7 @@ class MemoryJournal:
 
     async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
         self._refuse_if_left()
+        check_asked(conversation_id)
         log = self._store.written_log(conversation_id)
         if epoch != log.epoch:
             raise Fenced(
@@ -358,13 +390,16 @@ class MemoryJournal:
 
     async def release(self, conversation_id: str, *, epoch: int) -> None:
         self._refuse_if_left()
+        check_asked(conversation_id)
         log = self._store.log(conversation_id)
         if log.owner is self and log.epoch == epoch:
             log.owner = None
         await anyio.lowlevel.checkpoint()
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
+        check_asked(conversation_id)
         while len(self._store.log(conversation_id).records) == after:
+            self._refuse_if_left()
             await self._store.wait_for_move(conversation_id)
 
     def _refuse_if_left(self) -> None:

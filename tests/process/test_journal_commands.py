@@ -424,6 +424,63 @@ def test_a_file_that_another_program_holds_locked_is_told(path: Path) -> None:
         assert "alice" in command("show", path).stdout
 
 
+# --- arguments from outside -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["a folder", "a pipe", "a link to itself"])
+def test_what_can_be_no_journal_is_told_by_every_command(
+    place: str, path: Path, tmp_path: Path
+) -> None:
+    """None of them waits for a writer of a pipe, and none changes anything."""
+    odd = tmp_path / "odd"
+    match place:
+        case "a folder":
+            odd.mkdir()
+        case "a pipe":
+            os.mkfifo(odd)
+        case _:
+            odd.symlink_to(odd)
+    exported = tmp_path / "all.jsonl"
+    command("export", path, "-o", exported)
+    before = sorted(tmp_path.iterdir())
+    for arguments in (
+        ("show", odd),
+        ("export", odd),
+        ("verify", odd),
+        ("repair", odd, "-y"),
+        ("vacuum", odd),
+        ("delete", odd, "bob", "-y"),
+        ("import", odd, exported),
+    ):
+        told(*arguments)
+    assert sorted(tmp_path.iterdir()) == before
+    assert "cannot be read" in command("import", path, odd, check=2).stderr
+    assert set(logs(path)) == {"alice", "bob"}
+
+
+@pytest.mark.parametrize("text", ["", "x" * 100_000, "\udcff"])
+def test_a_name_that_no_conversation_has_is_told(path: Path, text: str) -> None:
+    for arguments in (("show", path, "--", text), ("export", path, "--", text)):
+        assert "there is no conversation" in told(*arguments)
+    assert "there is no conversation" in told("delete", path, "-y", "--", text)
+    assert set(logs(path)) == {"alice", "bob"}
+
+
+@pytest.mark.parametrize("days", ["inf", "1e308"])
+def test_an_odd_age_deletes_nothing_that_is_younger(path: Path, days: str) -> None:
+    command("delete", path, "--older-than", days, "-y")
+    assert set(logs(path)) == {"alice", "bob"}
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "1" * 100_000, "\udcff\n{}"])
+def test_a_file_that_is_deep_or_no_text_is_told(path: Path, tmp_path: Path, line: str) -> None:
+    file = tmp_path / "odd.json"
+    for text in (line, '{"turnkeeper_export":1}\n' + line):
+        file.write_bytes(text.encode(errors="surrogateescape"))
+        assert "odd.json" in command("import", path, file, check=2).stderr
+    assert set(logs(path)) == {"alice", "bob"}
+
+
 # --- a database -----------------------------------------------------------------------------------
 
 

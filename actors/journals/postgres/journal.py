@@ -42,7 +42,7 @@ from ...journal import (
 )
 from ..shared.database_journal import DatabaseJournal
 from ..shared.job_thread import Job, JobThread, Worker
-from ..shared.limits import check_new_name, check_records
+from ..shared.limits import check_asked, check_new_name, check_records
 from ..shared.log_watch import LogWatch
 
 if TYPE_CHECKING:
@@ -230,6 +230,7 @@ class PostgresJournal(DatabaseJournal):
     ) -> Claim:
         if not records:
             raise ValueError("a fork without records of its own")
+        check_asked(conversation_id)
         check_records(records)
         await check_new_name(self, fork_id)
         return await self._change(
@@ -249,6 +250,7 @@ class PostgresJournal(DatabaseJournal):
         The conversation is gone with the first of several transactions. If this is cancelled or
         the process ends later on, the next process that writes removes what is left.
         """
+        check_asked(conversation_id)
         kept, forks, log = await self._change(lambda writer: writer.delete(conversation_id, epoch))
         with contextlib.suppress(JournalUnavailable, JournalOutcomeUnknown):
             left: int | None = log
@@ -257,10 +259,14 @@ class PostgresJournal(DatabaseJournal):
         return Deletion(kept, forks, is_erased=False)
 
     async def release(self, conversation_id: str, *, epoch: int) -> None:
+        check_asked(conversation_id)
         await self._change(lambda writer: writer.release(conversation_id, epoch))
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         """Return when a log does not end at `after`; woken by each commit, else by polling."""
+        check_asked(conversation_id)
+        if not self._is_entered:
+            raise JournalRefused(f"schema {self._schema} is not open; use `async with`")
         if self._presence is None:
             self._presence = self._make_presence()
             self._presence.start()

@@ -57,6 +57,8 @@ def empty_tail(name: str, incarnation: int) -> Tail:
 
 def read_tail(connection: psycopg.Connection[Any], name: str, *, and_lock: str = "") -> Tail | None:
     """Read a conversation's row; `and_lock` is the statement's locking clause."""
+    if "\0" in name:
+        return None  # PostgreSQL has no such text
     statement = f"SELECT * FROM conversation WHERE name = %s {and_lock}"  # noqa: S608 - our own text
     row = connection.execute(statement.encode(), (name,)).fetchone()
     return None if row is None else with_prefix(connection, tail_of_row(row))
@@ -132,7 +134,7 @@ def find_ids(
     connection: psycopg.Connection[Any], column: str, tail: Tail, ids: Iterable[str]
 ) -> dict[str, int]:
     """Return the seqs of those event ids or message ids (`column`) that the log has."""
-    wanted = list(ids)
+    wanted = [one for one in ids if "\0" not in one]  # PostgreSQL has no such text
     if not wanted:
         return {}
     logs = ((tail.log, tail.head), *tail.prefix)

@@ -111,7 +111,8 @@ class PostgresReader:
     def heads(self, names: Sequence[str]) -> Mapping[str, int]:
         """Return the seq at which each of these logs ends; a missing log is left out."""
         rows = self._connection.execute(
-            "SELECT name, head FROM conversation WHERE name = ANY(%s)", (list(names),)
+            "SELECT name, head FROM conversation WHERE name = ANY(%s)",
+            ([name for name in names if "\0" not in name],),
         )
         return dict(rows.fetchall())
 

@@ -439,8 +439,10 @@ class PostgresWriter:
     def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int) -> None:
         """Store a snapshot with the mark of the record at its seq, which ties it to this log."""
         tail = read_tail(self.connection, name)
-        mark = tail and find_mark(self.connection, tail, snapshot.seq)
-        if tail is None or mark is None:
+        if tail is None or not tail.head:
+            raise ConversationNotFound(name)
+        mark = find_mark(self.connection, tail, snapshot.seq)
+        if mark is None:
             raise InvariantViolation(
                 f"snapshot of conversation {name} at seq {snapshot.seq}, which has no record"
             )
@@ -517,6 +519,8 @@ class PostgresWriter:
 
     def release(self, name: str, epoch: int) -> None:
         """Let another process claim a conversation at once."""
+        if "\0" in name:
+            return  # PostgreSQL has no such text
         self.connection.execute(
             "UPDATE conversation SET owner = NULL "
             "WHERE name = %(name)s AND epoch = %(epoch)s AND owner = %(node)s",

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from ...journal import ConversationInfo, Record, Rejection, Snapshot, StoredRecord
 from .append_rules import Append
 from .job_thread import Job
+from .limits import check_asked, check_page, check_snapshot, checked_rejections
 
 __all__ = ["DatabaseJournal", "LogReader", "LogWriter"]
 
@@ -64,6 +65,7 @@ class DatabaseJournal:
     ) -> Awaitable[Sequence[int]]:
         if not records:
             raise ValueError("an append of zero records")
+        check_asked(conversation_id)
         return self._submit(
             Append(
                 conversation_id,
@@ -77,9 +79,12 @@ class DatabaseJournal:
     async def read(
         self, conversation_id: str, *, after: int = 0, limit: int = 512
     ) -> Sequence[StoredRecord]:
+        check_asked(conversation_id)
+        check_page(after, limit)
         return await self._read(lambda reader: reader.read(conversation_id, after, limit))
 
     async def info(self, conversation_id: str) -> ConversationInfo:
+        check_asked(conversation_id)
         return await self._read(lambda reader: reader.info(conversation_id))
 
     async def list(self) -> Sequence[ConversationInfo]:
@@ -88,29 +93,37 @@ class DatabaseJournal:
     async def find_events(
         self, conversation_id: str, event_ids: Sequence[str]
     ) -> Mapping[str, int]:
+        check_asked(conversation_id, event_ids)
         return await self._read(lambda reader: reader.find_events(conversation_id, event_ids))
 
     async def find_messages(
         self, conversation_id: str, message_ids: Sequence[str]
     ) -> Mapping[str, int]:
+        check_asked(conversation_id, message_ids)
         return await self._read(lambda reader: reader.find_messages(conversation_id, message_ids))
 
     async def reject(self, conversation_id: str, rejections: Sequence[Rejection]) -> None:
+        check_asked(conversation_id)
+        checked = checked_rejections(rejections)
         await self._change(
-            lambda writer: writer.reject(conversation_id, rejections),
+            lambda writer: writer.reject(conversation_id, checked),
             sum(len(rejection.payload) for rejection in rejections),
         )
 
     async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
+        check_asked(conversation_id)
         return await self._read(lambda reader: reader.rejections(conversation_id))
 
     async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
+        check_asked(conversation_id)
+        check_snapshot(snapshot)
         await self._change(
             lambda writer: writer.write_snapshot(conversation_id, snapshot, epoch),
             len(snapshot.payload),
         )
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
+        check_asked(conversation_id)
         return await self._read(lambda reader: reader.read_snapshot(conversation_id))
 
     async def _heads(self, names: Sequence[str]) -> Mapping[str, int]:

@@ -1,18 +1,28 @@
 """The limits that every journal sets to what it is given, at one place.
 
 They hold for new data alone: what a journal has is read whatever it is, and a conversation that
-has an odd name already goes on under it.
+has an odd name already goes on under it. What is asked for need only be a text, or a number that
+makes sense: what no journal can have is not found.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ...errors import ConversationNotFound, InvalidInput
-from ...journal import Journal, Record
+from ...journal import Journal, Record, Rejection, Snapshot
 from ...values.text import check_id, check_text
 
-__all__ = ["PAYLOAD_BYTES_MAX", "check_new_name", "check_records"]
+__all__ = [
+    "PAYLOAD_BYTES_MAX",
+    "check_asked",
+    "check_new_name",
+    "check_page",
+    "check_records",
+    "check_snapshot",
+    "checked_rejections",
+]
 
 PAYLOAD_BYTES_MAX = 256 << 20
 """The bytes of one event's JSON: more than any event that passes `check_length` can have."""
@@ -23,16 +33,56 @@ _PLAIN_ID_LENGTH_MAX = 128
 def check_records(records: Sequence[Record]) -> None:
     """Raise `InvalidInput` if a record's ids or its size are beyond the limits."""
     for record in records:
-        if len(record.payload) > PAYLOAD_BYTES_MAX:
-            raise InvalidInput(
-                f"event {record.event_id[:_PLAIN_ID_LENGTH_MAX]!r} has {len(record.payload):,} "
-                f"bytes, and a journal takes {PAYLOAD_BYTES_MAX:,}; nothing was written; keep what "
-                "is large elsewhere, and its address in the event"
-            )
+        _check_size(f"event {record.event_id[:_PLAIN_ID_LENGTH_MAX]!r}", record.payload)
         _check_id("event id", record.event_id)
         _check_id("kind", record.kind)
         if record.message_id is not None:
             _check_id("message id", record.message_id)
+
+
+def check_asked(conversation_id: str, ids: Sequence[str] = ()) -> None:
+    """Raise `InvalidInput` if a name or an id that is asked for is no text that could be stored."""
+    check_text("conversation id", conversation_id)
+    for one in ids:
+        check_text("id", one)
+
+
+def check_page(after: int, limit: int) -> None:
+    """Raise `InvalidInput` if no records can be meant."""
+    if after < 0 or limit < 0:
+        raise InvalidInput(
+            f"a read of {limit} records after seq {after}; nothing was read; both are 0 or more"
+        )
+
+
+def checked_rejections(rejections: Sequence[Rejection]) -> Sequence[Rejection]:
+    """Return rejections as they can be stored; raise `InvalidInput` if one of them cannot be."""
+    for one in rejections:
+        if not math.isfinite(one.at):
+            raise InvalidInput(f"a rejection at {one.at}; nothing was written; give it a time")
+        _check_plain("violation", one.violation)
+        _check_plain("reason", one.reason)
+        _check_size("rejected event", one.payload)
+    return [Rejection(float(one.at), one.violation, one.reason, one.payload) for one in rejections]
+
+
+def check_snapshot(snapshot: Snapshot) -> None:
+    """Raise `InvalidInput` if a snapshot cannot be stored."""
+    _check_plain("version of a snapshot", snapshot.version)
+
+
+def _check_plain(what: str, text: str) -> None:
+    check_text(what, text)
+    if "\0" in text:
+        raise InvalidInput(f"{what} has a NUL, which a database cannot store; nothing was written")
+
+
+def _check_size(what: str, payload: bytes) -> None:
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise InvalidInput(
+            f"{what} has {len(payload):,} bytes, and a journal takes {PAYLOAD_BYTES_MAX:,}; "
+            "nothing was written; keep what is large elsewhere, and its address in the event"
+        )
 
 
 async def check_new_name(journal: Journal, conversation_id: str) -> None:

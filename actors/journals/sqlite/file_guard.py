@@ -1,9 +1,9 @@
 """Keeps the writer's file in its place, and its stamp in step with its log.
 
 Owned by the writer, which calls `check` before a group of jobs, at most once a second, between
-transactions. A file that was deleted or replaced under its owner would swallow all further commits
-without an error, since SQLite goes on writing the file that it has open. So what is acknowledged
-into such a file is at most what was written within a second.
+transactions, and looks once more on leaving. A file that was deleted or replaced under its owner
+would swallow all further commits without an error, since SQLite goes on writing the file that it
+has open. So what is acknowledged into such a file is at most what was written within a second.
 """
 
 from __future__ import annotations
@@ -32,16 +32,20 @@ class FileGuard:
 
     def check(self) -> None:
         """Raise `JournalRefused` if the file is not in its place; else catch up on upkeep."""
+        self.refuse_if_moved()
+        if self._is_erasing:
+            self.erase()
+        if log_salt(self._path) != self._salt:
+            self._stamp()
+
+    def refuse_if_moved(self) -> None:
+        """Raise `JournalRefused` if the file or its log is not in its place any more."""
         if self._look() != self._files:
             raise JournalRefused(
                 f"{self._path}, or its write-ahead log, was deleted or replaced while it was open; "
                 "commits of the last second may be lost with it; put the files back, or restore "
                 "a backup"
             )
-        if self._is_erasing:
-            self.erase()
-        if log_salt(self._path) != self._salt:
-            self._stamp()
 
     def erase(self) -> bool:
         """Fold the log into the file and cut it to nothing; False if a reader is in the way.

@@ -41,7 +41,7 @@ from ...errors import (
 from ...journal import Claim, ConversationInfo, Deletion, Record
 from ..shared.database_journal import DatabaseJournal
 from ..shared.job_thread import Job, JobThread, Worker
-from ..shared.limits import check_new_name, check_records
+from ..shared.limits import check_asked, check_new_name, check_records
 from ..shared.log_watch import LogWatch
 from .erasure import erase_slice
 from .file_work import DISK_BYTES_S_MIN
@@ -284,8 +284,9 @@ class SQLiteJournal(DatabaseJournal):
         # The file has one owner, which is this process if any is alive.
         return [info for info in await self.list() if info.is_unfinished]
 
-    async def release(self, conversation_id: str, *, epoch: int) -> None:
+    async def release(self, conversation_id: str, *, epoch: int) -> None:  # noqa: ARG002 - the port's
         """Do nothing: the file is given back as a whole, on leaving."""
+        check_asked(conversation_id)
 
     async def fork(
         self,
@@ -299,6 +300,7 @@ class SQLiteJournal(DatabaseJournal):
     ) -> Claim:
         if not records:
             raise ValueError("a fork without records of its own")
+        check_asked(conversation_id)
         check_records(records)
         await check_new_name(self, fork_id)
         return await self._change(
@@ -319,6 +321,7 @@ class SQLiteJournal(DatabaseJournal):
         The conversation is gone with the first of several transactions. If this is cancelled or
         the process ends later on, the writer, or the next one, removes what is left.
         """
+        check_asked(conversation_id)
         kept, forks, log = await self._change(lambda writer: delete(writer, conversation_id, epoch))
         try:
             left: int | None = log
@@ -330,6 +333,7 @@ class SQLiteJournal(DatabaseJournal):
         return Deletion(kept, forks, is_erased)
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
+        check_asked(conversation_id)
         # Another process may be the writer, and SQLite sends no notifications: this polls.
         await self._watch.wait(conversation_id, after)
 

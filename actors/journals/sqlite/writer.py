@@ -31,11 +31,14 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from turnkeeper.runtime import InvariantViolation, Ports, TurnkeeperError
+from turnkeeper.runtime.lowlevel import Logger
 
 from ...errors import (
+    ConversationNotFound,
     CorruptLog,
     EventIdConflict,
     JournalOutcomeUnknown,
+    JournalRefused,
     JournalUnavailable,
     OwnedElsewhere,
 )
@@ -57,6 +60,8 @@ from .misreads import is_corrupt, refuse_unreadable
 from .schema import error_code, is_damage, log_bytes
 
 T = TypeVar("T")
+
+_log = Logger("turnkeeper.actors.journals")
 
 _MANY_JOBS = 32
 _LOG_PAGES_SHORT = 256
@@ -167,6 +172,11 @@ class SQLiteWriter:
         (self._last_id,) = self._execute("SELECT ifnull(max(id), 0) FROM event").fetchone()
 
     def close(self) -> None:
+        if self._closed_by is None:
+            try:
+                self.guard.refuse_if_moved()
+            except (JournalRefused, OSError) as error:
+                _log.error("journal lost", journal=str(self._path), found=_told(error))
         self.connection.close()
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
@@ -595,8 +605,10 @@ class SQLiteWriter:
     def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int) -> None:
         """Keep a snapshot with the mark of the record at its seq, so that it fits no other log."""
         tail = self.load(name)
-        record = tail and find_record(self.connection, tail, snapshot.seq)
-        if not tail or not record:
+        if tail is None or not tail.head:
+            raise ConversationNotFound(name)
+        record = find_record(self.connection, tail, snapshot.seq)
+        if record is None:
             raise InvariantViolation(
                 f"snapshot of conversation {name} at seq {snapshot.seq}, which has no record; "
                 "nothing was written"

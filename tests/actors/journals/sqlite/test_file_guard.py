@@ -177,6 +177,18 @@ async def test_a_file_that_vanishes_under_its_owner_closes_it_for_writing(
             await write(path, "e3")
 
 
+async def test_a_file_that_vanishes_in_the_last_second_is_told_on_leaving(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with SQLiteJournal(path) as journal:
+        await append(journal, "c", await journal.claim("c"), 1, "e1")
+    assert "journal lost" not in caplog.text
+    async with SQLiteJournal(path, ports=Ports(monotonic=Clock())) as journal:
+        path.unlink()
+        await append(journal, "c", await journal.claim("c"), 2, "e2")
+    assert "journal lost" in caplog.text
+
+
 # --- whose log ------------------------------------------------------------------------------------
 
 
