@@ -86,8 +86,12 @@ def calls() -> Iterator[tuple[str, Call]]:
         }.items():
             yield f"{name} {number}", call
     for time in TIMES:
-        yield f"at {time}", lambda j, at=time: j.reject("r", [Rejection(at, "v", "r", b"{}")])
+        yield f"at {time}", _reject_at(time)
         yield f"rejections after {time}", lambda j: j.rejections("r")
+
+
+def _reject_at(time: float) -> Call:
+    return lambda journal: journal.reject("r", [Rejection(time, "v", "r", b"{}")])
 
 
 async def _refused_alone(claiming: Awaitable[object]) -> object:
@@ -142,7 +146,7 @@ async def test_all_journals_answer_alike_whatever_they_are_given(journals: list[
 
 async def test_who_waits_for_more_is_told_when_the_journal_is_left_and_leaves_nothing() -> None:
     store = MemoryStore()
-    told = []
+    told: list[str] = []
 
     async def wait() -> None:
         try:
