@@ -209,6 +209,8 @@ NO_WRITES: dict[str, Callable[[Conversation], Awaitable[object]]] = {
     "a chat message that is known": lambda chat: chat.send("A", message_id="A"),
     "an event that is known": lambda chat: chat.append(EVENT),
     "no events": lambda chat: chat.append_all([]),
+    "an interrupt of nothing": lambda chat: chat.interrupt(),
+    "a resumption of nothing": lambda chat: chat.resume(),
 }
 
 
