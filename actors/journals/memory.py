@@ -20,13 +20,12 @@ from ..errors import (
     ConversationExists,
     ConversationNotFound,
     EventIdConflict,
-    Fenced,
     JournalRefused,
     OwnedElsewhere,
     RecordNotFound,
 )
 from ..journal import Claim, ConversationInfo, Deletion, Record, Rejection, Snapshot, StoredRecord
-from .shared.append_rules import check_append, check_ids, check_snapshot_epoch
+from .shared.append_rules import check_append, check_deletion, check_ids, check_snapshot_epoch
 from .shared.limits import (
     check_asked,
     check_new_name,
@@ -369,14 +368,7 @@ class MemoryJournal:
         self._refuse_if_left()
         check_asked(conversation_id)
         log = self._store.written_log(conversation_id)
-        if epoch != log.epoch:
-            raise Fenced(
-                conversation_id,
-                epoch=epoch,
-                expected_seq=len(log.records) + 1,
-                found_epoch=log.epoch,
-                head=len(log.records),
-            )
+        check_deletion(conversation_id, epoch=epoch, found_epoch=log.epoch, head=len(log.records))
         needed = {
             name: upto
             for name, fork in sorted(self._store.logs().items())

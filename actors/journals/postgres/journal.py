@@ -69,10 +69,6 @@ def _ignore() -> None:
     return
 
 
-def _erase_slice(log: int, writer: PostgresWriter) -> int | None:
-    return writer.erase_slice(log)
-
-
 class PostgresJournal(DatabaseJournal):
     """`async with PostgresJournal("postgresql://…") as journal`, on asyncio or on trio."""
 
@@ -253,9 +249,7 @@ class PostgresJournal(DatabaseJournal):
         check_asked(conversation_id)
         kept, forks, log = await self._change(lambda writer: writer.delete(conversation_id, epoch))
         with contextlib.suppress(JournalUnavailable, JournalOutcomeUnknown):
-            left: int | None = log
-            while left is not None:
-                left = await self._change(partial(_erase_slice, left))
+            await self._erase_log(log)
         return Deletion(kept, forks, is_erased=False)
 
     async def release(self, conversation_id: str, *, epoch: int) -> None:

@@ -29,7 +29,6 @@ from ...errors import (
     ConversationExists,
     ConversationNotFound,
     EventIdConflict,
-    Fenced,
     JournalOutcomeUnknown,
     JournalUnavailable,
     OwnedElsewhere,
@@ -40,6 +39,7 @@ from ..shared.append_rules import (
     REJECTIONS_DROPPED_MAX,
     Append,
     check_append,
+    check_deletion,
     check_ids,
     check_snapshot_epoch,
 )
@@ -534,16 +534,9 @@ class PostgresWriter:
         """
         self._lock()
         tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
-        if tail is None or not tail.head:
+        if tail is None:
             raise ConversationNotFound(name)
-        if tail.epoch != epoch:
-            raise Fenced(
-                name,
-                epoch=epoch,
-                expected_seq=tail.head + 1,
-                found_epoch=tail.epoch,
-                head=tail.head,
-            )
+        check_deletion(name, epoch=epoch, found_epoch=tail.epoch, head=tail.head)
         self._tails.pop(name, None)
         forks = [
             row[0]

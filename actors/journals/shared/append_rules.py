@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...errors import EventIdConflict, Fenced, MessageIdConflict
+from ...errors import ConversationNotFound, EventIdConflict, Fenced, MessageIdConflict
 from ...journal import Record
 from .job_thread import Job
 from .limits import check_records
@@ -71,6 +71,16 @@ def check_append(
     if expected_seq != head + 1:
         raise fenced
     check_ids(conversation_id, records, expected_seq, known_messages)
+
+
+def check_deletion(conversation_id: str, *, epoch: int, found_epoch: int, head: int) -> None:
+    """Raise unless there is a log to delete, and its newest owner asks for it."""
+    if not head:
+        raise ConversationNotFound(conversation_id)
+    if epoch != found_epoch:
+        raise Fenced(
+            conversation_id, epoch=epoch, expected_seq=head + 1, found_epoch=found_epoch, head=head
+        )
 
 
 def check_snapshot_epoch(

@@ -7,6 +7,7 @@ thread. Claims, forks, deletions and waiting differ, and are its own.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 from ...journal import ConversationInfo, Record, Rejection, Snapshot, StoredRecord
@@ -37,6 +38,11 @@ class LogWriter(Protocol):
 
     def reject(self, name: str, rejections: Sequence[Rejection], /) -> None: ...
     def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int, /) -> None: ...
+    def erase_slice(self, log: int, /) -> int | None: ...
+
+
+def _erase_slice(log: int, writer: LogWriter) -> int | None:
+    return writer.erase_slice(log)
 
 
 class DatabaseJournal:
@@ -125,6 +131,12 @@ class DatabaseJournal:
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
         check_asked(conversation_id)
         return await self._read(lambda reader: reader.read_snapshot(conversation_id))
+
+    async def _erase_log(self, log: int) -> None:
+        """Remove the records of a deleted log, a transaction for each slice."""
+        left: int | None = log
+        while left is not None:
+            left = await self._change(partial(_erase_slice, left))
 
     async def _heads(self, names: Sequence[str]) -> Mapping[str, int]:
         return await self._read(lambda reader: reader.heads(names))

@@ -12,10 +12,10 @@ from ...errors import (
     ConversationDeleted,
     ConversationExists,
     ConversationNotFound,
-    Fenced,
     RecordNotFound,
 )
 from ...journal import Claim, Record
+from ..shared.append_rules import check_deletion
 from .erasure import begin_erasure, needed
 from .log import empty_tail, find_events, find_record, fork_seal
 from .writer import SQLiteWriter
@@ -81,16 +81,9 @@ def delete(writer: SQLiteWriter, name: str, epoch: int) -> tuple[int, Sequence[s
     The log's records are unreachable from here on, and are to be removed by `erase_slice`.
     """
     tail = writer.load(name)
-    if tail is None or not tail.head:
+    if tail is None:
         raise ConversationNotFound(name)
-    if tail.epoch != epoch:
-        raise Fenced(
-            name,
-            epoch=epoch,
-            expected_seq=tail.head + 1,
-            found_epoch=tail.epoch,
-            head=tail.head,
-        )
+    check_deletion(name, epoch=epoch, found_epoch=tail.epoch, head=tail.head)
     forks = [row[0] for row in writer.connection.execute(_FORKS_OF, (tail.log,))]
     kept = needed(writer.connection, tail.log)
     writer.connection.execute("DELETE FROM snapshot WHERE log = ?", (tail.log,))

@@ -43,7 +43,6 @@ from ..shared.database_journal import DatabaseJournal
 from ..shared.job_thread import Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records
 from ..shared.log_watch import LogWatch
-from .erasure import erase_slice
 from .file_work import DISK_BYTES_S_MIN
 from .forks import delete, fork
 from .misreads import unless_misread
@@ -79,10 +78,6 @@ def _no_failpoint(_: str) -> None:
 
 def _erase(writer: SQLiteWriter) -> bool:
     return writer.guard.erase()
-
-
-def _erase_slice(log: int, writer: SQLiteWriter) -> int | None:
-    return erase_slice(writer.connection, log)
 
 
 def _vacuum(path: Path, writer: SQLiteWriter) -> int:
@@ -324,9 +319,7 @@ class SQLiteJournal(DatabaseJournal):
         check_asked(conversation_id)
         kept, forks, log = await self._change(lambda writer: delete(writer, conversation_id, epoch))
         try:
-            left: int | None = log
-            while left is not None:
-                left = await self._change(partial(_erase_slice, left))
+            await self._erase_log(log)
             is_erased = await self._writer.do(Upkeep(_erase))
         except (JournalUnavailable, JournalOutcomeUnknown, OwnedElsewhere, CorruptLog):
             is_erased = False

@@ -226,7 +226,7 @@ class SQLiteWriter:
         """Remove another slice of the records of a deletion that did not come to its end."""
         for log in erasures(self.connection):
             if log not in self._damaged:
-                job: Job[object] = Change(partial(_erase_slice, log))
+                job: Job[object] = Change(partial(SQLiteWriter.erase_slice, log=log))
                 if not self._transact([job], self._together):
                     self._transact([job], self._one_by_one)
                 if isinstance(job.error, CorruptLog):
@@ -624,6 +624,10 @@ class SQLiteWriter:
             (*facts, snapshot.payload, seal(*facts, content=snapshot.payload)),
         )
 
+    def erase_slice(self, log: int) -> int | None:
+        """Remove some records of a deleted log; see `erasure`."""
+        return erase_slice(self.connection, log)
+
     # --- the file's generation --------------------------------------------------------------------
 
     def _take_generation(self, owner: str) -> int:
@@ -643,10 +647,6 @@ class SQLiteWriter:
         outcome = OwnedElsewhere(f"journal {self._path}", owner)
         self._on_closed(outcome)
         return outcome
-
-
-def _erase_slice(log: int, writer: SQLiteWriter) -> object:
-    return erase_slice(writer.connection, log)
 
 
 # Values that SQLite cannot take, ids that an index has, and refusals: all are found in a job's own

@@ -1,8 +1,9 @@
 """Files that earlier versions of the schema wrote are read, written and verified as ever.
 
-`stored/version_1` was closed in order; `version_1_killed` is what a kill leaves, with the
-newest commits in its write-ahead log. Both have everything in them: parts, a fork, a deletion, a
-snapshot, a rejection, and a name with a control character, which no new conversation may have.
+`stored/version_1` and `version_2` were closed in order; `version_1_killed` is what a kill leaves,
+with the newest commits in its write-ahead log. All have everything in them: parts, a fork, a
+deletion, a snapshot, a rejection, and a name with a control character, which no new conversation
+may have.
 """
 
 # ruff: noqa: ASYNC240 - the files of a test are small, and its loop has nothing else to do
@@ -28,7 +29,7 @@ STORED = Path(__file__).parent / "stored"
 HEADS = {"alice": 131, "bob": 3, "fork": 101, "tab\there": 1}
 
 
-@pytest.fixture(params=["version_1", "version_1_killed"])
+@pytest.fixture(params=["version_1", "version_1_killed", "version_2"])
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "chats.db"
     for end in ("", "-wal"):
