@@ -232,7 +232,8 @@ async def test_an_append_that_cannot_be_encoded_fails_alone(path: Path) -> None:
             )
             try:
                 # Behind the checks of the port, which let no such name through.
-                outcomes[name] = list(await journal._submit(job))
+                seqs: Sequence[int] = await journal._submit(job)
+                outcomes[name] = list(seqs)
             except InvariantViolation as error:
                 outcomes[name] = type(error)
 
