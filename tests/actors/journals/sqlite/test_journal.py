@@ -956,14 +956,44 @@ async def test_an_opening_that_hangs_is_given_up(
         return make(self)
 
     monkeypatch.setattr(SQLiteJournal, "_make_sqlite_writer", late)
+    hanging = SQLiteJournal(path)
+    hanging._writer._answer_wait_s = 0.05
     with pytest.raises(JournalUnavailable, match="hangs"):
-        async with SQLiteJournal(path, answer_wait_s=0.05):
+        async with hanging:
             raise AssertionError("entered")
     # It may still come back and write, so no other process may begin.
     with pytest.raises(OwnedElsewhere):
         async with SQLiteJournal(path, owner_wait_s=0):
             raise AssertionError("entered")
     may_go_on.set()
+
+
+async def test_a_lock_that_the_disk_does_not_answer_for_is_given_up_and_let_go_of_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, has_ended = threading.Event(), threading.Event()
+    acquire = OwnerLock.try_acquire
+
+    def late(self: OwnerLock) -> None:
+        assert may_go_on.wait(60)
+        acquire(self)
+
+    def release(self: OwnerLock) -> None:
+        let_go(self)
+        if may_go_on.is_set():
+            has_ended.set()
+
+    let_go = OwnerLock.release
+    with monkeypatch.context() as patched:
+        patched.setattr(OwnerLock, "try_acquire", late)
+        patched.setattr(OwnerLock, "release", release)
+        with pytest.raises(JournalUnavailable, match="cannot be locked: the disk has not answered"):
+            async with SQLiteJournal(path, answer_wait_s=0.05):
+                raise AssertionError("entered")
+        may_go_on.set()
+        assert has_ended.wait(60)
+    async with SQLiteJournal(path, owner_wait_s=60) as journal:
+        await append(journal, "c", await journal.claim("c"), 1, "e1")
 
 
 # --- rejections -----------------------------------------------------------------------------------
