@@ -24,6 +24,7 @@ from ..conversations.conversations import Conversations
 from ..core.working_state import WhileDraining
 from ..owner.draining import Drained
 from .access import Authenticate, Authorize, allows
+from .ai_sdk_routes import ai_sdk
 from .guard import LOOPBACK_HOSTS, Guard
 from .limits import GatewayLimits
 from .problems import OWN, ProblemRaised, problem_of
@@ -33,7 +34,7 @@ from .service import Service
 
 __all__ = ["ROUTERS", "Gateway", "app"]
 
-ROUTERS = (router, health)
+ROUTERS = (router, ai_sdk, health)
 """All routes, for the application and for the tests of each."""
 
 _BY_STATUS = {404: "not-found", 405: "method-not-allowed"}

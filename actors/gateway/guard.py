@@ -47,6 +47,13 @@ _ONCE = frozenset(
     )
 )
 
+_SAFE = (
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+)
+"""Headers of every response: nothing keeps it, and a browser that is sent to it runs nothing."""
+
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
@@ -189,7 +196,7 @@ class _Replayed:
 
 
 class _Out:
-    """Sends, each message within a time."""
+    """Sends a response with the headers of every response, each part within a time."""
 
     def __init__(self, send: Send, stall_s: float) -> None:
         self.has_begun = False
@@ -197,6 +204,8 @@ class _Out:
         self._stall_s = stall_s
 
     async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *_SAFE]
         self.has_begun = True
         with anyio.move_on_after(self._stall_s) as scope:
             await self._send(message)

@@ -151,6 +151,7 @@ TABLE: Mapping[str, Problem] = {
         409, "open-calls", "calls have no result yet; ask again later", facts=("tool_call_ids",)
     ),
     "OutsideTurn": Problem(500, "outside-turn", "the server's agent used a turn outside of it"),
+    "ForeignLoop": Problem(500, "foreign-loop", "the server's agent left its event loop"),
     "RunsOverlap": Problem(409, "runs-overlap", "two runs of the agent overlap"),
     # --- models and tools
     "ModelError": Problem(502, "model-error", "the model's provider refused the request"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Literal
 
 import anyio
 from fastapi import APIRouter, Header, Path, Query, Request
@@ -25,7 +25,7 @@ from ..core.state import ColdLoad
 from ..events import ImageContent
 from ..journals.transfer import export_lines
 from .events import feed_events, page_of_events
-from .names import ID_LENGTH_MAX, SEQ_MAX, from_path, is_known_id, is_new_id, to_path
+from .names import ID_LENGTH_MAX, SEQ_MAX, Cursor, from_path, is_known_id, is_new_id, to_path
 from .problems import OWN, ProblemRaised
 from .replies import EventStream, json_reply
 from .service import (
@@ -37,6 +37,8 @@ from .service import (
     Writing,
     cursor_of,
 )
+from .shapes import Shape, shaped_transcript, shaped_view
+from .transcript import Transcript
 from .wire import (
     conversation_json,
     deletion_json,
@@ -44,6 +46,7 @@ from .wire import (
     info_json,
     rejection_json,
     state_json,
+    step_json,
 )
 
 __all__ = ["health", "router"]
@@ -193,6 +196,43 @@ async def read_view(caller: Reading, at: Seq = None) -> Response:
     return json_reply(
         {"seq": state.seq, "events": [event_json(event, caller.rename) for event in state.view]}
     )
+
+
+@router.get(f"{HERE}/steps")
+async def read_steps(caller: Reading) -> Response:
+    """Return the model calls, oldest first, each with the seq of the view that the model saw."""
+    return json_reply({"steps": [step_json(step) for step in await caller.conversation.steps()]})
+
+
+@router.get(f"{HERE}/messages")
+async def read_messages(
+    caller: Reading,
+    *,
+    of: Literal["transcript", "view"] = "transcript",
+    at: Seq = None,
+    shape: Shape = "events",
+    before: Annotated[int | None, Query(ge=1, le=SEQ_MAX)] = None,
+    limit: Annotated[int, Query(ge=1)] = 100,
+) -> Response:
+    """Return the transcript, or the view, in the shape of a provider or of a client.
+
+    The transcript is what people said and were told, and the calls, condensed or not. As `events`
+    it comes in pages from its end: `before` is the seq of the first event of the page after.
+    """
+    if of == "view":
+        state = await caller.conversation.at(at)
+        return json_reply(shaped_view(state, shape, caller.rename))
+    head = (await caller.conversation.at(at)).seq
+    transcript = Transcript()
+    newest = Cursor(0)
+    async for logged in caller.conversation.events(live=False):
+        if logged.seq > head:
+            break
+        transcript.fold(logged)
+        newest = Cursor(logged.seq, logged.event.id)
+    limit = min(limit, caller.service.limits.page_max)
+    shaped = shaped_transcript(transcript, shape, caller.rename, before=before, limit=limit)
+    return json_reply({"cursor": str(newest), **shaped})
 
 
 # --- what runs -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
 import anyio
 from fastapi import Depends, Path, Request
@@ -32,6 +32,7 @@ __all__ = [
     "ConversationCaller",
     "Inspecting",
     "Listing",
+    "May",
     "Reading",
     "Service",
     "Streams",
@@ -164,6 +165,12 @@ class ConversationCaller(Caller):
     def conversation(self) -> Conversation:
         return self.service.conversations[self.conversation_id]
 
+    def checked(self) -> Self:
+        """Return this, if a journal may have a conversation of this id. Raises a problem."""
+        if not is_known_id(self.conversation_id):
+            raise ProblemRaised(OWN["invalid-id"])
+        return self
+
     async def check_may_begin(self) -> None:
         """Raise unless the id is one for new conversations, or its conversation is there."""
         if not is_new_id(self.local_id) and not await self.conversation.exists():
@@ -190,7 +197,7 @@ def _service(request: Request) -> Service:
     return service
 
 
-class _May:
+class May:
     """A dependency that lets a request through if its sender may do this."""
 
     def __init__(self, action: Action) -> None:
@@ -201,8 +208,8 @@ class _May:
         return Caller(service, await service.admit(request, self.action, None))
 
 
-class _MayHere(_May):
-    """As `_May`, for a route of one conversation."""
+class _MayHere(May):
+    """As `May`, for a route of one conversation."""
 
     async def __call__(  # type: ignore[override]  # FastAPI reads what it needs from it
         self,
@@ -216,19 +223,16 @@ class _MayHere(_May):
             raise ProblemRaised(OWN["invalid-id"])
         service = _service(request)
         principal = await service.admit(request, self.action, local_id)
-        caller = ConversationCaller(service, principal, local_id)
-        if not is_known_id(caller.conversation_id):
-            raise ProblemRaised(OWN["invalid-id"])
-        return caller
+        return ConversationCaller(service, principal, local_id).checked()
 
 
 def action_of(dependency: Callable[..., object] | None) -> Action | None:
     """Return the action that a dependency asks for, if it is one of these."""
-    return dependency.action if isinstance(dependency, _May) else None
+    return dependency.action if isinstance(dependency, May) else None
 
 
-Listing = Annotated[Caller, Depends(_May("read"))]
-Inspecting = Annotated[Caller, Depends(_May("inspector"))]
+Listing = Annotated[Caller, Depends(May("read"))]
+Inspecting = Annotated[Caller, Depends(May("inspector"))]
 Reading = Annotated[ConversationCaller, Depends(_MayHere("read"))]
 Writing = Annotated[ConversationCaller, Depends(_MayHere("write"))]
 

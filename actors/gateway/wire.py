@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from ..core.state import Folded
+from ..core.steps import Step
 from ..events import Event, ForkedFromEvent, LoggedEvent, TextDelta, encode_event
 from ..journal import ConversationInfo, Deletion, Rejection
 from ..values.text import storable
@@ -23,6 +24,7 @@ __all__ = [
     "rejection_json",
     "sse",
     "state_json",
+    "step_json",
 ]
 
 Json = dict[str, object]
@@ -81,6 +83,22 @@ def state_json(state: Folded, rename: Rename) -> Json:
         "iteration": state.iteration,
         "tasks": [task.model_dump(mode="json") for task in state.task_list],
         "metrics": asdict(state.metrics),
+    }
+
+
+def step_json(step: Step) -> Json:
+    """Return a model call; `view_seq` is the seq at which the view is what the model saw."""
+    request = step.request
+    return {
+        "seq": step.seq,
+        "turn_id": step.turn_id,
+        "outcome": step.outcome,
+        "ended_at": step.ended_at.isoformat(),
+        "view_seq": step.view_seq,
+        "model": step.model,
+        "response_id": step.response_id,
+        "usage": step.usage.model_dump(mode="json"),
+        "request": None if request is None else request.model_dump(mode="json"),
     }
 
 

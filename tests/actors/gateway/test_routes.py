@@ -251,6 +251,24 @@ async def test_what_is_not_there_is_told_as_a_problem(world: World) -> None:
     assert json.loads(other_method.text)["status"] == other_method.status_code == 405
 
 
+async def test_each_step_names_the_view_that_its_model_saw() -> None:
+    agent = ToolAgent(ScriptedModel(["one", "two"]), [])
+    async with gateway_world(agent) as world:
+        await world.answered("alice", "first")
+        await world.answered("alice", "second")
+        steps = (await world.http.get(f"{HERE}/steps")).json()["steps"]
+        views = [
+            (await world.http.get(f"{HERE}/view", params={"at": step["view_seq"]})).json()
+            for step in steps
+        ]
+
+    assert [[event["content"] for event in view["events"]] for view in views] == [
+        ["first"],
+        ["first", "one", "second"],
+    ]
+    assert [step["outcome"] for step in steps] == ["finished"] * 2
+
+
 async def test_calls_are_answered_one_by_one() -> None:
     calls = [ToolCall("refund", {"order": n}) for n in (1, 2)]
     model = ScriptedModel([ModelResponse(calls=calls), "done"])

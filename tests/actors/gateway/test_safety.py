@@ -21,6 +21,7 @@ from tests.actors.conversations.worlds import HeldAgent
 from turnkeeper.actors import Conversations, MemoryJournal, gateway
 from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.gateway.access import Rates
+from turnkeeper.actors.gateway.ai_sdk_routes import ChatBody
 from turnkeeper.actors.gateway.application import ROUTERS
 from turnkeeper.actors.gateway.guard import is_deeper
 from turnkeeper.actors.gateway.names import (
@@ -71,6 +72,9 @@ class Place(NamedTuple):
         schema = self.route.body_field.field_info.annotation
         assert isinstance(schema, type), schema
         assert issubclass(schema, BaseModel), schema
+        if schema is ChatBody:
+            said = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "planted"}]}
+            return {"id": "chat", "messages": [said]}
         fields = schema.model_fields.items()
         return {name: "planted" for name, field in fields if field.is_required()}
 

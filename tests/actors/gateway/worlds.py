@@ -20,7 +20,7 @@ from hypercorn.config import Config
 from hypercorn.typing import ASGIFramework
 
 from tests.actors.conversations.worlds import HeldAgent
-from turnkeeper.actors import Agent, Conversations, MemoryJournal, gateway
+from turnkeeper.actors import Agent, Condenser, Conversations, MemoryJournal, gateway
 
 BOUND_S = 60.0
 """How long a test waits for something that comes, or does not come at all."""
@@ -32,11 +32,9 @@ async def served(app: gateway.Gateway) -> AsyncIterator[str]:
     """Serve over HTTP on loopback, by uvicorn on asyncio and by hypercorn on trio."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    if sniffio.current_async_library() == "trio":
-        async with _by_hypercorn(app, listener):
-            yield address
-    else:
-        async with _by_uvicorn(app, listener):
+    by_server = _by_hypercorn if sniffio.current_async_library() == "trio" else _by_uvicorn
+    with listener:
+        async with by_server(app, listener):
             yield address
 
 
@@ -114,11 +112,16 @@ class World:
 
 @asynccontextmanager
 async def gateway_world(
-    other: Agent | None = None, *, limits: gateway.GatewayLimits = gateway.GatewayLimits()
+    other: Agent | None = None,
+    *,
+    condenser: Condenser | None = None,
+    limits: gateway.GatewayLimits = gateway.GatewayLimits(),
 ) -> AsyncIterator[World]:
     agent = HeldAgent()
     with anyio.fail_after(BOUND_S):
-        async with Conversations(other or agent, journal=MemoryJournal()) as conversations:
+        async with Conversations(
+            other or agent, journal=MemoryJournal(), condenser=condenser
+        ) as conversations:
             app = gateway.app(conversations, limits=limits)
             async with (
                 served(app) as address,

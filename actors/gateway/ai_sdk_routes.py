@@ -1,0 +1,286 @@
+"""The routes of the AI SDK's chat: `DefaultChatTransport({api: "/v1/ai-sdk/chat"})` uses them.
+
+A client may leave at any chunk and resume: the turn that runs is streamed anew under its own id,
+which replaces what the client has. The client's `stop()` merely leaves; the third route interrupts.
+
+Of a client's own assistant message only the answers to calls are read: their ids, yes or no, and
+the reason. Arguments and results that a client sends are never believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from turnkeeper.runtime import TurnkeeperError
+
+from ..conversations.turn import Turn
+from ..core.commands import OnOverlap
+from ..events import (
+    ConfirmationGivenEvent,
+    ConfirmationRequestedEvent,
+    ImageContent,
+    LoggedEvent,
+    MessageQueuedEvent,
+    TextDelta,
+    UserMessageEvent,
+)
+from .ai_sdk import TurnChunks
+from .names import ID_LENGTH_MAX, is_new_id
+from .problems import OWN, ProblemRaised, problem_of
+from .replies import EventStream, Feed, Write, json_reply
+from .service import ConversationCaller, May, Reading, Service, Writing
+from .wire import sse
+
+__all__ = ["ai_sdk"]
+
+ai_sdk = APIRouter(prefix="/v1/ai-sdk/chat")
+
+HERE = "/{conversation_id}"
+HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
+Item = LoggedEvent | TextDelta
+
+
+class Given(BaseModel):
+    """A part of what a client sends; it may hold more, which is not read."""
+
+    model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
+
+
+class Approval(Given):
+    id: str
+    approved: bool | None = None
+    reason: str | None = None
+
+
+class Part(Given):
+    type: str
+    text: str | None = None
+    url: str | None = None
+    media_type: str | None = Field(default=None, alias="mediaType")
+    state: str | None = None
+    approval: Approval | None = None
+
+
+class Message(Given):
+    id: str = Field(max_length=ID_LENGTH_MAX)
+    role: Literal["user", "assistant"]
+    parts: list[Part] = Field(max_length=10_000)
+
+
+class ChatBody(Given):
+    id: str
+    messages: list[Message] = Field(min_length=1)
+    trigger: Literal["submit-message"] = "submit-message"
+    on_overlap: OnOverlap | None = None
+
+
+class _MayChat(May):
+    """Lets a request through if its sender may write to the conversation that its body names."""
+
+    async def __call__(self, request: Request) -> ConversationCaller:
+        service: Service = request.app.state.service
+        body = await request.json()
+        local_id = body.get("id") if isinstance(body, dict) else None
+        if not isinstance(local_id, str):
+            local_id = ""
+        principal = await service.admit(request, self.action, local_id)
+        # An id with a tilde before it would mean another one in the other routes' paths.
+        if not is_new_id(local_id) or local_id.startswith("~"):
+            raise ProblemRaised(OWN["invalid-id"])
+        return ConversationCaller(service, principal, local_id).checked()
+
+
+Chatting = Annotated[ConversationCaller, Depends(_MayChat("write"))]
+
+
+@ai_sdk.post("", responses={200: {"content": {"text/event-stream": {}}}})
+async def chat(caller: Chatting, body: ChatBody) -> Response:
+    """Send the newest message, or the answers to calls, and stream the turn."""
+    newest = body.messages[-1]
+    if newest.role == "user":
+        content, images = _content_of(newest)
+        turn = await caller.conversation.send(
+            content, images=images, message_id=newest.id, on_overlap=body.on_overlap
+        )
+        return EventStream(_feed(caller, turn), HEADERS)
+    answers = _answers_of(newest)
+    await caller.check_exists()
+    await caller.conversation.answer(answers)
+    turn = await _turn_of_answers(caller, newest.id)
+    return EventStream(_feed(caller, turn, answered=frozenset(answers)), HEADERS)
+
+
+@ai_sdk.get(f"{HERE}/stream", responses={204: {}})
+async def resume_stream(caller: Reading) -> Response:
+    """Stream the turn that runs, from its beginning; 204 if none runs."""
+    turn = await caller.conversation.running() if await caller.conversation.exists() else None
+    if turn is None:
+        return Response(status_code=204)
+    return EventStream(_feed(caller, turn), HEADERS)
+
+
+class StopBody(Given):
+    message_id: str | None = Field(default=None, alias="messageId")
+
+
+@ai_sdk.post(f"{HERE}/stop")
+async def stop(caller: Writing, body: StopBody) -> Response:
+    """Interrupt the turn that runs; `messageId` is the assistant message that the user saw."""
+    return json_reply({"changed": await caller.conversation.interrupt(body.message_id)})
+
+
+# --- reading what a client sends -----------------------------------------------------------------
+
+
+def _content_of(message: Message) -> tuple[str, list[ImageContent]]:
+    texts, images = [], []
+    for part in message.parts:
+        if part.type == "text" and part.text is not None:
+            texts.append(part.text)
+        elif part.type == "file" and part.url and (part.media_type or "").startswith("image/"):
+            images.append(ImageContent(url=part.url))
+        else:
+            raise _unusable("parts", "a text, or a file that is an image")
+    return "\n".join(texts), images
+
+
+def _answers_of(message: Message) -> dict[str, bool | str]:
+    """Return the answers of a client to the calls that wait in its newest step."""
+    starts = [n for n, part in enumerate(message.parts) if part.type == "step-start"]
+    answers: dict[str, bool | str] = {}
+    for part in message.parts[starts[-1] if starts else 0 :]:
+        approval = part.approval
+        if part.state == "approval-responded" and approval and approval.approved is not None:
+            answers[approval.id] = approval.approved or approval.reason or False
+    if not answers:
+        raise _unusable("parts", "answers to the calls that wait")
+    return answers
+
+
+def _unusable(place: str, rule: str) -> ProblemRaised:
+    return ProblemRaised(
+        OWN["invalid-request"], {"errors": [{"at": ["body", "messages", place], "rule": rule}]}
+    )
+
+
+async def _turn_of_answers(caller: ConversationCaller, turn_id: str) -> Turn:
+    """Return the turn whose calls were answered, running or ended."""
+    running = await caller.conversation.running()
+    if running is not None and running.turn_id == turn_id:
+        return running
+    async for logged in caller.conversation.events(live=False):
+        event = logged.event
+        if isinstance(event, UserMessageEvent) and event.turn_id == turn_id and event.message_id:
+            return await caller.conversation.turn(event.message_id)
+    raise _unusable("id", "the id of an answer of this conversation")
+
+
+# --- streaming a turn ----------------------------------------------------------------------------
+
+
+def _feed(
+    caller: ConversationCaller, turn: Turn, *, answered: frozenset[str] = frozenset()
+) -> Feed:
+    """Return what writes a turn as a stream; after its `answered` calls if there are such."""
+
+    async def feed(write: Write) -> None:
+        with caller.service.streams.opened():
+            try:
+                await _Writing(caller, write, answered).write_turn(turn)
+            except TurnkeeperError as error:
+                problem = problem_of(error)[0]
+                await write(sse({"type": "error", "errorText": problem.name}))
+            await write(b"data: [DONE]\n\n")
+
+    return feed
+
+
+class _Writing:
+    """One stream of a turn."""
+
+    def __init__(self, caller: ConversationCaller, write: Write, answered: frozenset[str]) -> None:
+        self._conversation = caller.conversation
+        self._streams = caller.service.streams
+        self._write = write
+        self._unanswered = answered
+        """The calls whose answer has yet to be seen; nothing is written before, since the client
+        has it already."""
+        self._has_said_queued = False
+
+    async def write_turn(self, turn: Turn) -> None:
+        """Wait until the turn has begun, then write it from its beginning."""
+        items: AsyncIterator[Item] = aiter(turn)
+        begun = await self._first_of(turn, items)
+        if begun is None:
+            return
+        state = await self._conversation.at(begun.seq)
+        running = state.turns.running
+        turn_id = begun.event.turn_id or turn.turn_id
+        first = running.messages[0].message_id if running and running.messages else None
+        if first is not None and first != turn.message_id:
+            # It was steered into a turn that another message began: the whole turn is shown.
+            items = aiter(await self._conversation.turn(first))
+        head = await self._conversation.at()
+        chunks = TurnChunks(turn_id)
+        if items_begin := (begun if first in (None, turn.message_id) else None):
+            await self._put(chunks, items_begin)
+        while not chunks.has_ended:
+            item = await self._next(items)
+            if item is None:
+                return
+            await self._put(chunks, item)
+            if isinstance(item, LoggedEvent) and isinstance(item.event, ConfirmationRequestedEvent):
+                awaiting = head.turns.awaiting if item.seq <= head.seq else item.event.tool_call_ids
+                if set(awaiting) == set(item.event.tool_call_ids):
+                    for chunk in chunks.hold():
+                        await self._write(sse(chunk))
+                    return
+
+    async def _first_of(self, turn: Turn, items: AsyncIterator[Item]) -> LoggedEvent | None:
+        """Return the event with which the message joined its turn; None if it never does."""
+        while True:
+            item = await self._next(items)
+            match item:
+                case None:
+                    return None
+                case LoggedEvent(event=UserMessageEvent(message_id=turn.message_id)):
+                    return item
+                case LoggedEvent(event=MessageQueuedEvent()) if not self._has_said_queued:
+                    self._has_said_queued = True
+                    await self._write(sse({"type": "start"}))
+                    waits = {"messageId": turn.message_id}
+                    await self._write(sse({"type": "data-queue", "data": waits, "transient": True}))
+                case _:
+                    pass
+
+    async def _next(self, items: AsyncIterator[Item]) -> Item | None:
+        """Return the next event or piece; None at the end, or if the gateway drains."""
+        while not self._streams.is_ended:
+            try:
+                item = await self._streams.until_beat(anext(items))
+            except StopAsyncIteration:
+                await self._write(sse({"type": "abort", "reason": "withdrawn"}))
+                return None
+            if item is not None:
+                return item
+            if not self._streams.is_ended:
+                await self._write(b":\n\n")
+        await self._write(sse({"type": "error", "errorText": "draining"}))
+        return None
+
+    async def _put(self, chunks: TurnChunks, item: Item) -> None:
+        written = list(chunks.take(item))
+        if self._unanswered:
+            if isinstance(item, LoggedEvent) and isinstance(item.event, ConfirmationGivenEvent):
+                requested = {chunk["approvalId"] for chunk in written}
+                if self._unanswered <= requested:
+                    self._unanswered = frozenset()
+                    await self._write(sse({"type": "start", "messageId": chunks.turn_id}))
+            return
+        for chunk in written:
+            await self._write(sse(chunk))

@@ -1,0 +1,51 @@
+"""A transcript or a view as messages, in the shape that a provider or a client takes. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from ..core.state import Folded
+from ..core.view import View
+from ..models.messages import LLMShape, to_llm_messages
+from .ai_sdk import ui_messages
+from .transcript import Transcript
+from .wire import Rename, event_json, logged_json
+
+__all__ = ["Shape", "shaped_transcript", "shaped_view"]
+
+Shape: TypeAlias = Literal["events", "openai-chat", "openai-responses", "anthropic", "ai-sdk"]
+
+_LLM_SHAPES: dict[Shape, LLMShape] = {
+    "openai-chat": "openai",
+    "openai-responses": "openai_responses",
+    "anthropic": "anthropic",
+}
+
+
+def shaped_view(state: Folded, shape: Shape, rename: Rename) -> dict[str, object]:
+    """Return the view of a state. Raises `OpenCalls` while a call has no result."""
+    if shape in _LLM_SHAPES:
+        return {"seq": state.seq, **_llm_messages(state.view, shape)}
+    # A client's shape is of people; for a view it has nothing beyond the events.
+    return {"seq": state.seq, "messages": [event_json(event, rename) for event in state.view]}
+
+
+def shaped_transcript(
+    transcript: Transcript, shape: Shape, rename: Rename, *, before: int | None, limit: int
+) -> dict[str, object]:
+    """Return a transcript. Raises `OpenCalls` for a provider's shape while a call has no result."""
+    if shape in _LLM_SHAPES:
+        return _llm_messages(View.from_events(logged.event for logged in transcript.said), shape)
+    if shape == "ai-sdk":
+        return {"messages": ui_messages(transcript)}
+    everything = [*transcript.said, *transcript.waiting]
+    page = [logged for logged in everything if before is None or logged.seq < before]
+    return {
+        "messages": [logged_json(logged, rename) for logged in page[-limit:]],
+        "has_more": len(page) > limit,
+    }
+
+
+def _llm_messages(view: View, shape: Shape) -> dict[str, object]:
+    messages = to_llm_messages(view, _LLM_SHAPES[shape])
+    return {"system": messages.system, "messages": list(messages)}

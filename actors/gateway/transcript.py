@@ -1,0 +1,82 @@
+"""The transcript of a conversation: what people said and were told, and the calls. Pure.
+
+It leaves out what was retracted or rolled back, and keeps what was condensed: a person reads it on,
+though the model does not. Messages that still wait are its last events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..events import (
+    ActionEvent,
+    AgentErrorEvent,
+    AgentMessageEvent,
+    LoggedEvent,
+    MessageQueuedEvent,
+    MessageWithdrawnEvent,
+    ObservationEvent,
+    RetractionEvent,
+    UserMessageEvent,
+    UserRejectEvent,
+)
+
+__all__ = ["Transcript"]
+
+_SHOWN = (
+    UserMessageEvent,
+    AgentMessageEvent,
+    ActionEvent,
+    ObservationEvent,
+    AgentErrorEvent,
+    UserRejectEvent,
+)
+
+
+class Transcript:
+    """A fold of the log, one event at a time."""
+
+    def __init__(self) -> None:
+        self._log: list[LoggedEvent] = []
+        """Every event that is kept, those about turns too, in order."""
+        self._retracted: set[str] = set()
+        self._waiting: dict[str, LoggedEvent] = {}
+
+    @classmethod
+    def of(cls, log: Iterable[LoggedEvent]) -> Transcript:
+        transcript = cls()
+        for logged in log:
+            transcript.fold(logged)
+        return transcript
+
+    def fold(self, logged: LoggedEvent) -> None:
+        """Take in the next event of the log."""
+        match logged.event:
+            case RetractionEvent(retracted_event_ids=ids):
+                self._retracted.update(ids)
+            case MessageQueuedEvent(message_id=message_id):
+                self._waiting[message_id] = logged
+            case MessageWithdrawnEvent(message_id=message_id):
+                self._waiting.pop(message_id, None)
+            case UserMessageEvent(message_id=str(message_id)):
+                self._waiting.pop(message_id, None)
+                self._log.append(logged)
+            case UserMessageEvent(is_reminder=True):
+                pass
+            case _:
+                self._log.append(logged)
+
+    @property
+    def waiting(self) -> Sequence[LoggedEvent]:
+        """The chat messages that wait for their turn."""
+        return tuple(self._waiting.values())
+
+    @property
+    def kept(self) -> Sequence[LoggedEvent]:
+        """The events of the log without those retracted; those about turns and steps too."""
+        return [logged for logged in self._log if logged.event.id not in self._retracted]
+
+    @property
+    def said(self) -> Sequence[LoggedEvent]:
+        """What people said and were told, and the calls."""
+        return [logged for logged in self.kept if isinstance(logged.event, _SHOWN)]

@@ -1,0 +1,72 @@
+"""The npm packages that the tests talk with, and a program in node that is told what to do."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import anyio
+import pytest
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+HERE = Path(__file__).parent / "npm"
+LINE_BYTES_MAX = 64 << 20
+
+
+def _without(what: str) -> NoReturn:
+    """Skip; but the continuous build has everything, and fails."""
+    if os.environ.get("TURNKEEPER_CI"):
+        pytest.fail(f"the continuous build is without {what}")
+    pytest.skip(f"without {what}")
+
+
+def install() -> str:
+    """Install the packages of the lock, once for all processes; return the program `node`."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        _without("node and npm")
+    with (HERE / "package-lock.json").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = HERE / "node_modules" / ".lock-installed"
+        if not done.exists() or done.read_bytes() != lock.read():
+            command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+            ran = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+            if ran.returncode:
+                _without(f"the packages from npm: {ran.stderr[-500:]}")
+            shutil.copy(HERE / "package-lock.json", done)
+    return node
+
+
+class Client:
+    """The program, with one command at a time."""
+
+    def __init__(self, process: Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._stdin = process.stdin
+        self._lines = BufferedByteReceiveStream(process.stdout)
+
+    async def do(self, op: str, chat: str = "a", **options: object) -> dict[str, Any]:
+        """Carry out a command; return what the client shows then."""
+        line = json.dumps({"op": op, "chat": chat, **options}) + "\n"
+        await self._stdin.send(line.encode())
+        shown: dict[str, Any] = json.loads(await self._lines.receive_until(b"\n", LINE_BYTES_MAX))
+        return shown
+
+
+@asynccontextmanager
+async def client(node: str, program: str) -> AsyncIterator[Client]:
+    """Run a program of the folder `npm`."""
+    async with await anyio.open_process([node, program], cwd=HERE, stderr=None) as process:
+        try:
+            yield Client(process)
+        finally:
+            process.kill()

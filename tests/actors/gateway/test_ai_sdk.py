@@ -1,0 +1,383 @@
+"""The AI SDK's stock client, from npm: it leaves at any chunk, resumes, shows the transcript."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+
+from turnkeeper.actors import (
+    Agent,
+    ModelResponse,
+    ScriptedModel,
+    ToolAgent,
+    ToolCall,
+    TurnContext,
+)
+from turnkeeper.actors.events import ActionEvent
+
+from .node import Client, client, install
+from .worlds import World, gateway_world
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/ai-sdk/chat"
+
+
+@pytest.fixture(scope="module")
+async def node(anyio_backend: object) -> AsyncIterator[Client]:
+    """One process of node for all tests: it starts slowly."""
+    async with client(install(), "client.mjs") as program:
+        yield program
+
+
+class Talk(NamedTuple):
+    """A gateway, and the client in node."""
+
+    world: World
+    client: Client
+
+    async def open(self, chat: str = "a", **options: object) -> None:
+        api = self.world.address + CHAT
+        await self.client.do("open", chat, id="chat", api=api, **options)
+
+    async def said(self, text: str, chat: str = "a", **options: object) -> dict[str, Any]:
+        """Send a message, and wait for the end of the stream."""
+        await self.client.do("send", chat, text=text, **options)
+        return await self.client.do("done", chat)
+
+    async def transcript(self) -> list[dict[str, Any]]:
+        reply = await self.world.http.get("/v1/conversations/chat/messages?shape=ai-sdk")
+        messages: list[dict[str, Any]] = reply.json()["messages"]
+        return messages
+
+
+@asynccontextmanager
+async def talking(node: Client, agent: Agent | None = None) -> AsyncIterator[Talk]:
+    async with gateway_world(agent) as world:
+        talk = Talk(world, node)
+        await talk.open()
+        yield talk
+
+
+@pytest.fixture
+async def talk(node: Client) -> AsyncIterator[Talk]:
+    async with talking(node) as talk:
+        yield talk
+
+
+def texts(messages: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{message['role']}: " + "".join(part.get("text", "") for part in message["parts"])
+        for message in messages
+    ]
+
+
+async def refund(order: int) -> str:
+    """Pay an order back."""
+    return f"order {order} is paid back"
+
+
+def asking_agent() -> ToolAgent:
+    """Calls two tools that wait for the user, then says that it is done."""
+    calls = [ToolCall("refund", {"order": n}) for n in (1, 2)]
+    model = ScriptedModel([ModelResponse("May I?", calls=calls), "Done, all of it."])
+    return ToolAgent(model, [refund], confirm=["refund"])
+
+
+# --- one client ----------------------------------------------------------------------------------
+
+
+async def test_a_plain_turn_is_shown_as_the_transcript_has_it(talk: Talk) -> None:
+    shown = await talk.said("stream one")
+    shown = await talk.said("two")
+
+    assert texts(shown["messages"]) == [
+        "user: stream one",
+        "assistant: a(stream one)",
+        "user: two",
+        "assistant: a(two)",
+    ]
+    assert shown["status"] == "ready"
+    assert shown["messages"] == await talk.transcript()
+
+
+async def test_tools_are_shown_with_their_results(talk: Talk) -> None:
+    shown = await talk.said("two tools")
+
+    parts = shown["messages"][1]["parts"]
+    calls = [part for part in parts if part["type"] == "dynamic-tool"]
+    assert [(call["state"], call["output"]) for call in calls] == [
+        ("output-available", "seen ")
+    ] * 2
+    assert shown["messages"] == await talk.transcript()
+
+
+async def test_a_turn_that_fails_is_an_error(talk: Talk) -> None:
+    shown = await talk.said("fail")
+
+    assert shown["status"] == "error"
+    assert shown["error"] == "the turn failed"
+    assert "no answer" not in str(shown)
+
+
+async def test_a_message_whose_reply_was_lost_is_sent_again_and_written_once(talk: Talk) -> None:
+    await talk.said("one", id="m1")
+    await talk.open("b")
+    shown = await talk.said("one", chat="b", id="m1")
+
+    assert texts(shown["messages"]) == ["user: one", "assistant: a(one)"]
+    assert shown["messages"] == await talk.transcript()
+
+
+async def test_other_content_under_a_known_id_is_refused(talk: Talk) -> None:
+    await talk.said("one", id="m1")
+    await talk.open("b")
+    shown = await talk.said("other", chat="b", id="m1")
+
+    assert (shown["status"], shown["statuses"]) == ("error", [409])
+
+
+# --- leaving and coming back ---------------------------------------------------------------------
+
+
+class Gated:
+    """Calls a tool, then writes an answer and stops in the middle of it until it is let go on."""
+
+    def __init__(self) -> None:
+        self.gate = anyio.Event()
+
+    async def run(self, turn: TurnContext) -> None:
+        await turn.call_tools([ToolCall("look")], self._look)
+        await turn.stream(self._pieces())
+
+    async def _look(self, _: ActionEvent) -> str:
+        return "seen"
+
+    async def _pieces(self) -> AsyncIterator[str]:
+        yield "so far, "
+        await self.gate.wait()
+        yield "so good"
+
+
+async def test_a_client_that_was_cut_at_any_chunk_resumes_and_shows_the_transcript(
+    node: Client,
+) -> None:
+    agent = Gated()
+    async with talking(node, agent) as talk:
+        # As many chunks come before the gate: start, start-step, call, output, finish-step,
+        # start-step, text-start, and the first piece.
+        for after in range(8):
+            agent.gate = anyio.Event()
+            messages = await talk.transcript() if after else []
+            await talk.open(messages=messages)
+            await talk.client.do("cut", after=after)
+            await talk.client.do("send", text=f"cut after {after}")
+            cut = await talk.client.do("done")
+            assert (cut["status"], cut["error"]) == ("error", "network error"), after
+            await talk.client.do("resume")
+            while len((await talk.client.do("show"))["statuses"]) < 2:
+                pass
+            agent.gate.set()
+            shown = await talk.client.do("done")
+            assert shown["statuses"] == [200, 200]
+            assert texts(shown["messages"])[-1] == "assistant: so far, so good"
+            assert shown["messages"] == await talk.transcript()
+
+
+async def test_a_reload_in_the_middle_of_an_answer_shows_what_was_said_so_far(talk: Talk) -> None:
+    agent = talk.world.agent
+    agent.hold("stream long")
+    await talk.client.do("send", text="stream long")
+    await agent.reached["stream long"].wait()
+
+    await talk.open("b", messages=await talk.transcript())
+    await talk.client.do("resume", "b")
+    while texts((await talk.client.do("show", "b"))["messages"])[-1:] != ["assistant: a("]:
+        pass
+    agent.release("stream long")
+    reloaded = await talk.client.do("done", "b")
+    first = await talk.client.do("done")
+
+    assert first["messages"] == reloaded["messages"] == await talk.transcript()
+
+
+async def test_nothing_runs_and_nothing_is_resumed(talk: Talk) -> None:
+    await talk.client.do("resume")
+    shown = await talk.client.do("done")
+    assert (shown["status"], shown["statuses"], shown["messages"]) == ("ready", [204], [])
+
+
+async def test_stopping_interrupts_the_turn_that_was_seen(talk: Talk) -> None:
+    agent = talk.world.agent
+    agent.hold("stream long")
+    await talk.client.do("send", text="stream long")
+    while texts((shown := await talk.client.do("show"))["messages"])[-1:] != ["assistant: a("]:
+        pass
+    seen = shown["messages"][1]["id"]
+
+    late = await talk.world.http.post(f"{CHAT}/chat/stop", json={"messageId": "another"})
+    hit = await talk.world.http.post(f"{CHAT}/chat/stop", json={"messageId": seen})
+    shown = await talk.client.do("done")
+
+    assert (late.json(), hit.json()) == ({"changed": False}, {"changed": True})
+    assert texts(shown["messages"]) == ["user: stream long", "assistant: a("]
+    assert shown["messages"] == await talk.transcript()
+
+
+# --- several at once -----------------------------------------------------------------------------
+
+
+async def test_a_second_tab_interrupts(talk: Talk) -> None:
+    agent = talk.world.agent
+    agent.hold("stream one")
+    await talk.open("b", body={"on_overlap": "interrupt"})
+    await talk.client.do("send", text="stream one")
+    await agent.reached["stream one"].wait()
+
+    second = await talk.said("two", "b")
+    first = await talk.client.do("done")
+
+    assert texts(first["messages"]) == ["user: stream one", "assistant: a("]
+    assert texts(second["messages"]) == ["user: two", "assistant: a(two)"]
+    assert [*first["messages"], *second["messages"]] == await talk.transcript()
+
+
+async def test_a_message_that_waits_says_so_and_then_gets_its_own_answer(talk: Talk) -> None:
+    agent = talk.world.agent
+    agent.hold("one")
+    await talk.open("b", body={"on_overlap": "queue"})
+    await talk.client.do("send", text="one")
+    await agent.reached["one"].wait()
+    await talk.client.do("send", "b", text="two", id="m2")
+    while not (shown := await talk.client.do("show", "b"))["data"]:
+        pass
+    assert shown["data"][0]["data"] == {"messageId": "m2"}
+    assert texts((await talk.transcript())[-1:]) == ["user: two"]
+    agent.release("one")
+
+    first, second = await talk.client.do("done"), await talk.client.do("done", "b")
+
+    assert texts(second["messages"]) == ["user: two", "assistant: a(two)"]
+    assert [*first["messages"], *second["messages"]] == await talk.transcript()
+
+
+async def test_a_message_is_refused_while_a_turn_runs(talk: Talk) -> None:
+    agent = talk.world.agent
+    agent.hold("one")
+    await talk.open("b", body={"on_overlap": "reject"})
+    await talk.client.do("send", text="one")
+    await agent.reached["one"].wait()
+
+    refused = await talk.said("two", "b")
+    agent.release("one")
+
+    assert (refused["status"], refused["statuses"]) == ("error", [409])
+    assert (await talk.client.do("done"))["messages"] == await talk.transcript()
+
+
+async def test_a_turn_that_is_rolled_back_is_marked_and_left_out(talk: Talk) -> None:
+    agent = talk.world.agent
+    agent.hold("stream one")
+    await talk.open("b", body={"on_overlap": "rollback"})
+    await talk.client.do("send", text="stream one")
+    await agent.reached["stream one"].wait()
+
+    second = await talk.said("two", "b")
+    first = await talk.client.do("done")
+
+    kinds = [part["type"] for part in first["messages"][1]["parts"]]
+    assert "data-retracted" in kinds
+    assert second["messages"] == await talk.transcript()
+
+
+async def test_a_message_that_steers_shares_the_answer_under_one_id(node: Client) -> None:
+    reached, gate = anyio.Event(), anyio.Event()
+
+    async def look() -> str:
+        """Look."""
+        reached.set()
+        await gate.wait()
+        return "seen"
+
+    model = ScriptedModel([ModelResponse(calls=[ToolCall("look")]), "both answered"])
+    async with talking(node, ToolAgent(model, [look])) as talk:
+        await talk.open("b", body={"on_overlap": "steer"})
+        await talk.client.do("send", text="one")
+        await reached.wait()
+        await talk.client.do("send", "b", text="two", id="m2")
+        while not (await talk.client.do("show", "b"))["data"]:
+            pass
+        gate.set()
+
+        first, second = await talk.client.do("done"), await talk.client.do("done", "b")
+
+        assert first["messages"][1] == second["messages"][1]
+        parts = first["messages"][1]["parts"]
+        assert [part.get("id") for part in parts if part["type"] == "steering-message"] == ["m2"]
+        assert first["messages"] == await talk.transcript()
+
+
+# --- answers to calls ----------------------------------------------------------------------------
+
+
+async def test_calls_are_approved_and_denied_one_by_one(node: Client) -> None:
+    async with talking(node, asking_agent()) as talk:
+        shown = await talk.said("both")
+        assert shown["messages"] == await talk.transcript()
+        calls = [part for part in shown["messages"][1]["parts"] if "approval" in part]
+        assert [call["state"] for call in calls] == ["approval-requested"] * 2
+
+        await talk.client.do("approve", id=calls[0]["approval"]["id"], approved=True)
+        await talk.client.do("approve", id=calls[1]["approval"]["id"], approved=False)
+        await talk.client.do("answered")
+        shown = await talk.client.do("done")
+
+        assert texts(shown["messages"]) == ["user: both", "assistant: May I?Done, all of it."]
+        parts = [part for part in shown["messages"][1]["parts"] if "approval" in part]
+        assert [part["state"] for part in parts] == ["output-available", "output-denied"]
+        assert shown["messages"] == await talk.transcript()
+
+
+async def test_a_page_that_is_reloaded_while_calls_wait_can_answer_them(node: Client) -> None:
+    async with talking(node, asking_agent()) as talk:
+        await talk.said("both")
+        await talk.open("b", messages=await talk.transcript())
+        await talk.client.do("resume", "b")
+        shown = await talk.client.do("done", "b")
+        assert shown["messages"] == await talk.transcript()
+
+        for part in shown["messages"][1]["parts"]:
+            if "approval" in part:
+                await talk.client.do("approve", "b", id=part["approval"]["id"], approved=True)
+        await talk.client.do("answered", "b")
+        shown = await talk.client.do("done", "b")
+
+        assert texts(shown["messages"])[1] == "assistant: May I?Done, all of it."
+        assert shown["messages"] == await talk.transcript()
+
+
+# --- what is not believed ------------------------------------------------------------------------
+
+
+async def test_what_a_client_says_of_the_agent_or_of_tools_is_refused() -> None:
+    async with gateway_world() as world:
+        user = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}
+        output = {"type": "tool-look", "state": "output-available", "toolCallId": "c", "output": 1}
+        faults: list[Any] = [
+            [{"id": "s", "role": "system", "parts": []}, user],
+            [{"id": "t", "role": "tool", "parts": []}],
+            [user, {"id": "a", "role": "assistant", "parts": [output]}],
+            [{**user, "parts": [{"type": "file", "mediaType": "text/html", "url": "x"}]}],
+            [],
+        ]
+        for messages in faults:
+            reply = await world.http.post(CHAT, json={"id": "chat", "messages": messages})
+            assert reply.status_code == 422, messages
+        for name in ("", "a/b", "..", "~YQ"):
+            reply = await world.http.post(CHAT, json={"id": name, "messages": [user]})
+            assert reply.json()["type"] == "urn:turnkeeper:invalid-id", name
+        assert await world.conversations.list() == []
