@@ -120,6 +120,10 @@ class Turns:
     answered: list[dict[str, bool | str]] = field(default_factory=list)
     """The answers that calls which waited for a confirmation have got."""
     rejected: set[str] = field(default_factory=set)
+    asked: StepRequest | None = None
+    """What its model was asked in the step that has not ended."""
+    attempt: int = 0
+    """How often the answer that is not in the log yet has begun."""
     said: list[str] = field(default_factory=list)
     """What was streamed of the answer that is not in the log yet."""
     by_hand: bool = False
@@ -211,9 +215,11 @@ class Turns:
         turns = self.working.state.turns
         unstarted = {*turns.awaiting, *turns.confirmed}
         shown = {event.id for event in self.working.state.view}
-        said, asked = self.said, self.working.asked
+        said = self.said
         if isinstance(command, Stream):
-            self.said = [*([] if command.is_first else said), command.text]
+            self._look_at_piece(command, decision)
+        if isinstance(command, NoteRequest):
+            self.asked = command.request
         for event in decision.events:
             match event:
                 case UserRejectEvent(tool_call_id=call_id):
@@ -224,20 +230,36 @@ class Turns:
                     assert shown.issuperset(gone), "it forgets what is not there"
                 case AgentMessageEvent(interrupted=True, content=content):
                     assert content == "".join(said)
-                    self.said = []
+                    self.said, self.attempt = [], 0
                 case AgentMessageEvent() | ActionEvent() if event.turn_id is not None:
-                    self.said = []
+                    self.said, self.attempt = [], 0
                 case StepFinishedEvent():
-                    asked = None
+                    self.asked = None
                 case StepUnfinishedEvent(request=request):
-                    assert asked is not None, "a step that was not finished was not begun"
-                    assert request == asked.request
-                    asked = None
+                    assert request == self.asked, "not what the model was asked"
+                    self.asked = None
                 case TurnEndedEvent():
                     assert not self.said, "what was said of an answer is lost"
-                    assert asked is None, "what the model was asked is lost"
+                    assert self.asked is None, "what the model was asked is lost"
+                    self.attempt = 0
                 case _:
                     pass
+
+    def _look_at_piece(self, command: Stream, decision: Decision) -> None:
+        if command.is_first or not self.attempt:
+            self.said, self.attempt = [], self.attempt + 1
+        answers = {
+            event.llm_response_id if isinstance(event, ActionEvent) else event.id
+            for event in self.events
+            if isinstance(event, ActionEvent | AgentMessageEvent)
+            and event.turn_id == command.turn_id
+        }
+        offset = len("".join(self.said))
+        assert decision.piece == (
+            *(self.working.epoch, command.turn_id, len(answers), self.attempt),
+            *(offset, command.text),
+        )
+        self.said = [*self.said, command.text]
 
     # --- the laws --------------------------------------------------------------------------------
 
@@ -248,6 +270,7 @@ class Turns:
         running = turns.running
         assert state.seq == len(self.events)
         assert working.written.text == "".join(self.said)
+        assert (working.asked and working.asked.request) == self.asked
         assert turns.is_unfinished == (running is not None or bool(turns.queued))
         if running is None:
             assert not turns.awaiting
@@ -494,7 +517,7 @@ class Turns:
         assert not broken
         assert state == self.working.state
         self.working = WorkingState("c", self.working.epoch + 1, self.settings, state)
-        self.said = []
+        self.said, self.attempt, self.asked = [], 0, None
         is_held = state.turns.waits_for is not None
         if (state.turns.is_unfinished and not is_held) or n % 2:
             length = len(self.events)
@@ -620,8 +643,11 @@ class Turns:
             self._answer(run, mine[n % len(mine)])
             return
         match n % 8:
-            case 0 | 6 | 7:
+            case 0 | 6:
                 self._begin_step(run)
+            case 7:
+                request = StepRequest(view_seq=self.working.state.view.seq, model=f"m{n}")
+                self.do(NoteRequest(run.turn_id, run.epoch, request), run)
             case 1:
                 said = AgentMessageEvent(**self.stamp(run.turn_id), content=f"said {n}")
                 ends = n // 8 % 2 == 1
@@ -631,10 +657,7 @@ class Turns:
             case 3:
                 self._call(run, 1 + n // 6 % 2, asks=self.settings.is_resumable)
             case 4:
-                self.do(Stream(run.turn_id, run.epoch, "…", is_first=n % 4 == 0), run)
-            case _ if n // 8 % 2:
-                request = StepRequest(view_seq=self.working.state.view.seq, model=f"m{n}")
-                self.do(NoteRequest(run.turn_id, run.epoch, request), run)
+                self.do(Stream(run.turn_id, run.epoch, "…", is_first=n // 8 % 2 == 0), run)
             case _:
                 note = UserMessageEvent(
                     **self.stamp(run.turn_id),
