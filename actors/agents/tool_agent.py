@@ -148,6 +148,11 @@ class ToolAgent:
                 raise InvalidInput(f"{name} is {limit}; it takes 1 or more")
         if budget is not None and not budget > 0:
             raise InvalidInput(f"budget is {budget}; it takes more than 0")
+        if not callable(getattr(model, "respond", None)):
+            raise InvalidInput(
+                f"model is {model!r}, a {type(model).__name__}; it takes a model, such as "
+                f'OpenAIChatModel("name") or AnthropicModel("name")'
+            )
         self.model = model
         self.tools = tools if isinstance(tools, Tools) else Tools(*tools)
         self.max_iterations = max_iterations

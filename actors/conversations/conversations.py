@@ -27,7 +27,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, Self, get_args
 
 from turnkeeper.runtime import (
     Directive,
@@ -172,6 +172,7 @@ class Conversations:
             )
         check_overlap(on_overlap)
         _check_agent(agent)
+        _check_journal(journal)
         _check_system_prompt(system_prompt)
         check_id("name", name)
         if recover not in ("on_enter", "on_message"):
@@ -312,7 +313,22 @@ class Conversations:
 
         return Conversation(conversation_id, self._open_region(), self._setup)
 
+    def __contains__(self, conversation_id: object) -> NoReturn:
+        raise TypeError(
+            "`in` would not wait for the journal; use `await conversations.list()`, or "
+            "`await conversations[id].view()`, which raises ConversationNotFound"
+        )
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            "iterating would not wait for the journal; use `for info in await conversations.list()`"
+        )
+
     def _open_region(self) -> Region[Command | Query]:
+        if self._region is None and self._is_entered:
+            raise RuntimeError(
+                "these conversations were left; make new `Conversations` for the same journal"
+            )
         if self._region is None:
             raise RuntimeError("conversations are not open; use `async with Conversations(...)`")
         return self._region
@@ -421,6 +437,14 @@ def _configured(setup: Setup, config: ConversationConfig) -> Setup:
         check_overlap(config.on_overlap)
         settings = replace(settings, on_overlap=config.on_overlap)
     return replace(setup, agent=agent, settings=settings)
+
+
+def _check_journal(journal: Journal) -> None:
+    if not callable(getattr(journal, "append", None)):
+        raise InvalidInput(
+            f"journal is {journal!r}, a {type(journal).__name__}; it takes a journal, such as "
+            'SQLiteJournal("chats.db"), PostgresJournal("postgresql://…") or MemoryJournal()'
+        )
 
 
 def _check_agent(agent: Agent) -> None:

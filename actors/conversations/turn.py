@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from turnkeeper.runtime import NotDelivered, OutcomeUnknown, OwnershipLost, Region, Unavailable
 
@@ -313,6 +313,14 @@ class Turn:
         first one has all that was said of the answer so far. Raises as `end` does.
         """
         return _TurnFollower(self._access, self._sent)
+
+    if not TYPE_CHECKING:  # to a type checker a turn is no awaitable, and may be dropped
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(
+                "a turn is not awaited itself; use `await turn.reply()` for its answer, or "
+                "`await turn.end()`"
+            )
 
     async def cancel(self) -> bool:
         """Interrupt the turn, or withdraw its chat message while it waits.

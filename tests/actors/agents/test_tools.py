@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import subprocess
 import sys
@@ -901,3 +902,38 @@ def test_the_program_on_the_page_about_tools_prints_what_the_page_says(tmp_path:
     exec(schema_tool, made)
     assert made["refund"].spec.name == "refund"
     assert made["refund"].find_risk({}) == "high"
+
+
+@pytest.mark.parametrize(
+    ("value", "said", "is_error"),
+    [
+        (math.nan, '"NaN"', False),
+        ({"low": -math.inf, "high": [math.inf]}, '{"low":"-Infinity","high":["Infinity"]}', False),
+        (object(), "the call ran, but its result cannot be written as JSON: ", True),
+        ({"at": object()}, "the call ran, but its result cannot be written as JSON: ", True),
+    ],
+)
+async def test_a_result_that_json_cannot_hold_is_told_and_leaves_the_conversation_usable(
+    value: object, said: str, is_error: bool
+) -> None:
+    @tool
+    async def measure() -> object:
+        return value
+
+    (result,) = await call(Tools(measure), ToolCall("measure"))
+    assert isinstance(result, ObservationEvent)
+    assert result.is_error == is_error
+    assert result.content.startswith(said)
+
+
+async def test_a_result_that_holds_itself_is_told() -> None:
+    @tool
+    async def measure() -> object:
+        circle: list[object] = []
+        circle.append(circle)
+        return circle
+
+    (result,) = await call(Tools(measure), ToolCall("measure"))
+    assert isinstance(result, ObservationEvent)
+    assert result.is_error
+    assert "cannot be written as JSON" in result.content

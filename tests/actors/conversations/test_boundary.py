@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -16,6 +17,7 @@ from turnkeeper.actors import (
     Conversations,
     Event,
     MemoryJournal,
+    ToolAgent,
     TurnContext,
     agent,
 )
@@ -70,6 +72,35 @@ async def test_invalid_settings_are_refused_before_anything_is_opened() -> None:
         verified(lambda turn: None, journal=MemoryJournal())  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="async def"):
         agent(lambda turn: None)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("journal", ["chats.db", Path("chats.db"), None])
+async def test_what_is_no_journal_or_model_is_refused_with_the_names_of_some(
+    journal: object,
+) -> None:
+    with pytest.raises(InvalidInput, match=r'such as SQLiteJournal\("chats\.db"\)'):
+        verified(HeldAgent(), journal=journal)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r'such as OpenAIChatModel\("name"\)'):
+        ToolAgent(journal)  # type: ignore[arg-type]
+
+
+async def test_uses_that_would_wait_for_ever_or_mislead_are_refused_with_what_to_write() -> None:
+    conversations = verified(HeldAgent(), journal=MemoryJournal())
+    with pytest.raises(RuntimeError, match=r"not open; use `async with"):
+        conversations["c"]
+    async with conversations:
+        turn = await conversations["c"].send("A")
+        with pytest.raises(TypeError, match=r"use `await turn\.reply\(\)`"):
+            await turn  # type: ignore[misc]
+        with pytest.raises(TypeError, match=r"use `await conversations\.list\(\)`"):
+            _ = "c" in conversations
+        with pytest.raises(TypeError, match=r"in await conversations\.list\(\)"):
+            list(conversations)
+        await turn.end()
+    with pytest.raises(RuntimeError, match="were left; make new"):
+        conversations["c"]
+    with pytest.raises(RuntimeError, match="were left; make new"):
+        await conversations.delete("c")
 
 
 async def test_a_caller_cannot_pretend_that_a_message_was_queued() -> None:
