@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         RollingCondenser,
         SummarizingCondenser,
     )
+    from .core.listing import ConversationPage, ListedConversation
     from .core.metrics import Metrics
     from .core.status import AgentExecutionStatus
     from .core.stuck import Circle, StuckDetector
@@ -61,6 +62,7 @@ __all__ = [
     "Conversation",
     "ConversationConfig",
     "ConversationInfo",
+    "ConversationPage",
     "ConversationState",
     "Conversations",
     "Deletion",
@@ -69,6 +71,7 @@ __all__ = [
     "FrozenObject",
     "ImageContent",
     "Journal",
+    "ListedConversation",
     "LoggedEvent",
     "MemoryJournal",
     "MemoryStore",
@@ -122,6 +125,7 @@ _PLACE_OF = {
     "Conversation": "conversations.conversation",
     "ConversationConfig": "conversations.conversations",
     "ConversationInfo": "journal",
+    "ConversationPage": "core.listing",
     "ConversationState": "journals.sqlite.state",
     "Conversations": "conversations.conversations",
     "Deletion": "journal",
@@ -130,6 +134,7 @@ _PLACE_OF = {
     "FrozenObject": "values.frozen",
     "ImageContent": "events",
     "Journal": "journal",
+    "ListedConversation": "core.listing",
     "LoggedEvent": "events",
     "MemoryJournal": "journals.memory",
     "MemoryStore": "journals.memory",

@@ -25,13 +25,18 @@ journal inherit it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 __all__ = [
     "Claim",
     "ConversationInfo",
     "Deletion",
     "Journal",
+    "ListOrder",
+    "ListPage",
+    "ListQuery",
+    "ListRow",
+    "Listing",
     "LogPages",
     "Record",
     "Rejection",
@@ -83,6 +88,96 @@ class ConversationInfo(NamedTuple):
     does not wait for a person's decision."""
     updated_at: float
     """The time of its last record: seconds since the Unix epoch, UTC."""
+
+
+LISTED_KINDS = frozenset(
+    (
+        "turn_started",
+        "turn_ended",
+        "user_message",
+        "message_queued",
+        "message_withdrawn",
+        "confirmation_requested",
+        "confirmation_given",
+        "paused",
+        "resumed",
+        "status_changed",
+        "retraction",
+        "forked_from",
+        "conversation_changed",
+    )
+)
+"""The kinds of records that an append with a new listing goes with. A listing is stale if one of
+these has come after it: old code wrote it, or a caller that keeps none."""
+
+LISTING_AGE_MAX = 1_024
+"""A listing is stale if this many records have come after it, whatever they are. Owners write it
+again long before that, so a reader looks at so many kinds at most."""
+
+ListOrder = Literal["id", "created", "activity"]
+"""By id; by creation, oldest first; by activity, newest first."""
+
+AT_REST = ("idle", "finished")
+"""The statuses of most conversations, which have no index of their own."""
+
+
+class Listing(NamedTuple):
+    """What lists show of a conversation without its log: a function of the log up to `seq`.
+
+    The journal stores `payload` unread; the rest is what it filters and sorts by.
+    """
+
+    seq: int
+    owner: str = ""
+    """The user whose conversation it is."""
+    status: str = ""
+    created_us: int = 0
+    active_us: int = 0
+    labels: Mapping[str, str] = {}
+    payload: str = ""
+    """JSON."""
+
+
+class ListQuery(NamedTuple):
+    """Which conversations, in which order, and how many at once."""
+
+    limit: int
+    after: Sequence[str | int] | None = None
+    """The `next` of the page before."""
+    prefix: str = ""
+    """Of their ids."""
+    owner: str | None = None
+    status: str | None = None
+    label: tuple[str, str] | None = None
+    order: ListOrder = "id"
+    scan_max: int = 1_000
+    """The rows that are looked at where no index has exactly those that are wanted."""
+
+
+class ListRow(NamedTuple):
+    """One conversation of a page."""
+
+    conversation_id: str
+    head: int
+    updated_us: int
+    listing: Listing
+    """With seq 0: only the time of activity is known."""
+    is_stale: bool
+    """The log has gone on since the listing in a way that may have changed it."""
+    owned: Literal["here", "elsewhere", "none"]
+    """The process that owns the log: this one, another one that is alive, or none."""
+    address: str = ""
+    """The other process, as it names itself."""
+
+
+class ListPage(NamedTuple):
+    """Some conversations, and the place to go on from."""
+
+    rows: Sequence[ListRow]
+    next: Sequence[str | int] | None
+    """None: there are no more."""
+    is_complete: bool = True
+    """False if `scan_max` rows were looked at before the page was full."""
 
 
 class Deletion(NamedTuple):
@@ -152,8 +247,11 @@ class Journal(Protocol):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Awaitable[Sequence[int]]:
         """Write records from `expected_seq` on (the seq of the first) and return their seqs.
+
+        `listing` is stored in the same transaction; None leaves the one before as it is.
 
         `is_unfinished` is stored beside the log in the same transaction. Raises
         `ValueError` for zero records, and `InvalidInput` for an id or an event beyond the limits.
@@ -176,6 +274,20 @@ class Journal(Protocol):
 
     async def list(self) -> Sequence[ConversationInfo]:
         """Return all conversations that have records, sorted by id, without reading their logs."""
+
+    async def page(self, query: ListQuery) -> ListPage:
+        """Return a page of the conversations that have records, without reading their logs.
+
+        In the order "id" or "created", pages that follow each other have all that exists throughout
+        exactly once; by "activity", what moves meanwhile may be missed. A conversation that an
+        append without a listing began is shown as stale.
+        """
+
+    async def write_listing(self, conversation_id: str, listing: Listing, *, epoch: int) -> None:
+        """Replace a listing that is not newer; `epoch` as for `write_snapshot`.
+
+        Raises `ConversationNotFound` and `Fenced`.
+        """
 
     async def find_abandoned(self) -> Sequence[ConversationInfo]:
         """Return the unfinished conversations that no other living process owns, sorted by id.
@@ -219,6 +331,7 @@ class Journal(Protocol):
         records: Sequence[Record],
         is_unfinished: bool,
         at_event_id: str | None = None,
+        listing: Listing | None = None,
     ) -> Claim:
         """Begin conversation `fork_id` with the records of another up to `at`, then `records`.
 

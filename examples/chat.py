@@ -398,11 +398,11 @@ async def chat(arguments: argparse.Namespace) -> None:
             unfinished="resume",
         ) as conversations,
     ):
-        known = {info.conversation_id: info for info in await conversations.list()}
+        is_known = bool((await conversations.list(prefix="chat")).rows)
         here = Chat(conversations["chat"], screen)
         print("\n".join(wrapped("", f"Talking to {name}; the chat is kept in {arguments.db}.")))
         print(f"Type while it answers ({arguments.on_overlap}); /quit ends. Try: tell me a story")
-        if "chat" in known:
+        if is_known:
             print("--- so far ".ljust(WIDTH, "-"))
         async with anyio.create_task_group() as group:
             group.start_soon(here.show, 0)
@@ -412,7 +412,7 @@ async def chat(arguments: argparse.Namespace) -> None:
                     await typed_lines(screen, here.handle)
             else:
                 await piped_lines(here.handle)
-                if "chat" in {info.conversation_id for info in await conversations.list()}:
+                if (await conversations.list(prefix="chat")).rows:
                     await here.until_quiet()
             group.cancel_scope.cancel()
 

@@ -38,6 +38,7 @@ LAYERS = (
     "actors/journals/memory",
     "actors/journals/sqlite",
     "actors/journals/postgres",
+    "actors/journals/listings",
     "actors/journals/transfer",
     "actors/journals/files",
     "actors/journals/contract",

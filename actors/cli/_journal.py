@@ -24,7 +24,7 @@ from turnkeeper.runtime import Ports, TurnkeeperError
 
 from ..errors import ConversationNotFound, CorruptLog
 from ..journal import Deletion
-from ..journals.files import Problem, check_event, check_folds
+from ..journals.files import Problem, check_event, check_folds, check_listing
 from ..journals.files import repair as repair_file
 from ..journals.files import verify as verify_file
 from . import _journal_jobs as jobs
@@ -73,11 +73,12 @@ def show(
     console = Console(highlight=False)
     with _told(db):
         if conversation is None:
-            infos = anyio.run(jobs.list_all, db, schema)
+            infos = anyio.run(jobs.list_all, db, schema)  # it also finds what an index hides
+            rows = anyio.run(jobs.list_rows, db, schema)
             if as_json:
-                print_json(infos_json(infos))
+                print_json(infos_json(infos, rows))
             else:
-                print_infos(console, infos)
+                print_infos(console, infos, rows)
             return
         _refuse_odd([conversation], db)
         if rejected:
@@ -190,7 +191,11 @@ def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) ->
             report = anyio.run(jobs.verify_logs, db, schema, on_progress)
         else:
             report = verify_file(
-                db, check_snapshot=check_folds, check_record=check_event, on_progress=on_progress
+                db,
+                check_snapshot=check_folds,
+                check_record=check_event,
+                check_listing=check_listing,
+                on_progress=on_progress,
             )
     if as_json:
         print_json(
@@ -201,6 +206,7 @@ def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) ->
                     {"conversation": one.conversation_id, "seq": one.seq, "found": one.found}
                     for one in report.problems
                 ],
+                "stale": report.stale,
             }
         )
     else:
@@ -213,7 +219,34 @@ def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) ->
                 _say(f"repair it with: turnkeeper repair {db}")
         else:
             console.print(Text("everything is as it was written", style="green"))
+        if report.stale:
+            _say(
+                f"lists show {_many(len(report.stale), 'conversation')} as of earlier; bring them "
+                f"up to date with: turnkeeper reindex {_PASSWORD.sub('//', db)}"
+            )
     if report.problems:
+        raise typer.Exit(BROKEN)
+
+
+def reindex(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -> None:
+    """Compute again what lists show of conversations whose logs have gone on since.
+
+    Runs beside the processes that use a database; needs a file to itself. The next owner of a
+    conversation does the same for it.
+
+    Exit status: 0, all are up to date; 1, some logs cannot be read.
+    """
+    with _told(db):
+        anyio.run(jobs.list_all, db, schema)  # raises if it is no journal, and creates nothing
+        written, unreadable = anyio.run(jobs.reindex, db, schema)
+    if as_json:
+        print_json({"written": written, "unreadable": unreadable})
+    else:
+        _say(f"{_many(written, 'conversation')} brought up to date")
+    if unreadable:
+        if not as_json:
+            names = [printable(name) for name in unreadable]
+            print_list(Console(stderr=True, highlight=False), "cannot be read:", names)
         raise typer.Exit(BROKEN)
 
 
@@ -349,6 +382,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "export": export,
     "import": import_,
     "verify": verify,
+    "reindex": reindex,
     "repair": repair,
     "vacuum": vacuum,
     "delete": delete,

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from turnkeeper.runtime import OwnershipLost
 
+from ..core.listing import ListedConversation, page_of
 from ..core.records import decode_record
 from ..errors import (
     ConversationExists,
@@ -28,8 +29,9 @@ from ..errors import (
     OwnedElsewhere,
 )
 from ..events import LoggedEvent
-from ..journal import READ_PAGE, ConversationInfo, Deletion, Journal, Rejection
-from ..journals.files import Verification, check_event, check_folds
+from ..journal import READ_PAGE, ConversationInfo, Deletion, Journal, ListQuery, Rejection
+from ..journals.files import Verification, check_event, check_folds, check_listing
+from ..journals.files import reindex as reindex_journal
 from ..journals.files import verify_logs as verify_journal
 from ..journals.postgres.journal import PostgresJournal
 from ..journals.sqlite.journal import SQLiteJournal
@@ -46,9 +48,11 @@ __all__ = [
     "import_all",
     "is_url",
     "list_all",
+    "list_rows",
     "open_journal",
     "progress",
     "read",
+    "reindex",
     "rejections",
     "vacuum",
     "verify_logs",
@@ -107,6 +111,19 @@ async def list_all(db: str, schema: str) -> Sequence[ConversationInfo]:
         return await journal.list()
 
 
+async def list_rows(db: str, schema: str) -> Sequence[ListedConversation]:
+    """Return all conversations as lists show them, by id."""
+    rows: list[ListedConversation] = []
+    query = ListQuery(READ_PAGE)
+    async with open_journal(db, schema, read_only=True) as journal:
+        while True:
+            page = await journal.page(query)
+            rows += page_of(page, query).rows
+            if page.next is None:
+                return rows
+            query = query._replace(after=page.next)
+
+
 async def rejections(db: str, schema: str, conversation_id: str) -> Sequence[Rejection]:
     """Return the events of a conversation that admission refused."""
     async with open_journal(db, schema, read_only=True) as journal:
@@ -138,7 +155,11 @@ async def read(
 async def verify_logs(db: str, schema: str, on_progress: OnProgress) -> Verification:
     async with open_journal(db, schema, read_only=True) as journal:
         return await verify_journal(
-            journal, check_snapshot=check_folds, check_record=check_event, on_progress=on_progress
+            journal,
+            check_snapshot=check_folds,
+            check_record=check_event,
+            check_listing=check_listing,
+            on_progress=on_progress,
         )
 
 
@@ -270,6 +291,13 @@ async def _import_chats(journal: Journal, files: Sequence[Path], result: ImportR
 async def vacuum(db: str) -> int:
     async with SQLiteJournal(db) as journal:
         return await journal.vacuum()
+
+
+async def reindex(db: str, schema: str) -> tuple[int, Sequence[str]]:
+    """Compute the listings that are stale again; return as `files.reindex` does."""
+    async with open_journal(db, schema, read_only=False) as journal:
+        with progress("conversations") as on_progress:
+            return await reindex_journal(journal, on_progress=lambda done: on_progress(done, done))
 
 
 async def delete_all(

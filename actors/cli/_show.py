@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.text import Text
 
+from ..core.listing import ListedConversation
 from ..events import (
     ActionEvent,
     AgentErrorEvent,
@@ -39,9 +40,13 @@ __all__ = [
 _CALL_LENGTH_MAX = 300
 _RESULT_LENGTH_MAX = 600
 _INDENT = 17
+_WIDTH = 80
 
 
-def infos_json(infos: Sequence[ConversationInfo]) -> Mapping[str, object]:
+def infos_json(
+    infos: Sequence[ConversationInfo], rows: Sequence[ListedConversation]
+) -> Mapping[str, object]:
+    listed = {row.conversation_id: row for row in rows}
     return {
         "conversations": [
             {
@@ -50,14 +55,32 @@ def infos_json(infos: Sequence[ConversationInfo]) -> Mapping[str, object]:
                 "epoch": info.epoch,
                 "is_unfinished": info.is_unfinished,
                 "updated_at": _time(info).isoformat(),
+                **_listed_json(listed.get(info.conversation_id)),
             }
             for info in infos
         ]
     }
 
 
-def print_infos(console: Console, infos: Sequence[ConversationInfo]) -> None:
+def _listed_json(row: ListedConversation | None) -> Mapping[str, object]:
+    if row is None:
+        return {}
+    return {
+        "title": row.title,
+        "owner": row.owner,
+        "labels": dict(row.labels),
+        "status": row.status,
+        "queued": row.queued,
+        "waits_for": row.waits_for,
+        "is_stale": row.is_stale,
+    }
+
+
+def print_infos(
+    console: Console, infos: Sequence[ConversationInfo], rows: Sequence[ListedConversation]
+) -> None:
     """Print a line for each conversation, never cut, so that a program can read it."""
+    listed = {row.conversation_id: row for row in rows}
     width = max([len("conversation"), *(len(printable(i.conversation_id)) for i in infos)])
     console.print(
         Text(f"{'conversation':<{width}}  events  epoch  last written         ", style="bold"),
@@ -70,6 +93,27 @@ def print_infos(console: Console, infos: Sequence[ConversationInfo]) -> None:
             f"{_time(info):%Y-%m-%d %H:%M:%S}Z{state}"
         )
         console.print(Text(line), soft_wrap=True)
+        about = _about(listed.get(info.conversation_id))
+        if about:
+            shown = Text(f"  {about}", style="dim")
+            shown.truncate(_WIDTH, overflow="ellipsis")
+            console.print(shown, soft_wrap=True)
+
+
+def _about(row: ListedConversation | None) -> str:
+    """Return the status, the title, the labels and the owner of a conversation, in one line."""
+    if row is None:
+        return ""
+    waits = f", waits for {row.waits_for}" if row.waits_for else ""
+    queued = f", {row.queued} queued" if row.queued else ""
+    stale = ", as of earlier" if row.is_stale and row.status else ""
+    parts = [f"{row.status.replace('_', ' ')}{waits}{queued}{stale}" if row.status else ""]
+    if row.title:
+        parts.append(f"“{printable(row.title)}”")
+    parts += [printable(f"{name}={value}" if value else name) for name, value in row.labels.items()]
+    if row.owner:
+        parts.append(f"of {printable(row.owner)}")
+    return "  ".join(part for part in parts if part)
 
 
 def _time(info: ConversationInfo) -> datetime:

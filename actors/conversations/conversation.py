@@ -44,7 +44,7 @@ from ..events import (
     TextDelta,
     UserMessageEvent,
 )
-from ..journal import Rejection
+from ..journal import Listing, Rejection
 from ..owner.actor import Setup
 from ..owner.loading import load_state
 from ..owner.subscriptions import EventReader
@@ -315,6 +315,7 @@ class Conversation:
             records=[encode_record(event) for event in events],
             is_unfinished=False,
             at_event_id=last[0].event_id if last else None,
+            listing=_listing_after(state, events),
         )
         return fork
 
@@ -377,6 +378,13 @@ class Conversation:
     async def rejections(self) -> Sequence[Rejection]:
         """Return the events that admission refused, oldest first."""
         return await self._setup.journal.rejections(self.conversation_id)
+
+
+def _listing_after(state: Folded, events: Sequence[Event]) -> Listing:
+    """Return the listing of a log that these events begin, after those of the state."""
+    for event in events:
+        state.fold(event)
+    return state.listing
 
 
 class _Follower(AsyncIterator[LoggedEvent | TextDelta]):

@@ -47,12 +47,13 @@ from ..errors import (
     ConversationsClosed,
     InvalidInput,
 )
-from ..journal import ConversationInfo, Deletion, Journal
+from ..journal import Deletion, Journal, ListOrder
 from ..values.text import check_id, check_text
 
 if TYPE_CHECKING:
     from ..core.commands import Command, OnOverlap, Query
     from ..core.condensation import Condenser
+    from ..core.listing import ConversationPage
     from ..core.working_state import PromptPolicy, Unfinished, WhileDraining
     from ..owner.actor import ConversationActor, Setup, Verify
     from ..owner.draining import Drained
@@ -345,9 +346,42 @@ class Conversations:
             raise RuntimeError("conversations are not open; use `async with Conversations(...)`")
         return self._runtime
 
-    async def list(self) -> Sequence[ConversationInfo]:
-        """Return all conversations in the journal, by id, without opening them."""
-        return await self._journal.list()
+    async def list(
+        self,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        prefix: str = "",
+        owner: str | None = None,
+        status: str | None = None,
+        label: tuple[str, str] | None = None,
+        order: ListOrder = "id",
+        scan_max: int = 1_000,
+    ) -> ConversationPage:
+        """Return a page of the conversations in the journal, without opening them.
+
+        `prefix`: of their ids. `owner`: the user whose they are. `status`: of the agent, in lower
+        case. `label`: a name and its value. `order`: by id; by creation, the oldest first; or by
+        activity, the newest first. The next page takes the same filters and this one's `cursor`.
+
+        A page of an owner, and of that together with a label or a status (other than "idle" and
+        "finished"), takes the same time among any number of conversations. Other mixes look at
+        `scan_max` conversations at most; a page that stopped there has `is_complete` False, and
+        goes on from its cursor. Raises `InvalidInput`.
+        """
+        from ..core.listing import make_query, page_of
+
+        query = make_query(
+            limit=limit,
+            prefix=prefix,
+            owner=owner,
+            status=status,
+            label=label,
+            order=order,
+            scan_max=scan_max,
+            cursor=cursor,
+        )
+        return page_of(await self._journal.page(query), query)
 
     @property
     def is_draining(self) -> bool:

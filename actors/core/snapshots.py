@@ -13,6 +13,7 @@ from ..events import EVENT_CLASSES, AnyEvent, Task
 from ..journal import Snapshot
 from ..values.upcasters import UPCASTERS
 from .details import Details
+from .listing import ListedFold
 from .metrics import Metrics
 from .status import StatusFold
 from .stuck import SeenEvent
@@ -20,7 +21,7 @@ from .turn_table import TurnTable
 
 __all__ = ["SNAPSHOT_VERSION", "StoredFolds", "decode_snapshot", "encode_snapshot"]
 
-FOLDS_VERSION = 11
+FOLDS_VERSION = 12
 """Rises with every change to the result of a fold; a test over stored logs insists on it."""
 
 SNAPSHOT_VERSION = f"{FOLDS_VERSION};{UPCASTERS.fingerprint}"
@@ -46,6 +47,7 @@ class StoredFolds(BaseModel):
     metrics: Metrics
     task_list: tuple[Task, ...]
     details: Details
+    listed: ListedFold
     iteration: int
     answers: int
     answered_response: str | None

@@ -23,10 +23,11 @@ from ..events import (
     TaskListUpdatedEvent,
     is_seen_by_model,
 )
-from ..journal import Snapshot
+from ..journal import Listing, Snapshot
 from .admission import Admission
 from .details import Details
 from .limits import Limits
+from .listing import FOLDED_KINDS, ListedFold, make_listing
 from .metrics import Metrics
 from .properties import LogFacts
 from .snapshots import StoredFolds, decode_snapshot, encode_snapshot
@@ -54,6 +55,8 @@ class Folded:
         self.task_list: tuple[Task, ...] = ()
         self.details = Details()
         """The title, the labels, and the user whose conversation it is."""
+        self.listed = ListedFold()
+        """The times, the last message and the parent, as lists show them."""
         self.iteration = 0
         """The steps finished in the turn that runs, or ran last."""
         self.answers = 0
@@ -107,6 +110,18 @@ class Folded:
         return self._status.status
 
     @property
+    def listing(self) -> Listing:
+        """What lists show of this conversation."""
+        return make_listing(
+            self.seq,
+            details=self.details,
+            listed=self.listed,
+            status=self.agent_execution_status,
+            turns=self.turns,
+            open_calls=self.admission.open_calls,
+        )
+
+    @property
     def pending_actions(self) -> tuple[ActionEvent, ...]:
         """The tool calls that have no result yet."""
         return tuple(self.admission.open_calls.values())
@@ -152,6 +167,10 @@ class Folded:
             self._note_left(event, left)
         self.turns.fold(event, self.seq, known_max=self.limits.known_messages_max)
         self._status = self._status.fold(event)
+        if self.seq == 1:
+            self.listed = self.listed.begin(event)
+        if event.kind in FOLDED_KINDS:
+            self.listed = self.listed.fold(event, self._view.events)
         match event.kind:
             case "step_finished":
                 self.metrics = self.metrics.fold(event)
@@ -224,6 +243,7 @@ class Folded:
         self.metrics = folds.metrics
         self.task_list = folds.task_list
         self.details = folds.details
+        self.listed = folds.listed
         self.iteration = folds.iteration
         self.answers = folds.answers
         self._answered_response = folds.answered_response
@@ -256,6 +276,7 @@ class Folded:
             metrics=self.metrics,
             task_list=self.task_list,
             details=self.details,
+            listed=self.listed,
             iteration=self.iteration,
             answers=self.answers,
             answered_response=self._answered_response,

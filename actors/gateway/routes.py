@@ -352,7 +352,7 @@ async def list_conversations(
     """Return a page of the caller's conversations, by id."""
     limit = min(limit, caller.service.limits.page_max)
     rows = []
-    for info in await caller.service.conversations.list():
+    for info in await caller.service.conversations.journal.list():
         local_id = caller.rename(info.conversation_id)
         if local_id is not None and local_id > after:
             rows.append(info_json(info, local_id))

@@ -12,9 +12,10 @@ dependencies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, get_args
 
 import anyio
 import pytest
@@ -32,7 +33,20 @@ from ..errors import (
     OwnedElsewhere,
     RecordNotFound,
 )
-from ..journal import Claim, Journal, Record, Rejection, Snapshot, StoredRecord
+from ..journal import (
+    LISTED_KINDS,
+    LISTING_AGE_MAX,
+    Claim,
+    Journal,
+    Listing,
+    ListOrder,
+    ListQuery,
+    ListRow,
+    Record,
+    Rejection,
+    Snapshot,
+    StoredRecord,
+)
 from .shared import limits
 
 __all__ = ["JournalContract", "make_record", "read_all"]
@@ -796,3 +810,233 @@ class JournalContract:
                 assert list(await _append(first, "c", old, ["e1"], at=1)) == [1]
                 assert list(await _append(first, "c", old, ["e2"], at=2)) == [2]
                 assert await read_all(second, "c") == ["e1", "e2"]
+
+    # --- listings ---------------------------------------------------------------------------------
+
+    async def test_pages_that_follow_each_other_have_each_conversation_once(
+        self, tmp_path: Path
+    ) -> None:
+        """In each order, with each filter alone and with several, and with pages of any length."""
+        async with self.make_journal(tmp_path) as journal:
+            listed = await _fill_lists(journal)
+            for order in get_args(ListOrder):
+                for filters in _FILTERS:
+                    query = ListQuery(1_000, order=order, **filters)
+                    wanted = _wanted(listed, query)
+                    # Where no index has these rows, a page may end early, and the walk goes on.
+                    short = query._replace(limit=2, scan_max=3)
+                    for one in (*(query._replace(limit=limit) for limit in (1, 3, 1_000)), short):
+                        found = await _walk(journal, one)
+                        assert sorted(found) == sorted(wanted), one
+                        places = [_place(name, listed[name], one) for name in found]
+                        assert places == sorted(places), one
+
+    async def test_a_row_is_what_the_newest_append_with_a_listing_said(
+        self, tmp_path: Path
+    ) -> None:
+        first = Listing(1, "alice", "running", 1, 2, {"x": "1", "y": "2"}, '{"said":"Grüße 🐢"}')
+        second = Listing(3, "bob", "finished", 1, 9, {"y": "3"}, "{}")
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            await _append_listed(journal, "c", claim, 1, first)
+            assert await _listing(journal, "c") == first
+            await _append_listed(journal, "c", claim, 2, None)
+            assert await _listing(journal, "c") == first
+            with pytest.raises(Fenced):
+                await _append_listed(journal, "c", claim, 7, second)
+            assert await _listing(journal, "c") == first
+            await _append_listed(journal, "c", claim, 3, second)
+            assert await _listing(journal, "c") == second
+
+            async def found(**filters: Any) -> list[str]:  # noqa: ANN401 - those of a query
+                return await _walk(journal, ListQuery(10, **filters))
+
+            # Nothing is found any more by what it was.
+            assert await found(owner="alice") == await found(owner="alice", status="running") == []
+            assert await found(owner="alice", label=("x", "1")) == []
+            assert await found(owner="bob", label=("x", "1")) == []
+            assert await found(owner="bob", label=("y", "2")) == []
+            assert await found(owner="bob", label=("y", "3")) == ["c"]
+            (row,) = (await journal.page(ListQuery(10))).rows
+            assert (row.head, row.is_stale) == (3, False)
+            updated_at = (await journal.info("c")).updated_at
+            assert row.updated_us / 1_000_000 == pytest.approx(updated_at)
+
+    async def test_a_row_is_stale_if_a_record_behind_it_may_have_changed_it(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            await _append_listed(journal, "c", claim, 1, None)
+            assert await _is_stale(journal, "c")  # nothing is known of it
+            assert (await _listing(journal, "c")).seq == 0
+            await _append_listed(journal, "c", claim, 2, Listing(2, "a", "idle", 1, 1))
+            await _append_listed(journal, "c", claim, 3, None, "agent_message")
+            assert not await _is_stale(journal, "c")
+            for at, kind in enumerate(sorted(LISTED_KINDS)):
+                seq = 4 + 2 * at
+                await _append_listed(journal, "c", claim, seq, None, kind)
+                assert await _is_stale(journal, "c"), kind
+                mended = Listing(seq + 1, "a", "idle", 1, 1)
+                await _append_listed(journal, "c", claim, seq + 1, mended, kind)
+                assert not await _is_stale(journal, "c")
+            head = (await journal.info("c")).head
+            many = [make_record(f"many {n}") for n in range(LISTING_AGE_MAX)]
+            await journal.append(
+                "c", many, epoch=claim.epoch, expected_seq=head + 1, is_unfinished=False
+            )
+            assert await _is_stale(journal, "c")
+
+    async def test_a_listing_that_is_computed_later_replaces_an_older_one(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            for seq in (1, 2, 3):
+                await _append_listed(journal, "c", claim, seq, None)
+            second, third = (Listing(seq, f"o{seq}", "idle", 1, seq, {"x": "y"}) for seq in (2, 3))
+
+            await journal.write_listing("c", third, epoch=claim.epoch)
+            await journal.write_listing("c", second, epoch=claim.epoch)
+
+            assert await _listing(journal, "c") == third
+            assert await _walk(journal, ListQuery(9, owner="o3", label=("x", "y"))) == ["c"]
+            with pytest.raises(ConversationNotFound):
+                await journal.write_listing("d", second, epoch=1)
+            with pytest.raises(Fenced):
+                await journal.write_listing("c", third, epoch=claim.epoch - 1)
+
+    async def test_a_fork_has_a_row_of_its_own(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            own = Listing(1, "alice", "idle", 1, 1)
+            await _append_listed(journal, "c", claim, 1, own)
+            theirs = Listing(2, "bob", "idle", 2, 2, {"x": "y"})
+            await journal.fork(
+                "c", "d", at=1, records=[make_record("f")], is_unfinished=False, listing=theirs
+            )
+            await _fork(journal, "c", "e", 1, "g")
+
+            assert await _listing(journal, "c") == own
+            assert await _listing(journal, "d") == theirs
+            assert await _is_stale(journal, "e")
+            assert await _walk(journal, ListQuery(9, owner="alice")) == ["c"]
+
+    async def test_a_deleted_conversation_leaves_no_row(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            await _append_listed(journal, "c", claim, 1, Listing(1, "a", "idle", 1, 1, {"x": "y"}))
+            await journal.delete("c", epoch=claim.epoch)
+
+            for query in (ListQuery(9), ListQuery(9, owner="a"), ListQuery(9, order="activity")):
+                assert (await journal.page(query)).rows == []
+            assert (await journal.page(ListQuery(9, owner="a", label=("x", "y")))).rows == []
+            claim = await journal.claim("c")
+            assert (await journal.page(ListQuery(9))).rows == []
+            await _append(journal, "c", claim, ["new"])
+            assert (await _listing(journal, "c")).owner == ""
+
+    async def test_a_row_says_who_owns_the_log(self, tmp_path: Path) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            await _append(journal, "c", await journal.claim("c"), ["a"])
+            (row,) = (await journal.page(ListQuery(9))).rows
+            assert (row.owned, row.address) == ("here", "")
+
+
+_FILTERS: Sequence[Mapping[str, Any]] = (
+    {},
+    {"prefix": "a/"},
+    {"owner": "a"},
+    {"owner": "nobody"},
+    {"owner": "a", "prefix": "a/1"},
+    {"owner": "a", "status": "running"},
+    {"owner": "a", "status": "idle"},
+    {"owner": "b", "label": ("project", "x")},
+    {"status": "running"},
+    {"label": ("project", "x")},
+    {"owner": "a", "status": "running", "label": ("project", "x"), "prefix": "a/"},
+)
+
+
+async def _fill_lists(journal: Journal) -> dict[str, Listing]:
+    """Make conversations in an order that is none of the orders of a list."""
+    listed: dict[str, Listing] = {}
+    for number in range(24):
+        name = f"{'ab'[number % 2]}/{number * 7 % 24}é"
+        listing = Listing(
+            1,
+            "ab"[number // 2 % 2],
+            ("idle", "running", "error")[number % 3],
+            1_000 + number * 5 % 12,  # some at the same time
+            2_000 + number * 11 % 12,
+            {"project": "xy"[number // 4 % 2]} if number % 4 else {},
+        )
+        await _append_listed(journal, name, await journal.claim(name), 1, listing)
+        listed[name] = listing
+    return listed
+
+
+def _wanted(listed: Mapping[str, Listing], query: ListQuery) -> list[str]:
+    return [
+        name
+        for name, listing in listed.items()
+        if name.startswith(query.prefix)
+        and query.owner in {None, listing.owner}
+        and query.status in {None, listing.status}
+        and (query.label is None or listing.labels.get(query.label[0]) == query.label[1])
+    ]
+
+
+def _place(name: str, listing: Listing, query: ListQuery) -> Any:  # noqa: ANN401 - of each order
+    match query.order:
+        case "id":
+            return name
+        case "created":
+            return listing.created_us
+        case "activity":
+            return -listing.active_us
+
+
+async def _walk(journal: Journal, query: ListQuery) -> list[str]:
+    """Return the ids of all pages."""
+    names: list[str] = []
+    while True:
+        page = await journal.page(query)
+        assert len(page.rows) <= query.limit
+        assert page.is_complete or page.next is not None
+        names += [row.conversation_id for row in page.rows]
+        if page.next is None:
+            return names
+        assert page.rows or not page.is_complete
+        query = query._replace(after=page.next)
+
+
+async def _append_listed(  # noqa: PLR0917 - short, where it is used
+    journal: Journal,
+    name: str,
+    claim: Claim,
+    seq: int,
+    listing: Listing | None,
+    kind: str = "note",
+) -> None:
+    await journal.append(
+        name,
+        [Record(f"{name} {seq}", kind, b"{}")],
+        epoch=claim.epoch,
+        expected_seq=seq,
+        is_unfinished=False,
+        listing=listing,
+    )
+
+
+async def _row(journal: Journal, name: str) -> ListRow:
+    (row,) = (await journal.page(ListQuery(1, prefix=name))).rows
+    return row
+
+
+async def _listing(journal: Journal, name: str) -> Listing:
+    return (await _row(journal, name)).listing
+
+
+async def _is_stale(journal: Journal, name: str) -> bool:
+    return (await _row(journal, name)).is_stale

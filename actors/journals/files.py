@@ -11,16 +11,18 @@ check the meaning of the records too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from ..core.records import decode_record
 from ..core.state import ColdLoad, Folded
 from ..errors import ConversationNotFound, CorruptLog
-from ..journal import Journal, LogPages, Snapshot, StoredRecord
+from ..journal import READ_PAGE, Journal, Listing, ListQuery, LogPages, Snapshot, StoredRecord
+from .listings import ListingOfLog, reindex
 from .sqlite.repair import Loss, Repair, repair
-from .sqlite.verify import CheckRecord, CheckSnapshot, Problem, Verification, verify
+from .sqlite.verify import CheckListing, CheckRecord, CheckSnapshot, Problem, Verification, verify
 
 __all__ = [
+    "CheckListing",
     "CheckRecord",
     "CheckSnapshot",
     "Loss",
@@ -29,6 +31,8 @@ __all__ = [
     "Verification",
     "check_event",
     "check_folds",
+    "check_listing",
+    "reindex",
     "repair",
     "verify",
     "verify_logs",
@@ -64,9 +68,20 @@ def check_folds(
     return None if folded == kept else "its snapshot is not the folds of its log"
 
 
+def check_listing(
+    conversation_id: str, listing: Listing, records: Iterator[StoredRecord]
+) -> str | None:
+    """Return the problem with a listing that its log up to there does not give, or None."""
+    log = ListingOfLog(conversation_id)
+    log.add(list(records))
+    found = log.listing
+    return None if found in (None, listing) else "its row in lists is not the fold of its log"
+
+
 async def verify_logs(
     journal: Journal,
     *,
+    check_listing: CheckListing | None = None,
     check_snapshot: CheckSnapshot | None = None,
     check_record: CheckRecord | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _of: None,
@@ -75,6 +90,7 @@ async def verify_logs(
     problems: list[Problem] = []
     seen = conversations = 0
     infos = await journal.list()
+    listings, stale = await _listings(journal)
     for done, info in enumerate(infos):
         on_progress(done, len(infos))
         name = info.conversation_id
@@ -98,5 +114,26 @@ async def verify_logs(
             found = check_snapshot(name, snapshot, iter(records[: snapshot.seq]))
             if found is not None:
                 problems.append(Problem(name, snapshot.seq, found))
+        listing = listings.get(name)
+        if listing is not None and listing.seq and check_listing is not None:
+            found = check_listing(name, listing, iter(records[: listing.seq]))
+            if found is not None:
+                problems.append(Problem(name, listing.seq, found))
     on_progress(len(infos), len(infos))
-    return Verification(conversations, seen, tuple(problems))
+    return Verification(conversations, seen, tuple(problems), stale)
+
+
+async def _listings(journal: Journal) -> tuple[Mapping[str, Listing], tuple[str, ...]]:
+    """Return the listings of a journal by conversation, and the names of those that are stale."""
+    listings: dict[str, Listing] = {}
+    stale: list[str] = []
+    query = ListQuery(READ_PAGE)
+    while True:
+        page = await journal.page(query)
+        for row in page.rows:
+            listings[row.conversation_id] = row.listing
+            if row.is_stale:
+                stale.append(row.conversation_id)
+        if page.next is None:
+            return listings, tuple(stale)
+        query = query._replace(after=page.next)

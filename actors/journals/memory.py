@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Literal, Self, cast
 
 import anyio.lowlevel
 
@@ -24,8 +24,27 @@ from ..errors import (
     OwnedElsewhere,
     RecordNotFound,
 )
-from ..journal import Claim, ConversationInfo, Deletion, Record, Rejection, Snapshot, StoredRecord
-from .shared.append_rules import check_append, check_deletion, check_ids, check_snapshot_epoch
+from ..journal import (
+    LISTED_KINDS,
+    Claim,
+    ConversationInfo,
+    Deletion,
+    Listing,
+    ListPage,
+    ListQuery,
+    ListRow,
+    Record,
+    Rejection,
+    Snapshot,
+    StoredRecord,
+)
+from .shared.append_rules import (
+    check_append,
+    check_deletion,
+    check_ids,
+    check_listing_place,
+    check_snapshot_epoch,
+)
 from .shared.limits import (
     check_asked,
     check_new_name,
@@ -34,6 +53,7 @@ from .shared.limits import (
     check_snapshot,
     checked_rejections,
 )
+from .shared.list_pages import ListKey, bare_listing, drive_of, fill_page, is_surely_stale
 
 
 @dataclass(slots=True)
@@ -47,6 +67,7 @@ class _Log:
     updated_at: float = 0.0
     rejections: list[Rejection] = field(default_factory=list)
     snapshot: Snapshot | None = None
+    listing: Listing = field(default_factory=lambda: Listing(0))
     prefix: tuple[tuple[_Log, int], ...] = ()
     """The logs that a fork's first records come from, nearest first, each with its last seq."""
 
@@ -64,8 +85,19 @@ class _Log:
         }
         return events, messages
 
-    def add(self, records: Sequence[Record], *, is_unfinished: bool, now: float) -> Sequence[int]:
+    def add(
+        self,
+        records: Sequence[Record],
+        *,
+        is_unfinished: bool,
+        listing: Listing | None,
+        now: float,
+    ) -> Sequence[int]:
         first = len(self.records) + 1
+        if listing is not None:
+            self.listing = listing
+        elif not self.listing.active_us:
+            self.listing = bare_listing(round(now * 1_000_000))
         for seq, record in enumerate(records, first):
             self.records.append(
                 StoredRecord(
@@ -184,6 +216,7 @@ class MemoryJournal:
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Sequence[int]:
         if not records:
             raise ValueError("an append of zero records")
@@ -206,7 +239,9 @@ class MemoryJournal:
                 known_events=events,
                 known_messages=messages,
             )
-            seqs = log.add(records, is_unfinished=is_unfinished, now=self._ports.now())
+            seqs = log.add(
+                records, is_unfinished=is_unfinished, listing=listing, now=self._ports.now()
+            )
             self._store.moved(conversation_id)
         # After the write, as with a disk: a caller that is cancelled here has been written.
         await anyio.lowlevel.checkpoint()
@@ -238,6 +273,70 @@ class MemoryJournal:
         ]
         await anyio.lowlevel.checkpoint()
         return infos
+
+    async def page(self, query: ListQuery) -> ListPage:
+        self._refuse_if_left()
+        drive = drive_of(query)
+        found: list[tuple[ListRow, tuple[str | int, ...]]] = []
+        for name, log in self._store.logs().items():
+            listing = log.listing
+            if (
+                log.records
+                and (drive == "all" or listing.owner == query.owner)
+                and (drive != "status" or listing.status == query.status)
+                and (
+                    drive != "label"
+                    or query.label is None
+                    or listing.labels.get(query.label[0]) == query.label[1]
+                )
+                and (query.order != "id" or name.startswith(query.prefix))
+            ):
+                found.append((self._row(name, log), _key(name, listing, query)))
+        is_newest_first = query.order == "activity"
+        # Keys of one order have one shape.
+        found.sort(key=lambda one: cast("Any", one[1]), reverse=is_newest_first)
+
+        def fetch(after: ListKey | None, limit: int) -> Sequence[tuple[ListRow, ListKey]]:
+            if after is None:
+                return found[:limit]
+            place = cast("Any", tuple(after))
+            behind = [
+                one for one in found if (one[1] < place if is_newest_first else one[1] > place)
+            ]
+            return behind[:limit]
+
+        page = fill_page(query, fetch)
+        await anyio.lowlevel.checkpoint()
+        return page
+
+    def _row(self, name: str, log: _Log) -> ListRow:
+        is_stale = is_surely_stale(log.listing, len(log.records))
+        if is_stale is None:
+            behind = log.records[log.listing.seq :]
+            is_stale = any(record.kind in LISTED_KINDS for record in behind)
+        owned: Literal["here", "elsewhere", "none"] = "none"
+        address = ""
+        if log.owner is self:
+            owned = "here"
+        elif log.owner is not None and self._is_rival(log.owner):
+            owned, address = "elsewhere", log.owner._address  # noqa: SLF001 - of this class
+        updated_us = round(log.updated_at * 1_000_000)
+        return ListRow(name, len(log.records), updated_us, log.listing, is_stale, owned, address)
+
+    async def write_listing(self, conversation_id: str, listing: Listing, *, epoch: int) -> None:
+        self._refuse_if_left()
+        log = self._store.written_log(conversation_id)
+        check_listing_place(conversation_id, listing.seq, len(log.records))
+        check_snapshot_epoch(
+            conversation_id,
+            listing.seq,
+            epoch=epoch,
+            found_epoch=log.records[listing.seq - 1].epoch,
+            head=len(log.records),
+        )
+        if log.listing.seq <= listing.seq:
+            log.listing = listing
+        await anyio.lowlevel.checkpoint()
 
     async def find_abandoned(self) -> Sequence[ConversationInfo]:
         self._refuse_if_left()
@@ -322,6 +421,7 @@ class MemoryJournal:
         records: Sequence[Record],
         is_unfinished: bool,
         at_event_id: str | None = None,
+        listing: Listing | None = None,
     ) -> Claim:
         if not records:
             raise ValueError("a fork without records of its own")
@@ -357,7 +457,7 @@ class MemoryJournal:
             if events:
                 raise EventIdConflict(fork_id, events)
             check_ids(fork_id, records, at + 1, messages)
-            begun.add(records, is_unfinished=is_unfinished, now=self._ports.now())
+            begun.add(records, is_unfinished=is_unfinished, listing=listing, now=self._ports.now())
             self._store.replace(fork_id, begun)
             child = begun
         claim = Claim(child.epoch, len(child.records))
@@ -397,6 +497,16 @@ class MemoryJournal:
     def _refuse_if_left(self) -> None:
         if not self._is_entered:
             raise JournalRefused("this memory journal is not open; nothing was done")
+
+
+def _key(name: str, listing: Listing, query: ListQuery) -> tuple[str | int, ...]:
+    match query.order:
+        case "id":
+            return (name,)
+        case "created":
+            return (listing.created_us, name)
+        case "activity":
+            return (listing.active_us, name)
 
 
 def _info(conversation_id: str, log: _Log) -> ConversationInfo:

@@ -39,6 +39,7 @@ from ..journal import (
     Rejection,
     StoredRecord,
 )
+from .listings import ListingOfLog
 from .shared.limits import PAYLOAD_BYTES_MAX
 
 __all__ = ["LINE_LENGTH_MAX", "Imported", "delete_unchanged", "export_lines", "import_lines"]
@@ -165,7 +166,9 @@ async def _import_one(journal: Journal, reader: _Lines, header: dict[str, Any]) 
     if claim.head > head:
         raise ConversationExists(name, claim.head)
     at = added = 0
+    fold = ListingOfLog(name)
     for batch in reader.records(head):
+        fold.add(batch)
         known = batch[: max(claim.head - at, 0)]
         if known:
             await _compare(journal, name, at, known, claim.head)
@@ -175,6 +178,7 @@ async def _import_one(journal: Journal, reader: _Lines, header: dict[str, Any]) 
                 rest,
                 epoch=claim.epoch,
                 expected_seq=at + len(known) + 1,
+                listing=fold.listing,
                 is_unfinished=is_unfinished,
             )
         at += len(batch)

@@ -68,6 +68,7 @@ from ..core.commands import (
 from ..core.condensation import Condenser, Need, Proposal
 from ..core.decide import decide
 from ..core.limits import Limits
+from ..core.listing import changes_listing
 from ..core.metrics import Metrics
 from ..core.parking import Parking
 from ..core.records import decode_record, encode_record
@@ -101,7 +102,7 @@ from ..events import (
     UserMessageEvent,
     encode_event,
 )
-from ..journal import Journal, Rejection, Snapshot
+from ..journal import Journal, Listing, Record, Rejection, Snapshot
 from ..log_lines import log_failure, log_unavailable
 from ..values.text import error_text
 from .draining import Drain
@@ -201,6 +202,8 @@ class ConversationActor(Actor[Command | Query]):
         self._parking: Parking[_Taken] = Parking(wait_s=setup.park_s)
         self._snapshot_effect: Effect | None = None
         self._snapshot_seq = 0
+        self._listed_seq: int | None = None
+        """The seq of the newest listing; None: the first append of this owner goes with one."""
         self._is_wanted = True
         """True if a caller may wait for this owner's work, and until the log has been read."""
 
@@ -222,6 +225,7 @@ class ConversationActor(Actor[Command | Query]):
         )
         self._show_state()
         self._snapshot_seq = state.seq
+        self._listed_seq = None
         if enforced_away or self._is_wanted:
             stamp = Stamp(self._setup.ports.now(), self._setup.ports.ids.block())
             await self._run([_Taken(Recover(enforced_away), stamp, None)])
@@ -471,12 +475,14 @@ class ConversationActor(Actor[Command | Query]):
             self.check_lease()
             return
         first = working.state.seq - len(records) + 1
+        listing = self._new_listing(records)
         seqs = await self.context.wait_for(
             journal.append(
                 self._conversation_id,
                 records,
                 epoch=working.epoch,
                 expected_seq=first,
+                listing=listing,
                 is_unfinished=working.state.turns.has_work,
             )
         )
@@ -485,6 +491,19 @@ class ConversationActor(Actor[Command | Query]):
                 f"conversation {self._conversation_id}: decided seqs {first} to "
                 f"{working.state.seq}, the journal has them at {seqs[0]} to {seqs[-1]}"
             )
+
+    def _new_listing(self, records: Sequence[Record]) -> Listing | None:
+        """Return what lists show after these records, if they may have changed it."""
+        state, listed_seq = self._working.state, self._listed_seq
+        if listed_seq is not None and not changes_listing(
+            (record.kind for record in records),
+            since=state.seq - listed_seq,
+            in_turn=state.turns.running is not None,
+        ):
+            return None
+        # If the commit fails, this owner ends, and the next one begins with a listing.
+        self._listed_seq = state.seq
+        return state.listing
 
     # --- 4. publish ------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from ..events import (
     UserMessageEvent,
 )
 from ..journal import Claim, Journal
+from ..journals.listings import ListingOfLog
 from ..journals.transfer import Imported
 from .transcripts import RecordedConversation, RecordedExchange
 
@@ -51,11 +52,15 @@ async def import_recorded(
 async def _append_all(
     journal: Journal, conversation_id: str, claim: Claim, events: Sequence[Event]
 ) -> None:
+    records = [encode_record(event) for event in events]
+    log = ListingOfLog(conversation_id)
+    log.add(records)
     await journal.append(
         conversation_id,
-        [encode_record(event) for event in events],
+        records,
         epoch=claim.epoch,
         expected_seq=1,
+        listing=log.listing,
         is_unfinished=False,
     )
 

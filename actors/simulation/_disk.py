@@ -34,7 +34,7 @@ from turnkeeper.runtime.lowlevel import OneShot
 from turnkeeper.runtime.testing import Node, Simulation
 
 from ..errors import Fenced, JournalOutcomeUnknown, JournalUnavailable, OwnedElsewhere
-from ..journal import Claim, Deletion, Record, Snapshot
+from ..journal import Claim, Deletion, Listing, Record, Snapshot
 from ..journals.memory import MemoryJournal, MemoryStore
 
 __all__ = ["Disk", "Fault", "JournalStrike", "SimulatedJournal", "linger", "owner_of"]
@@ -319,6 +319,7 @@ class SimulatedJournal(MemoryJournal):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Awaitable[Sequence[int]]:
         do = partial(
             super().append,
@@ -327,6 +328,7 @@ class SimulatedJournal(MemoryJournal):
             epoch=epoch,
             expected_seq=expected_seq,
             is_unfinished=is_unfinished,
+            listing=listing,
         )
         if not self._disk.has_cells:
             return self.ask("append", do, is_write=True)
@@ -374,6 +376,8 @@ class SimulatedJournal(MemoryJournal):
     read = _call(MemoryJournal.read, is_write=False)
     info = _call(MemoryJournal.info, is_write=False)
     list = _call(MemoryJournal.list, is_write=False)
+    page = _call(MemoryJournal.page, is_write=False)
+    write_listing = _call(MemoryJournal.write_listing, is_write=True)
     find_abandoned = _call(MemoryJournal.find_abandoned, is_write=False)
     rejections = _call(MemoryJournal.rejections, is_write=False)
     reject = _call(MemoryJournal.reject, is_write=True)

@@ -38,7 +38,7 @@ from ..events import (
     UserRejectEvent,
     decode_event,
 )
-from ..journal import StoredRecord
+from ..journal import LISTED_KINDS, Listing, StoredRecord
 from ._disk import Disk, SimulatedJournal, owner_of
 
 __all__ = ["INVARIANTS", "Oracles", "Sending", "ShownAnswer", "ToolLedger"]
@@ -77,6 +77,7 @@ INVARIANTS: Final = {
     "M1": "the view at the seq that a step names is the one that its model was given",
     "D1": "a reader is told of a deletion only when it is durable",
     "S1": "a subscriber sees every event once, in order",
+    "S2": "what lists show of a conversation is the fold of its log, and never stale",
     "E1": "what the sender was told of the end of its turn is what the log says",
     "E2": "a message whose cancellation was confirmed is withdrawn, or its turn interrupted",
     "E3": "a turn whose agent raised is not told as completed",
@@ -216,6 +217,7 @@ class Oracles:
             return
         for record in records[known:]:
             self._grew(shadow, record, log.epoch)
+        self._check_listing(shadow, log.listing)
         new = shadow.events[known:]
         ended = {event.turn_id for event in new if isinstance(event, TurnEndedEvent)}
         shadow.stillborn.update(
@@ -223,6 +225,15 @@ class Oracles:
             for event in new
             if isinstance(event, TurnStartedEvent) and event.turn_id in ended and event.turn_id
         )
+
+    def _check_listing(self, shadow: _Shadow, listing: Listing) -> None:
+        """Look at the row that came with the newest append, or was left as it was."""
+        name, head = shadow.conversation_id, len(shadow.records)
+        if listing.seq == head:
+            if listing != shadow.state.listing:
+                self.broken("S2", f"{name}[{head}] {listing}, not {shadow.state.listing}")
+        elif any(record.kind in LISTED_KINDS for record in shadow.records[listing.seq :]):
+            self.broken("S2", f"{name}[{head}] has a row as of {listing.seq}")
 
     def _bury(self, shadow: _Shadow) -> None:
         """Put a deleted log aside: nothing that was known of it holds of the next."""

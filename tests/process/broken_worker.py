@@ -14,7 +14,7 @@ import anyio
 
 from turnkeeper.actors import Journal, SQLiteJournal
 from turnkeeper.actors.cli import stress_worker, worker
-from turnkeeper.actors.journal import Record, StoredRecord
+from turnkeeper.actors.journal import Listing, Record, StoredRecord
 
 APPENDS_BEFORE_DEATH = 40
 
@@ -38,6 +38,7 @@ class EagerJournal(SQLiteJournal):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Sequence[int]:
         self.kept_back.setdefault(conversation_id, []).append(
             partial(
@@ -47,6 +48,7 @@ class EagerJournal(SQLiteJournal):
                 epoch=epoch,
                 expected_seq=expected_seq,
                 is_unfinished=is_unfinished,
+                listing=listing,
             )
         )
         return range(expected_seq, expected_seq + len(records))
@@ -106,6 +108,7 @@ class MortalJournal(SQLiteJournal):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Sequence[int]:
         self.appends += 1
         if self.appends > APPENDS_BEFORE_DEATH:
@@ -117,6 +120,7 @@ class MortalJournal(SQLiteJournal):
             epoch=epoch,
             expected_seq=expected_seq,
             is_unfinished=is_unfinished,
+            listing=listing,
         )
 
 
@@ -140,6 +144,7 @@ class StuckJournal(SQLiteJournal):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Sequence[int]:
         self.appends += 1
         if self.appends > APPENDS_BEFORE_DEATH:
@@ -150,6 +155,7 @@ class StuckJournal(SQLiteJournal):
             epoch=epoch,
             expected_seq=expected_seq,
             is_unfinished=is_unfinished,
+            listing=listing,
         )
 
 

@@ -233,7 +233,7 @@ def test_what_is_printed_fits_a_terminal_of_80_columns(path: Path) -> None:
     for arguments in (("show", path), ("show", path, "bob"), ("verify", path), ("vacuum", path)):
         for line in command(*arguments).stdout.splitlines():
             assert len(line) <= 80
-    for name in ("show", "export", "import", "verify", "repair", "vacuum", "delete"):
+    for name in ("show", "export", "import", "verify", "reindex", "repair", "vacuum", "delete"):
         lines = command(name, "--help", env={"COLUMNS": "80"}).stdout.splitlines()
         assert max(map(len, lines)) <= 80
 

@@ -38,6 +38,7 @@ from ...journal import (
     Claim,
     ConversationInfo,
     Deletion,
+    Listing,
     Record,
 )
 from ..shared.database_journal import DatabaseJournal
@@ -223,6 +224,7 @@ class PostgresJournal(DatabaseJournal):
         records: Sequence[Record],
         is_unfinished: bool,
         at_event_id: str | None = None,
+        listing: Listing | None = None,
     ) -> Claim:
         if not records:
             raise ValueError("a fork without records of its own")
@@ -237,6 +239,7 @@ class PostgresJournal(DatabaseJournal):
                 records,
                 is_unfinished=is_unfinished,
                 at_event_id=at_event_id,
+                listing=listing,
             )
         )
 
@@ -355,5 +358,6 @@ class PostgresJournal(DatabaseJournal):
             if self._is_read_only:
                 with self._connect() as connection:
                     check_version(connection, self._schema)
-            self._reading = PostgresReader(self._connect, self._ports.monotonic)
+            node = -1 if self._presence is None else self._presence.node
+            self._reading = PostgresReader(self._connect, self._ports.monotonic, node)
             return self._reading

@@ -14,10 +14,18 @@ import psycopg
 from turnkeeper.runtime import InvariantViolation, TurnkeeperError
 
 from ...errors import ConversationNotFound, JournalUnavailable
-from ...journal import ConversationInfo, Rejection, Snapshot, StoredRecord
+from ...journal import (
+    ConversationInfo,
+    ListPage,
+    ListQuery,
+    Rejection,
+    Snapshot,
+    StoredRecord,
+)
 from ..shared.job_thread import Job
 from ..shared.record_chain import log_number, seal
 from .connections import BoundedConnection, Link
+from .listings import read_page
 from .log import Tail, find_ids, find_mark, read_records, read_tail
 from .schema import UNENCODABLE, unencodable
 
@@ -51,7 +59,7 @@ class PostgresReader:
     """A `Worker` that does `Read` jobs."""
 
     def __init__(
-        self, connect: Callable[[], BoundedConnection], monotonic: Callable[[], float]
+        self, connect: Callable[[], BoundedConnection], monotonic: Callable[[], float], node: int
     ) -> None:
         def connect_for_reading() -> BoundedConnection:
             connection = connect()
@@ -62,6 +70,7 @@ class PostgresReader:
         self._link = Link(connect_for_reading, connect_for_reading(), monotonic)
         # Set in any thread, cleared in this one.
         self._is_server_demoted = False
+        self._node = node
 
     @property
     def _connection(self) -> BoundedConnection:
@@ -133,6 +142,9 @@ class PostgresReader:
                 return _infos(row[:-1] for row in found if row[1])
             last = page[-1][-1]
             self._connection.begin_job()
+
+    def page(self, query: ListQuery) -> ListPage:
+        return read_page(self._connection, query, self._node)
 
     def find_abandoned(self, node: int) -> Sequence[ConversationInfo]:
         """Return the unfinished conversations that no living process but `node` owns."""

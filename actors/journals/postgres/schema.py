@@ -89,6 +89,51 @@ MIGRATIONS: tuple[str, ...] = (
         log bigint PRIMARY KEY
     );
     """,
+    """
+    -- What lists show of a conversation without its log: a cache, computed by its owner.
+    CREATE TABLE listing (
+        conversation bigint PRIMARY KEY,
+        name text COLLATE "C" NOT NULL, -- the conversation's
+        seq bigint NOT NULL,            -- the log up to here; 0 if no owner has computed it
+        owner text NOT NULL,            -- the user whose conversation it is
+        status text NOT NULL,
+        created_us bigint NOT NULL,
+        active_us bigint NOT NULL,
+        labels text NOT NULL,           -- a JSON object
+        payload text NOT NULL,          -- the rest of the row
+        seal bigint NOT NULL
+    );
+    CREATE INDEX listing_id ON listing (name);
+    CREATE INDEX listing_created ON listing (created_us, conversation);
+    CREATE INDEX listing_active ON listing (active_us, conversation);
+    CREATE INDEX owner_id ON listing (owner, name);
+    CREATE INDEX owner_created ON listing (owner, created_us, conversation);
+    CREATE INDEX owner_active ON listing (owner, active_us, conversation);
+    -- Most conversations are at rest, so these stay small, and a turn costs little in them.
+    CREATE INDEX status_id ON listing (owner, status, name)
+        WHERE status NOT IN ('idle', 'finished');
+    CREATE INDEX status_created ON listing (owner, status, created_us, conversation)
+        WHERE status NOT IN ('idle', 'finished');
+    CREATE INDEX status_active ON listing (owner, status, active_us, conversation)
+        WHERE status NOT IN ('idle', 'finished');
+
+    CREATE TABLE label (
+        conversation bigint NOT NULL,
+        label text NOT NULL,
+        value text NOT NULL,
+        owner text NOT NULL,            -- as in its listing, and so on
+        name text COLLATE "C" NOT NULL,
+        created_us bigint NOT NULL,
+        active_us bigint NOT NULL,
+        PRIMARY KEY (conversation, label)
+    );
+    CREATE INDEX label_id ON label (owner, label, value, name);
+    CREATE INDEX label_created ON label (owner, label, value, created_us, conversation);
+    CREATE INDEX label_active ON label (owner, label, value, active_us, conversation);
+
+    INSERT INTO listing SELECT id, name, 0, '', '', updated_us, updated_us, '{}', '', 0
+        FROM conversation WHERE head > 0;
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

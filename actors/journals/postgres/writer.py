@@ -34,18 +34,21 @@ from ...errors import (
     OwnedElsewhere,
     RecordNotFound,
 )
-from ...journal import Claim, Record, Rejection, Snapshot
+from ...journal import Claim, Listing, Record, Rejection, Snapshot
 from ..shared.append_rules import (
     REJECTIONS_DROPPED_MAX,
     Append,
     check_append,
     check_deletion,
     check_ids,
+    check_listing_place,
     check_snapshot_epoch,
 )
 from ..shared.job_thread import Job
+from ..shared.list_pages import bare_listing, labels_text, listing_seal
 from ..shared.record_chain import log_number, next_mark, seal
 from .connections import BoundedConnection, Link
+from .listings import LISTED, erase_listing, read_listing, store_listing
 from .log import (
     Tail,
     empty_tail,
@@ -70,7 +73,7 @@ _NOTIFY = f"""
     ) AS listener
 """  # noqa: S608 - our own text
 
-_APPEND = f"""
+_APPEND_TEXT = f"""
     WITH moving AS (
         SELECT * FROM unnest(
             %(ids)s::bigint[], %(epochs)s::bigint[], %(heads_before)s::bigint[],
@@ -90,8 +93,11 @@ _APPEND = f"""
         ) AS e(log, seq, epoch, event_id, kind, message_id, mark, payload)
         WHERE e.log IN (SELECT log FROM moved)
     )
+    LISTED
     SELECT id, ({_NOTIFY}) FROM moved
 """  # noqa: S608 - our own text
+_APPEND = _APPEND_TEXT.replace("LISTED\n", "\n")
+_APPEND_LISTED = _APPEND_TEXT.replace("LISTED\n", f"{LISTED}\n")
 
 _CLAIM = """
     INSERT INTO conversation AS c (name, incarnation, log, owner, epoch, head, tip, forked_at,
@@ -460,6 +466,22 @@ class PostgresWriter:
             (*facts, snapshot.payload, seal(*facts, content=snapshot.payload)),
         )
 
+    def write_listing(self, name: str, listing: Listing, epoch: int) -> None:
+        """Replace a listing that is not newer."""
+        tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
+        if tail is None or not tail.head:
+            raise ConversationNotFound(name)
+        check_listing_place(name, listing.seq, tail.head)
+        row = self.connection.execute(
+            "SELECT epoch FROM event WHERE log = %s AND seq = %s",
+            (tail.log_of(listing.seq), listing.seq),
+        ).fetchone()
+        assert row is not None, "a seq of the log has a record"
+        check_snapshot_epoch(name, listing.seq, epoch=epoch, found_epoch=row[0], head=tail.head)
+        found = read_listing(self.connection, tail.number)
+        if found is None or found.seq <= listing.seq:
+            store_listing(self.connection, tail.number, name, listing)
+
     def fork(
         self,
         name: str,
@@ -469,6 +491,7 @@ class PostgresWriter:
         *,
         is_unfinished: bool,
         at_event_id: str | None,
+        listing: Listing | None,
     ) -> Claim:
         """Begin a conversation with the records of another up to `at`."""
         self._lock()
@@ -511,6 +534,7 @@ class PostgresWriter:
                 epoch=child.epoch,
                 expected_seq=at + 1,
                 is_unfinished=is_unfinished,
+                listing=listing,
             ),
         )
         statement.run(self.connection, lambda _: None)
@@ -553,6 +577,7 @@ class PostgresWriter:
         ]
         kept = self._needed(tail.log)
         self.connection.execute("DELETE FROM snapshot WHERE log = %s", (tail.log,))
+        erase_listing(self.connection, tail.number)
         # A new conversation of this name begins above the epoch, with another log.
         rest = empty_tail(name, tail.incarnation + 1)
         rest.number, rest.epoch = tail.number, tail.epoch + 1
@@ -677,6 +702,7 @@ class _Statement:
         self._message_ids: list[str | None] = []
         self._marks: list[int] = []
         self._payloads: list[bytes] = []
+        self._listings: dict[int, tuple[str, Listing]] = {}
 
     @property
     def added(self) -> Sequence[tuple[Tail, list[Append]]]:
@@ -714,6 +740,10 @@ class _Statement:
         job.settle(range(tail.head + 1, seq + 1))
         tail.head, tail.tip = seq, mark
         tail.is_unfinished = job.is_unfinished
+        if job.listing is not None:
+            self._listings[tail.number] = (tail.name, job.listing)
+        elif job.expected_seq == tail.forked_at + 1:
+            self._listings[tail.number] = (tail.name, bare_listing(self._now_us))
 
     def run(
         self, connection: psycopg.Connection[Any], failpoint: Callable[[str], None]
@@ -724,8 +754,9 @@ class _Statement:
         tails = [tail for tail, _ in self._by_name.values()]
         failpoint("begin")
         rows = connection.execute(
-            _APPEND.encode(),
+            (_APPEND_LISTED if self._listings else _APPEND).encode(),
             {
+                **self._listed(),
                 "now_us": self._now_us,
                 "ids": _array(tail.number for tail in tails),
                 "epochs": _array(tail.epoch for tail in tails),
@@ -745,6 +776,26 @@ class _Statement:
         ).fetchall()
         failpoint("committed")
         return {row[0] for row in rows}
+
+    def _listed(self) -> dict[str, object]:
+        """Return the parameters of the listings."""
+        if not self._listings:
+            return {}
+        names = [name for name, _ in self._listings.values()]
+        listings = [listing for _, listing in self._listings.values()]
+        labels = [labels_text(listing) for listing in listings]
+        return {
+            "l_ids": _array(self._listings),
+            "l_names": names,
+            "l_seqs": _array(listing.seq for listing in listings),
+            "l_owners": [listing.owner for listing in listings],
+            "l_statuses": [listing.status for listing in listings],
+            "l_created": _array(listing.created_us for listing in listings),
+            "l_active": _array(listing.active_us for listing in listings),
+            "l_labels": labels,
+            "l_payloads": [listing.payload for listing in listings],
+            "l_seals": _array(map(listing_seal, names, listings, labels)),
+        }
 
 
 def _array(values: Any) -> str:  # noqa: ANN401 - of numbers or booleans

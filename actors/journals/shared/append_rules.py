@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from turnkeeper.runtime import InvariantViolation
+
 from ...errors import ConversationNotFound, EventIdConflict, Fenced, MessageIdConflict
-from ...journal import Record
+from ...journal import Listing, Record
 from .job_thread import Job
 from .limits import check_records
 
@@ -21,7 +23,14 @@ REJECTIONS_DROPPED_MAX = 1_000
 class Append(Job[Sequence[int]]):
     """An append as a job for the writing thread."""
 
-    __slots__ = ("conversation_id", "epoch", "expected_seq", "is_unfinished", "records")
+    __slots__ = (
+        "conversation_id",
+        "epoch",
+        "expected_seq",
+        "is_unfinished",
+        "listing",
+        "records",
+    )
 
     def __init__(
         self,
@@ -31,6 +40,7 @@ class Append(Job[Sequence[int]]):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> None:
         check_records(records)
         size = 0
@@ -42,6 +52,7 @@ class Append(Job[Sequence[int]]):
         self.epoch = epoch
         self.expected_seq = expected_seq
         self.is_unfinished = is_unfinished
+        self.listing = listing
 
 
 def check_append(
@@ -93,6 +104,15 @@ def check_snapshot_epoch(
     if found_epoch > epoch:
         raise Fenced(
             conversation_id, epoch=epoch, expected_seq=seq, found_epoch=found_epoch, head=head
+        )
+
+
+def check_listing_place(conversation_id: str, seq: int, head: int) -> None:
+    """Raise `InvariantViolation` if a listing is of a seq that the log does not have."""
+    if not 1 <= seq <= head:
+        raise InvariantViolation(
+            f"listing of conversation {conversation_id} at seq {seq}, which has no record; "
+            "nothing was written"
         )
 
 

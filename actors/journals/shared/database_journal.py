@@ -10,7 +10,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ...journal import ConversationInfo, Record, Rejection, Snapshot, StoredRecord
+from ...journal import (
+    ConversationInfo,
+    Listing,
+    ListPage,
+    ListQuery,
+    Record,
+    Rejection,
+    Snapshot,
+    StoredRecord,
+)
 from .append_rules import Append
 from .job_thread import Job
 from .limits import check_asked, check_page, check_snapshot, checked_rejections
@@ -27,6 +36,7 @@ class LogReader(Protocol):
     def heads(self, names: Sequence[str], /) -> Mapping[str, int]: ...
     def info(self, name: str, /) -> ConversationInfo: ...
     def list(self) -> Sequence[ConversationInfo]: ...
+    def page(self, query: ListQuery, /) -> ListPage: ...
     def find_events(self, name: str, event_ids: Sequence[str], /) -> Mapping[str, int]: ...
     def find_messages(self, name: str, message_ids: Sequence[str], /) -> Mapping[str, int]: ...
     def rejections(self, name: str, /) -> Sequence[Rejection]: ...
@@ -37,6 +47,7 @@ class LogWriter(Protocol):
     """The writes beside the log; they run in the writing thread, in its transaction."""
 
     def reject(self, name: str, rejections: Sequence[Rejection], /) -> None: ...
+    def write_listing(self, name: str, listing: Listing, epoch: int, /) -> None: ...
     def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int, /) -> None: ...
     def erase_slice(self, log: int, /) -> int | None: ...
 
@@ -68,6 +79,7 @@ class DatabaseJournal:
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Awaitable[Sequence[int]]:
         if not records:
             raise ValueError("an append of zero records")
@@ -79,6 +91,7 @@ class DatabaseJournal:
                 epoch=epoch,
                 expected_seq=expected_seq,
                 is_unfinished=is_unfinished,
+                listing=listing,
             )
         )
 
@@ -95,6 +108,15 @@ class DatabaseJournal:
 
     async def list(self) -> Sequence[ConversationInfo]:
         return await self._read(lambda reader: reader.list())
+
+    async def page(self, query: ListQuery) -> ListPage:
+        return await self._read(lambda reader: reader.page(query))
+
+    async def write_listing(self, conversation_id: str, listing: Listing, *, epoch: int) -> None:
+        await self._change(
+            lambda writer: writer.write_listing(conversation_id, listing, epoch),
+            len(listing.payload),
+        )
 
     async def find_events(
         self, conversation_id: str, event_ids: Sequence[str]

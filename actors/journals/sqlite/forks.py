@@ -14,9 +14,10 @@ from ...errors import (
     ConversationNotFound,
     RecordNotFound,
 )
-from ...journal import Claim, Record
+from ...journal import Claim, Listing, Record
 from ..shared.append_rules import check_deletion
 from .erasure import begin_erasure, needed
+from .listings import erase_listing
 from .log import empty_tail, find_events, find_record, fork_seal
 from .writer import SQLiteWriter
 
@@ -38,6 +39,7 @@ def fork(
     *,
     is_unfinished: bool,
     at_event_id: str | None,
+    listing: Listing | None,
 ) -> Claim:
     """Begin a conversation with the records of another up to `at`."""
     parent = writer.load(name)
@@ -71,7 +73,7 @@ def fork(
         "INSERT INTO fork VALUES (?, ?, ?, ?)",
         (child.log, shared, at, fork_seal(child.log, shared, at)),
     )
-    writer.begin_fork(child, records, is_unfinished=is_unfinished)
+    writer.begin_fork(child, records, is_unfinished=is_unfinished, listing=listing)
     return Claim(child.epoch, child.head)
 
 
@@ -87,6 +89,7 @@ def delete(writer: SQLiteWriter, name: str, epoch: int) -> tuple[int, Sequence[s
     forks = [row[0] for row in writer.connection.execute(_FORKS_OF, (tail.log,))]
     kept = needed(writer.connection, tail.log)
     writer.connection.execute("DELETE FROM snapshot WHERE log = ?", (tail.log,))
+    erase_listing(writer.connection, tail.number)
     # The name keeps its row, with a higher epoch and another log.
     rest = empty_tail(name, tail.incarnation + 1, tail.epoch + 1, writer.now_us)
     rest.number = tail.number

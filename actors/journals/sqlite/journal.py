@@ -38,7 +38,7 @@ from ...errors import (
     JournalUnavailable,
     OwnedElsewhere,
 )
-from ...journal import Claim, ConversationInfo, Deletion, Record
+from ...journal import Claim, ConversationInfo, Deletion, Listing, Record
 from ..shared.database_journal import DatabaseJournal
 from ..shared.job_thread import Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records
@@ -292,6 +292,7 @@ class SQLiteJournal(DatabaseJournal):
         records: Sequence[Record],
         is_unfinished: bool,
         at_event_id: str | None = None,
+        listing: Listing | None = None,
     ) -> Claim:
         if not records:
             raise ValueError("a fork without records of its own")
@@ -307,6 +308,7 @@ class SQLiteJournal(DatabaseJournal):
                 records,
                 is_unfinished=is_unfinished,
                 at_event_id=at_event_id,
+                listing=listing,
             )
         )
 

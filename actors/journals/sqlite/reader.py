@@ -12,14 +12,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from turnkeeper.runtime import InvariantViolation, TurnkeeperError
 
 from ...errors import ConversationNotFound, CorruptLog, JournalRefused, JournalUnavailable
-from ...journal import ConversationInfo, Rejection, Snapshot, StoredRecord
+from ...journal import (
+    ConversationInfo,
+    ListPage,
+    ListQuery,
+    Rejection,
+    Snapshot,
+    StoredRecord,
+)
 from ..shared.job_thread import Job
 from ..shared.record_chain import log_number, seal
+from .listings import read_page
 from .log import (
     Tail,
     find_events,
@@ -31,7 +39,7 @@ from .log import (
 )
 from .misreads import unless_misread
 from .owner_lock import OwnerLock
-from .schema import is_damage, open_for_reading, real_path, refuse_bad_log
+from .schema import LISTING_VERSION, is_damage, open_for_reading, real_path, refuse_bad_log
 
 T = TypeVar("T")
 
@@ -210,6 +218,24 @@ class SQLiteReader:
             )
         infos = [_info(tail) for tail in tails if tail.head]
         return sorted(infos, key=lambda info: info.conversation_id)
+
+    @property
+    def has_listings(self) -> bool:
+        """False if the file is of a version that had none."""
+        (version,) = self.connection.execute("PRAGMA user_version").fetchone()
+        return bool(version >= LISTING_VERSION)
+
+    def page(self, query: ListQuery) -> ListPage:
+        return read_page(self.connection, query, owned=self._owned)
+
+    def _owned(self) -> tuple[Literal["here", "elsewhere", "none"], str]:
+        """Return the process that owns the file, as far as a reader knows."""
+        if self._is_owner:
+            return "here", ""
+        if not OwnerLock(self._path, "a reader").is_held():
+            return "none", ""
+        (address,) = self.connection.execute("SELECT owner FROM journal").fetchone()
+        return "elsewhere", address
 
     def _tails(self) -> Iterator[Tail]:
         last = -1

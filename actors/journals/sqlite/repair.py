@@ -28,10 +28,12 @@ from typing import IO, Any
 from turnkeeper.runtime import InvariantViolation
 
 from ...errors import CorruptLog, JournalRefused, JournalUnavailable
+from ..shared.list_pages import bare_listing
 from ..shared.payload_parts import join
 from ..shared.record_chain import first_mark, log_number, next_mark, seal
 from .erasure import erasure_seal
 from .file_work import ANSWER_WAIT_S, FileWork
+from .listings import store_listing
 from .log import EventRow, Tail, empty_tail, fork_seal, tail_of_row
 from .owner_lock import OwnerLock
 from .schema import (
@@ -557,6 +559,10 @@ class _Repair:
                 tail.seal(),
             ),
         )
+        if tail.head:
+            # The log may have been cut, and the old row is a cache.
+            (number,) = self._new.execute("SELECT last_insert_rowid()").fetchone()
+            store_listing(self._new, number, tail.name, bare_listing(tail.updated_us))
         return tail
 
     def _copy_snapshots(self, tails: dict[int, Tail]) -> None:

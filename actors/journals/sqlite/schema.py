@@ -132,6 +132,51 @@ MIGRATIONS: tuple[str, ...] = (
         seal INTEGER NOT NULL
     );
     """,
+    """
+    -- What lists show of a conversation without its log: a cache, computed by its owner.
+    CREATE TABLE listing (
+        conversation INTEGER PRIMARY KEY,
+        name TEXT NOT NULL,             -- the conversation's
+        seq INTEGER NOT NULL,           -- the log up to here; 0 if no owner has computed it
+        owner TEXT NOT NULL,            -- the user whose conversation it is
+        status TEXT NOT NULL,
+        created_us INTEGER NOT NULL,
+        active_us INTEGER NOT NULL,
+        labels TEXT NOT NULL,           -- a JSON object
+        payload TEXT NOT NULL,          -- the rest of the row
+        seal INTEGER NOT NULL
+    );
+    CREATE INDEX listing_id ON listing (name);
+    CREATE INDEX listing_created ON listing (created_us, conversation);
+    CREATE INDEX listing_active ON listing (active_us, conversation);
+    CREATE INDEX owner_id ON listing (owner, name);
+    CREATE INDEX owner_created ON listing (owner, created_us, conversation);
+    CREATE INDEX owner_active ON listing (owner, active_us, conversation);
+    -- Most conversations are at rest, so these stay small, and a turn costs little in them.
+    CREATE INDEX status_id ON listing (owner, status, name)
+        WHERE status NOT IN ('idle', 'finished');
+    CREATE INDEX status_created ON listing (owner, status, created_us, conversation)
+        WHERE status NOT IN ('idle', 'finished');
+    CREATE INDEX status_active ON listing (owner, status, active_us, conversation)
+        WHERE status NOT IN ('idle', 'finished');
+
+    CREATE TABLE label (
+        conversation INTEGER NOT NULL,
+        label TEXT NOT NULL,
+        value TEXT NOT NULL,
+        owner TEXT NOT NULL,            -- as in its listing, and so on
+        name TEXT NOT NULL,
+        created_us INTEGER NOT NULL,
+        active_us INTEGER NOT NULL,
+        PRIMARY KEY (conversation, label)
+    ) WITHOUT ROWID;
+    CREATE INDEX label_id ON label (owner, label, value, name);
+    CREATE INDEX label_created ON label (owner, label, value, created_us, conversation);
+    CREATE INDEX label_active ON label (owner, label, value, active_us, conversation);
+
+    INSERT INTO listing SELECT id, name, 0, '', '', updated_us, updated_us, '{}', '', 0
+        FROM conversation WHERE head > 0;
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)
@@ -140,6 +185,20 @@ SCHEMA_VERSION = len(MIGRATIONS)
 READABLE_VERSION_MIN = 1
 _STAMPED_VERSION_MIN = 2
 
+
+# The first version with listings; an older file that is only read shows none.
+LISTING_VERSION = 4
+_NO_LISTINGS = """
+    CREATE TEMP VIEW listing AS
+        SELECT id AS conversation, name, 0 AS seq, '' AS owner, '' AS status,
+            updated_us AS created_us, updated_us AS active_us, '{}' AS labels, '' AS payload,
+            0 AS seal
+        FROM conversation WHERE head > 0;
+    CREATE TEMP VIEW label AS
+        SELECT 0 AS conversation, '' AS label, '' AS value, '' AS owner, '' AS name,
+            0 AS created_us, 0 AS active_us
+        WHERE false;
+"""
 
 # The index `anchor` has one record in this many; only a migration may change it.
 ANCHOR_STEP = 64
@@ -209,6 +268,8 @@ def open_for_reading(path: Path, *, busy_wait_s: float, is_immutable: bool) -> s
                     f"{READABLE_VERSION_MIN} to {SCHEMA_VERSION}; nothing was changed; open it "
                     "once for writing to bring it up to date"
                 )
+            if version < LISTING_VERSION:
+                connection.executescript(_NO_LISTINGS)
         return connection
 
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CorruptLog, JournalRefused
-from ...journal import READ_PAGE, Snapshot, StoredRecord
+from ...journal import READ_PAGE, Listing, Snapshot, StoredRecord
 from ..shared.record_chain import seal
 from .erasure import erasures
 from .file_work import ANSWER_WAIT_S, FileWork
+from .listings import has_moved, read_listing
 from .log import Tail, fork_seal, read_records, read_tail
 from .misreads import refuse_unreadable
 from .reader import SQLiteReader, reading
@@ -44,8 +45,12 @@ class Verification:
     conversations: int
     records: int
     problems: tuple[Problem, ...]
+    stale: tuple[str, ...] = ()
+    """The conversations that lists show as of earlier; this is no damage."""
 
 
+CheckListing = Callable[[str, Listing, Iterator[StoredRecord]], str | None]
+"""Given a listing and the records up to it, returns the problem with it, or None."""
 CheckSnapshot = Callable[[str, Snapshot, Iterator[StoredRecord]], str | None]
 """Given a snapshot and the records up to it, returns the problem with it, or None."""
 CheckRecord = Callable[[str, StoredRecord], str | None]
@@ -57,6 +62,7 @@ def verify(
     *,
     check_snapshot: CheckSnapshot | None = None,
     check_record: CheckRecord | None = None,
+    check_listing: CheckListing | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _of: None,
     busy_wait_s: float = 10.0,
     answer_wait_s: float = ANSWER_WAIT_S,
@@ -74,6 +80,7 @@ def verify(
             real_path(path),
             check_snapshot=check_snapshot,
             check_record=check_record,
+            check_listing=check_listing,
             on_progress=on_progress,
             busy_wait_s=busy_wait_s,
         )
@@ -87,6 +94,7 @@ def verify_in(
     *,
     check_snapshot: CheckSnapshot | None = None,
     check_record: CheckRecord | None = None,
+    check_listing: CheckListing | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _of: None,
     busy_wait_s: float = 10.0,
 ) -> Verification:
@@ -99,7 +107,9 @@ def verify_in(
     under_way.allow_for(path)
     with reading(path, busy_wait_s=busy_wait_s, on_open=under_way.watch) as reader:
         verification = reader.do(
-            lambda reader: _Verifier(reader, check_snapshot, check_record, note_progress).run(),
+            lambda reader: _Verifier(
+                reader, check_snapshot, check_record, check_listing, note_progress
+            ).run(),
         )
     under_way.note()
     if verification.problems:
@@ -115,12 +125,15 @@ class _Verifier:
         reader: SQLiteReader,
         check_snapshot: CheckSnapshot | None,
         check_record: CheckRecord | None,
+        check_listing: CheckListing | None,
         on_progress: Callable[[int, int], None],
     ) -> None:
         self._reader = reader
         self._connection = reader.connection
         self._check_snapshot = check_snapshot
         self._check_record = check_record
+        self._check_listing = check_listing
+        self._stale: list[str] = []
         self._on_progress = on_progress
         self._problems: list[Problem] = []
         self._conversations = 0
@@ -134,7 +147,9 @@ class _Verifier:
         self._try(self._check_belonging)
         self._try(self._check_rejections)
         self._try(self._check_parts)
-        return Verification(self._conversations, self._records, tuple(self._problems))
+        return Verification(
+            self._conversations, self._records, tuple(self._problems), tuple(self._stale)
+        )
 
     def _found(self, found: str, name: str | None = None, seq: int = 0) -> None:
         self._problems.append(Problem(name, seq, found))
@@ -183,6 +198,7 @@ class _Verifier:
                 if found is not None:
                     self._found(found, name, record.seq)
         self._check_snapshot_of(tail)
+        self._check_listing_of(tail)
 
     def _records_of(self, tail: Tail, upto: int) -> Iterator[StoredRecord]:
         for after in range(0, upto, READ_PAGE):
@@ -201,6 +217,28 @@ class _Verifier:
             found = self._check_snapshot(tail.name, snapshot, self._records_of(tail, snapshot.seq))
             if found is not None:
                 self._found(found, tail.name, snapshot.seq)
+
+    def _check_listing_of(self, tail: Tail) -> None:
+        if not self._reader.has_listings:
+            return
+        found = read_listing(self._connection, tail.number)
+        if found is None:
+            self._found("lists do not show it", tail.name)
+            return
+        listing, is_whole = found
+        if not is_whole:
+            self._found("its row in lists is damaged", tail.name)
+            return
+        if not listing.seq:
+            self._stale.append(tail.name)
+            return
+        if has_moved(self._connection, listing, tail.head, tail.last):
+            self._stale.append(tail.name)
+        if self._check_listing is not None:
+            records = self._records_of(tail, listing.seq)
+            problem = self._check_listing(tail.name, listing, records)
+            if problem is not None:
+                self._found(problem, tail.name, listing.seq)
 
     def _check_belonging(self) -> None:
         """Check that every record belongs to a conversation, or to a fork of a deleted one."""

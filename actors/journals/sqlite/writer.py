@@ -42,19 +42,22 @@ from ...errors import (
     JournalUnavailable,
     OwnedElsewhere,
 )
-from ...journal import Claim, Record, Rejection, Snapshot
+from ...journal import Claim, Listing, Record, Rejection, Snapshot
 from ..shared.append_rules import (
     REJECTIONS_DROPPED_MAX,
     Append,
     check_append,
     check_ids,
+    check_listing_place,
     check_snapshot_epoch,
 )
 from ..shared.job_thread import Job
+from ..shared.list_pages import bare_listing
 from ..shared.payload_parts import PART_BYTES_MIN, split
 from ..shared.record_chain import log_number, next_mark, seal
 from .erasure import erase_slice, erasures
 from .file_guard import CHECK_INTERVAL_S, FileGuard
+from .listings import WRITE_LISTING, listing_columns, read_listing, store_listing
 from .log import Tail, empty_tail, find_events, find_messages, find_record, read_tail
 from .misreads import is_corrupt, refuse_unreadable
 from .schema import error_code, is_damage, log_bytes
@@ -71,12 +74,12 @@ _LOG_PAGES_LONG = 2_000
 # checks epoch, head and generation, writes the event, and advances the tail. Outside a transaction
 # the statement is its own transaction, and it releases the interpreter lock only once; each further
 # statement would wait for a busy event loop.
-_WIDTH = 13
+_WIDTH = 14
 _INCOMING = """
     CREATE TEMP VIEW incoming AS SELECT
         0 AS id, 0 AS seq, 0 AS epoch, 0 AS event_id, 0 AS kind, 0 AS message_id, 0 AS mark,
         0 AS payload, 0 AS parts, 0 AS conversation, 0 AS is_unfinished, 0 AS seal,
-        0 AS updated_us;
+        0 AS updated_us, 0 AS listing;
     CREATE TEMP TRIGGER write_incoming INSTEAD OF INSERT ON incoming WHEN NEW.id IS NOT NULL
     BEGIN
         INSERT INTO event
@@ -91,6 +94,7 @@ _INCOMING = """
             updated_us = NEW.updated_us, seal = NEW.seal
         WHERE id = NEW.conversation;
     END;
+    {write_listing}
 """
 # The numbers of rows that a statement may have. Unused rows are NULL, and the trigger skips them.
 # So few statement texts stay prepared, and few rows are empty.
@@ -167,7 +171,9 @@ class SQLiteWriter:
         self._generation = self._take_generation(owner)
         self.guard = FileGuard(path, connection)
         self._checked_at = ports.monotonic()
-        connection.executescript(_INCOMING.format(generation=self._generation))
+        connection.executescript(
+            _INCOMING.format(generation=self._generation, write_listing=WRITE_LISTING)
+        )
         # No other process adds rows as long as the generation is ours.
         (self._last_id,) = self._execute("SELECT ifnull(max(id), 0) FROM event").fetchone()
 
@@ -437,7 +443,9 @@ class SQLiteWriter:
             return False
         if tail.prefix and any(self._known(tail, job.records)):
             return False  # the unique indexes do not cover the prefix
-        job.settle(self._add(tail, job.records, is_unfinished=job.is_unfinished))
+        job.settle(
+            self._add(tail, job.records, is_unfinished=job.is_unfinished, listing=job.listing)
+        )
         return True
 
     def _append_alone(self, job: Append, *, is_ours: bool) -> Sequence[int]:
@@ -459,20 +467,34 @@ class SQLiteWriter:
             known_messages=messages,
         )
         assert tail is not None, "an epoch that was never claimed was not fenced"
-        return self._add_alone(tail, job.records, is_unfinished=job.is_unfinished)
+        return self._add_alone(
+            tail, job.records, is_unfinished=job.is_unfinished, listing=job.listing
+        )
 
-    def begin_fork(self, tail: Tail, records: Sequence[Record], *, is_unfinished: bool) -> None:
+    def begin_fork(
+        self,
+        tail: Tail,
+        records: Sequence[Record],
+        *,
+        is_unfinished: bool,
+        listing: Listing | None,
+    ) -> None:
         """Write the first records of a fork that was just stored."""
         events, messages = self._known(tail, records)
         if events:
             raise EventIdConflict(tail.name, events)
         check_ids(tail.name, records, tail.head + 1, messages)
-        self._add_alone(tail, records, is_unfinished=is_unfinished)
+        self._add_alone(tail, records, is_unfinished=is_unfinished, listing=listing)
 
     def _add_alone(
-        self, tail: Tail, records: Sequence[Record], *, is_unfinished: bool
+        self,
+        tail: Tail,
+        records: Sequence[Record],
+        *,
+        is_unfinished: bool,
+        listing: Listing | None,
     ) -> Sequence[int]:
-        seqs = self._add(tail, records, is_unfinished=is_unfinished)
+        seqs = self._add(tail, records, is_unfinished=is_unfinished, listing=listing)
         try:
             self._write()
         except sqlite3.IntegrityError as error:
@@ -490,10 +512,20 @@ class SQLiteWriter:
             find_messages(self.connection, tail, messages),
         )
 
-    def _add(self, tail: Tail, records: Sequence[Record], *, is_unfinished: bool) -> Sequence[int]:
+    def _add(
+        self,
+        tail: Tail,
+        records: Sequence[Record],
+        *,
+        is_unfinished: bool,
+        listing: Listing | None,
+    ) -> Sequence[int]:
         """Decide one append: gather its rows and advance its tail."""
         self._touched.add(tail.name)
         first = seq = tail.head + 1
+        upto = tail.head + len(records)
+        if listing is None and tail.head == tail.forked_at:
+            listing = bare_listing(self.now_us)
         number, epoch, mark = tail.number, tail.epoch, tail.tip
         tail.is_unfinished = is_unfinished
         tail.updated_us = self.now_us
@@ -521,6 +553,7 @@ class SQLiteWriter:
                 is_unfinished,
                 tail.seal(),
                 self.now_us,
+                None if seq < upto or listing is None else listing_columns(tail.name, listing),
             )
         return range(first, seq + 1)
 
@@ -627,6 +660,23 @@ class SQLiteWriter:
     def erase_slice(self, log: int) -> int | None:
         """Remove some records of a deleted log; see `erasure`."""
         return erase_slice(self.connection, log)
+
+    def write_listing(self, name: str, listing: Listing, epoch: int) -> None:
+        """Replace a listing that is not newer."""
+        tail = self.load(name)
+        if tail is None or not tail.head:
+            raise ConversationNotFound(name)
+        check_listing_place(name, listing.seq, tail.head)
+        record = find_record(self.connection, tail, listing.seq)
+        (found_epoch,) = self._execute(
+            "SELECT epoch FROM event WHERE id = ?", (record[0] if record else 0,)
+        ).fetchone()
+        check_snapshot_epoch(
+            name, listing.seq, epoch=epoch, found_epoch=found_epoch, head=tail.head
+        )
+        found = read_listing(self.connection, tail.number)
+        if found is None or found[0].seq <= listing.seq:
+            store_listing(self.connection, tail.number, name, listing)
 
     # --- the file's generation --------------------------------------------------------------------
 

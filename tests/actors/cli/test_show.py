@@ -8,13 +8,17 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
+from rich.cells import cell_len
 from typer.testing import CliRunner, Result
 
 from turnkeeper.actors import (
+    Conversations,
     Event,
     ImageContent,
     SQLiteJournal,
     TokenUsage,
+    TurnContext,
+    agent,
 )
 from turnkeeper.actors.cli._app import app
 from turnkeeper.actors.events import (
@@ -98,6 +102,38 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def show(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["show", *map(str, arguments)])
+
+
+def test_a_conversation_is_listed_with_its_status_title_labels_and_owner(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+
+    async def fill() -> None:
+        async with Conversations(quiet, journal=SQLiteJournal(path)) as conversations:
+            chat = conversations["alice"]
+            await (await chat.send("Hello")).end()
+            await chat.change(title="日本" * 30, labels={"urgent": "", "area": "x"}, owner="al")
+            await chat.fork("bob", at=1)
+            await conversations["bob"].change(title="two\u202ewords", labels={"a": "b"}, owner="al")
+
+    anyio.run(fill)
+    result = show(path)
+    assert result.exit_code == 0
+    _, alice, about_alice, bob, about_bob = result.stdout.splitlines()
+    assert (alice.split()[0], bob.split()[0]) == ("alice", "bob")
+    assert about_bob == "  idle  “two\\u202ewords”  a=b  of al"
+    assert about_alice.startswith("  finished  “日本")
+    assert about_alice.endswith("…")
+    assert cell_len(about_alice) <= 80
+    (found, _) = json.loads(show(path, "--json").stdout)["conversations"]
+    assert (found["status"], found["owner"], found["labels"]) == (
+        "finished", "al", {"urgent": "", "area": "x"}
+    )  # fmt: skip
+    assert not found["is_stale"]
+
+
+@agent
+async def quiet(turn: TurnContext) -> None:
+    await turn.say("Hello")
 
 
 def test_all_conversations_are_listed_with_what_is_known_of_them(db: Path) -> None:

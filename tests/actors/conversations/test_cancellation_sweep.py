@@ -112,7 +112,7 @@ class World:
         """Look at all of it as another process would."""
         assert self.begun == self.ended, "a call did not end"
         async with verified(StepAgent(), journal=self.journal) as conversations:
-            for info in await conversations.list():
+            for info in (await conversations.list()).rows:
                 chat = conversations[info.conversation_id]
                 if info.conversation_id == "gone" and self.deleting:
                     continue  # it may be gone or not

@@ -359,7 +359,7 @@ async def test_reading_a_conversation_that_does_not_exist_raises_and_creates_not
         with pytest.raises(ConversationNotFound):
             await log_of(conversations["nobody"])
 
-        assert await conversations.list() == []
+        assert (await conversations.list()).rows == []
 
 
 async def test_subscribers_see_every_event_once_in_order_from_any_cursor() -> None:

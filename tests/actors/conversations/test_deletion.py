@@ -44,7 +44,7 @@ async def test_a_deleted_conversation_is_gone_and_a_new_one_begins_above_its_epo
 
         assert await conversations.delete("c") == Deletion(0, (), is_erased=True)
 
-        assert [info.conversation_id for info in await conversations.list()] == ["d"]
+        assert [info.conversation_id for info in (await conversations.list()).rows] == ["d"]
         with pytest.raises(ConversationNotFound):
             await conversations["c"].view()
         again = await conversations["c"].send("other", message_id="a")  # the id is free again
@@ -452,7 +452,10 @@ async def test_old_conversations_expire_and_those_that_went_on_stay() -> None:
         assert await conversations._delete("also old", head=info.head) is None
         assert await conversations.expire(before=5) == ["old"]
 
-        assert [info.conversation_id for info in await conversations.list()] == ["also old", "new"]
+        assert [info.conversation_id for info in (await conversations.list()).rows] == [
+            "also old",
+            "new",
+        ]
 
 
 async def test_deleting_in_a_file_leaves_nothing_of_the_text(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ async def test_a_change_of_what_does_not_exist_creates_nothing() -> None:
     async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         with pytest.raises(ConversationNotFound):
             await conversations["c"].change(title="a title")
-        assert await conversations.list() == []
+        assert (await conversations.list()).rows == []
 
 
 async def test_the_same_change_id_is_the_same_change_over_a_restart_too() -> None:
@@ -133,10 +133,10 @@ async def test_a_change_beyond_the_limits_is_refused_and_writes_nothing(
     async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
         await (await chat.send("A")).end()
-        head = (await conversations.list())[0].head
+        head = (await conversations.list()).rows[0].head
         with pytest.raises(InvalidInput):
             await chat.change(**change)  # type: ignore[arg-type]  # wrong on purpose
-        assert (await conversations.list())[0].head == head
+        assert (await conversations.list()).rows[0].head == head
 
 
 async def test_a_conversation_has_32_labels_at_most() -> None:
@@ -167,7 +167,7 @@ async def test_a_fork_keeps_title_and_labels_of_its_place_and_belongs_to_its_mak
         chat = conversations["c"]
         await (await chat.send("A")).end()
         await chat.change(title="first", labels={"x": "1"}, owner="alice")
-        place = (await conversations.list())[0].head
+        place = (await conversations.list()).rows[0].head
         await chat.change(title="second", labels={"x": "2"})
 
         theirs = await chat.fork("d", at=place, owner="bob")

@@ -19,7 +19,7 @@ from turnkeeper.actors.errors import (
     ConversationExists,
     JournalUnavailable,
 )
-from turnkeeper.actors.journal import Claim, Record
+from turnkeeper.actors.journal import Claim, Listing, Record
 
 pytestmark = pytest.mark.anyio
 
@@ -100,6 +100,7 @@ class ForkedLate(MemoryJournal):
         records: Sequence[Record],
         is_unfinished: bool,
         at_event_id: str | None = None,
+        listing: Listing | None = None,
     ) -> Claim:
         await self.conversations.delete(conversation_id)
         for text in ("X", "Y"):
@@ -111,6 +112,7 @@ class ForkedLate(MemoryJournal):
             records=records,
             is_unfinished=is_unfinished,
             at_event_id=at_event_id,
+            listing=listing,
         )
 
 
@@ -127,7 +129,7 @@ async def test_a_fork_of_a_conversation_that_is_deleted_and_begun_anew_meanwhile
             await chat.fork("d")
 
         assert await log_of(chat) == ["u:X", "a:a(X)", "u:Y", "a:a(Y)"]
-        assert [info.conversation_id for info in await conversations.list()] == ["c"]
+        assert [info.conversation_id for info in (await conversations.list()).rows] == ["c"]
 
 
 class NoForks(MemoryJournal):
@@ -140,6 +142,7 @@ class NoForks(MemoryJournal):
         records: Sequence[Record],
         is_unfinished: bool,
         at_event_id: str | None = None,
+        listing: Listing | None = None,
     ) -> Claim:
         raise JournalUnavailable("the disk is full; nothing was written")
 
@@ -153,6 +156,6 @@ async def test_a_fork_that_fails_leaves_nothing_behind_and_switches_nothing_off(
         with pytest.raises(JournalUnavailable):
             await chat.fork("d")
 
-        assert [info.conversation_id for info in await conversations.list()] == ["c"]
+        assert [info.conversation_id for info in (await conversations.list()).rows] == ["c"]
         await (await chat.send("B")).end()
         assert await chat.view() == View.from_events(await whole_log(chat))

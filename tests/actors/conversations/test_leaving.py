@@ -23,7 +23,7 @@ from turnkeeper.actors import (
 from turnkeeper.actors.errors import (
     ConversationsClosed,
 )
-from turnkeeper.actors.journal import Record
+from turnkeeper.actors.journal import Listing, Record
 from turnkeeper.runtime import (
     OutcomeUnknown,
     Runtime,
@@ -90,6 +90,7 @@ class FailsFor(MemoryJournal):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Sequence[int]:
         if conversation_id == self.name:
             raise OutcomeUnknown("no answer")
@@ -99,6 +100,7 @@ class FailsFor(MemoryJournal):
             epoch=epoch,
             expected_seq=expected_seq,
             is_unfinished=is_unfinished,
+            listing=listing,
         )
 
 

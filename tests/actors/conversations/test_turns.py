@@ -493,7 +493,7 @@ async def test_holding_a_conversation_that_does_not_exist_raises_and_creates_not
             with pytest.raises((ConversationNotFound, NotConfirmable)):
                 await answer()
 
-        assert await conversations.list() == []
+        assert (await conversations.list()).rows == []
 
 
 async def test_leaving_while_an_agent_is_at_work_is_not_told_as_its_failure() -> None:

@@ -34,7 +34,7 @@ from turnkeeper.actors.errors import (
     NotConfirmable,
     TurnInProgress,
 )
-from turnkeeper.actors.journal import Record
+from turnkeeper.actors.journal import Listing, Record
 from turnkeeper.runtime import OutcomeUnknown, Unavailable
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("silence")]
@@ -94,6 +94,7 @@ class FailingMemoryJournal(MemoryJournal):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Sequence[int]:
         async def write() -> Sequence[int]:
             return await super(FailingMemoryJournal, self).append(
@@ -102,6 +103,7 @@ class FailingMemoryJournal(MemoryJournal):
                 epoch=epoch,
                 expected_seq=expected_seq,
                 is_unfinished=is_unfinished,
+                listing=listing,
             )
 
         return await (write() if self.fails is None else self.fails.append(write))
@@ -118,6 +120,7 @@ class FailingSQLiteJournal(SQLiteJournal):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Sequence[int]:
         async def write() -> Sequence[int]:
             return await super(FailingSQLiteJournal, self).append(
@@ -126,6 +129,7 @@ class FailingSQLiteJournal(SQLiteJournal):
                 epoch=epoch,
                 expected_seq=expected_seq,
                 is_unfinished=is_unfinished,
+                listing=listing,
             )
 
         return await (write() if self.fails is None else self.fails.append(write))

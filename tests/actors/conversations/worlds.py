@@ -27,7 +27,7 @@ from turnkeeper.actors.events import (
     TurnStartedEvent,
     UserMessageEvent,
 )
-from turnkeeper.actors.journal import Record
+from turnkeeper.actors.journal import Listing, Record
 
 verified = partial(Conversations, verify="always")
 """Conversations that rebuild every view from its log after each commit, and fail if it differs."""
@@ -102,6 +102,7 @@ class WatchedJournal(MemoryJournal):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Sequence[int]:
         await self.before_append(records)
         return await super().append(
@@ -110,6 +111,7 @@ class WatchedJournal(MemoryJournal):
             epoch=epoch,
             expected_seq=expected_seq,
             is_unfinished=is_unfinished,
+            listing=listing,
         )
 
 

@@ -124,13 +124,13 @@ async def test_a_conversation_is_not_begun_under_an_odd_id(world: World) -> None
         reply = await world.send(name, "hello")
         assert reply.status_code == 422, name
         assert reply.json()["type"] == "urn:turnkeeper:invalid-id"
-    assert await world.conversations.list() == []
+    assert (await world.conversations.list()).rows == []
 
 
 async def test_an_id_with_odd_characters_goes_as_base64url(world: World) -> None:
     await world.answered("~w6RvIPCfkYs", "hello")  # "äo 👋"
 
-    (info,) = await world.conversations.list()
+    (info,) = (await world.conversations.list()).rows
     assert info.conversation_id == "äo 👋"
     reply = await world.http.get("/v1/conversations/%C3%A4o%20%F0%9F%91%8B/state")
     assert reply.json()["status"] == "finished"
@@ -141,7 +141,7 @@ async def test_a_conversation_that_has_an_odd_id_already_goes_on(world: World) -
 
     await world.answered("~YS9i", "again")
 
-    assert len(await world.conversations.list()) == 1
+    assert len((await world.conversations.list()).rows) == 1
 
 
 # --- events --------------------------------------------------------------------------------------

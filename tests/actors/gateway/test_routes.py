@@ -166,7 +166,7 @@ async def test_a_fork_is_not_made_under_an_odd_id(world: World) -> None:
     for name in ("", ".", "..", "a/b", "\x07", "a" * 257):
         made = await world.http.post(f"{HERE}/fork", json={"id": name})
         assert made.json()["type"] == "urn:turnkeeper:invalid-id"
-    assert len(await world.conversations.list()) == 1
+    assert len((await world.conversations.list()).rows) == 1
 
 
 async def test_a_deletion_gives_its_receipt(world: World) -> None:

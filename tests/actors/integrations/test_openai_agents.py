@@ -60,7 +60,7 @@ from turnkeeper.actors.integrations.openai_agents import (
     TurnkeeperSession,
     _inside,
 )
-from turnkeeper.actors.journal import Record, StoredRecord
+from turnkeeper.actors.journal import Listing, Record, StoredRecord
 from turnkeeper.actors.models.messages import to_llm_messages
 from turnkeeper.runtime import AskCycle
 
@@ -405,7 +405,7 @@ async def test_a_run_without_a_turn_is_refused_before_its_model_is_asked(
 
         assert model.seen == []
         assert await session.get_items() == []
-        assert await conversations.list() == []
+        assert (await conversations.list()).rows == []
 
 
 @asyncio_only
@@ -704,6 +704,7 @@ class FailingJournal(WatchedJournal):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Sequence[int]:
         fails, self.fails = self.fails, ""
         if fails == "unavailable":
@@ -714,6 +715,7 @@ class FailingJournal(WatchedJournal):
             epoch=epoch,
             expected_seq=expected_seq,
             is_unfinished=is_unfinished,
+            listing=listing,
         )
         if fails == "unknown":
             raise JournalOutcomeUnknown("the connection went away around a commit")

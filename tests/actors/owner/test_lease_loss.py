@@ -20,7 +20,7 @@ from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.view import View
 from turnkeeper.actors.errors import Fenced, LeaseExpired, OwnedElsewhere
 from turnkeeper.actors.events import LoggedEvent, TextDelta, UserMessageEvent
-from turnkeeper.actors.journal import Claim, Record, Snapshot, StoredRecord
+from turnkeeper.actors.journal import Claim, Listing, Record, Snapshot, StoredRecord
 from turnkeeper.actors.journals.memory import MemoryJournal, MemoryStore
 from turnkeeper.runtime import Ports
 from turnkeeper.runtime.testing import VirtualClock, settle
@@ -74,6 +74,7 @@ class LeasedJournal(MemoryJournal):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Sequence[int]:
         if self.gate is not None:
             await self.gate.wait()
@@ -83,6 +84,7 @@ class LeasedJournal(MemoryJournal):
             epoch=epoch,
             expected_seq=expected_seq,
             is_unfinished=is_unfinished,
+            listing=listing,
         )
         if self.loses_in_append:
             self.lose()

@@ -10,7 +10,7 @@ from tests.actors.conversations.worlds import HeldAgent, WatchedJournal, log_of,
 from turnkeeper.actors import (
     MemoryJournal,
 )
-from turnkeeper.actors.journal import Record
+from turnkeeper.actors.journal import Listing, Record
 from turnkeeper.runtime import (
     OutcomeUnknown,
     OwnershipLost,
@@ -34,6 +34,7 @@ class LosesAcknowledgement(MemoryJournal):
         epoch: int,
         expected_seq: int,
         is_unfinished: bool,
+        listing: Listing | None = None,
     ) -> Sequence[int]:
         seqs = await super().append(
             conversation_id,
@@ -41,6 +42,7 @@ class LosesAcknowledgement(MemoryJournal):
             epoch=epoch,
             expected_seq=expected_seq,
             is_unfinished=is_unfinished,
+            listing=listing,
         )
         if records[-1].kind == self.kind:
             self.kind = None

@@ -1,9 +1,9 @@
 """Files that earlier versions of the schema wrote are read, written and verified as ever.
 
 `stored/version_1` and `version_2` were closed in order; `version_1_killed` is what a kill leaves,
-with the newest commits in its write-ahead log. All have everything in them: parts, a fork, a
-deletion, a snapshot, a rejection, and a name with a control character, which no new conversation
-may have.
+with the newest commits in its write-ahead log; `version_3` is the first as of version 3. All have
+everything in them: parts, a fork, a deletion, a snapshot, a rejection, and a name with a control
+character, which no new conversation may have.
 """
 
 # ruff: noqa: ASYNC240 - the files of a test are small, and its loop has nothing else to do
@@ -14,11 +14,12 @@ import gzip
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from turnkeeper.actors.errors import ConversationNotFound
-from turnkeeper.actors.journal import Snapshot
+from turnkeeper.actors.journal import Listing, ListOrder, ListQuery, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 from turnkeeper.actors.journals.sqlite.repair import repair
@@ -29,7 +30,7 @@ STORED = Path(__file__).parent / "stored"
 HEADS = {"alice": 131, "bob": 3, "fork": 101, "tab\there": 1}
 
 
-@pytest.fixture(params=["version_1", "version_1_killed", "version_2"])
+@pytest.fixture(params=["version_1", "version_1_killed", "version_2", "version_3"])
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "chats.db"
     for end in ("", "-wal"):
@@ -50,6 +51,12 @@ async def check(journal: SQLiteJournal) -> None:
     assert [one.reason for one in await journal.rejections("alice")] == ["9"]
     with pytest.raises(ConversationNotFound):
         await journal.read("gone")
+    # Of the listings, which came later, no more is known than that these exist.
+    for order in get_args(ListOrder):
+        rows = (await journal.page(ListQuery(9, order=order))).rows
+        assert {row.conversation_id for row in rows} == HEADS.keys()
+        assert all(row.is_stale and row.listing.active_us == row.updated_us for row in rows)
+    assert (await journal.page(ListQuery(9, owner="a", label=("x", "y")))).rows == []
 
 
 async def test_an_earlier_file_is_read_as_it_is(path: Path) -> None:
@@ -66,10 +73,18 @@ async def test_an_earlier_file_is_brought_up_to_date_and_goes_on(path: Path) -> 
         for name, head in HEADS.items():
             claim = await journal.claim(name)
             assert claim.head == head
+            listing = Listing(head + 1, "a", "idle", 1, 1, {"x": name})
             records = [make_record("new", message_id="new")]
             await journal.append(
-                name, records, epoch=claim.epoch, expected_seq=head + 1, is_unfinished=False
+                name,
+                records,
+                epoch=claim.epoch,
+                expected_seq=head + 1,
+                is_unfinished=False,
+                listing=listing,
             )
+            (row,) = (await journal.page(ListQuery(9, owner="a", label=("x", name)))).rows
+            assert (row.listing, row.is_stale) == (listing, False)
     assert verify(path).problems == ()
     async with SQLiteJournal(path, read_only=True) as journal:
         assert [info.head for info in await journal.list()] == [head + 1 for head in HEADS.values()]

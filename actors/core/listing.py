@@ -1,0 +1,326 @@
+"""What lists show of a conversation, as a fold of its log, and the rows and cursors made of it.
+
+The owner computes a `Listing` at each append that may change it, and the journal stores that beside
+the log. A listing is a function of the log up to its seq, and of nothing else: it can be computed
+again, and `verify` does.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Literal, NamedTuple, get_args
+
+from ..errors import InvalidInput
+from ..events import (
+    ActionEvent,
+    AgentMessageEvent,
+    Event,
+    ForkedFromEvent,
+    LLMConvertibleEvent,
+    RetractionEvent,
+    UserMessageEvent,
+)
+from ..journal import (
+    LISTED_KINDS,
+    LISTING_AGE_MAX,
+    Listing,
+    ListOrder,
+    ListPage,
+    ListQuery,
+    ListRow,
+)
+from ..values.text import check_text
+from .details import Details
+from .status import AgentExecutionStatus
+from .turn_table import TurnTable
+
+__all__ = [
+    "ConversationPage",
+    "ListedConversation",
+    "ListedFold",
+    "changes_listing",
+    "decode_cursor",
+    "make_listing",
+    "make_query",
+    "page_of",
+]
+
+LIST_LIMIT_MAX = 100_000
+"""The rows that one call may ask for, or look at."""
+SHOWN_LENGTH = 200
+"""The characters that are shown of the last message."""
+SHOWN_CALLS_MAX = 8
+"""The tools that are named of the calls that wait."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+_ACTIVE_KINDS = frozenset(
+    (
+        "turn_started",
+        "turn_ended",
+        "user_message",
+        "agent_message",
+        "message_queued",
+        "message_withdrawn",
+        "confirmation_requested",
+        "confirmation_given",
+        "paused",
+        "resumed",
+        "forked_from",
+    )
+)
+FOLDED_KINDS = _ACTIVE_KINDS | {"retraction"}
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFold:
+    """The times, the last message and the parent of a conversation; a value."""
+
+    created_us: int = 0
+    active_us: int = 0
+    last_id: str = ""
+    """The event that holds the last message."""
+    last_by: Literal["", "user", "agent"] = ""
+    last_message: str = ""
+    parent: str = ""
+    """The conversation that it is a fork of."""
+    parent_seq: int = 0
+
+    def begin(self, event: Event) -> ListedFold:
+        """Return the fold with the time of the first event of the log."""
+        at = _microseconds(event)
+        return replace(self, created_us=at, active_us=at)
+
+    def fold(self, event: Event, view: Sequence[LLMConvertibleEvent]) -> ListedFold:
+        """Return the fold after this event of the log, given the view after it."""
+        match event:
+            case RetractionEvent():
+                if self.last_id in event.retracted_event_ids:
+                    return self._with_last(reversed(view))
+                return self
+            case ForkedFromEvent(conversation_id=parent, seq=seq):
+                at = _microseconds(event)
+                return replace(self, created_us=at, active_us=at, parent=parent, parent_seq=seq)
+            case UserMessageEvent(is_reminder=False) | AgentMessageEvent():
+                return replace(self._with_last((event,)), active_us=_microseconds(event))
+            case _:
+                return replace(self, active_us=_microseconds(event))
+
+    def _with_last(self, newest_first: Iterable[Event]) -> ListedFold:
+        """Return the fold with the first chat message of these as the last one."""
+        last_by: Literal["user", "agent"]
+        for event in newest_first:
+            match event:
+                case UserMessageEvent(is_reminder=False):
+                    last_by = "user"
+                case AgentMessageEvent():
+                    last_by = "agent"
+                case _:
+                    continue
+            said = event.content[:SHOWN_LENGTH]
+            return replace(self, last_id=event.id, last_by=last_by, last_message=said)
+        return replace(self, last_id="", last_by="", last_message="")
+
+
+def _microseconds(event: Event) -> int:
+    return round(event.timestamp.timestamp() * 1_000_000)
+
+
+# --- the row that the journal stores --------------------------------------------------------------
+
+
+def changes_listing(kinds: Iterable[str], *, since: int, in_turn: bool) -> bool:
+    """Return True if an append of these kinds goes with a new listing.
+
+    `since`: the number of records after the last one. Messages of a turn's agent are shown when
+    the turn ends.
+    """
+    return since * 2 >= LISTING_AGE_MAX or any(
+        kind in LISTED_KINDS or (kind == "agent_message" and not in_turn) for kind in kinds
+    )
+
+
+def make_listing(
+    seq: int,
+    *,
+    details: Details,
+    listed: ListedFold,
+    status: str,
+    turns: TurnTable,
+    open_calls: Mapping[str, ActionEvent],
+) -> Listing:
+    """Return the listing of a conversation whose log has these folds at `seq`."""
+    shown: dict[str, object] = {"by": listed.last_by, "said": listed.last_message}
+    if details.title:
+        shown["title"] = details.title
+    if turns.queued:
+        shown["queued"] = len(turns.queued)
+    if (waits_for := turns.waits_for) is not None:
+        shown["waits"] = waits_for
+        named = [open_calls[one].tool_name for one in turns.awaiting if one in open_calls]
+        shown["calls"] = named[:SHOWN_CALLS_MAX]
+    if listed.parent:
+        shown["parent"] = [listed.parent, listed.parent_seq]
+    return Listing(
+        seq,
+        details.owner,
+        status.lower(),
+        listed.created_us,
+        listed.active_us,
+        details.labels,
+        _encode(shown),
+    )
+
+
+# --- for readers ----------------------------------------------------------------------------------
+
+
+class ListedConversation(NamedTuple):
+    """One conversation of a list; nothing of it was opened."""
+
+    conversation_id: str
+    title: str
+    owner: str
+    """The user whose conversation it is; empty if it has none."""
+    labels: Mapping[str, str]
+    created_at: datetime | None
+    """None if that is not known: see `is_stale`."""
+    active_at: datetime
+    """The time of its last chat message, turn or hold."""
+    head: int
+    """The seq that its log ends at."""
+    status: str
+    """The status of its agent, in lower case; empty if it is not known."""
+    queued: int
+    """The chat messages that wait for their turn."""
+    waits_for: Literal["resume", "confirmation"] | None
+    """The user's decision that its turn waits for."""
+    waiting_calls: Sequence[str]
+    """The tools of the calls that wait for a confirmation."""
+    last_message: str
+    """The beginning of its last chat message, as of the last turn that began or ended."""
+    last_by: Literal["", "user", "agent"]
+    forked_from: tuple[str, int] | None
+    """The conversation that it is a fork of, and the seq."""
+    updated_at: datetime
+    """The time of its last record, of any kind."""
+    is_stale: bool
+    """The log has gone on since; the next owner, or `turnkeeper reindex`, mends it."""
+    owned: Literal["here", "elsewhere", "none"]
+    """The process that owns its log: this one, another one that is alive, or none."""
+    address: str
+    """That other process, as it names itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationPage:
+    """A page of a list."""
+
+    rows: Sequence[ListedConversation]
+    cursor: str | None
+    """To be given for the next page; None: there are no more."""
+    is_complete: bool
+    """False if the search for rows stopped before the page was full; go on with the cursor."""
+
+
+def page_of(page: ListPage, query: ListQuery) -> ConversationPage:
+    """Return a page of the journal for readers."""
+    cursor = None if page.next is None else _encode_cursor(page.next, query)
+    return ConversationPage([_listed(row) for row in page.rows], cursor, page.is_complete)
+
+
+def _listed(row: ListRow) -> ListedConversation:
+    listing = row.listing
+    shown = json.loads(listing.payload) if listing.payload else {}
+    parent = shown.get("parent")
+    return ListedConversation(
+        row.conversation_id,
+        shown.get("title", ""),
+        listing.owner,
+        listing.labels,
+        _time(listing.created_us) if listing.seq else None,
+        _time(listing.active_us),
+        row.head,
+        listing.status,
+        shown.get("queued", 0),
+        shown.get("waits"),
+        shown.get("calls", ()),
+        shown.get("said", ""),
+        shown.get("by", ""),
+        None if parent is None else (parent[0], parent[1]),
+        _time(row.updated_us),
+        row.is_stale,
+        row.owned,
+        row.address,
+    )
+
+
+def _time(microseconds: int) -> datetime:
+    return datetime.fromtimestamp(microseconds / 1_000_000, UTC)
+
+
+def make_query(
+    *,
+    limit: int,
+    prefix: str,
+    owner: str | None,
+    status: str | None,
+    label: tuple[str, str] | None,
+    order: ListOrder,
+    scan_max: int,
+    cursor: str | None,
+) -> ListQuery:
+    """Return a query for a journal. Raise `InvalidInput` if an argument is invalid."""
+    for what, count in (("limit", limit), ("scan_max", scan_max)):
+        if not 1 <= count <= LIST_LIMIT_MAX:
+            raise InvalidInput(f"{what} is {count}; it takes 1 to {LIST_LIMIT_MAX}")
+    check_text("prefix", prefix)
+    if owner is not None:
+        check_text("owner", owner)
+    if status is not None and status.upper() not in AgentExecutionStatus.__members__:
+        known = ", ".join(one.lower() for one in AgentExecutionStatus)
+        raise InvalidInput(f"status is {status!r}; it takes one of {known}")
+    if order not in get_args(ListOrder):
+        raise InvalidInput(f"order is {order!r}; it takes one of {', '.join(get_args(ListOrder))}")
+    if label is not None:
+        if len(label) != len(("name", "value")):
+            raise InvalidInput("a label is a pair of its name and its value")
+        for text in label:
+            check_text("label", text)
+    status = None if status is None else status.lower()
+    query = ListQuery(limit, None, prefix, owner, status, label, order, scan_max)
+    return query if cursor is None else query._replace(after=decode_cursor(cursor, query))
+
+
+def _filters(query: ListQuery) -> str:
+    facts = (query.prefix, query.owner, query.status, query.label, query.order)
+    return blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
+
+
+def _encode_cursor(key: Sequence[str | int], query: ListQuery) -> str:
+    text = json.dumps([_filters(query), *key], ensure_ascii=False, separators=(",", ":"))
+    return urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, query: ListQuery) -> Sequence[str | int]:
+    """Return the place that a cursor names. Raise `InvalidInput` if it is of another list."""
+    try:
+        text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        filters, *key = json.loads(text)
+        is_key = len(key) == (1 if query.order == "id" else 2) and all(
+            isinstance(part, int if at == 0 and query.order != "id" else str | int)
+            for at, part in enumerate(key)
+        )
+    except (ValueError, TypeError) as error:
+        raise InvalidInput("a cursor that no page has given; begin without one") from error
+    if filters != _filters(query) or not is_key:
+        raise InvalidInput(
+            "a cursor of a list with other filters or another order; give the same ones, or begin "
+            "without a cursor"
+        )
+    return tuple(key)

@@ -1,0 +1,133 @@
+"""Pages of a list, the same for every journal.
+
+A journal has its listings in order under a few *drives*: all of them, those of one owner, those of
+one owner that have a status or a label. `fill_page` takes the drive that fits best, walks it in
+order, and leaves out the rows that the rest of the query does not want; it looks at `scan_max` rows
+at most. The owner is always in the drive, so no conversation of another user is ever looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+from zlib import crc32
+
+from ...journal import AT_REST, LISTING_AGE_MAX, Listing, ListPage, ListQuery, ListRow
+
+__all__ = [
+    "Drive",
+    "ListKey",
+    "bare_listing",
+    "behind_prefix",
+    "drive_of",
+    "fill_page",
+    "is_surely_stale",
+    "labels_text",
+    "listing_seal",
+]
+
+ListKey = Sequence[str | int]
+"""The place of a row in the order of a query: what the order compares."""
+
+Drive = Literal["all", "owner", "status", "label"]
+
+_SCANNED_AT_ONCE = 256
+
+
+def drive_of(query: ListQuery) -> Drive:
+    """Return the narrowest set of rows that a journal has in the order of this query."""
+    if query.owner is None:
+        return "all"
+    if query.label is not None:
+        return "label"
+    if query.status is not None and query.status not in AT_REST:
+        return "status"
+    return "owner"
+
+
+def _is_wanted(row: ListRow, query: ListQuery) -> bool:
+    listing = row.listing
+    return (
+        row.conversation_id.startswith(query.prefix)
+        and (query.status is None or listing.status == query.status)
+        and (query.label is None or listing.labels.get(query.label[0]) == query.label[1])
+    )
+
+
+class _Found(NamedTuple):
+    row: ListRow
+    key: ListKey
+
+
+def fill_page(
+    query: ListQuery, fetch: Callable[[ListKey | None, int], Sequence[tuple[ListRow, ListKey]]]
+) -> ListPage:
+    """Return a page; `fetch` returns so many rows of the drive behind a key, in order."""
+    drive = drive_of(query)
+    has_rest = (
+        (query.prefix and query.order != "id")
+        or (query.status is not None and drive != "status")
+        or (query.label is not None and drive != "label")
+    )
+    at_once = min(_SCANNED_AT_ONCE, query.scan_max) if has_rest else query.limit + 1
+    rows: list[_Found] = []
+    after, looked_at = query.after, 0
+    while True:
+        found = fetch(after, at_once)
+        for row, key in found:
+            if not has_rest or _is_wanted(row, query):
+                if len(rows) == query.limit:
+                    return ListPage([one.row for one in rows], rows[-1].key)
+                rows.append(_Found(row, key))
+            after = key
+        looked_at += len(found)
+        if len(found) < at_once:
+            return ListPage([one.row for one in rows], None)
+        if looked_at >= query.scan_max and has_rest:
+            return ListPage([one.row for one in rows], after, is_complete=False)
+
+
+def behind_prefix(prefix: str) -> str | None:
+    """Return the first text behind all that begin with this one; None if there is none.
+
+    By code points, which is the order of the ids in every journal.
+    """
+    for at in range(len(prefix) - 1, -1, -1):
+        behind = chr(min(ord(prefix[at]) + 1, sys.maxunicode))
+        if behind != prefix[at]:
+            # A surrogate is no character of its own.
+            return prefix[:at] + ("\ue000" if "\ud800" <= behind <= "\udfff" else behind)
+    return None
+
+
+def is_surely_stale(listing: Listing, head: int) -> bool | None:
+    """Return whether a listing is stale if its seq tells; None: look at the kinds behind it."""
+    if not listing.seq or not 0 <= head - listing.seq < LISTING_AGE_MAX:
+        return True
+    return False if listing.seq == head else None
+
+
+# --- what databases store -------------------------------------------------------------------------
+
+
+def bare_listing(now_us: int) -> Listing:
+    """Return the listing of a conversation of which no more is known than that it was written."""
+    return Listing(0, created_us=now_us, active_us=now_us)
+
+
+def labels_text(listing: Listing) -> str:
+    """Return the labels as JSON; the same for equal labels."""
+    if not listing.labels:
+        return "{}"
+    return json.dumps(dict(sorted(listing.labels.items())), ensure_ascii=False)
+
+
+def listing_seal(name: str, listing: Listing, labels: str) -> int:
+    """Return the checksum of a stored listing."""
+    facts = (
+        f"{name}\0{listing.seq} {listing.owner}\0{listing.status}\0{listing.created_us} "
+        f"{listing.active_us}\0{labels}\0{listing.payload}"
+    )
+    return crc32(facts.encode())

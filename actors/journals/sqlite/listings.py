@@ -1,0 +1,273 @@
+"""The listings in the SQLite file: written in the statement of the append, read a page at a time.
+
+A page reads one range of one index, whatever the number of conversations. Nothing here is the
+truth: a listing is computed again from its log by the next owner, or by `turnkeeper reindex`.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from ...journal import LISTED_KINDS, Listing, ListPage, ListQuery, ListRow
+from ..shared.list_pages import (
+    ListKey,
+    behind_prefix,
+    drive_of,
+    fill_page,
+    is_surely_stale,
+    labels_text,
+    listing_seal,
+)
+from .log import CHAIN
+
+Owned = Literal["here", "elsewhere", "none"]
+
+__all__ = [
+    "WRITE_LISTING",
+    "erase_listing",
+    "has_moved",
+    "listing_columns",
+    "read_listing",
+    "read_page",
+    "store_listing",
+]
+
+# The last column of `incoming`, as the trigger below takes it apart.
+_COLUMNS = (
+    "name",
+    "seq",
+    "owner",
+    "status",
+    "created_us",
+    "active_us",
+    "labels",
+    "payload",
+    "seal",
+)
+_PART = {name: f"json_extract(NEW.listing, '$[{at}]')" for at, name in enumerate(_COLUMNS)}
+
+# An update of columns that an index has writes that index, also if the values are the same. So the
+# usual update leaves out those that hardly ever change.
+_MOVING = ("seq", "status", "active_us", "labels", "payload", "seal")
+WRITE_LISTING = f"""
+    CREATE TEMP TRIGGER write_listing INSTEAD OF INSERT ON incoming WHEN NEW.listing IS NOT NULL
+    BEGIN
+        UPDATE listing SET {", ".join(f"{name} = {_PART[name]}" for name in _MOVING)}
+        WHERE conversation = NEW.conversation AND owner = {_PART["owner"]}
+            AND created_us = {_PART["created_us"]};
+        INSERT INTO listing
+            SELECT NEW.conversation, {", ".join(_PART.values())} WHERE changes() = 0
+            ON CONFLICT (conversation) DO UPDATE SET
+                {", ".join(f"{name} = excluded.{name}" for name in _COLUMNS[1:])};
+        DELETE FROM label WHERE conversation = NEW.conversation AND (
+            owner <> {_PART["owner"]} OR created_us <> {_PART["created_us"]} OR NOT EXISTS (
+                SELECT 1 FROM json_each({_PART["labels"]}) j
+                WHERE j.key = label.label AND j.value = label.value
+            )
+        );
+        UPDATE label SET active_us = {_PART["active_us"]} WHERE conversation = NEW.conversation;
+        INSERT OR IGNORE INTO label
+            SELECT NEW.conversation, key, value, {_PART["owner"]}, {_PART["name"]},
+                {_PART["created_us"]}, {_PART["active_us"]}
+            FROM json_each({_PART["labels"]});
+    END;
+"""  # noqa: S608 - our own text
+
+
+def listing_columns(name: str, listing: Listing) -> str:
+    """Return a listing as the trigger takes it."""
+    labels = labels_text(listing)
+    return _encode(
+        (
+            name,
+            listing.seq,
+            listing.owner,
+            listing.status,
+            listing.created_us,
+            listing.active_us,
+            labels,
+            listing.payload,
+            listing_seal(name, listing, labels),
+        )
+    )
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
+
+
+def store_listing(connection: sqlite3.Connection, number: int, name: str, listing: Listing) -> None:
+    """Write a listing beside the log, without an append."""
+    erase_listing(connection, number)
+    labels = labels_text(listing)
+    connection.execute(
+        "INSERT INTO listing VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            number,
+            name,
+            listing.seq,
+            listing.owner,
+            listing.status,
+            listing.created_us,
+            listing.active_us,
+            labels,
+            listing.payload,
+            listing_seal(name, listing, labels),
+        ),
+    )
+    facts = (listing.owner, name, listing.created_us, listing.active_us)
+    for label, value in listing.labels.items():
+        connection.execute(
+            "INSERT INTO label VALUES (?, ?, ?, ?, ?, ?, ?)", (number, label, value, *facts)
+        )
+
+
+def erase_listing(connection: sqlite3.Connection, number: int) -> None:
+    """Remove all that lists show of a conversation."""
+    connection.execute("DELETE FROM label WHERE conversation = ?", (number,))
+    connection.execute("DELETE FROM listing WHERE conversation = ?", (number,))
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+_ROW = """
+    l.conversation, l.name, l.seq, l.owner, l.status, l.created_us, l.active_us, l.labels,
+    l.payload, l.seal, c.head, c.updated_us, c.last
+"""
+_LISTED = ", ".join(f"'{kind}'" for kind in sorted(LISTED_KINDS))
+_HAS_MOVED = f"""
+    {CHAIN} SELECT EXISTS (
+        SELECT 1 FROM chain c JOIN event e ON e.id = c.id WHERE e.kind IN ({_LISTED})
+    )
+"""  # noqa: S608 - our own text
+
+
+def read_page(
+    connection: sqlite3.Connection,
+    query: ListQuery,
+    *,
+    owned: Callable[[], tuple[Owned, str]],
+) -> ListPage:
+    """Return a page; `owned` says who owns the file."""
+    owned_by, address = owned()
+
+    def fetch(after: ListKey | None, limit: int) -> Sequence[tuple[ListRow, ListKey]]:
+        statement, values = page_statement(query, after, limit)
+        # All rows in one value: each further fetch would wait for a busy event loop.
+        (rows,) = connection.execute(statement, values).fetchone()
+        return [_row_of(connection, row, query, owned_by, address) for row in json.loads(rows)]
+
+    return fill_page(query, fetch)
+
+
+def page_statement(
+    query: ListQuery, after: ListKey | None, limit: int
+) -> tuple[str, Sequence[object]]:
+    """Return the statement that reads so many rows of the query's drive, behind a key."""
+    drive = drive_of(query)
+    # The columns that order and filter are those of the label's own row, if it is by a label.
+    of = "k" if drive == "label" else "l"
+    tables = "listing l JOIN conversation c ON c.id = l.conversation"
+    if drive == "label":
+        tables = f"label k JOIN {tables} AND l.conversation = k.conversation"
+    conditions: list[str] = []
+    values: list[object] = []
+    if drive != "all":
+        conditions.append(f"{of}.owner = ?")
+        values.append(query.owner)
+    if drive == "status":
+        conditions.append("l.status = ? AND l.status NOT IN ('idle', 'finished')")
+        values.append(query.status)
+    if drive == "label" and query.label is not None:
+        conditions.append("k.label = ? AND k.value = ?")
+        values += query.label
+    if query.order == "id":
+        order = f"{of}.name"
+        if after is not None:
+            conditions.append(f"{of}.name > ?")
+            values.append(after[0])
+        if query.prefix:
+            conditions.append(f"{of}.name >= ?")
+            values.append(query.prefix)
+            if (behind := behind_prefix(query.prefix)) is not None:
+                conditions.append(f"{of}.name < ?")
+                values.append(behind)
+    else:
+        column = f"{of}.{'created' if query.order == 'created' else 'active'}_us"
+        down, beyond = ("", ">") if query.order == "created" else (" DESC", "<")
+        order = f"{column}{down}, {of}.conversation{down}"
+        if after is not None:
+            conditions.append(f"({column}, {of}.conversation) {beyond} (?, ?)")
+            values += after
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    columns = _ROW.replace("l.", "").replace("c.", "")
+    statement = f"""
+        SELECT json_group_array(json_array({columns}))
+        FROM (SELECT {_ROW} FROM {tables} {where} ORDER BY {order} LIMIT ?)
+    """  # noqa: S608 - our own text
+    return statement, (*values, limit)
+
+
+def _row_of(
+    connection: sqlite3.Connection,
+    row: Sequence[Any],  # of SQLite
+    query: ListQuery,
+    owned: Owned,
+    address: str,
+) -> tuple[ListRow, ListKey]:
+    number, name, *facts, seal, head, updated_us, last = row
+    listing = _whole(name, facts, seal)
+    is_stale = has_moved(connection, listing, head, last)
+    key: ListKey
+    if query.order == "id":
+        key = (name,)
+    else:
+        key = (facts[3] if query.order == "created" else facts[4], number)
+    return ListRow(name, head, updated_us, listing, is_stale, owned, address), key
+
+
+def has_moved(connection: sqlite3.Connection, listing: Listing, head: int, last: int) -> bool:
+    """Return True if a log that ends at `head`, in row `last`, has gone on since its listing."""
+    is_stale = is_surely_stale(listing, head)
+    if is_stale is None:
+        found = connection.execute(_HAS_MOVED, {"entry": last, "first": listing.seq + 1})
+        is_stale = bool(found.fetchone()[0])
+    return is_stale
+
+
+def _whole(name: str, facts: Sequence[Any], seal: object) -> Listing:
+    """Return a stored listing; if it fails its checksum, one that says nothing."""
+    seq, owner, status, created_us, active_us, labels, payload = facts
+    if not seq:
+        return Listing(0, created_us=created_us, active_us=active_us)
+    try:
+        by_name: Mapping[str, str] = json.loads(labels) if labels != "{}" else {}
+        listing = Listing(seq, owner, status, created_us, active_us, by_name, payload)
+        if listing_seal(name, listing, labels) == seal:
+            return listing
+    except (ValueError, TypeError):
+        pass
+    return Listing(0)
+
+
+def read_listing(connection: sqlite3.Connection, number: int) -> tuple[Listing, bool] | None:
+    """Return the listing of a conversation, and whether it and its labels are whole; or None."""
+    row = connection.execute(
+        "SELECT name, seq, owner, status, created_us, active_us, labels, payload, seal "
+        "FROM listing WHERE conversation = ?",
+        (number,),
+    ).fetchone()
+    if row is None:
+        return None
+    name, *facts, seal = row
+    listing = _whole(name, facts, seal)
+    is_whole = bool(listing.seq or not facts[0]) and dict(
+        connection.execute(
+            "SELECT label, value FROM label WHERE conversation = ? AND owner = ? AND name = ? "
+            "AND created_us = ? AND active_us = ?",
+            (number, listing.owner, name, listing.created_us, listing.active_us),
+        )
+    ) == dict(listing.labels)
+    return listing, is_whole

@@ -1,0 +1,246 @@
+"""The listings in the databases: what a page costs, and files of before."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests import postgres
+from turnkeeper.actors import MemoryJournal, PostgresJournal, SQLiteJournal
+from turnkeeper.actors.journal import Journal, Listing, ListQuery, Record
+from turnkeeper.actors.journals.postgres import listings as in_postgres
+from turnkeeper.actors.journals.sqlite import listings as in_sqlite
+from turnkeeper.actors.journals.sqlite.repair import repair
+from turnkeeper.actors.journals.sqlite.verify import verify
+
+pytestmark = pytest.mark.anyio
+
+ORDERS = ("id", "created", "activity")
+INDEXED: Sequence[dict[str, Any]] = (
+    {},
+    {"owner": "o1"},
+    {"owner": "o1", "status": "running"},
+    {"owner": "o1", "label": ("project", "x")},
+)
+"""The filters of which any page takes the same time among any number of conversations."""
+
+QUERIES = [
+    ListQuery(20, order=order, **filters)  # type: ignore[arg-type]  # one of the three
+    for order in ORDERS
+    for filters in INDEXED
+] + [ListQuery(20, owner="o1", prefix="p"), ListQuery(20, prefix="p")]
+
+
+def name_of(query: ListQuery) -> str:
+    return f"{query.order}-{query.owner}-{query.status}-{query.label}-{query.prefix}"
+
+
+def somewhere(query: ListQuery) -> ListQuery:
+    """The same query in the middle of a walk."""
+    return query._replace(after=["p5"] if query.order == "id" else [5_000, 5])
+
+
+async def append(
+    journal: Journal, name: str, listing: Listing | None, *, kind: str = "note"
+) -> None:
+    claim = await journal.claim(name)
+    record = Record(f"{name} {claim.head}", kind, b"{}")
+    await journal.append(
+        name,
+        [record],
+        epoch=claim.epoch,
+        expected_seq=claim.head + 1,
+        is_unfinished=False,
+        listing=listing,
+    )
+
+
+# --- what a page costs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=name_of)
+async def test_a_page_in_sqlite_is_one_range_of_one_index(query: ListQuery, tmp_path: Path) -> None:
+    """No sort, and no table or index that is read from its beginning to find some rows of it."""
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path):
+        pass
+    with closing(sqlite3.connect(path)) as connection:
+        for one in (query, somewhere(query)):
+            statement, values = in_sqlite.page_statement(one, one.after, 20)
+            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+            found = "\n".join(plan)
+            assert "TEMP B-TREE" not in found, found
+            steps = [step for step in plan if "subquery" not in step]
+            assert "INDEX" in steps[0], found
+            assert ("owner=?" in steps[0]) is (query.owner is not None), found
+            assert all(step.startswith("SEARCH") for step in steps[1:]), found
+
+
+@pytest.fixture(scope="module")
+def many() -> Iterator[psycopg.Connection[Any]]:
+    """20,000 conversations of two users, half of them running, half of them with a label."""
+    import anyio
+
+    with postgres.schema() as schema:
+
+        async def make() -> None:
+            async with PostgresJournal(postgres.conninfo(), schema=schema):
+                pass
+
+        anyio.run(make)
+        with psycopg.connect(
+            postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
+        ) as connection:
+            connection.execute(
+                """
+                INSERT INTO conversation (name, incarnation, log, owner, epoch, head, tip,
+                                          forked_at, is_unfinished, updated_us)
+                SELECT 'p' || n, 0, n, NULL, 1, 1, 0, 0, false, n FROM generate_series(1, 20000) n;
+                INSERT INTO listing
+                SELECT id, name, 1, 'o' || id % 2, CASE WHEN id / 2 % 2 = 0 THEN 'running'
+                    ELSE 'finished' END, id, 40000 - id, '{}', '', 0 FROM conversation;
+                INSERT INTO label SELECT conversation, 'project', 'x', owner, name, created_us,
+                    active_us FROM listing WHERE conversation / 4 % 2 = 0;
+                """
+            )
+            connection.execute("ANALYZE")
+            yield connection
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=name_of)
+async def test_a_page_in_postgres_looks_at_no_more_rows_than_it_has(
+    query: ListQuery, many: psycopg.Connection[Any]
+) -> None:
+    for one in (query, somewhere(query)):
+        statement, values = in_postgres.page_statement(one, one.after, 20)
+        row = many.execute(
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}".encode(), values
+        ).fetchone()
+        assert row is not None
+        (plan,) = row[0]
+        looked_at = max(rows_of(plan["Plan"]))
+        assert looked_at <= 60, json.dumps(plan, indent=1)
+
+
+def rows_of(plan: dict[str, Any]) -> Iterator[float]:
+    """How many rows each step of a plan has seen, with those that it left out again."""
+    left_out = plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Join Filter", 0)
+    yield (plan["Actual Rows"] + left_out) * plan["Actual Loops"]
+    for inner in plan.get("Plans", ()):
+        yield from rows_of(inner)
+
+
+async def test_a_page_that_no_index_has_looks_at_so_many_rows_and_no_more() -> None:
+    async with MemoryJournal() as journal:
+        for number in range(30):
+            await append(journal, f"c{number:02}", Listing(1, "a", "idle", number, number))
+        page = await journal.page(
+            ListQuery(5, owner="a", prefix="c29", order="created", scan_max=9)
+        )
+        assert (page.rows, page.next, page.is_complete) == ([], (8, "c08"), False)
+
+
+# --- files and tables of before -------------------------------------------------------------------
+
+
+async def test_tables_without_listings_get_them_and_show_what_is_known() -> None:
+    with postgres.schema() as schema:
+        async with PostgresJournal(postgres.conninfo(), schema=schema) as journal:
+            await append(journal, "c", Listing(1, "a", "idle", 1, 1, {"x": "y"}))
+            await journal.claim("never written")
+        with psycopg.connect(
+            postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
+        ) as connection:
+            connection.execute(
+                "DROP TABLE listing, label; UPDATE journal SET version = version - 1"
+            )
+        async with PostgresJournal(postgres.conninfo(), schema=schema) as journal:
+            (row,) = (await journal.page(ListQuery(9, order="activity"))).rows
+            assert (row.conversation_id, row.listing.seq, row.is_stale) == ("c", 0, True)
+            await append(journal, "c", listing := Listing(2, "b", "idle", 1, 1, {"x": "y"}))
+            (row,) = (await journal.page(ListQuery(9, owner="b", label=("x", "y")))).rows
+            assert (row.listing, row.is_stale) == (listing, False)
+
+
+async def test_a_repair_clears_the_rows_and_the_file_shows_all_that_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path) as journal:
+        for name in ("c", "d"):
+            await append(journal, name, Listing(1, "a", "idle", 1, 1, {"x": "y"}))
+        await append(journal, "d", Listing(2, "a", "idle", 1, 1))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE event SET payload = x'00' WHERE event_id = 'd 1'")
+    assert repair(path) is not None
+    async with SQLiteJournal(path) as journal:
+        rows = (await journal.page(ListQuery(9))).rows
+        assert [(row.conversation_id, row.listing.seq, row.is_stale) for row in rows] == [
+            ("c", 0, True),
+            ("d", 0, True),
+        ]
+        assert (await journal.page(ListQuery(9, owner="a"))).rows == []
+    assert verify(path).stale == ("c", "d")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE listing SET owner = 'b'",
+        "UPDATE listing SET payload = 'x'",
+        "UPDATE listing SET active_us = 7",
+        "UPDATE label SET value = 'z'",
+        "DELETE FROM label",
+        "DELETE FROM listing",
+    ],
+)
+async def test_damage_to_a_row_is_found_and_does_no_more_harm(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path) as journal:
+        await append(journal, "c", Listing(1, "a", "idle", 1, 1, {"x": "y"}))
+        assert verify(path).problems == ()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(damage)
+    (problem,) = verify(path).problems
+    assert problem.conversation_id == "c"
+    async with SQLiteJournal(path) as journal:
+        for row in (await journal.page(ListQuery(9))).rows:
+            assert row.listing == Listing(1, "a", "idle", 1, 1, {"x": "y"}) or row.is_stale
+        assert len(await journal.read("c")) == 1
+        await append(journal, "c", good := Listing(2, "a", "idle", 1, 1, {"x": "y"}))
+        (row,) = (await journal.page(ListQuery(9, owner="a", label=("x", "y")))).rows
+        assert row.listing == good
+    assert verify(path).problems == ()
+
+
+async def test_a_file_that_is_only_read_says_who_owns_it(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path, address="the writer") as journal:
+        await append(journal, "c", None)
+        async with SQLiteJournal(path, read_only=True) as reader:
+            (row,) = (await reader.page(ListQuery(9))).rows
+            assert (row.owned, row.address) == ("elsewhere", "the writer")
+    async with SQLiteJournal(path, read_only=True) as reader:
+        (row,) = (await reader.page(ListQuery(9))).rows
+        assert (row.owned, row.address) == ("none", "")
+
+
+async def test_a_database_says_which_process_owns_a_conversation() -> None:
+    with postgres.schema() as schema:
+        uri = postgres.conninfo()
+        async with PostgresJournal(uri, schema=schema, address="the first") as first:
+            async with PostgresJournal(uri, schema=schema, address="the second") as second:
+                await append(first, "a", None)
+                await append(second, "b", None)
+                rows = (await first.page(ListQuery(9))).rows
+                assert [(row.owned, row.address) for row in rows] == [
+                    ("here", ""),
+                    ("elsewhere", "the second"),
+                ]
+            rows = (await first.page(ListQuery(9))).rows
+            assert [row.owned for row in rows] == ["here", "none"]
