@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any, Literal
 
 import anyio
@@ -101,9 +104,17 @@ def test_a_wait_ends_at_its_bound_and_the_turn_goes_on(backend: Backend) -> None
 
 def test_ctrl_c_cancels_the_wait(call: Blocking) -> None:
     cancelled = threading.Event()
+    caller = threading.get_ident()
+
+    def is_waiting() -> bool:
+        """True once the calling thread waits for its result: nothing else gets the interrupt."""
+        called = (frame.f_code.co_name for frame, _ in walk_stack(sys._current_frames()[caller]))
+        return list(islice(called, 2)) == ["wait", "result"]
 
     async def wait() -> None:
         try:
+            while not is_waiting():
+                await anyio.lowlevel.checkpoint()
             os.kill(os.getpid(), signal.SIGINT)
             await anyio.sleep_forever()
         finally:
