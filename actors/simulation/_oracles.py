@@ -73,7 +73,7 @@ INVARIANTS: Final = {
     "F1": "a fork begins with nothing that runs or waits",
     "C1": "nothing is seen before it is in the log: no event, reply, action or view",
     "C2": "what a follower is given of an answer is its beginning, without a gap",
-    "C3": "the pieces of an answer, put together, are the event that carries it",
+    "C3": "the pieces of an answer, put together, are what the event that carries it begins with",
     "M1": "the view at the seq that a step names is the one that its model was given",
     "D1": "a reader is told of a deletion only when it is durable",
     "S1": "a subscriber sees every event once, in order",
@@ -778,12 +778,14 @@ class ShownAnswer:
     def see(self, event: Event) -> str | None:
         """Take in the next event; return the reason if it is not what was shown.
 
-        No two streams begin alike, so a text that begins as the pieces do was said of them.
+        No two streams begin alike, so a text that begins as the pieces do was said of them. The
+        last pieces may be missing: a reader that reads the event from the journal may have it
+        before its owner has given out what was committed together with it.
         """
         text = None
         if isinstance(event, AgentMessageEvent | ActionEvent | TurnEndedEvent):
             text, self.text, self._newest = self.text, "", None
-        if isinstance(event, AgentMessageEvent) and text and text != event.content:
+        if isinstance(event, AgentMessageEvent) and text and not event.content.startswith(text):
             began, _, _ = text.partition(":")
             if event.content.startswith(f"{began}:"):
                 return f"{text!r} was shown of {brief(event)}"

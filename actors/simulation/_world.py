@@ -297,8 +297,20 @@ class Options:
             clients=3,
             messages=3,
             overlaps=simulation.pick("overlaps", _OVERLAPS_DRAWN),
-            misbehaves=True,
+            misbehaves=simulation.chance("has misbehaviour", 0.7),
+            agent=simulation.pick("agent", ("tool", "plain")),
             extras=("cancel", "end", "follow"),
+            is_busy=True,
+        )
+
+    @staticmethod
+    def steered(_: Simulation | None = None) -> Options:
+        """Have messages join the turns of an agent with many steps, which are then rolled back."""
+        return Options(
+            clients=3,
+            messages=3,
+            overlaps=("steer", "steer", "rollback"),
+            agent="tool",
             is_busy=True,
         )
 
@@ -347,6 +359,7 @@ _PROFILES: Sequence[Callable[[Simulation], Options] | None] = (
     Options.deleting,
     Options.held,
     Options.talked_over,
+    Options.steered,
     Options.crashing,
     Options.reloaded,
 )
@@ -363,7 +376,7 @@ _EXTRAS_DRAWN: Sequence[Sequence[Extra]] = (
 """As with the overlaps: a run with few kinds of extras has more of each."""
 _OVERLAPS_DRAWN: Sequence[Sequence[OnOverlap]] = (
     OVERLAPS,
-    ("steer", "rollback"),
+    ("steer", "steer", "rollback"),
     ("queue", "interrupt"),
     ("queue",),
     ("queue", "steer"),

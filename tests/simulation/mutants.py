@@ -49,12 +49,12 @@ class Mutant(NamedTuple):
     function: str
     line: str
     becomes: str
-    seeds_max: int = 150
-    """Within how many seeds it has to be seen."""
     options: Options | None = None
     """The runs to see it in, where drawn ones would seldom be hard on just this."""
     test: str = ""
-    """The test that finds it, if the simulated world does not: a file and a name."""
+    """The test that finds it, if the simulated world cannot see it, or hardly: `FILE::NAME`."""
+    is_open: bool = False
+    """Neither the simulator, in five CPU seconds, nor a test that is known finds it."""
 
 
 MUTANTS = [
@@ -135,7 +135,6 @@ MUTANTS = [
         "check_running",
         "if running is None or running.turn_id != turn_id or epoch != working.epoch:",
         "if running is None:",
-        600,
     ),
     Mutant(
         "the queue has no limit",
@@ -143,8 +142,7 @@ MUTANTS = [
         "_queue",
         "if len(turns.queued) >= working.settings.queued_messages_max:",
         "if False:",
-        150,
-        Options.crowded(),
+        options=Options.crowded(),
     ),
     Mutant(
         "a message that was refused is kept all the same",
@@ -174,8 +172,7 @@ MUTANTS = [
         "check_lease",
         "self._owner.check_lease()",
         "pass",
-        300,
-        Options.standing_still(),
+        options=Options.standing_still(),
     ),
     Mutant(
         "a lease that was renewed brings back what was lost under it",
@@ -183,8 +180,7 @@ MUTANTS = [
         "check_lease",
         "since=self._claimed_at",
         "since=None",
-        300,
-        Options.standing_still(),
+        options=Options.standing_still(),
     ),
     Mutant(
         "a tool starts before its call is written down",
@@ -206,7 +202,6 @@ MUTANTS = [
         "_close",
         "said = working.written.text",
         "said = working.written.text[1:]",
-        600,
     ),
     Mutant(
         "the last event of a batch is not offered to subscribers",
@@ -223,7 +218,6 @@ MUTANTS = [
         "is_owned",
         "return conversation_id in self._owned",
         "return True",
-        600,
     ),
     Mutant(
         "a turn that was withdrawn gets its turn",
@@ -231,7 +225,6 @@ MUTANTS = [
         "fold",
         "case MessageWithdrawnEvent():\n            self._queued.pop(event.message_id, None)",
         "case MessageWithdrawnEvent():\n            pass",
-        600,
     ),
     Mutant(
         "calls run without the confirmation that they wait for",
@@ -253,7 +246,7 @@ MUTANTS = [
         "_roll_back",
         "for message in running.messages[1:]",
         "for message in ()",
-        600,
+        options=Options.steered(),
     ),
     Mutant(
         "a fork runs what the other conversation runs",
@@ -268,7 +261,6 @@ MUTANTS = [
         "fold",
         "self._queued.clear()",
         "pass",
-        600,
     ),
 ]
 
@@ -280,6 +272,7 @@ PROMISES = [
         "run_batch",
         "if not item.is_done:",
         "if True:",
+        test="tests/runtime/test_batches.py::test_a_batch_holds_no_ask_whose_asker_has_left",
     ),
     Mutant(
         "an actor is passivated while its effects run",
@@ -295,6 +288,7 @@ PROMISES = [
         "if self.control:\n        return self.control.popleft()\n    if self.mail:",
         "if self.control and not self.mail:\n        return self.control.popleft()\n"
         "    if self.mail:",
+        test="tests/runtime/test_batches.py::test_a_batch_begins_with_its_control_messages",
     ),
     Mutant(
         "an event behind a gap is given to a subscriber",
@@ -302,6 +296,8 @@ PROMISES = [
         "_take_offered",
         "if offered.seq == self._cursor + 1:",
         "if offered.seq in (self._cursor + 1, self._cursor + 2):",
+        test="tests/actors/owner/test_hints.py::"
+        "test_an_event_behind_a_gap_is_not_given_before_those_in_the_gap",
     ),
     Mutant(
         "a page whose reading was cancelled is taken for read",
@@ -316,6 +312,7 @@ PROMISES = [
         "owner_began",
         "reader.look()",
         "pass",
+        is_open=True,
     ),
     Mutant(
         "a deletion is told before it is durable",
@@ -324,6 +321,8 @@ PROMISES = [
         "    try:\n        deletion = await journal.delete",
         "    self._setup.subscriptions.deleted(self._conversation_id)\n"
         "    try:\n        deletion = await journal.delete",
+        test="tests/actors/conversations/test_deletion.py::"
+        "test_no_caller_is_told_of_a_deletion_before_it_is_durable",
     ),
     Mutant(
         "the lease is counted from after the claim",
@@ -332,6 +331,8 @@ PROMISES = [
         "claim = await journal.claim(self._conversation_id)",
         "claim = await journal.claim(self._conversation_id)\n"
         "    self._claimed_at = self._setup.ports.monotonic()",
+        test="tests/actors/owner/test_lapsed_leases.py::"
+        "test_a_lease_that_was_lost_during_the_claim_is_no_lease_for_what_was_claimed",
     ),
     Mutant(
         "a load keeps a call whose result was retracted",
@@ -339,6 +340,8 @@ PROMISES = [
         "_retract",
         "self._watch(event.retracted_event_ids, None)",
         "pass",
+        test="tests/actors/core/test_view.py::"
+        "test_a_load_does_not_keep_a_call_whose_result_was_retracted",
     ),
     Mutant(
         "a load does not look at where a summary was put",
@@ -346,6 +349,7 @@ PROMISES = [
         "_condense",
         "self._watch(event.forgotten_event_ids, offset)",
         "self._watch(event.forgotten_event_ids, None)",
+        is_open=True,
     ),
     Mutant(
         "a call stays pending though another response has followed",
@@ -353,6 +357,8 @@ PROMISES = [
         "add_action",
         "elif response_id != self._response:\n        self.end_response()",
         "elif response_id != self._response:\n        pass",
+        test="tests/actors/core/test_view.py::"
+        "test_no_call_is_pending_once_another_response_has_followed",
     ),
     Mutant(
         "the newest event id is taken for the largest",
@@ -360,6 +366,7 @@ PROMISES = [
         "fold",
         "self.event_id_max = max(self.event_id_max, event.id)",
         "self.event_id_max = event.id",
+        is_open=True,
     ),
     Mutant(
         "the newest forgotten message id is taken for the largest",
@@ -374,6 +381,8 @@ PROMISES = [
         "_is_unfinished_after",
         "return bool(turns.queued)",
         "return False",
+        test="tests/actors/journals/sqlite/test_state.py::"
+        "test_the_journal_knows_if_a_turn_runs_or_a_message_waits",
     ),
     Mutant(
         "the head is read before the epoch is claimed",
@@ -383,6 +392,7 @@ PROMISES = [
         "found = [i for i in await journal.list() if i.conversation_id == self._conversation_id]\n"
         "    claim = await journal.claim(self._conversation_id)\n"
         "    claim = type(claim)(claim.epoch, found[0].head if found else 0)",
+        is_open=True,
     ),
     Mutant(
         "a view that was handed out grows",
@@ -397,6 +407,8 @@ PROMISES = [
         "decide",
         "if violation is not None:",
         "if violation is not None:\n        working.apply(decision)",
+        test="tests/actors/owner/test_loop.py::"
+        "test_a_refused_event_is_seen_by_nobody_and_kept_among_the_rejections",
     ),
     Mutant(
         "a rejected event is not kept among the rejections",
@@ -404,6 +416,8 @@ PROMISES = [
         "_commit",
         "if rejections:",
         "if False:",
+        test="tests/actors/owner/test_loop.py::"
+        "test_a_refused_event_is_seen_by_nobody_and_kept_among_the_rejections",
     ),
     Mutant(
         "a call that is not idempotent runs again when its turn is resumed",
@@ -411,6 +425,7 @@ PROMISES = [
         "_answer_open_calls",
         "or tools.is_idempotent(action.tool_name)",
         "or True",
+        is_open=True,
     ),
     Mutant(
         "calls that the user rejected run",
@@ -418,6 +433,7 @@ PROMISES = [
         "_answer",
         "rejected = tuple(c for c in awaiting if answers[c] is not True)",
         "rejected = ()",
+        is_open=True,
     ),
     Mutant(
         "senders that wait for room are admitted last first",
@@ -425,6 +441,8 @@ PROMISES = [
         "admit",
         "sender, _ = waiting.popitem(last=False)",
         "sender, _ = waiting.popitem()",
+        test="tests/runtime/test_mailbox.py::"
+        "test_a_sender_waits_for_room_and_is_admitted_in_its_turn",
     ),
     Mutant(
         "an abandoned ask is handled",
@@ -432,6 +450,8 @@ PROMISES = [
         "run_slice",
         "if item.is_done:  # its asker has left, or its deadline has passed",
         "if False:",
+        test="tests/runtime/test_ask.py::"
+        "test_a_deadline_before_the_start_means_that_nothing_happened",
     ),
     Mutant(
         "a restart loses the mail that waits",
@@ -439,6 +459,7 @@ PROMISES = [
         "_proceed",
         "self.restarts += 1\n        return True",
         "self.restarts += 1\n            self.mail.clear()\n        return True",
+        is_open=True,
     ),
     Mutant(
         "the buffer of a subscriber has no limit",
@@ -453,6 +474,8 @@ PROMISES = [
         "_know",
         "if not (known in self._queued or known in kept)",
         "if True",
+        test="tests/actors/core/test_turn_rules.py::"
+        "test_a_message_that_joins_a_turn_of_very_many_keeps_the_seq_of_its_first_event",
     ),
     Mutant(
         "the agent of an interrupted turn is not cancelled",
@@ -467,6 +490,7 @@ PROMISES = [
         "_begin_step",
         "if not working.state.admission.open_calls:",
         "if True:",
+        is_open=True,
     ),
     Mutant(
         "a chat message that missed the turn it steers gets none of its own",
@@ -502,6 +526,7 @@ PROMISES = [
         "_begin_with",
         "is_answer_over=True",
         "is_answer_over=False",
+        is_open=True,
     ),
     Mutant(
         "a condensation is judged by the view that its condenser was shown",
@@ -509,6 +534,7 @@ PROMISES = [
         "_propose",
         "check_proposal(command.proposal, command.shown, view)",
         "check_proposal(command.proposal, command.shown, command.shown)",
+        is_open=True,
     ),
     Mutant(
         "a summary goes to the end of the view",
@@ -516,6 +542,8 @@ PROMISES = [
         "_condense",
         "events.insert(event.summary_offset, summary)",
         "events.append(summary)",
+        test="tests/actors/core/test_view.py::"
+        "test_a_condensation_forgets_and_puts_its_summary_at_the_offset_of_what_is_left",
     ),
     Mutant(
         "readers are not told that their owner has ended",
@@ -523,6 +551,7 @@ PROMISES = [
         "owner_ended",
         "reader.owner_ended(is_wanted=is_wanted)",
         "pass",
+        is_open=True,
     ),
     Mutant(
         "a full page is taken for the last one",
@@ -558,6 +587,8 @@ PROMISES = [
         "take_ready",
         "if call_id in open_calls",
         "if False",
+        test="tests/actors/owner/test_parked_results.py::"
+        "test_a_parked_result_follows_its_call_in_the_same_commit",
     ),
     Mutant(
         "a snapshot forgets the chat messages that wait",
@@ -565,6 +596,7 @@ PROMISES = [
         "_restore",
         "self.turns = folds.turns",
         "self.turns = folds.turns; self.turns._queued.clear()",
+        is_open=True,
     ),
     Mutant(
         "the last event of a snapshot is folded once more",
@@ -579,6 +611,7 @@ PROMISES = [
         "_find",
         "ways: list[tuple[str, ...]] = [(start,)]",
         "ways: list[tuple[str, ...]] = []",
+        is_open=True,
     ),
     Mutant(
         "a follower is given an answer from its middle",
@@ -593,6 +626,7 @@ PROMISES = [
         "_resume",
         "unstarted=turns.confirmed",
         "unstarted=()",
+        is_open=True,
     ),
     Mutant(
         "what an agent says during a pause is never answered",
@@ -600,6 +634,7 @@ PROMISES = [
         "_decide_one",
         "self._held.append(taken)",
         "pass",
+        is_open=True,
     ),
     Mutant(
         "an append that is sent again is refused",
@@ -607,6 +642,7 @@ PROMISES = [
         "append",
         "if all(record.event_id in events for record in records):",
         "if False:",
+        is_open=True,
     ),
 ]
 """Faults placed by what is promised, and not by where the code is that keeps the promise."""

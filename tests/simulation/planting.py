@@ -2,7 +2,7 @@
 
     TURNKEEPER_PLANTED="an abandoned ask is handled" pytest -p tests.simulation.planting FILE
 
-`test_mutants` runs the tests so that hold what the simulated world cannot see.
+`test_mutants` has it show that the test which a fault names does find it.
 """
 
 from __future__ import annotations
