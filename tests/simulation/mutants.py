@@ -23,9 +23,11 @@ from turnkeeper.actors.core.properties import _Groups
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.core.turn_table import TurnTable
 from turnkeeper.actors.core.view import View, ViewFold
+from turnkeeper.actors.core.working_state import Written
 from turnkeeper.actors.journals import memory
 from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.actors.journals.sqlite import state as state_shell
+from turnkeeper.actors.models import base as models_base
 from turnkeeper.actors.owner import loading
 from turnkeeper.actors.owner.actor import ConversationActor
 from turnkeeper.actors.owner.recovery import Recovery
@@ -619,6 +621,20 @@ PROMISES = [
         "_take_due_piece",
         "answer.piece_after(taken)",
         "answer.piece_after(min(max(1, taken), self._pieces_taken - 1))",
+    ),
+    Mutant(
+        "half a character at the end of an answer is not among its pieces",
+        Written,
+        "mend",
+        "or not self.half",
+        "or True",
+    ),
+    Mutant(
+        "a step names another view than its model was given",
+        models_base,
+        "request_of",
+        "view_seq=request.view.seq",
+        "view_seq=max(1, request.view.seq - 1)",
     ),
     Mutant(
         "calls confirmed during a pause count as started",
