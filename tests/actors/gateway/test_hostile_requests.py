@@ -1,0 +1,101 @@
+"""Requests drawn from the gateway's own OpenAPI document, valid and not, and cuts at any byte."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+
+import anyio
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+
+from tests.actors.conversations.worlds import HeldAgent
+from turnkeeper.actors import Conversations, MemoryJournal, gateway
+
+from .worlds import JSON, World, gateway_world
+
+pytestmark = pytest.mark.anyio
+
+_API = gateway.app(Conversations(HeldAgent(), journal=MemoryJournal())).api
+REQUESTS = schemathesis.openapi.from_dict(_API.openapi()).as_strategy()
+
+
+@pytest.fixture(scope="module")
+async def client(anyio_backend: object) -> AsyncIterator[httpx.AsyncClient]:
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        transport = httpx.ASGITransport(gateway.app(conversations))
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", headers=JSON
+        ) as client:
+            yield client
+
+
+@settings(
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(case=REQUESTS)
+async def test_no_request_makes_the_server_fail(
+    client: httpx.AsyncClient, case: schemathesis.Case
+) -> None:
+    # Streams without an end have tests of their own.
+    query = {**(case.query or {}), "live": "false"}
+    has_body = isinstance(case.body, dict | list | str | int | float | bool)
+    headers = {name: value for name, value in (case.headers or {}).items() if _is_sendable(value)}
+    with anyio.fail_after(60):
+        reply = await client.request(
+            case.method,
+            case.formatted_path,
+            params=query,
+            json=case.body if has_body else {},
+            headers={**headers, **JSON},
+        )
+
+    assert reply.status_code < 500, reply.text
+    if reply.status_code >= 400:
+        assert reply.headers["content-type"] == "application/problem+json"
+        assert reply.json()["status"] == reply.status_code
+
+
+def _is_sendable(value: object) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isprintable()
+
+
+async def test_a_reader_that_is_cut_at_any_byte_has_everything_once_and_in_order() -> None:
+    """As `EventSource` does: it keeps the id of the last whole event, and comes back with that."""
+    random_of = random.Random(7)
+    async with gateway_world() as world:
+        for n in range(3):
+            await world.answered("alice", f"tool {n}")
+        wanted = [
+            f"{logged.seq}.{logged.event.id}"
+            async for logged in world.conversations["alice"].events(live=False)
+        ]
+
+        for _ in range(6):
+            seen: list[str] = []
+            while len(seen) < len(wanted):
+                received = await _read_some(world, seen, random_of.randrange(1, 3_000))
+                whole = received.split(b"\n\n")[:-1]
+                seen += [_id_of(event) for event in whole if event.startswith(b"id: ")]
+            assert seen == wanted
+
+
+async def _read_some(world: World, seen: list[str], length: int) -> bytes:
+    """Open the stream after the last id, and cut the connection after so many bytes."""
+    host, _, port = world.address.removeprefix("http://").partition(":")
+    last = f"Last-Event-ID: {seen[-1]}\r\n" if seen else ""
+    received = b""
+    async with await anyio.connect_tcp(host, int(port)) as stream:
+        await stream.send(
+            f"GET /v1/conversations/alice/events HTTP/1.0\r\nHost: {host}\r\n{last}\r\n".encode()
+        )
+        while len(received) < length + 400 and b'"turn_ended"' not in received[-2_000:]:
+            received += await stream.receive()
+    return received.partition(b"\r\n\r\n")[2][:length]
+
+
+def _id_of(event: bytes) -> str:
+    return event.partition(b"\n")[0].removeprefix(b"id: ").decode()
