@@ -23,6 +23,7 @@ from ..conversations.turn import Turn, TurnEnd
 from ..core.commands import OnOverlap
 from ..core.state import ColdLoad
 from ..events import ImageContent
+from ..journal import ListOrder
 from ..journals.transfer import export_lines
 from .events import feed_events, page_of_events
 from .names import ID_LENGTH_MAX, SEQ_MAX, Cursor, from_path, is_known_id, is_new_id, to_path
@@ -43,8 +44,8 @@ from .wire import (
     conversation_json,
     deletion_json,
     event_json,
-    info_json,
     rejection_json,
+    row_json,
     state_json,
     step_json,
 )
@@ -346,17 +347,31 @@ async def fork(caller: Writing, body: ForkBody) -> Response:
 async def list_conversations(
     caller: Listing,
     *,
-    limit: Annotated[int, Query(ge=1)] = 100,
-    after: Annotated[str, Query(description="The id after which the page begins.")] = "",
+    limit: Annotated[int, Query(ge=1)] = 50,
+    cursor: Annotated[str | None, Query(description="The `cursor` of the page before.")] = None,
+    prefix: Annotated[str, Query(description="Of their ids.", max_length=ID_LENGTH_MAX)] = "",
+    owner: str | None = None,
+    status: str | None = None,
+    label: Annotated[str | None, Query(description="`name=value`")] = None,
+    order: ListOrder = "id",
 ) -> Response:
-    """Return a page of the caller's conversations, by id."""
-    limit = min(limit, caller.service.limits.page_max)
-    rows = []
-    for info in await caller.service.conversations.journal.list():
-        local_id = caller.rename(info.conversation_id)
-        if local_id is not None and local_id > after:
-            rows.append(info_json(info, local_id))
-    return json_reply({"conversations": rows[:limit], "has_more": len(rows) > limit})
+    """Return a page of the caller's conversations, without opening them."""
+    name, equals, value = (label or "").partition("=")
+    page = await caller.service.conversations.list(
+        limit=min(limit, caller.service.limits.page_max),
+        cursor=cursor,
+        prefix=caller.stored(prefix),
+        owner=owner,
+        status=status,
+        label=(name, value) if equals else None,
+        order=order,
+    )
+    principal = caller.principal
+    shows_address = principal is None or principal.is_admin
+    rows = [row_json(row, caller.rename, shows_address=shows_address) for row in page.rows]
+    return json_reply(
+        {"conversations": rows, "cursor": page.cursor, "is_complete": page.is_complete}
+    )
 
 
 @router.get(HERE)

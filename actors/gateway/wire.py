@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from ..core.listing import ListedConversation
 from ..core.state import Folded
 from ..core.steps import Step
 from ..events import Event, ForkedFromEvent, LoggedEvent, TextDelta, encode_event
-from ..journal import ConversationInfo, Deletion, Rejection
+from ..journal import Deletion, Rejection
 from ..values.text import storable
 from .names import Cursor
 
@@ -18,10 +19,10 @@ __all__ = [
     "conversation_json",
     "deletion_json",
     "event_json",
-    "info_json",
     "logged_json",
     "piece_json",
     "rejection_json",
+    "row_json",
     "sse",
     "state_json",
     "step_json",
@@ -117,13 +118,30 @@ def conversation_json(state: Folded, local_id: str) -> Json:
     }
 
 
-def info_json(info: ConversationInfo, local_id: str) -> Json:
-    """Return a row of the list of conversations."""
+def row_json(row: ListedConversation, rename: Rename, *, shows_address: bool) -> Json:
+    """Return a row of a list of conversations."""
+    parent = None
+    if row.forked_from is not None and (parent_id := rename(row.forked_from[0])) is not None:
+        parent = {"id": parent_id, "seq": row.forked_from[1]}
     return {
-        "id": local_id,
-        "head": info.head,
-        "is_unfinished": info.is_unfinished,
-        "updated_at": info.updated_at,
+        "id": rename(row.conversation_id),
+        "title": row.title,
+        "owner": row.owner,
+        "labels": dict(row.labels),
+        "created_at": None if row.created_at is None else row.created_at.isoformat(),
+        "active_at": row.active_at.isoformat(),
+        "updated_at": row.updated_at.isoformat(),
+        "head": row.head,
+        "status": row.status,
+        "queued": row.queued,
+        "waits_for": row.waits_for,
+        "waiting_calls": list(row.waiting_calls),
+        "last_message": row.last_message,
+        "last_by": row.last_by,
+        "forked_from": parent,
+        "is_stale": row.is_stale,
+        "owned": row.owned,
+        "address": row.address if shows_address else "",
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import httpx
@@ -38,7 +39,7 @@ async def client(anyio_backend: object) -> AsyncIterator[httpx.AsyncClient]:
 )
 @given(case=REQUESTS)
 async def test_no_request_makes_the_server_fail(
-    client: httpx.AsyncClient, case: schemathesis.Case
+    client: httpx.AsyncClient, case: schemathesis.Case[Any]
 ) -> None:
     # Streams without an end have tests of their own.
     query = {**(case.query or {}), "live": "false"}

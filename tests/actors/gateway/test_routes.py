@@ -187,15 +187,23 @@ async def test_a_deletion_gives_its_receipt(world: World) -> None:
 
 async def test_conversations_are_listed_by_pages(world: World) -> None:
     for name in ("a", "b", "c"):
-        await world.answered(name, "one")
+        await world.answered(name, f"hello {name}")
 
-    first = (await world.http.get("/v1/conversations", params={"limit": 2})).json()
-    rest = (await world.http.get("/v1/conversations", params={"after": "b"})).json()
+    async def page(**query: object) -> tuple[list[str], str | None]:
+        given = {name: str(value) for name, value in query.items()}
+        found = (await world.http.get("/v1/conversations", params=given)).json()
+        return [row["id"] for row in found["conversations"]], found["cursor"]
 
-    assert [row["id"] for row in first["conversations"]] == ["a", "b"]
-    assert first["has_more"]
-    assert [row["id"] for row in rest["conversations"]] == ["c"]
-    assert not rest["has_more"]
+    first, cursor = await page(limit=2)
+    assert first == ["a", "b"]
+    assert await page(limit=2, cursor=cursor) == (["c"], None)
+    assert (await page(order="activity"))[0] == ["c", "b", "a"]
+    await world.http.patch("/v1/conversations/b", json={"labels": {"team": "books"}})
+    assert (await page(label="team=books"))[0] == ["b"]
+    row = (await world.http.get("/v1/conversations?prefix=b")).json()["conversations"][0]
+    assert (row["last_message"], row["status"]) == ("a(hello b)", "finished")
+    forged = await world.http.get("/v1/conversations", params={"cursor": "planted"})
+    assert (forged.status_code, "planted" in forged.text) == (422, False)
 
 
 async def test_an_export_can_be_imported_again(world: World) -> None:
