@@ -621,6 +621,7 @@ PROMISES = [
         "_take_due_piece",
         "answer.piece_after(taken)",
         "answer.piece_after(min(max(1, taken), self._pieces_taken - 1))",
+        600,
     ),
     Mutant(
         "half a character at the end of an answer is not among its pieces",
@@ -628,6 +629,7 @@ PROMISES = [
         "mend",
         "or not self.half",
         "or True",
+        600,
     ),
     Mutant(
         "a step names another view than its model was given",
