@@ -11,9 +11,8 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from ..errors import InvalidInput
 from ..events import (
@@ -188,9 +187,9 @@ class ListedConversation(NamedTuple):
     owner: str
     """The user whose conversation it is; empty if it has none."""
     labels: Mapping[str, str]
-    created_at: datetime | None
-    """None if that is not known: see `is_stale`."""
-    active_at: datetime
+    created_at: float | None
+    """Seconds since the Unix epoch, UTC; None if that is not known: see `is_stale`."""
+    active_at: float
     """The time of its last chat message, turn or hold."""
     head: int
     """The seq that its log ends at."""
@@ -207,7 +206,7 @@ class ListedConversation(NamedTuple):
     last_by: Literal["", "user", "agent"]
     forked_from: tuple[str, int] | None
     """The conversation that it is a fork of, and the seq."""
-    updated_at: datetime
+    updated_at: float
     """The time of its last record, of any kind."""
     is_stale: bool
     """The log has gone on since; the next owner, or `turnkeeper reindex`, mends it."""
@@ -231,37 +230,36 @@ class ConversationPage:
 def page_of(page: ListPage, query: ListQuery) -> ConversationPage:
     """Return a page of the journal for readers."""
     cursor = None if page.next is None else _encode_cursor(page.next, query)
-    return ConversationPage([_listed(row) for row in page.rows], cursor, page.is_complete)
+    # All of them at once: most of the time for one is in the call.
+    shown = json.loads(f"[{','.join([row.listing.payload or '{}' for row in page.rows])}]")
+    return ConversationPage(list(map(_listed, page.rows, shown)), cursor, page.is_complete)
 
 
-def _listed(row: ListRow) -> ListedConversation:
-    listing = row.listing
-    shown = json.loads(listing.payload) if listing.payload else {}
-    parent = shown.get("parent")
+def _listed(row: ListRow, shown: dict[str, Any]) -> ListedConversation:
+    name, head, updated_us, listing, is_stale, owned, address = row
+    seq, owner, status, created_us, active_us, labels, _ = listing
+    get = shown.get
+    parent = get("parent")
     return ListedConversation(
-        row.conversation_id,
-        shown.get("title", ""),
-        listing.owner,
-        listing.labels,
-        _time(listing.created_us) if listing.seq else None,
-        _time(listing.active_us),
-        row.head,
-        listing.status,
-        shown.get("queued", 0),
-        shown.get("waits"),
-        shown.get("calls", ()),
-        shown.get("said", ""),
-        shown.get("by", ""),
+        name,
+        get("title", ""),
+        owner,
+        labels,
+        created_us / 1_000_000 if seq else None,
+        active_us / 1_000_000,
+        head,
+        status,
+        get("queued", 0),
+        get("waits"),
+        get("calls", ()),
+        get("said", ""),
+        get("by", ""),
         None if parent is None else (parent[0], parent[1]),
-        _time(row.updated_us),
-        row.is_stale,
-        row.owned,
-        row.address,
+        updated_us / 1_000_000,
+        is_stale,
+        owned,
+        address,
     )
-
-
-def _time(microseconds: int) -> datetime:
-    return datetime.fromtimestamp(microseconds / 1_000_000, UTC)
 
 
 def make_query(

@@ -219,7 +219,7 @@ def _row_of(
 ) -> tuple[ListRow, ListKey]:
     number, name, *facts, seal, head, updated_us, last = row
     listing = _whole(name, facts, seal)
-    is_stale = has_moved(connection, listing, head, last)
+    is_stale = listing.seq != head and has_moved(connection, listing, head, last)
     key: ListKey
     if query.order == "id":
         key = (name,)
