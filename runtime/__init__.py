@@ -22,6 +22,7 @@ from ._region import Region
 from ._reports import (
     DeadLetter,
     Failure,
+    LoopBlocked,
     RegionOverflow,
     Restart,
     Stopped,
@@ -72,6 +73,7 @@ __all__ = [
     "Ids",
     "InvariantViolation",
     "LeftUndone",
+    "LoopBlocked",
     "MailboxFull",
     "MailboxSettings",
     "Message",

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["DeadLetter", "Failure", "RegionOverflow", "Restart", "Stopped", "Stuck"]
+__all__ = [
+    "DeadLetter",
+    "Failure",
+    "LoopBlocked",
+    "RegionOverflow",
+    "Restart",
+    "Stopped",
+    "Stuck",
+]
 
 
 class Failure(NamedTuple):
@@ -42,6 +50,16 @@ class DeadLetter(NamedTuple):
     message: object
     actor: str
     reason: str
+
+
+class LoopBlocked(NamedTuple):
+    """Code in the event loop did not yield for `seconds` or longer; `stack` is what it was doing.
+
+    Published once the loop goes on; the log line comes while it is blocked.
+    """
+
+    seconds: float
+    stack: str
 
 
 class RegionOverflow(NamedTuple):

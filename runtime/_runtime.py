@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import warnings
 from collections.abc import Callable
 from contextvars import copy_context
@@ -39,6 +40,7 @@ from ._cell import Spec
 from ._dead_letters import DeadLetters
 from ._event_stream import EventStream
 from ._logger import logger
+from ._loop_watch import LoopWatch
 from ._mailbox import MailboxSettings
 from ._portal import Portal
 from ._ref import Ref
@@ -75,9 +77,10 @@ class Runtime:
     All limits are in seconds. `drain_s`: the time for queued messages to be handled on leaving.
     `stop_s`: the time that an actor that is told to stop, and those below it, may go on with their
     messages. `cleanup_s`: the time for a hook. `kill_s`: the time that cancelled code may take to
-    end before it counts as stuck. `handle_signals`: SIGINT and SIGTERM leave the runtime, as if
-    its block had ended there; a second one cuts `drain_s` and `stop_s` short. For programs that
-    own their process; main thread only.
+    end before it counts as stuck. `report_blocked_s`: warn, and publish a `LoopBlocked`, if code
+    in the loop does not yield for so long; it takes a thread. `handle_signals`: SIGINT and SIGTERM
+    leave the runtime, as if its block had ended there; a second one cuts `drain_s` and `stop_s`
+    short. For programs that own their process; main thread only.
     """
 
     def __init__(
@@ -89,9 +92,12 @@ class Runtime:
         stop_s: float = 5.0,
         cleanup_s: float = 5.0,
         kill_s: float = 1.0,
+        report_blocked_s: float | None = None,
         handle_signals: bool = False,
     ) -> None:
         self._is_open = False  # first: `__del__` looks at it
+        if report_blocked_s is not None and not 0 < report_blocked_s < threading.TIMEOUT_MAX:
+            raise ValueError(f"report_blocked_s is {report_blocked_s!r}; it takes seconds above 0")
         self._is_entered = self._has_block = False
         limits = Limits(drain_s, stop_s, cleanup_s, kill_s)
         self.left_undone: tuple[LeftUndone, ...] = ()
@@ -103,6 +109,9 @@ class Runtime:
         self._failure: BaseException | None = None
         self._host_ended = anyio.Event()
         self._handles_signals = handle_signals
+        self._loop_watch = (
+            None if report_blocked_s is None else LoopWatch(self._system, report_blocked_s)
+        )
         self.stopped_by: signal.Signals | None = None
         """The signal that ended the block, if one did."""
         self._portal: Portal | None = None
@@ -277,6 +286,8 @@ class Runtime:
                 self._tasks = tasks
                 system.open(tasks)
                 tasks.start_soon(self._run_clock)
+                if self._loop_watch is not None:
+                    self._loop_watch.start()
                 if self._handles_signals:
                     listening: OneShot[None] = OneShot()
                     tasks.start_soon(self._listen, listening)
@@ -324,6 +335,8 @@ class Runtime:
         )
 
     def _end_host(self, ready: OneShot[None]) -> None:
+        if self._loop_watch is not None:
+            self._loop_watch.stop()
         self._system.pool.close()
         self._host_ended.set()
         self._is_closed.set()

@@ -1,0 +1,76 @@
+"""Code that blocks the event loop is found from outside of it, and shown."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import anyio
+import pytest
+
+from turnkeeper.runtime import Actor, LoopBlocked, Runtime
+
+pytestmark = pytest.mark.anyio
+
+
+class Told(logging.Handler):
+    """Keeps the warnings that a loop is blocked, and says that the first has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.has_come = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if "event loop blocked" in line:
+            self.lines.append(line)
+            self.has_come.set()
+
+
+class Blocking(Actor[str]):
+    def __init__(self, told: Told) -> None:
+        self._told = told
+
+    async def receive(self, message: str) -> None:
+        self.block_the_loop()
+
+    def block_the_loop(self) -> None:
+        assert self._told.has_come.wait(60)
+
+
+async def test_a_handler_that_blocks_the_loop_is_reported_with_its_stack() -> None:
+    told = Told()
+    log = logging.getLogger("turnkeeper.runtime")
+    log.addHandler(told)
+    try:
+        async with Runtime(report_blocked_s=0.05) as runtime:
+            with runtime.events.subscribe(LoopBlocked) as reports:
+                blocking = runtime.spawn(lambda: Blocking(told), name="blocking")
+                await blocking.ask("a secret")
+                with anyio.fail_after(60):
+                    # A machine that stands still is a loop that does, so others may come too.
+                    while True:
+                        report = await anext(reports)
+                        if "block_the_loop" in report.stack:
+                            break
+    finally:
+        log.removeHandler(told)
+    assert report.seconds == 0.05
+    (line, *_) = (line for line in told.lines if "block_the_loop" in line)
+    assert "a secret" not in line
+
+
+async def test_no_thread_is_left_behind() -> None:
+    async with Runtime(report_blocked_s=0.01):
+        watches = [one for one in threading.enumerate() if one.name == "turnkeeper-loop-watch"]
+        assert watches
+    for watch in watches:
+        watch.join(60)
+        assert not watch.is_alive()
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+async def test_a_time_that_makes_no_sense_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="report_blocked_s"):
+        Runtime(report_blocked_s=seconds)
