@@ -155,6 +155,37 @@ class NothingToRetract(Refused):
         self.turn_id = turn_id
 
 
+class NotReplaceable(Refused):
+    """A chat message cannot be replaced by another; nothing was written.
+
+    `reason`: "joined", it is not the first message of its turn; "not_in_view", it has left the view
+    (replaced, retracted, rolled back, withdrawn or condensed); "condensed", a condensation has
+    forgotten a part of what would be replaced; "by_hand", it, or events that are tied to what would
+    be replaced, were appended by hand.
+    """
+
+    def __init__(
+        self,
+        conversation_id: str,
+        message_id: str,
+        reason: Literal["joined", "not_in_view", "condensed", "by_hand"],
+    ) -> None:
+        found = {
+            "joined": "it has joined the turn of another message; replace that one",
+            "not_in_view": "it has left the view, replaced already, taken back or condensed",
+            "condensed": "a part of what would be replaced is condensed",
+            "by_hand": "events that were appended by hand hold it",
+        }
+        super().__init__(
+            f"chat message {message_id} of conversation {conversation_id} is not replaced: "
+            f"{found[reason]}; nothing was written; send the new message without replaces, or "
+            "fork the conversation at an earlier seq"
+        )
+        self.conversation_id = conversation_id
+        self.message_id = message_id
+        self.reason = reason
+
+
 class NotRetractable(Refused):
     """A turn cannot leave the view as a whole; nothing was written.
 

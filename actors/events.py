@@ -208,6 +208,8 @@ class UserMessageEvent(LLMConvertibleEvent):
     queued_event_id: str | None = None
     is_reminder: bool = False
     """True if it is not by the user: the agent's loop tells its model something during a turn."""
+    replaces: str | None = None
+    """The id of the chat message that it was sent in place of."""
 
     def to_llm_message(self) -> LLMMessage:
         if not self.images:
@@ -328,6 +330,10 @@ class MessageQueuedEvent(Event):
     """The turn that it joins at the next step, unless that turn ends first."""
     queued_again: bool = False
     """True if it had joined a turn that was rolled back, and waits once more."""
+    replaces: str | None = None
+    """The id of the chat message that it was sent in place of."""
+    place: int | None = None
+    """The seq at which that message first came: its place in the queue is taken over."""
 
 
 class MessageWithdrawnEvent(Event):
@@ -335,6 +341,8 @@ class MessageWithdrawnEvent(Event):
 
     kind: Literal["message_withdrawn"] = "message_withdrawn"
     message_id: str
+    replaced_by: str | None = None
+    """The id of the chat message that takes its place, if one does."""
 
 
 class TurnStartedEvent(Event):

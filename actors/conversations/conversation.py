@@ -82,6 +82,7 @@ class Conversation:
         images: Sequence[ImageContent] = (),
         message_id: str | None = None,
         on_overlap: OnOverlap | None = None,
+        replaces: str | None = None,
     ) -> Turn:
         """Put a chat message into the conversation; it is durable when this returns.
 
@@ -89,10 +90,15 @@ class Conversation:
         `InvalidInput`, `TurnInProgress` (with `on_overlap="reject"`), `QueueFull`,
         `MessageIdConflict` if the id is known with other content, and the journal's own errors.
         After `OutcomeUnknown` or a cancellation, send it again under the same id.
+
+        `replaces`: the message id of an earlier chat message, which this one edits. Its turn and
+        all later turns leave the view, a turn that runs ends as rolled back, and the new message's
+        turn begins, in one commit. Raises `NotReplaceable`, and `MessageNotFound` if there is no
+        message of that id. The log keeps all, and what tools did stays done.
         """
         if message_id is None:
             message_id = self._setup.ports.ids.new()
-        send = Send(message_id, content, tuple(images), on_overlap)
+        send = Send(message_id, content, tuple(images), on_overlap, replaces)
         sent = await self._ref.ask(send)
         return self._turn(sent)
 

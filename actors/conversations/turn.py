@@ -151,7 +151,9 @@ class _TurnWatch:
                 # It waits; again, if the turn that it had joined was rolled back.
                 self.turn_id, self._has_begun, self._reply = waits, False, ""
             case MessageWithdrawnEvent(message_id=self._message_id):
-                self.end = TurnEnd("withdrawn", "", "cancelled by its caller")
+                by = event.replaced_by
+                why = "cancelled by its caller" if by is None else f"replaced by chat message {by}"
+                self.end = TurnEnd("withdrawn", "", why)
             case ForkedFromEvent(conversation_id=origin) if not self._has_begun:
                 self.end = TurnEnd("withdrawn", "", f"it waits in conversation {origin}")
             case AgentMessageEvent(turn_id=self.turn_id, content=content):

@@ -119,9 +119,13 @@ class Send(Message[Sent]):
     images: tuple[ImageContent, ...] = ()
     on_overlap: OnOverlap | None = None
     """None: as the conversation's own setting says."""
+    replaces: str | None = None
+    """The chat message that it replaces, with its turn and all later turns."""
 
     def __post_init__(self) -> None:
         check_id("message_id", self.message_id)
+        if self.replaces is not None:
+            check_id("replaces", self.replaces)
         check_text("content", self.content)
         for image in self.images:
             if not isinstance(image, ImageContent):

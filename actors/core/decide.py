@@ -117,6 +117,8 @@ def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
         raise NotAppendable(working.conversation_id, type(event).__name__)
     if isinstance(event, UserMessageEvent) and event.queued_event_id is not None:
         raise NotAppendable(working.conversation_id, "queued UserMessageEvent")
+    if isinstance(event, UserMessageEvent) and event.replaces is not None:
+        raise NotAppendable(working.conversation_id, "UserMessageEvent that replaces another")
     if isinstance(event, UserMessageEvent) and event.message_id is not None:
         message = working.state.turns.find(event.message_id) or stamp.known_message
         if message is not None:
@@ -143,10 +145,10 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
             if known.event != events[0]:
                 raise EventIdConflict(working.conversation_id, {event.id: known.seq})
             return Decision(reply=Duplicate(known.seq + len(events) - 1))
-        is_chat_message = isinstance(event, UserMessageEvent) and (
-            event.message_id is not None or event.queued_event_id is not None
+        is_sent = isinstance(event, UserMessageEvent) and (
+            (event.message_id, event.queued_event_id, event.replaces) != (None, None, None)
         )
-        if is_chat_message or not isinstance(event, (*_APPENDABLE, RetractionEvent)):
+        if is_sent or not isinstance(event, (*_APPENDABLE, RetractionEvent)):
             raise NotAppendable(working.conversation_id, type(event).__name__)
     _check_leaves_turn_alone(working, events)
     draft = Draft(working, stamp)

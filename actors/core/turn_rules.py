@@ -16,7 +16,9 @@ from ..errors import (
     ConversationNotFound,
     Draining,
     MessageIdConflict,
+    MessageNotFound,
     NotConfirmable,
+    NotReplaceable,
     QueueFull,
     StaleTurn,
     TurnInProgress,
@@ -157,12 +159,14 @@ def _send(draft: Draft, command: Send) -> Decision:
     # whatever else holds now.
     known = turns.find(command.message_id) or draft.stamp.known_message
     if known is not None:
-        if known.digest != content_digest(command.content, command.images):
+        if known.digest != content_digest(command.content, command.images, command.replaces):
             raise MessageIdConflict(working.conversation_id, command.message_id, known.seq)
         return Decision(reply=Sent(command.message_id, known.seq, known.turn_id, is_duplicate=True))
     if working.draining == "refuse":
         raise Draining(working.conversation_id)
     running = turns.running
+    if command.replaces is not None:
+        return _replace(draft, command, command.replaces)
     if running is None:
         if turns.is_paused or working.draining:
             add_first_prompt(draft)
@@ -211,12 +215,82 @@ def _begin_with(draft: Draft, command: Send, *, overlapped: OnOverlap | None = N
         content=command.content,
         images=command.images,
         message_id=command.message_id,
+        replaces=command.replaces,
     )
     return draft.decision(
         Sent(command.message_id, draft.seq, turn_id, overlapped=overlapped),
         effects=(*stop, StartTurn(turn_id)),
         is_answer_over=True,
     )
+
+
+def _replace(draft: Draft, command: Send, target_id: str) -> Decision:
+    """Take the turns from another message's on out of the view, and begin the new one's turn.
+
+    A message that waits is withdrawn instead, and the new one takes its place.
+    """
+    working, state = draft.working, draft.working.state
+    name, turns = working.conversation_id, state.turns
+    running = turns.running
+    if running is not None and (command.on_overlap or working.settings.on_overlap) == "reject":
+        raise TurnInProgress(name, running.turn_id)
+    target = turns.find(target_id) or draft.stamp.known_target
+    if target is None:
+        raise MessageNotFound(name, target_id)
+    if (waiting := turns.queued.get(target_id)) is not None:
+        draft.add(
+            MessageWithdrawnEvent,
+            turn_id=waiting.turn_id,
+            message_id=target_id,
+            replaced_by=command.message_id,
+        )
+        overlapped: OnOverlap | None = None
+        if running is not None:
+            overlapped = "steer" if waiting.steers == running.turn_id else "queue"
+        return _queue(
+            draft,
+            command,
+            overlapped=overlapped,
+            steers=waiting.steers,
+            place=target.place,
+            is_exchanged=True,
+        )
+    _retract_from(draft, target_id, f"replaced by chat message {command.message_id}")
+    if running is None and turns.is_paused:
+        return _queue(draft, command, place=target.place)
+    return _begin_with(draft, command, overlapped=None if running is None else "rollback")
+
+
+def _retract_from(draft: Draft, message_id: str, why: str) -> None:
+    """Take the turn of this message and all later turns out of the view; end the one that runs.
+
+    Raises `NotReplaceable`.
+    """
+    working, state = draft.working, draft.working.state
+    name, running, view = working.conversation_id, state.turns.running, state.view
+    at = next((n for n, e in enumerate(view) if getattr(e, "message_id", None) == message_id), None)
+    if at is None:
+        raise NotReplaceable(name, message_id, "not_in_view")
+    if not is_chat_message(view[at]):
+        raise NotReplaceable(name, message_id, "by_hand")
+    if any(is_chat_message(event) and event.turn_id == view[at].turn_id for event in view[:at]):
+        raise NotReplaceable(name, message_id, "joined")
+    if state.is_condensed_from(at):
+        raise NotReplaceable(name, message_id, "condensed")
+    trial = Draft(working, draft.stamp)
+    if running is not None:
+        _close(trial, running, why)
+    of_turns = [e for e in view[at:] if e.turn_id and not isinstance(e, SystemPromptEvent)]
+    closing = filter(is_seen_by_model, trial.events)
+    retracted = tuple(event.id for event in (*of_turns, *closing))
+    _queue_again(trial, running)
+    turn_id = None if running is None else running.turn_id
+    trial.add(RetractionEvent, turn_id=turn_id, retracted_event_ids=retracted)
+    if running is not None:
+        trial.add(TurnEndedEvent, turn_id=turn_id, outcome="rolled_back", detail=why)
+    if state.admission.check(trial.events) is not None:
+        raise NotReplaceable(name, message_id, "by_hand")
+    draft.extend(trial.events)
 
 
 def add_first_prompt(draft: Draft) -> None:
@@ -243,10 +317,13 @@ def _queue(
     *,
     overlapped: OnOverlap | None = None,
     steers: str | None = None,
+    place: int | None = None,
+    is_exchanged: bool = False,
 ) -> Decision:
+    """Let a new message wait; at another's place if it replaces that, and in exchange for it."""
     working = draft.working
     turns = working.state.turns
-    if len(turns.queued) >= working.settings.queued_messages_max:
+    if len(turns.queued) >= working.settings.queued_messages_max and not is_exchanged:
         raise QueueFull(working.conversation_id, working.settings.queued_messages_max)
     turn_id = draft.stamp.new_id()
     draft.add(
@@ -256,6 +333,8 @@ def _queue(
         content=command.content,
         images=command.images,
         steers=steers,
+        replaces=command.replaces,
+        place=place,
     )
     return draft.decision(
         Sent(
@@ -277,6 +356,7 @@ def _join(draft: Draft, waiting: MessageQueuedEvent, turn_id: str) -> None:
         images=waiting.images,
         message_id=waiting.message_id,
         queued_event_id=waiting.id,
+        replaces=waiting.replaces,
     )
 
 
@@ -575,16 +655,7 @@ def _roll_back(draft: Draft, running: RunningTurn, why: str) -> bool:
     trial = Draft(draft.working, draft.stamp)
     _close(trial, running, why)
     closing = tuple(event.id for event in trial.events if is_seen_by_model(event))
-    for message in running.messages[1:]:
-        if message.message_id is not None:
-            trial.add(
-                MessageQueuedEvent,
-                turn_id=trial.stamp.new_id(),
-                message_id=message.message_id,
-                content=message.content,
-                images=message.images,
-                queued_again=True,
-            )
+    _queue_again(trial, running)
     trial.add(RetractionEvent, turn_id=running.turn_id, retracted_event_ids=(*in_view, *closing))
     trial.add(TurnEndedEvent, turn_id=running.turn_id, outcome="rolled_back", detail=why)
     # An event that was appended by hand around the turn may be tied to a part of it.
@@ -592,6 +663,21 @@ def _roll_back(draft: Draft, running: RunningTurn, why: str) -> bool:
         return False
     draft.extend(trial.events)
     return True
+
+
+def _queue_again(draft: Draft, running: RunningTurn | None) -> None:
+    """Let the chat messages that had joined a turn wait again, each for a turn of its own."""
+    for message in () if running is None else running.messages[1:]:
+        if message.message_id is not None:
+            draft.add(
+                MessageQueuedEvent,
+                turn_id=draft.stamp.new_id(),
+                message_id=message.message_id,
+                content=message.content,
+                images=message.images,
+                replaces=message.replaces,
+                queued_again=True,
+            )
 
 
 def _close(

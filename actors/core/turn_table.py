@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 from ..events import (
     ConfirmationGivenEvent,
@@ -31,12 +31,15 @@ from ..events import (
 __all__ = ["KnownMessage", "RunningTurn", "TurnTable", "content_digest"]
 
 
-def content_digest(content: str, images: Sequence[ImageContent]) -> str:
+def content_digest(content: str, images: Sequence[ImageContent], replaces: str | None) -> str:
     """Return a digest of a chat message's content; the same in every process.
 
     Two messages under one id are the same message if their digests are equal.
     """
-    text = json.dumps([content, [image.url for image in images]])
+    told: list[object] = [content, [image.url for image in images]]
+    if replaces is not None:
+        told.append(replaces)
+    text = json.dumps(told)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -67,6 +70,15 @@ class KnownMessage:
     """The seq of the first event that carries the message id."""
     turn_id: str
     digest: str
+    place: int
+    """The seq that orders it among those that wait: its own, or that of the message it replaces."""
+
+    @classmethod
+    def of(cls, message_id: str, seq: int, event: UserMessageEvent | MessageQueuedEvent) -> Self:
+        """Return the message of this event, which is the first that carries its id, at `seq`."""
+        digest = content_digest(event.content, event.images, event.replaces)
+        place = event.place if isinstance(event, MessageQueuedEvent) else None
+        return cls(message_id, seq, event.turn_id or "", digest, seq if place is None else place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +171,11 @@ class TurnTable:
             case MessageQueuedEvent():
                 self._queued[event.message_id] = event
                 self._know(event.message_id, event, seq, known_max)
-                if event.queued_again:
-                    # It was sent before those that have come since, and goes before them.
-                    first = sorted(self._queued, key=lambda known: self._known[known].seq)
-                    self._queued = {known: self._queued[known] for known in first}
+                if event.queued_again or event.place is not None:
+                    # It goes before those that have come since it was sent, or since the message
+                    # was sent that it replaces.
+                    in_order = sorted(self._queued, key=lambda known: self._known[known].place)
+                    self._queued = {known: self._queued[known] for known in in_order}
             case MessageWithdrawnEvent():
                 self._queued.pop(event.message_id, None)
             case TurnStartedEvent(turn_id=str(turn_id)):
@@ -202,12 +215,10 @@ class TurnTable:
         seq: int,
         known_max: int,
     ) -> None:
-        first = self._known.get(message_id)
-        if first is not None:
-            seq = first.seq
-        self._known[message_id] = KnownMessage(
-            message_id, seq, event.turn_id or "", content_digest(event.content, event.images)
-        )
+        known = KnownMessage.of(message_id, seq, event)
+        if (first := self._known.get(message_id)) is not None:
+            known = replace(known, seq=first.seq, place=first.place)
+        self._known[message_id] = known
         if len(self._known) > known_max:
             # A message that waits, or may wait again, keeps its entry: its later events must find
             # the seq of its first. This message may be about to join a turn.

@@ -63,6 +63,8 @@ class Stamp:
     """The first id of a block that no other command uses."""
     known_message: KnownMessage | None = None
     """The chat message of the command's message id, if the log has it."""
+    known_target: KnownMessage | None = None
+    """The chat message that the command's message replaces, if the log has it."""
     known_event: LoggedEvent | None = None
     """The event of the command's event id, if the log has it."""
 

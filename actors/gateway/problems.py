@@ -125,6 +125,12 @@ TABLE: Mapping[str, Problem] = {
         "the turn cannot leave the view as a whole; nothing was written",
         facts=("turn_id", "reason"),
     ),
+    "NotReplaceable": Problem(
+        409,
+        "not-replaceable",
+        "the message cannot be replaced; nothing was written; send the new one on its own",
+        facts=("message_id", "reason"),
+    ),
     "NotConfirmable": Problem(
         409,
         "not-confirmable",

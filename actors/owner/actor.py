@@ -74,7 +74,7 @@ from ..core.parking import Parking
 from ..core.records import decode_record, encode_record
 from ..core.state import ColdLoad
 from ..core.stuck import SeenEvent
-from ..core.turn_table import KnownMessage, RunningTurn, content_digest
+from ..core.turn_table import KnownMessage, RunningTurn
 from ..core.view import View, ViewCheck
 from ..core.working_state import (
     ConversationSettings,
@@ -340,8 +340,10 @@ class ConversationActor(Actor[Command | Query]):
             command = delivery.message
             stamp = Stamp(now, ports.ids.block())
             match command:
-                case Send(message_id=message_id):
+                case Send(message_id=message_id, replaces=replaces):
                     stamp.known_message = await self._look_up_message(message_id)
+                    if replaces is not None:
+                        stamp.known_target = await self._look_up_message(replaces)
                 case Append(event=event):
                     stamp.known_event = await self._look_up_event(event.id)
                     if isinstance(event, UserMessageEvent) and event.message_id is not None:
@@ -377,8 +379,7 @@ class ConversationActor(Actor[Command | Query]):
                 f"seq {seq} of conversation {self._conversation_id} carries message id "
                 f"{message_id} and is a {event.kind}"
             )
-        digest = content_digest(event.content, event.images)
-        return KnownMessage(message_id, seq, event.turn_id or "", digest)
+        return KnownMessage.of(message_id, seq, event)
 
     async def _look_up_event(self, event_id: str) -> LoggedEvent | None:
         working = self._working

@@ -70,6 +70,7 @@ INVARIANTS: Final = {
     "T12": "no step begins during a pause",
     "T13": "no agent runs for a turn that ended in the batch that began it",
     "T14": "the agent of a turn that has ended, or was deleted, is cancelled",
+    "T15": "of the turns that were replaced or taken back nothing is left in the view",
     "F1": "a fork begins with nothing that runs or waits",
     "C1": "nothing is seen before it is in the log: no event, reply, action or view",
     "C2": "what a follower is given of an answer is its beginning, without a gap",
@@ -105,18 +106,26 @@ class Sending:
     number: int
     first_sent_at: int
     """Before which step."""
+    replaces: str | None = None
+    """The message that it is sent in place of."""
     attempts: int = 0
     acknowledged_at: int | None = None
     seq: int = 0
     turn_id: str = ""
     refusal: str | None = None
     """Its only attempt was refused: nothing happened, it said."""
+    is_dropped: bool = False
+    """Its sender has given it up, and what became of its attempts is not known."""
     end: tuple[str, str] | None = None
     """The outcome and the reply, as the sender was told."""
     is_cancelled: bool = False
     """A cancellation was confirmed."""
     is_gone: bool = False
     """The conversation that it was sent to was deleted; what became of it is not known."""
+
+    @property
+    def is_acknowledged(self) -> bool:
+        return self.acknowledged_at is not None
 
 
 @dataclass(slots=True)
@@ -290,6 +299,7 @@ class Oracles:
             case _:
                 pass
         self._check_turn(shadow, event, f"{name}[{record.seq}] {brief(event)}")
+        self._check_replaced(shadow, event, f"{name}[{record.seq}] {brief(event)}")
         self._mark(event)
         self.moment(name, f"{event.kind} {record.epoch != before}")
         # What a rollback puts back into the queue had its place there before.
@@ -314,6 +324,22 @@ class Oracles:
         # One response may have been on its way.
         if self._holds_in_pause and len(shadow.said_in_pause) > 1:
             self.broken("T12", where)
+
+    def _check_replaced(self, shadow: _Shadow, event: Event, where: str) -> None:
+        """Check that nothing of a turn which stands behind the replaced message is in the view."""
+        if not isinstance(event, UserMessageEvent | MessageQueuedEvent) or event.replaces is None:
+            return
+        self.simulation.mark("message replaced")
+        targets = shadow.messages.get(event.replaces, ())
+        if not targets:
+            self.broken("T15", f"{where}: there is no {event.replaces}")
+        begun = [at for at, found in targets if isinstance(found, UserMessageEvent)]
+        joined_or_again = isinstance(event, UserMessageEvent) and event.queued_event_id is not None
+        if not begun or joined_or_again or getattr(event, "queued_again", False):
+            return
+        gone = {e.turn_id for e in shadow.events[begun[-1] - 1 : -1]} - {None, event.turn_id}
+        if any(e.turn_id in gone for e in shadow.state.view):
+            self.broken("T15", where)
 
     def _mark(self, event: Event) -> None:
         match event:
@@ -437,6 +463,40 @@ class Oracles:
             self.broken(
                 "V1", f"{who} saw the view of {conversation_id} at {newest}, before {floor}"
             )
+
+    def saw_turn(self, conversation_id: str, message_id: str, seq: int, turn_id: str) -> None:
+        """Check a turn that was found in the log; without a seq, that of a message that waits."""
+        self.simulation.mark("turn found")
+        shadows = [*self._graves.get(conversation_id, ()), self._shadows.get(conversation_id)]
+        for shadow in shadows:
+            if shadow is not None:
+                found = shadow.messages.get(message_id, ())
+                is_there = any(event.turn_id == turn_id for _, event in found)
+                if is_there and seq in (0, found[0][0]):
+                    return
+        self.broken("C1", f"{message_id} of {conversation_id} at {seq} in turn {turn_id}")
+
+    def interrupted(self, conversation_id: str, turn_id: str) -> None:
+        """Check a turn that its caller was told to have interrupted."""
+        self.simulation.mark("interrupted by id")
+        shadows = [*self._graves.get(conversation_id, ()), self._shadows.get(conversation_id)]
+        ends = [
+            event.outcome
+            for shadow in shadows
+            if shadow is not None
+            for event in shadow.events
+            if isinstance(event, TurnEndedEvent) and event.turn_id == turn_id
+        ]
+        if ends != ["interrupted"]:
+            self.broken("E2", f"turn {turn_id} of {conversation_id} was interrupted, and {ends}")
+
+    def undone(self, conversation_id: str, message: UserMessageEvent) -> None:
+        """Check a chat message whose turn its caller was told to have taken back."""
+        self.simulation.mark("turn taken back")
+        shadow = self._shadows.get(conversation_id)
+        view = () if shadow is None else shadow.state.view
+        if any(event.turn_id == message.turn_id for event in view):
+            self.broken("T15", f"turn {message.turn_id} of {conversation_id}")
 
     def agent_begins(self, conversation_id: str, turn_id: str) -> None:
         """Check that an agent is not run for a turn that had ended."""
@@ -722,7 +782,10 @@ class _Turns:
         match event:
             case MessageQueuedEvent():
                 self._queued[event.message_id] = event
-                self._first.setdefault(event.message_id, seq)
+                place = event.place
+                if place is not None and place != self._first.get(event.replaces or ""):
+                    self._broken("T6", f"{where}: it takes the place of none")
+                self._first.setdefault(event.message_id, seq if place is None else place)
             case MessageWithdrawnEvent():
                 self._queued.pop(event.message_id, None)
             case ForkedFromEvent():

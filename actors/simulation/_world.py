@@ -34,7 +34,10 @@ from ..core.condensation import Condenser, NoCondenser, RollingCondenser, Summar
 from ..core.limits import Limits
 from ..errors import (
     ConversationDeleted,
+    ConversationNotFound,
     ConversationsClosed,
+    MessageNotFound,
+    NotReplaceable,
     QueueFull,
     TurnInProgress,
 )
@@ -67,7 +70,7 @@ OVERLAPS: Sequence[OnOverlap] = get_args(OnOverlap)
 
 Extra = Literal[
     "view", "end", "cancel", "fork", "retract", "read", "follow", "pause", "delete",
-    "resume", "confirm", "reject", "answer", "withdraw",
+    "resume", "confirm", "reject", "answer", "withdraw", "look", "interrupt", "undo",
 ]  # fmt: skip
 EXTRAS: Sequence[Extra] = (
     "view", "end", "cancel", "fork", "retract", "read", "follow", "pause",
@@ -107,6 +110,10 @@ MARKS = frozenset(
         "turn interrupted",
         "turn failed",
         "turn completed",
+        "message replaced",
+        "turn taken back",
+        "turn found",
+        "interrupted by id",
         "message_withdrawn",
         "forked_from",
         "retraction",
@@ -148,6 +155,8 @@ class Options:
     condenser: str = "none"
     queued_max: int = 256
     verifies: bool = False
+    replaces: float = 0.0
+    """How often a message is sent in place of an earlier one."""
     extras: Sequence[Extra] = ()
     """What clients do beside sending; an extra that stands here twice is done twice as often."""
     is_busy: bool = False
@@ -345,13 +354,37 @@ class Options:
         )
 
     @staticmethod
+    def edited(simulation: Simulation) -> Options:
+        """Edit messages, undo turns and interrupt them, over restarts, condensations and queues."""
+        return Options(
+            nodes=simulation.pick("nodes", (1, 2)),
+            clients=2,
+            messages=4,
+            overlaps=simulation.pick("overlaps", _OVERLAPS_DRAWN),
+            has_small_limits=simulation.chance("has small limits", 0.5),
+            resends=True,
+            impatient=True,
+            idle_s=simulation.pick("idle", (None, 1.0)),
+            strikes_at_writes=simulation.pick("strikes at writes", (0.0, 0.1)),
+            crashes=True,
+            condenser=simulation.pick("condenser", ("none", "none", "rolling")),
+            agent=simulation.pick("agent", ("plain", "tool")),
+            confirms=True,
+            unfinished=simulation.pick("unfinished", ("end", "resume")),
+            replaces=0.5,
+            extras=("look", "interrupt", "undo", "cancel", "pause", "delete"),
+            is_busy=True,
+        )
+
+    @staticmethod
     def plain() -> Options:
         """Return the options of a small run without faults, for sweeps to strike."""
         return Options(nodes=2, clients=2, messages=2, extras=EXTRAS, agent="tool", confirms=True)
 
 
 _PROFILES: Sequence[Callable[[Simulation], Options] | None] = (
-    *[None] * 5,
+    *[None] * 4,
+    Options.edited,
     Options.standing_still,
     Options.standing_still,
     Options.crowded,
@@ -748,6 +781,7 @@ class _Run:
                 sender,
                 number,
                 simulation.steps,
+                self._target(conversation_id),
             )
             self.oracles.sendings[sending.message_id] = sending
             await self._send_until_known(sending)
@@ -755,12 +789,25 @@ class _Run:
                 await self._do_extra(sending)
             await linger(simulation, "client rests", 0.1 if self.options.is_busy else 0.6, 4.0)
 
+    def _target(self, conversation_id: str) -> str | None:
+        """Return the message that the next one replaces, if it replaces one."""
+        simulation = self.simulation
+        sent = [
+            sending.message_id
+            for sending in self.oracles.sendings.values()
+            if sending.conversation_id == conversation_id and sending.acknowledged_at is not None
+        ]
+        chance = self.options.replaces if sent else 0.0
+        if not chance or not simulation.chance("replaces", chance):
+            return None
+        return simulation.pick("replaces which", sent)
+
     async def _send_until_known(self, sending: Sending) -> None:
         """Send a chat message until it is known what became of it."""
         simulation = self.simulation
         overlap = simulation.pick("on overlap", self.options.overlaps)
         was_unknown = False
-        while sending.acknowledged_at is None and sending.refusal is None:
+        while not (sending.is_acknowledged or sending.refusal or sending.is_dropped):
             is_healed = self.is_healed
             name = self._node_for(sending.conversation_id, sending.attempts)
             send = partial(self._send, sending, overlap)
@@ -797,13 +844,16 @@ class _Run:
                 simulation.mark("queue full")
             case TooManyRestarts():
                 simulation.mark("failed too often")
+            case NotReplaceable() | MessageNotFound() if sending.replaces is not None:
+                simulation.mark(f"not replaced: {getattr(refusal, 'reason', 'not found')}")
+                sending.is_dropped = sending.attempts > 1
             case OwnershipLost() | Unavailable() | ConversationsClosed():
                 pass
             case _:
                 simulation.broken("world", f"{sending.message_id} refused: {refusal!r}")
                 return True
         # It says that nothing happened. Where it was sent once alone, that can be held against it.
-        is_over = isinstance(refusal, TurnInProgress | QueueFull)
+        is_over = isinstance(refusal, TurnInProgress | QueueFull | NotReplaceable | MessageNotFound)
         if sending.attempts == 1 and (is_over or simulation.chance("gives up", 0.2)):
             sending.refusal = repr(refusal)
             return True
@@ -813,7 +863,10 @@ class _Run:
         self, sending: Sending, overlap: OnOverlap, _: _Server, conversations: Conversations
     ) -> Turn:
         turn = await conversations[sending.conversation_id].send(
-            sending.content, message_id=sending.message_id, on_overlap=overlap
+            sending.content,
+            message_id=sending.message_id,
+            on_overlap=overlap,
+            replaces=sending.replaces,
         )
         # Here, where the answer leaves the node: on the way it may be lost.
         self.oracles.acknowledged(sending, turn.seq, turn.turn_id, is_duplicate=turn.is_duplicate)
@@ -871,7 +924,9 @@ class _Run:
             case "end" if sending.acknowledged_at is not None:
                 await self._learn_end(sending, conversations)
             case "cancel" if sending.acknowledged_at is not None:
-                turn = await conversation.send(sending.content, message_id=sending.message_id)
+                turn = await conversation.send(
+                    sending.content, message_id=sending.message_id, replaces=sending.replaces
+                )
                 if await turn.cancel():
                     simulation.mark("cancelled")
                     sending.is_cancelled = True
@@ -879,7 +934,9 @@ class _Run:
                 waiting = oracles.waiting(sending.conversation_id)
                 other = oracles.sendings.get(simulation.pick("withdraw", waiting or ("",)))
                 if other is not None:
-                    turn = await conversation.send(other.content, message_id=other.message_id)
+                    turn = await conversation.send(
+                        other.content, message_id=other.message_id, replaces=other.replaces
+                    )
                     if await turn.cancel():
                         other.is_cancelled = True
             case "delete":
@@ -900,6 +957,15 @@ class _Run:
                 await conversation.confirm()
             case "reject":
                 await conversation.reject("no")
+            case "look":
+                await self._look_for(sending, conversation)
+            case "interrupt":
+                running = await conversation.running()
+                if running is not None and await conversation.interrupt(running.turn_id):
+                    oracles.interrupted(conversation.conversation_id, running.turn_id)
+            case "undo":
+                for message in await conversation.undo():
+                    oracles.undone(conversation.conversation_id, message)
             case "answer":
                 await self._answer(conversation)
             case "follow" if sending.acknowledged_at is not None:
@@ -914,6 +980,24 @@ class _Run:
                     simulation.require(logged.seq == at, "S1", f"{logged.seq} in place of {at}")
             case _:
                 pass
+
+    async def _look_for(self, sending: Sending, conversation: Conversation) -> None:
+        """Look for turns as a process does that has sent none of their messages."""
+        name, oracles = conversation.conversation_id, self.oracles
+        running = await conversation.running()
+        if running is not None:
+            oracles.saw_turn(name, running.message_id, running.seq, running.turn_id)
+        for message in await conversation.queued():
+            oracles.saw_turn(name, message.message_id, 0, message.turn_id or "")
+        if sending.is_acknowledged and not sending.is_gone:
+            deletions = oracles.deleted[name]
+            try:
+                turn = await conversation.turn(sending.message_id)
+            except (MessageNotFound, ConversationNotFound):
+                if oracles.deleted[name] == deletions:
+                    oracles.broken("L1", f"{sending.message_id} of {name} is not found")
+                raise
+            oracles.saw_turn(name, turn.message_id, turn.seq, turn.turn_id)
 
     async def _answer(self, conversation: Conversation) -> None:
         """Answer each call that waits on its own, and then all of them once more."""
@@ -930,7 +1014,7 @@ class _Run:
     ) -> None:
         """Follow a turn, with the pieces of its answers."""
         turn = await conversations[sending.conversation_id].send(
-            sending.content, message_id=sending.message_id
+            sending.content, message_id=sending.message_id, replaces=sending.replaces
         )
         seq, shown = 0, ShownAnswer()
         async for item in turn:
@@ -1045,12 +1129,17 @@ class _Run:
         """See it known; and, of some, learn how their turns ended."""
         await self._send_until_known(sending)
         learns = sending.is_cancelled or not self.simulation.chance("end not asked for", 0.5)
-        if sending.refusal is not None or not learns:
+        if sending.acknowledged_at is None or not learns:
             return
         for attempt in count():
             name = self._node_for(sending.conversation_id, attempt)
             try:
                 await self._request(name, lambda _, found: self._learn_end(sending, found), 100.0)
+            except (NotReplaceable, MessageNotFound):
+                if sending.is_gone:
+                    return  # and the message that it replaces went with it
+                self.oracles.broken("L1", f"{sending.message_id} is not known again")
+                return
             except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
                 await self.simulation.sleep(1.0)
             else:
@@ -1063,7 +1152,7 @@ class _Run:
 
     async def _learn_end(self, sending: Sending, conversations: Conversations) -> None:
         turn = await conversations[sending.conversation_id].send(
-            sending.content, message_id=sending.message_id
+            sending.content, message_id=sending.message_id, replaces=sending.replaces
         )
         end = await turn.end()
         if sending.is_gone:

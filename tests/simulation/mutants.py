@@ -142,8 +142,8 @@ MUTANTS = [
         "the queue has no limit",
         turn_rules,
         "_queue",
-        "if len(turns.queued) >= working.settings.queued_messages_max:",
-        "if False:",
+        "len(turns.queued) >= working.settings.queued_messages_max",
+        "False",
         options=Options.crowded(),
     ),
     Mutant(
@@ -245,8 +245,8 @@ MUTANTS = [
     Mutant(
         "what had joined a turn is lost when that is rolled back",
         turn_rules,
-        "_roll_back",
-        "for message in running.messages[1:]",
+        "_queue_again",
+        "for message in () if running is None else running.messages[1:]",
         "for message in ()",
         options=Options.steered(),
     ),

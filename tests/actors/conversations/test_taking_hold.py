@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
 import pytest
 
@@ -321,19 +322,28 @@ async def test_the_code_on_the_page_about_turns_does_what_the_page_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     page = (Path(__file__).parents[3] / "docs" / "turns.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    codes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program: dict[str, Callable[[Conversation], Awaitable[None]]] = {}
-    exec(f"async def run(chat):\n{indent(code, '    ')}", program)
+    for name, code in zip(("edit", "take hold"), codes, strict=True):
+        exec(f"async def run(chat):\n{indent(code, '    ')}", made := dict[str, Any]())
+        program[name] = made["run"]
     agent = StepAgent()
     async with verified(agent, journal=MemoryJournal()) as conversations:
         chat = conversations["c"]
+        other = conversations["d"]
+        await (await other.send("Where is order 7?", message_id="m1")).end()
+        await program["edit"](other)
+        edited = await (await other.turn("m2")).end()
+        assert edited.reply == "Where is order 8?"
+        assert len(await other.view()) == 2
+
         agent.hold("A writes", "B writes")
         await chat.send("A", message_id="A")
         await agent.reached["A writes"].wait()
         await chat.send("B")
         await chat.send("C")
 
-        await program["run"](chat)
+        await program["take hold"](chat)
 
         assert capsys.readouterr().out == "being answered: A\n"
         assert not await chat.queued()

@@ -6,15 +6,29 @@ A row is a test of its own, read from the page; so the page cannot say what is n
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import anyio
+import anyio.lowlevel
 import pytest
+from structlog.testing import capture_logs
 
-from tests.actors.conversations.turn_worlds import HALF, OnceAgent, StepAgent, brief, log_of, until
+from tests.actors.conversations.test_turns_crash import APPENDS_MAX, FailingMemoryJournal, Fails
+from tests.actors.conversations.turn_worlds import (
+    HALF,
+    OnceAgent,
+    StepAgent,
+    brief,
+    events_of,
+    log_of,
+    until,
+)
 from tests.actors.conversations.worlds import WatchedJournal, verified
+from tests.actors.core.turn_laws import LogReader
+from tests.drawn import drawn
 from turnkeeper.actors import (
     Conversation,
     MemoryJournal,
@@ -24,12 +38,18 @@ from turnkeeper.actors import (
     ToolCall,
     Turn,
     TurnContext,
+    View,
 )
 from turnkeeper.actors.core.commands import Propose
-from turnkeeper.actors.errors import TurnInProgress
-from turnkeeper.actors.events import ActionEvent, CondensationRequestEvent
+from turnkeeper.actors.errors import NotConfirmable, NotReplaceable, TurnInProgress
+from turnkeeper.actors.events import (
+    ActionEvent,
+    CondensationRequestEvent,
+    ObservationEvent,
+    UserMessageEvent,
+)
 from turnkeeper.actors.journal import Record
-from turnkeeper.runtime import Unavailable
+from turnkeeper.runtime import Refused, Unavailable
 from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -80,6 +100,37 @@ class Scene:
         self.others: list[Turn] = []
         self.held_by: list[str] = []
         """What has to be said before A goes on."""
+        self.tried: dict[str, tuple[OnOverlap | None, str | None]] = {}
+        self.seqs: dict[str, int] = {}
+        """The messages that were acknowledged."""
+
+    async def send(
+        self, name: str, *, on_overlap: OnOverlap | None = None, replaces: str | None = None
+    ) -> Turn:
+        self.tried[name] = on_overlap, replaces
+        turn = await self.chat.send(name, message_id=name, on_overlap=on_overlap, replaces=replaces)
+        assert self.seqs.setdefault(name, turn.seq) == turn.seq
+        return turn
+
+    async def answered(self, name: str) -> Turn:
+        turn = await self.send(name)
+        await turn.end()
+        return turn
+
+    async def begun(self, name: str, point: str = "thinks") -> Turn:
+        self.agent.hold(f"{name} {point}")
+        turn = await self.send(name)
+        await self.agent.reached[f"{name} {point}"].wait()
+        return turn
+
+    async def paused(self) -> None:
+        await self.chat.pause()
+        self.held_by = ["resume"]
+
+    async def forget(self, begin: int, end: int) -> None:
+        view = await self.chat.view()
+        proposal = Proposal(tuple(event.id for event in view[begin:end]), None)
+        assert await self.chat._ref.ask(Propose(1, proposal, view))
 
     async def bring_to(self, where: str) -> Turn:
         chat, agent = self.chat, self.agent
@@ -96,7 +147,7 @@ class Scene:
         agent.hold(point)
         if SCRIPTS[where] == "asks":
             agent.held.clear()
-        turn = await chat.send("A", message_id="A")
+        turn = await self.send("A")
         match where:
             case "is paused":
                 await agent.reached[point].wait()
@@ -114,14 +165,12 @@ class Scene:
                 self.held_by = ["resume"]
             case "thinks, and C has joined it":
                 await agent.reached["A calls"].wait()
-                self.others.append(await chat.send("C", message_id="C", on_overlap="steer"))
+                self.others.append(await self.send("C", on_overlap="steer"))
                 agent.held.pop("A calls").set()
                 await agent.reached[point].wait()
             case "thinks, and a condensation has forgotten a part of it":
                 await agent.reached[point].wait()
-                view = await chat.view()
-                proposal = Proposal(tuple(event.id for event in view[1:3]), None)
-                assert await chat._ref.ask(Propose(1, proposal, view))
+                await self.forget(1, 3)
             case _:
                 await agent.reached[point].wait()
         return turn
@@ -151,18 +200,29 @@ def _answer(turn: Turn) -> str:
 OVERLAPS: Sequence[OnOverlap] = ("queue", "interrupt", "steer", "rollback", "reject")
 
 
-async def overlap(on_overlap: OnOverlap, where: str) -> Row:
+async def overlap(
+    on_overlap: OnOverlap,
+    where: str,
+    *,
+    replaces: str | None = None,
+    journal: MemoryJournal | None = None,
+    scenes: list[Scene] | None = None,
+) -> Row:
     agent = StepAgent({"A": SCRIPTS[where]})
-    async with verified(agent, journal=MemoryJournal()) as conversations:
+    async with verified(agent, journal=journal or MemoryJournal()) as conversations:
         scene = Scene(conversations["c"], agent)
+        if scenes is not None:
+            scenes.append(scene)
         first = await scene.bring_to(where)
         agent.hold("B thinks")
         second = None
         try:
-            second = await scene.chat.send("B", message_id="B", on_overlap=on_overlap)
+            second = await scene.send("B", on_overlap=on_overlap, replaces=replaces)
             answer = _answer(second)
         except TurnInProgress:
             answer = "TurnInProgress"
+        except NotReplaceable as refused:
+            answer = f"NotReplaceable: {refused.reason}"
         view = brief(*await scene.chat.view())
         if second is None or second.overlapped in ("queue", "steer"):
             await scene.go_on()
@@ -186,6 +246,238 @@ async def test_what_a_message_does_that_comes_while_a_turn_runs(
     on_overlap: OnOverlap, row: Row
 ) -> None:
     assert await overlap(on_overlap, row["A"]) == row
+
+
+# --- editing and resending -----------------------------------------------------------------------
+
+EDITING = ("While the turn of A runs", "After the turn of A, or before it")
+BEFORE_REJECT = ("queue", "interrupt", "steer", "rollback")
+
+
+@pytest.mark.parametrize("row", _rows(EDITING[0]), ids=lambda row: row["A"])
+@pytest.mark.parametrize("on_overlap", BEFORE_REJECT)
+async def test_what_a_message_does_that_replaces_one_whose_turn_runs(
+    on_overlap: OnOverlap, row: Row
+) -> None:
+    assert await overlap(on_overlap, row["A"], replaces="A") == row
+
+
+async def edit(
+    where: str, *, journal: MemoryJournal | None = None, scenes: list[Scene] | None = None
+) -> Row:
+    """Bring A to where the table says, send B in its place, and see everything end."""
+    agent = StepAgent({"C": "calls" if "join" in where else ""})
+    async with verified(agent, journal=journal or MemoryJournal()) as conversations:
+        scene = Scene(conversations["c"], agent)
+        if scenes is not None:
+            scenes.append(scene)
+        others: list[Turn] = []
+        match where:
+            case "has ended":
+                first = await scene.answered("A")
+            case "has ended, and C has been answered before it":
+                others.append(await scene.answered("C"))
+                first = await scene.answered("A")
+            case "has ended, and C has been answered since":
+                first = await scene.answered("A")
+                others.append(await scene.answered("C"))
+            case "has ended, and C is being answered":
+                first = await scene.answered("A")
+                others.append(await scene.begun("C"))
+            case "has ended, C is being answered, and D waits":
+                first = await scene.answered("A")
+                others += [await scene.begun("C"), await scene.send("D")]
+            case "has ended, and the conversation is paused":
+                first = await scene.answered("A")
+                await scene.paused()
+            case "has ended, the conversation is paused, and C waits":
+                first = await scene.answered("A")
+                await scene.paused()
+                others.append(await scene.send("C"))
+            case "waits for the turn of C, and D waits behind it":
+                others.append(await scene.begun("C"))
+                first = await scene.send("A")
+                others.append(await scene.send("D"))
+            case "waits to join the turn of C":
+                others.append(await scene.begun("C", "calls"))
+                first = await scene.send("A", on_overlap="steer")
+            case _:
+                raise AssertionError(where)
+        agent.hold("B thinks")
+        second = await scene.send("B", on_overlap="interrupt", replaces="A")
+        answer, view = _answer(second), brief(*await scene.chat.view())
+        await scene.go_on()
+        told = [await _told(first), await _told(second)]
+        for other in others:
+            await other.end()
+        return {
+            "A": where,
+            "send of B": answer,
+            "the log": await log_of(scene.chat),
+            "the view at once": view,
+            "A's caller": told[0],
+            "B's caller": told[1],
+        }
+
+
+@pytest.mark.parametrize("row", _rows(EDITING[1]), ids=lambda row: row["A"])
+async def test_what_a_message_does_that_replaces_one_before(row: Row) -> None:
+    assert await edit(row["A"]) == row
+
+
+async def bring_to_refusal(scene: Scene, where: str) -> None:
+    chat, agent = scene.chat, scene.agent
+    match where:
+        case "was never sent":
+            await scene.answered("C")
+        case "has joined the turn of C":
+            await scene.begun("C", "calls")
+            second = await scene.send("A", on_overlap="steer")
+            agent.release()
+            await second.end()
+        case "was replaced":
+            await scene.answered("A")
+            await (await scene.send("C", replaces="A")).end()
+        case "waited, and was replaced":
+            await scene.begun("C")
+            await scene.send("A")
+            await scene.send("D", replaces="A")
+        case "waited, and was withdrawn":
+            await scene.begun("C")
+            await (await scene.send("A")).cancel()
+        case "was rolled back":
+            await scene.begun("A")
+            agent.hold("C thinks")
+            await scene.send("C", on_overlap="rollback")
+        case "was taken back":
+            await scene.answered("A")
+            await chat.undo()
+        case "has ended, and a part of its turn is condensed":
+            await scene.answered("A")
+            await scene.answered("C")
+            await scene.forget(1, 3)
+        case "has ended, and a part of a later turn is condensed":
+            await scene.answered("A")
+            await scene.answered("C")
+            await scene.forget(3, 4)
+        case "was appended by hand":
+            await chat.append(UserMessageEvent(content="A", message_id="A"))
+        case "has ended, and what was appended by hand holds on to its turn":
+            turn = await scene.answered("A")
+            call = ActionEvent(
+                tool_call_id="k", tool_name="t", llm_response_id="r", turn_id=turn.turn_id
+            )
+            await chat.append_all([call, ObservationEvent(tool_call_id="k", content="seen")])
+        case "runs, and `reject` is chosen":
+            await scene.begun("A")
+        case "has ended, C is being answered, and `reject` is chosen":
+            await scene.answered("A")
+            await scene.begun("C")
+        case "has ended, the conversation is paused, and the queue is full":
+            await scene.answered("A")
+            await chat.pause()
+            await scene.send("C")
+        case _:
+            raise AssertionError(where)
+
+
+@pytest.mark.parametrize("row", _rows("What is not replaced"), ids=lambda row: row["A"])
+async def test_what_is_not_replaced(row: Row) -> None:
+    where = row["A"]
+    agent = StepAgent({"C": "calls" if "joined" in where else ""})
+    async with verified(agent, journal=MemoryJournal(), queued_messages_max=1) as conversations:
+        scene = Scene(conversations["c"], agent)
+        await bring_to_refusal(scene, where)
+        before, view = await log_of(scene.chat), brief(*await scene.chat.view())
+        on_overlap: OnOverlap | None = "reject" if "`reject`" in where else None
+        with pytest.raises(Refused) as caught:
+            await scene.send("B", on_overlap=on_overlap, replaces="A")
+        said = type(caught.value).__name__
+        if isinstance(caught.value, NotReplaceable):
+            said = f"{said}: {caught.value.reason}"
+        assert said == row["send of B"]
+        assert await log_of(scene.chat) == before
+        assert brief(*await scene.chat.view()) == view
+        # Its id stays unknown: it may be sent otherwise.
+        await scene.chat.resume()
+        assert not (await scene.chat.send("B!", message_id="B", on_overlap="rollback")).is_duplicate
+        agent.release()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("table", "row"), _params(*EDITING))
+async def test_a_kill_at_any_append_of_an_edit_leaves_a_log_that_goes_on(
+    table: str, row: Row
+) -> None:
+    """Of each row of the tables; then all messages are sent again, as their senders do."""
+
+    async def play(journal: FailingMemoryJournal, scenes: list[Scene]) -> None:
+        if table == EDITING[0]:
+            await overlap("queue", row["A"], replaces="A", journal=journal, scenes=scenes)
+        else:
+            await edit(row["A"], journal=journal, scenes=scenes)
+
+    journal = FailingMemoryJournal()
+    journal.fails = Fails(at=APPENDS_MAX, when="after", dies=True)
+    await play(journal, [])
+    for at in drawn(range(1, journal.fails.appends + 1), 2):
+        for when in WHEN:
+            with anyio.fail_after(60), capture_logs():
+                await _kill_and_go_on(play, Fails(at=at, when=when, dies=True), row)
+
+
+WHEN: Sequence[Literal["before", "after"]] = ("before", "after")
+Play = Callable[[FailingMemoryJournal, list[Scene]], Awaitable[None]]
+
+
+async def _kill_and_go_on(play: Play, fails: Fails, row: Row) -> None:
+    journal, scenes = FailingMemoryJournal(), list[Scene]()
+    journal.fails = fails
+    async with anyio.create_task_group() as group:
+
+        async def live() -> None:
+            try:
+                await play(journal, scenes)
+            except Exception:
+                if not fails.died.is_set():
+                    raise
+            group.cancel_scope.cancel()
+
+        group.start_soon(live)
+        await fails.died.wait()
+        group.cancel_scope.cancel()
+    journal.fails = None
+    (scene,) = scenes
+    agent = StepAgent(scene.agent._scripts)
+    async with verified(agent, journal=journal) as conversations:
+        chat = conversations["c"]
+        turns = []
+        for name, (on_overlap, replaces) in scene.tried.items():
+            try:
+                turn = await chat.send(
+                    name, message_id=name, on_overlap=on_overlap, replaces=replaces
+                )
+            except NotReplaceable as refused:
+                if refused.reason not in row["send of B"]:
+                    raise
+                continue
+            assert scene.seqs.get(name, turn.seq) == turn.seq, "acknowledged at another seq"
+            turns.append(turn)
+        while (await chat.at()).turns.is_unfinished:
+            await chat.resume()
+            with suppress(NotConfirmable):
+                await chat.confirm()
+            await anyio.lowlevel.checkpoint()
+        for turn in turns:
+            await turn.end()
+        events = await events_of(chat)
+        LogReader(events).check()
+        view = await chat.view()
+        assert view == View.from_events(events)
+        if "B" in scene.tried and "NotReplaceable" not in row["send of B"]:
+            words = brief(*view).split()
+            assert "uB" in words
+            assert "uA" not in words, "both are in the view"
 
 
 async def cancel(what: str) -> Row:

@@ -12,7 +12,7 @@ from tests.actors.core.turn_laws import MOVES, OFTEN, POLICIES, Move, Turns
 from tests.drawn import drawn
 from turnkeeper.actors.core import decide, turn_rules
 from turnkeeper.actors.core.state import Folded
-from turnkeeper.actors.core.turn_table import TurnTable
+from turnkeeper.actors.core.turn_table import KnownMessage, TurnTable
 from turnkeeper.actors.core.working_state import ConversationSettings, WorkingState
 
 _HISTORIES_MAX = 600
@@ -29,6 +29,27 @@ _BEGINNINGS: list[list[Move]] = [
     # two calls wait for a confirmation, during a pause
     [("send", 1), ("agent", 11), ("pause", 0), ("confirm", 36)],
     [("send", 1), ("agent", 11), ("confirm", 37)],
+    # three messages wait, and the first of them is replaced; in a pause, too
+    [("send", 1), ("send", 6), ("send", 12), ("send", 18), ("replace", 12)],
+    [("send", 1), ("send", 6), ("send", 12), ("pause", 0), ("cancel", 0), ("replace", 12)],
+    [
+        ("send", 1),
+        ("agent", 1),
+        ("end", 0),
+        ("pause", 0),
+        ("send", 6),
+        ("replace", 6),
+        ("resume", 0),
+    ],
+    # one has joined, one waits to; that is replaced, joins, and waits again
+    [("send", 1), ("send", 2), ("replace", 0), ("send", 6), ("agent", 0), ("send", 3)],
+    # two turns have ended, a third runs, and the first is replaced
+    [("send", 1), ("end", 1), ("send", 1), ("end", 1), ("send", 1), ("agent", 2), ("replace", 12)],
+    [("send", 1), ("replace", 54)],  # what was never sent
+    # a call is answered by hand while it waits, and then rejected; or its turn is taken back
+    [("send", 1), ("agent", 3), ("by hand", 0), ("confirm", 1)],
+    [("send", 1), ("agent", 2), ("by hand", 0), ("end", 0), ("undo", 0)],
+    [("send", 1), ("agent", 11), ("answer again", 0)],  # to others than wait
     # answers are given once more, and nearly the same
     [("send", 1), ("agent", 3), ("confirm", 0), ("answer again", 2)],
     [("send", 1), ("agent", 11), ("confirm", 37), ("answer again", 1), ("answer again", 3)],
@@ -121,9 +142,32 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     ),
     (turn_rules, "_recover", "    _interrupt(", "    () and _interrupt("),
     (turn_rules, "_roll_back", "if in_view is None:", "if False:"),
-    (turn_rules, "_roll_back", "queued_again=True", "queued_again=False"),
-    (turn_rules, "_roll_back", "running.messages[1:]", "running.messages[2:]"),
-    (turn_rules, "_roll_back", "turn_id=trial.stamp.new_id()", "turn_id=running.turn_id"),
+    (turn_rules, "_queue_again", "queued_again=True", "queued_again=False"),
+    (turn_rules, "_queue_again", "running.messages[1:]", "running.messages[2:]"),
+    (turn_rules, "_queue_again", "turn_id=draft.stamp.new_id()", "turn_id=running.turn_id"),
+    (turn_rules, "_queue_again", "replaces=message.replaces", "replaces=None"),
+    (turn_rules, "_roll_back", "    _queue_again(", "    () and _queue_again("),
+    (turn_rules, "_send", "command.images, command.replaces):", "command.images, None):"),
+    (turn_rules, "_replace", ') == "reject":', ') == "queue":'),
+    (turn_rules, "_replace", "if target is None:", "if False:"),
+    (turn_rules, "_replace", "steers=waiting.steers", "steers=None"),
+    (turn_rules, "_replace", "is_exchanged=True", "is_exchanged=False"),
+    (turn_rules, "_replace", "place=target.place,\n            is", "is"),
+    (turn_rules, "_replace", "command, place=target.place)", "command)"),
+    (turn_rules, "_replace", "if running is None and turns.is_paused:", "if turns.is_paused:"),
+    (turn_rules, "_replace", "    _retract_from(", "    () and _retract_from("),
+    (turn_rules, "_retract_from", "for event in view[:at]", "for event in ()"),
+    (turn_rules, "_retract_from", "if state.is_condensed_from(at):", "if False:"),
+    (turn_rules, "_retract_from", "        _close(trial", "        () and _close(trial"),
+    (turn_rules, "_retract_from", "(*of_turns, *closing)", "of_turns"),
+    (turn_rules, "_retract_from", "    _queue_again(", "    () and _queue_again("),
+    (turn_rules, "_retract_from", "view[at:] if e.turn_id and", "view if e.turn_id and"),
+    (turn_rules, "_retract_from", "if e.turn_id and", "if"),
+    (turn_rules, "_retract_from", "state.admission.check(trial.events)", "None"),
+    (turn_rules, "_join", "replaces=waiting.replaces", "replaces=None"),
+    (KnownMessage, "of", "seq if place is None else place", "seq"),
+    (TurnTable, "fold", "or event.place is not None:", ":"),
+    (TurnTable, "_know", ", place=first.place", ""),
     (turn_rules, "_roll_back", "*closing", "*()"),
     (turn_rules, "_roll_back", "if state.admission.check(trial.events) is not None:", "if False:"),
     (turn_rules, "_close", "if tool_call_id in unstarted:", "if False:"),
@@ -144,7 +188,7 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (WorkingState, "apply", "self.agent_of = None", "pass"),
     (WorkingState, "apply", "self.written = Written()", "pass"),
     (TurnTable, "fold", "self._queued.pop(event.message_id, None)", "pass"),
-    (TurnTable, "fold", "if event.queued_again:", "if False:"),
+    (TurnTable, "fold", "if event.queued_again or", "if"),
     (TurnTable, "fold", "if not event.is_reminder:", "if True:"),
     (TurnTable, "fold", "(*running.messages, event)", "(event,)"),
     (TurnTable, "fold", "self.is_paused, self.awaiting, self.confirmed = False, (), ()", "pass"),
@@ -153,7 +197,7 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (TurnTable, "_fold_hold", "self.awaiting if c not in rejected", "self.awaiting"),
     (TurnTable, "_fold_hold", "self.awaiting = ()", "pass"),
     (TurnTable, "_fold_hold", "self.is_paused, self.confirmed = False, ()", "self.is_paused = 0"),
-    (TurnTable, "_know", "if first is not None:", "if False:"),
+    (TurnTable, "_know", "seq=first.seq, ", ""),
 ]  # fmt: skip
 
 _DRAWN = drawn(_MUTANTS, 50)

@@ -54,8 +54,10 @@ from turnkeeper.actors.core.working_state import (
     WorkingState,
 )
 from turnkeeper.actors.errors import (
+    MessageNotFound,
     NotConfirmable,
     NothingToRetract,
+    NotReplaceable,
     NotRetractable,
     NotWhileTurnRuns,
     QueueFull,
@@ -396,6 +398,96 @@ class Turns:
         assert again.is_duplicate
         assert again.seq == sent.seq
         assert len(self.events) == length
+
+    def _replace(self, n: int) -> None:
+        """A message replaces one that was sent before, wherever that has gone."""
+        if not self.sent:
+            return
+        ids = list(self.sent)
+        target = ids[-1 - n // 6 % min(len(ids), 4)] if n < 54 else "never sent"
+        on_overlap = (*POLICIES, None)[n % 6]
+        state = self.working.state
+        before, turns = state.view, state.turns
+        running, queued, was_paused = turns.running, list(turns.queued), turns.is_paused
+        steers = turns.queued[target].steers if target in queued else None
+        message_id = f"m{len(self.sent)}"
+        send = Send(message_id, message_id, on_overlap=on_overlap, replaces=target)
+        length = len(self.events)
+        try:
+            sent = self.do(send)
+        except TurnInProgress:
+            assert running is not None
+            assert (on_overlap or self.settings.on_overlap) == "reject"
+        except QueueFull:
+            assert was_paused
+            assert running is None
+            assert target not in queued
+            assert len(queued) >= QUEUE_MAX
+        except MessageNotFound:
+            assert target == "never sent"
+        except NotReplaceable as refused:
+            self._check_not_replaceable(target, refused.reason)
+        else:
+            assert isinstance(sent, Sent)
+            self.sent[message_id] = send, sent
+            assert (on_overlap or self.settings.on_overlap) != "reject" or running is None
+            if target in queued:
+                queued[queued.index(target)] = message_id
+                assert list(self.working.state.turns.queued) == queued, "not in the other's place"
+                assert self.working.state.turns.queued[message_id].steers == steers
+                assert self.working.state.turns.running == running
+                assert self.working.state.view == before
+                return
+            self._check_replaced(target, before, running, length)
+            if running is None and was_paused:
+                assert sent.waits_for == "resume"
+                assert next(iter(self.working.state.turns.queued)) == message_id
+            else:
+                now = self.working.state.turns.running
+                assert now is not None
+                assert [message.message_id for message in now.messages] == [message_id]
+                assert sent.overlapped == (None if running is None else "rollback")
+                again = [] if running is None else [m.message_id for m in running.messages[1:]]
+                assert set(self.working.state.turns.queued) == {*queued, *again}
+            return
+        assert len(self.events) == length
+
+    def _check_not_replaceable(self, target: str, reason: str) -> None:
+        said = [e for e in self.events if isinstance(e, UserMessageEvent) and not e.is_reminder]
+        message = next((event for event in said if event.message_id == target), None)
+        assert target in self.sent, "what was never sent is not found"
+        in_view = {event.id for event in self.working.state.view}
+        match reason:
+            case "not_in_view":
+                assert message is None or message.id not in in_view
+            case "joined":
+                assert message is not None
+                first = next(event for event in said if event.turn_id == message.turn_id)
+                assert first is not message
+            case "condensed":
+                assert any(isinstance(event, CondensationEvent) for event in self.events)
+            case _:
+                assert self.by_hand
+
+    def _check_replaced(
+        self, target: str, before: View, running: RunningTurn | None, length: int
+    ) -> None:
+        """Nothing is left of the turns from the target's on; all else is as it was."""
+        at = next(n for n, e in enumerate(before) if getattr(e, "message_id", None) == target)
+        gone = {event.turn_id for event in before[at:] if event.turn_id is not None}
+        assert gone.isdisjoint(event.turn_id for event in before[:at]), "not the turn's first"
+        view = self.working.state.view
+        left = [event for event in view if event.turn_id in gone]
+        assert not left, "what was replaced is in the view"
+        stays = [event for event in before if event.turn_id not in gone]
+        assert list(view[: len(stays)]) == stays, "what was not replaced is gone"
+        for turn_id in gone:
+            assert turn_id is not None
+            assert not self._forgotten(turn_id), "a summary tells of what was replaced"
+        ended = [e for e in self.events[length:] if isinstance(e, TurnEndedEvent)]
+        assert [(e.turn_id, e.outcome) for e in ended] == (
+            [] if running is None else [(running.turn_id, "rolled_back")]
+        )
 
     def _pause(self, _: int) -> None:
         if self.working.state.seq:
@@ -782,13 +874,14 @@ MOVES: dict[str, Callable[[Turns, int], None]] = {
     "late": Turns._late,
     "condense": Turns._condense,
     "retract": Turns._retract,
+    "replace": Turns._replace,
     "answer again": Turns._answer_again,
     "interrupt": Turns._interrupt,
     "undo": Turns._undo,
     "repair": Turns._repair,
     "by hand": Turns._append_by_hand,
 }
-OFTEN = ("send", "send", "agent", "agent", "agent", "end", "confirm", "resume")
+OFTEN = ("send", "send", "replace", "agent", "agent", "agent", "end", "confirm", "resume")
 
 moves = st.lists(
     st.tuples(st.sampled_from((*OFTEN, *MOVES)), st.integers(0, 55)), min_size=5, max_size=60
@@ -813,6 +906,8 @@ class LogReader:
         self._open: dict[str, ActionEvent] = {}
         self._queued: dict[str, MessageQueuedEvent] = {}
         self._first: dict[str, int] = {}
+        """The seq at which each message came first; if it replaces another, the seq of that."""
+        self._exchanged: tuple[str, MessageQueuedEvent] | None = None
 
     def check(self) -> None:
         for seq, event in enumerate(self._events, 1):
@@ -853,20 +948,31 @@ class LogReader:
                 pass
 
     def _read_message(self, event: Event, seq: int) -> None:
+        if self._exchanged is not None:
+            (message_id, withdrawn), self._exchanged = self._exchanged, None
+            assert isinstance(event, MessageQueuedEvent), "withdrawn, and not replaced"
+            assert (event.message_id, event.replaces) == (message_id, withdrawn.message_id)
+            assert event.steers == withdrawn.steers
         match event:
             case MessageQueuedEvent(message_id=message_id):
                 assert message_id not in self._queued
                 assert event.queued_again == (message_id in self._first)
+                if event.place is not None:
+                    assert event.place == self._first[event.replaces or ""], "not the target's"
+                    seq = event.place
                 self._first.setdefault(message_id, seq)
                 self._queued[message_id] = event
             case MessageWithdrawnEvent(message_id=message_id):
-                del self._queued[message_id]
+                withdrawn = self._queued.pop(message_id)
+                if event.replaced_by is not None:
+                    self._exchanged = event.replaced_by, withdrawn
             case UserMessageEvent(message_id=str(message_id)):
                 waited = self._queued.pop(message_id, None)
                 if waited is None:
                     assert message_id not in self._first, "a chat message twice"
                     self._first[message_id] = seq
                     return
+                assert event.replaces == waited.replaces
                 assert event.queued_event_id == waited.id
                 if event.turn_id == waited.turn_id:
                     # Its own turn: nobody who waited longer waits still.
