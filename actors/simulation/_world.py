@@ -1040,9 +1040,9 @@ class _Run:
         simulation = self.simulation
         conversation_id = simulation.pick("follows", self.conversation_ids)
         self.cursors[name] = conversation_id, 0
-        reads = 0
+        reads = attempt = 0
 
-        async def follow(server: _Server, conversations: Conversations) -> None:
+        async def follow(number: int, server: _Server, conversations: Conversations) -> None:
             cursor = self.cursors[name][1]
             reader = conversations[conversation_id].events(after=cursor)
             was_live = False
@@ -1057,6 +1057,8 @@ class _Run:
                         return
                 if scope.cancelled_caught:
                     continue  # it lost nothing, and goes on where it was
+                if number != attempt:
+                    return  # it was given up, in a node that stood still; another one reads
                 nonlocal reads
                 reads = self.oracles.saw_event(conversation_id, logged, f"{name} on {server.node}")
                 # What it has in hand is looked at from outside: it keeps its limits to itself.
@@ -1077,7 +1079,9 @@ class _Run:
                 # In the end it stays where it is, and must be given all that is written anywhere.
                 limit_s = LIVENESS_S if self.is_healed else 30.0
                 place = attempt + simulation.draw("which node", len(self.names))
-                await self._request(self.names[place % len(self.names)], follow, limit_s)
+                await self._request(
+                    self.names[place % len(self.names)], partial(follow, attempt), limit_s
+                )
             except ConversationDeleted:
                 simulation.mark("told of a deletion")
                 if self.cursors[name][1]:
