@@ -621,7 +621,6 @@ PROMISES = [
         "_take_due_piece",
         "answer.piece_after(taken)",
         "answer.piece_after(min(max(1, taken), self._pieces_taken - 1))",
-        600,
     ),
     Mutant(
         "half a character at the end of an answer is not among its pieces",
@@ -629,7 +628,6 @@ PROMISES = [
         "mend",
         "or not self.half",
         "or True",
-        600,
     ),
     Mutant(
         "a step names another view than its model was given",
