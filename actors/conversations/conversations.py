@@ -316,13 +316,14 @@ class Conversations:
 
     def __contains__(self, conversation_id: object) -> NoReturn:
         raise TypeError(
-            "`in` would not wait for the journal; use `await conversations.list()`, or "
+            "`in` would not wait for the journal; use `await conversations.list(prefix=id)`, or "
             "`await conversations[id].view()`, which raises ConversationNotFound"
         )
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
-            "iterating would not wait for the journal; use `for info in await conversations.list()`"
+            "iterating would not wait for the journal; use "
+            "`for row in (await conversations.list()).rows`, a page at a time"
         )
 
     def _open_region(self) -> Region[Command | Query]:

@@ -530,6 +530,15 @@ class Oracles:
         if called - answered:
             self.broken("T8", f"{conversation_id}: {sorted(called - answered)}")
 
+    def saw_change(self, name: str, seq: int, change_id: str) -> None:
+        """Note that a change of a title was acknowledged."""
+        shadow = self._shadows[name]
+        if self.deleted[name]:
+            return
+        found = [event.id for event in shadow.events[seq - 1 : seq]]
+        if found != [change_id] or [event.id for event in shadow.events].count(change_id) != 1:
+            self.broken("L1", f"{name}[{seq}] is {found}, not change {change_id}")
+
     def saw_fork(self, fork_id: str) -> None:
         """Check a fork to which no message was sent."""
         shadow = self._shadows.get(fork_id)

@@ -944,8 +944,12 @@ class _Run:
             case "fork":
                 fork_id = f"{sending.conversation_id}-{sending.message_id}"
                 at = 1 + simulation.draw("fork at", max(1, oracles.head(sending.conversation_id)))
-                fork = await conversation.fork(fork_id, at=at)
+                fork = await conversation.fork(fork_id, at=at, owner=sending.sender)
                 oracles.saw_fork(fork_id)
+                change_id = f"title-{sending.message_id}"
+                for _ in range(2):  # the second one writes nothing
+                    changed = await fork.change(title=sending.content, change_id=change_id)
+                    oracles.saw_change(fork_id, changed.seq, change_id)
                 oracles.saw_view(fork_id, await fork.view(), "a fork", floor=0)
             case "pause":
                 await conversation.pause()
