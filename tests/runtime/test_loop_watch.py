@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass
 
 import anyio
 import pytest
 
-from turnkeeper.runtime import Actor, LoopBlocked, Runtime
+from turnkeeper.runtime import Actor, LoopBlocked, Message, Runtime
 
 pytestmark = pytest.mark.anyio
 
@@ -28,11 +29,16 @@ class Told(logging.Handler):
             self.has_come.set()
 
 
-class Blocking(Actor[str]):
+@dataclass(frozen=True)
+class Block(Message[None]):
+    text: str
+
+
+class Blocking(Actor[Block]):
     def __init__(self, told: Told) -> None:
         self._told = told
 
-    async def receive(self, message: str) -> None:
+    async def receive(self, message: Block) -> None:
         self.block_the_loop()
 
     def block_the_loop(self) -> None:
@@ -47,7 +53,7 @@ async def test_a_handler_that_blocks_the_loop_is_reported_with_its_stack() -> No
         async with Runtime(report_blocked_s=0.05) as runtime:
             with runtime.events.subscribe(LoopBlocked) as reports:
                 blocking = runtime.spawn(lambda: Blocking(told), name="blocking")
-                await blocking.ask("a secret")
+                await blocking.ask(Block("a secret"))
                 with anyio.fail_after(60):
                     # A machine that stands still is a loop that does, so others may come too.
                     while True:
