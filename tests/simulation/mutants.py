@@ -628,6 +628,8 @@ PROMISES = [
         "mend",
         "or not self.half",
         "or True",
+        test="tests/actors/owner/test_pieces.py::"
+        "test_half_a_character_is_held_back_and_mended_if_it_stays_half",
     ),
     Mutant(
         "a step names another view than its model was given",
