@@ -792,8 +792,9 @@ class _Turns:
             case MessageQueuedEvent():
                 self._queued[event.message_id] = event
                 place = event.place
-                if place is not None and place != self._first.get(event.replaces or ""):
-                    self._broken("T6", f"{where}: it takes the place of none")
+                is_new = event.replaces is not None and not event.queued_again
+                if is_new and place != self._first.get(event.replaces or ""):
+                    self._broken("T6", f"{where}: it is not in the place of {event.replaces}")
                 self._first.setdefault(event.message_id, seq if place is None else place)
             case MessageWithdrawnEvent():
                 self._queued.pop(event.message_id, None)
