@@ -31,7 +31,9 @@ from ..events import (
 from ..values.text import storable
 from .transcript import Transcript
 
-__all__ = ["TurnChunks", "UiMessage", "ui_messages"]
+__all__ = ["TurnChunks", "UiMessage", "is_client_id", "next_version", "ui_messages"]
+
+CLIENT_ID_LENGTH_MAX = 200
 
 Chunk = dict[str, object]
 
@@ -77,7 +79,7 @@ class TurnChunks:
                 if self._messages > 1:
                     yield {
                         "type": "steering-message",
-                        "id": event.message_id or event.id,
+                        "id": client_id_of(event.message_id or event.id),
                         "parts": user_parts(event.content, event.images),
                     }
             case AgentMessageEvent(content=content):
@@ -212,6 +214,23 @@ class TurnChunks:
                 yield {"type": "error", "errorText": "the turn failed"}
 
 
+def is_client_id(message_id: str) -> bool:
+    """True if a client may send a message under this id: versions have a tilde of our own."""
+    return 0 < len(message_id) <= CLIENT_ID_LENGTH_MAX and "~" not in message_id
+
+
+def next_version(message_id: str) -> str:
+    """Return the id under which the next version of a message is stored."""
+    client_id, _, n = message_id.partition("~")
+    return f"{client_id}~{int(n or 0) + 1}"
+
+
+def client_id_of(message_id: str) -> str:
+    """Return the id under which a client knows a message, whichever version of it this is."""
+    client_id, tilde, n = message_id.rpartition("~")
+    return client_id if tilde and n.isdecimal() else message_id
+
+
 def user_parts(content: str, images: Iterable[ImageContent]) -> list[dict[str, object]]:
     """Return the parts of a user's message."""
     files: list[dict[str, object]] = [
@@ -322,7 +341,7 @@ def ui_messages(transcript: Transcript) -> list[dict[str, object]]:
 
 def _user_message(event: UserMessageEvent | MessageQueuedEvent) -> dict[str, object]:
     return {
-        "id": event.message_id or event.id,
+        "id": client_id_of(event.message_id or event.id),
         "role": "user",
         "parts": user_parts(event.content, event.images),
     }

@@ -10,6 +10,7 @@ the reason. Arguments and results that a client sends are never believed.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Request
@@ -18,8 +19,10 @@ from starlette.responses import Response
 
 from turnkeeper.runtime import TurnkeeperError
 
+from ..conversations.conversation import Conversation
 from ..conversations.turn import Turn
 from ..core.commands import OnOverlap
+from ..errors import ConversationNotFound, MessageIdConflict, MessageNotFound
 from ..events import (
     ConfirmationGivenEvent,
     ConfirmationRequestedEvent,
@@ -29,7 +32,7 @@ from ..events import (
     TextDelta,
     UserMessageEvent,
 )
-from .ai_sdk import TurnChunks
+from .ai_sdk import TurnChunks, is_client_id, next_version
 from .names import ID_LENGTH_MAX, is_new_id
 from .problems import OWN, ProblemRaised, problem_of
 from .replies import EventStream, Feed, Write, json_reply
@@ -75,7 +78,7 @@ class Message(Given):
 class ChatBody(Given):
     id: str
     messages: list[Message] = Field(min_length=1)
-    trigger: Literal["submit-message"] = "submit-message"
+    trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
     on_overlap: OnOverlap | None = None
 
 
@@ -103,16 +106,52 @@ async def chat(caller: Chatting, body: ChatBody) -> Response:
     """Send the newest message, or the answers to calls, and stream the turn."""
     newest = body.messages[-1]
     if newest.role == "user":
-        content, images = _content_of(newest)
-        turn = await caller.conversation.send(
-            content, images=images, message_id=newest.id, on_overlap=body.on_overlap
-        )
-        return EventStream(_feed(caller, turn), HEADERS)
+        return EventStream(_feed(caller, await _send(caller, newest, body)), HEADERS)
     answers = _answers_of(newest)
     await caller.check_exists()
     await caller.conversation.answer(answers)
     turn = await _turn_of_answers(caller, newest.id)
     return EventStream(_feed(caller, turn, answered=frozenset(answers)), HEADERS)
+
+
+async def _send(caller: ConversationCaller, message: Message, body: ChatBody) -> Turn:
+    """Send a message, or the next version of one that is edited or answered anew."""
+    if not is_client_id(message.id):
+        raise ProblemRaised(OWN["invalid-id"])
+    content, images = _content_of(message)
+    conversation = caller.conversation
+
+    async def send(message_id: str, replaces: str | None) -> Turn:
+        return await conversation.send(
+            content,
+            images=images,
+            message_id=message_id,
+            on_overlap=body.on_overlap,
+            replaces=replaces,
+        )
+
+    before, newest = await _versions(conversation, message.id)
+    if newest is None:
+        return await send(message.id, None)
+    if body.trigger == "regenerate-message":
+        turn = await conversation.turn(newest)
+        if await turn.ended() is None:
+            return turn  # the reply to the same request was lost
+    else:
+        with suppress(MessageIdConflict):
+            return await send(newest, before)  # known already, unless its content is another
+    return await send(next_version(newest), newest)
+
+
+async def _versions(conversation: Conversation, client_id: str) -> tuple[str | None, str | None]:
+    """Return the newest version of a message in the log, and the version before it."""
+    before, newest, looked_for = None, None, client_id
+    while True:
+        try:
+            await conversation.turn(looked_for)
+        except (ConversationNotFound, MessageNotFound):
+            return before, newest
+        before, newest, looked_for = newest, looked_for, next_version(looked_for)
 
 
 @ai_sdk.get(f"{HERE}/stream", responses={204: {}})

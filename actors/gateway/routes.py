@@ -80,6 +80,8 @@ class MessageBody(Body):
     content: str
     images: list[ImageContent] = Field(default=[], max_length=64)
     on_overlap: OnOverlap | None = None
+    replaces: str | None = Field(default=None, max_length=ID_LENGTH_MAX)
+    """The id of an earlier message: its turn and all later ones leave the view."""
 
 
 @router.post(f"{HERE}/messages", status_code=202, responses={200: {}, 409: {}, 412: {}})
@@ -101,6 +103,7 @@ async def send_message(
         images=body.images,
         message_id=idempotency_key,
         on_overlap=body.on_overlap,
+        replaces=body.replaces,
     )
     answer: dict[str, object] = {
         "conversation_id": caller.local_id,

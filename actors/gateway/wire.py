@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 from ..core.listing import ListedConversation
 from ..core.state import Folded
@@ -128,9 +129,9 @@ def row_json(row: ListedConversation, rename: Rename, *, shows_address: bool) ->
         "title": row.title,
         "owner": row.owner,
         "labels": dict(row.labels),
-        "created_at": None if row.created_at is None else row.created_at.isoformat(),
-        "active_at": row.active_at.isoformat(),
-        "updated_at": row.updated_at.isoformat(),
+        "created_at": None if row.created_at is None else _time(row.created_at),
+        "active_at": _time(row.active_at),
+        "updated_at": _time(row.updated_at),
         "head": row.head,
         "status": row.status,
         "queued": row.queued,
@@ -143,6 +144,11 @@ def row_json(row: ListedConversation, rename: Rename, *, shows_address: bool) ->
         "owned": row.owned,
         "address": row.address if shows_address else "",
     }
+
+
+def _time(seconds: float) -> str:
+    """Return a time as events have theirs."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def rejection_json(rejection: Rejection) -> Json:

@@ -133,12 +133,68 @@ async def test_a_message_whose_reply_was_lost_is_sent_again_and_written_once(tal
     assert shown["messages"] == await talk.transcript()
 
 
-async def test_other_content_under_a_known_id_is_refused(talk: Talk) -> None:
+async def test_an_edited_message_replaces_what_came_from_it_on(talk: Talk) -> None:
     await talk.said("one", id="m1")
-    await talk.open("b")
-    shown = await talk.said("other", chat="b", id="m1")
+    await talk.said("two", id="m2")
+    await talk.said("three", id="m3")
 
-    assert (shown["status"], shown["statuses"]) == ("error", [409])
+    for text in ("two again", "two, at last", "two again"):
+        shown = await talk.said(text, messageId="m2")
+        assert texts(shown["messages"]) == [
+            "user: one",
+            "assistant: a(one)",
+            f"user: {text}",
+            f"assistant: a({text})",
+        ]
+        assert shown["messages"] == await talk.transcript()
+    view = await talk.world.conversations["chat"].view()
+    assert len(view) == 4
+
+
+async def test_an_edit_whose_reply_was_lost_is_sent_again_and_written_once(talk: Talk) -> None:
+    await talk.said("one", id="m1")
+    await talk.said("other", messageId="m1")
+    head = (await talk.world.conversations["chat"].at()).seq
+
+    await talk.open("b")
+    shown = await talk.said("other", "b", id="m1")
+
+    assert texts(shown["messages"]) == ["user: other", "assistant: a(other)"]
+    assert shown["messages"] == await talk.transcript()
+    assert (await talk.world.conversations["chat"].at()).seq == head
+
+
+async def test_an_answer_is_made_anew(node: Client) -> None:
+    agent = ToolAgent(ScriptedModel(["first", "second", "third"]), [])
+    async with talking(node, agent) as talk:
+        await talk.said("one", id="m1")
+        for answer in ("second", "third"):
+            await talk.client.do("regenerate")
+            shown = await talk.client.do("done")
+            assert texts(shown["messages"]) == ["user: one", f"assistant: {answer}"]
+            assert shown["messages"] == await talk.transcript()
+            assert shown["messages"][0]["id"] == "m1"
+
+
+async def test_a_regeneration_that_is_sent_again_while_it_runs_is_one(talk: Talk) -> None:
+    await talk.said("stream one", id="m1")
+    messages = await talk.transcript()
+    agent = talk.world.agent
+    agent.hold("stream one")
+    for chat in ("b", "c"):
+        await talk.open(chat, messages=messages)
+    await talk.client.do("regenerate", "b")
+    while texts((await talk.client.do("show", "b"))["messages"])[-1:] != ["assistant: a("]:
+        pass
+    await talk.client.do("regenerate", "c")
+    while texts((await talk.client.do("show", "c"))["messages"])[-1:] != ["assistant: a("]:
+        pass
+    agent.release("stream one")
+
+    first, second = await talk.client.do("done", "b"), await talk.client.do("done", "c")
+
+    assert first["messages"] == second["messages"] == await talk.transcript()
+    assert agent.turns == ["stream one"] * 2
 
 
 # --- leaving and coming back ---------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
 from turnkeeper.actors import MemoryJournal, ModelResponse, ScriptedModel, ToolAgent, ToolCall
@@ -99,6 +100,26 @@ async def test_undo_takes_the_newest_turn_back_and_returns_its_messages(world: W
     assert [message["content"] for message in undone["messages"]] == ["two"]
     view = (await world.http.get(f"{HERE}/view")).json()
     assert [event["content"] for event in view["events"]] == ["one", "a(one)"]
+
+
+async def test_a_message_replaces_an_earlier_one_and_what_came_after_it(world: World) -> None:
+    await world.send("alice", "one", idempotency_key="m1", prefer="wait=60")
+    await world.answered("alice", "two")
+    body = {"content": "other", "replaces": "m1"}
+
+    async def send() -> httpx.Response:
+        headers = {"Idempotency-Key": "m3", "Prefer": "wait=60"}
+        return await world.http.post(f"{HERE}/messages", json=body, headers=headers)
+
+    sent, again = await send(), await send()
+
+    assert sent.json()["end"]["reply"] == "a(other)"
+    assert again.json()["seq"] == sent.json()["seq"]
+    view = (await world.http.get(f"{HERE}/view")).json()
+    assert [event["content"] for event in view["events"]] == ["other", "a(other)"]
+    refused = await world.http.post(f"{HERE}/messages", json=body)
+    assert refused.json()["type"] == "urn:turnkeeper:not-replaceable"
+    assert refused.json()["reason"] == "not_in_view"
 
 
 async def test_a_title_and_labels_are_changed_by_a_merge_patch(world: World) -> None:

@@ -85,7 +85,10 @@ const operations = {
     chats[chat].cutAfter = after;
   },
   send: ({ chat, text, id, messageId }) => {
-    const message = { role: 'user', parts: [{ type: 'text', text }], id, messageId };
+    const message =
+      messageId === undefined
+        ? { role: 'user', parts: [{ type: 'text', text }], id }
+        : { text, messageId };
     running[chat] = chats[chat].chat.sendMessage(message);
   },
   answered: ({ chat }) => {
