@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf, nextafter
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 from turnkeeper.runtime.lowlevel import OneShot
@@ -200,7 +201,8 @@ class SimulatedJournal(MemoryJournal):
             has_run_out = not has_locks and self.node.monotonic() >= self._valid_until
             is_lost = has_run_out or self._is_robbed
             if is_lost:
-                self._unbroken_since = self.node.monotonic()
+                # A claim that began at this very time began before the renewal.
+                self._unbroken_since = nextafter(self.node.monotonic(), inf)
                 self._is_robbed = False
             self._valid_until = asked_at + LEASE_S * (1 - _LEASE_MARGIN)
             if is_lost:

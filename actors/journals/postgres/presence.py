@@ -19,6 +19,7 @@ import contextlib
 import selectors
 import socket
 from collections.abc import Callable
+from math import inf, nextafter
 from typing import Any
 
 import psycopg
@@ -162,8 +163,10 @@ class Presence:
         was_gone = row is None or row[0]
         is_unbroken = answered_at < self._valid_until and not was_gone
         if not is_unbroken:
-            # It ended some time before this: a rival may own what was claimed under it.
-            self._unbroken_since = answered_at
+            # It ended some time before this: a rival may own what was claimed under it. A claim
+            # that began at this very reading of the clock began before the renewal.
+            is_first = not self._asked_at
+            self._unbroken_since = answered_at if is_first else nextafter(answered_at, inf)
         self._asked_at = asked_at
         self._valid_until = asked_at + self._lease_s * (1 - _MARGIN)
         return is_unbroken
