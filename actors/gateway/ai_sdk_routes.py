@@ -298,8 +298,8 @@ class _Writing:
                     pass
 
     async def _next(self, items: AsyncIterator[Item]) -> Item | None:
-        """Return the next event or piece; None at the end, or if the gateway drains."""
-        while not self._streams.is_ended:
+        """Return the next event or piece; None if the message was withdrawn."""
+        while True:
             try:
                 item = await self._streams.until_beat(anext(items))
             except StopAsyncIteration:
@@ -307,10 +307,7 @@ class _Writing:
                 return None
             if item is not None:
                 return item
-            if not self._streams.is_ended:
-                await self._write(b":\n\n")
-        await self._write(sse({"type": "error", "errorText": "draining"}))
-        return None
+            await self._write(b":\n\n")
 
     async def _put(self, chunks: TurnChunks, item: Item) -> None:
         written = list(chunks.take(item))

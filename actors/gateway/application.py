@@ -58,12 +58,8 @@ class Gateway:
         From now on `readyz` answers 503 and new streams end at once; those that are open end last.
         Call it before the server stops.
         """
-        streams = self._service.streams
-        streams.is_draining = True
-        try:
-            return await self._service.conversations.drain(grace_s, messages=messages)
-        finally:
-            streams.end()
+        self._service.streams.is_draining = True
+        return await self._service.conversations.drain(grace_s, messages=messages)
 
 
 def app(

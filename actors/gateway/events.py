@@ -72,7 +72,7 @@ async def _write_events(
     else:
         items = caller.conversation.events(after=after, live=live)
     streams = caller.service.streams
-    while not streams.is_ended:
+    while True:
         try:
             item = await streams.until_beat(anext(items))
         except StopAsyncIteration:
@@ -80,8 +80,7 @@ async def _write_events(
                 return "caught-up"
             return "draining" if streams.is_draining else "closing"
         if item is None:
-            if not streams.is_ended:
-                await write(_HEARTBEAT)
+            await write(_HEARTBEAT)
         elif isinstance(item, TextDelta):
             await write(sse(piece_json(item), event="piece"))
         elif is_checked:
@@ -91,7 +90,6 @@ async def _write_events(
             if item.event.id != cursor.event_id:
                 return "gone"
             is_checked = True
-    return "draining"
 
 
 async def page_of_events(

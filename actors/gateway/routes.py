@@ -113,17 +113,14 @@ async def send_message(
         "overlapped": turn.overlapped,
         "waits_for": turn.waits_for,
     }
-    headers = {"Location": f"{_place(caller)}/messages/{to_path(turn.message_id)}/turn"}
+    # Relative to this address, wherever the gateway is mounted.
+    headers = {"Location": f"messages/{to_path(turn.message_id)}/turn"}
     wait_s = _wait_of(prefer, caller.service.limits.wait_s_max)
     end = None if wait_s is None else await _end_within(turn, wait_s)
     if wait_s is not None:
         answer["end"] = None if end is None else _end_json(end)
         headers["Preference-Applied"] = f"wait={wait_s:g}"
     return json_reply(answer, 200 if turn.is_duplicate or end is not None else 202, headers=headers)
-
-
-def _place(caller: ConversationCaller) -> str:
-    return f"/v1/conversations/{to_path(caller.local_id)}"
 
 
 async def _check_is_meant(
@@ -340,7 +337,7 @@ async def fork(caller: Writing, body: ForkBody) -> Response:
         raise ProblemRaised(OWN["invalid-id"])
     owner = None if caller.principal is None else caller.principal.name
     await caller.conversation.fork(target.conversation_id, at=body.at, owner=owner)
-    return json_reply({"id": body.id}, 201, headers={"Location": _place(target)})
+    return json_reply({"id": body.id}, 201, headers={"Location": f"../{to_path(body.id)}"})
 
 
 # --- conversations -------------------------------------------------------------------------------

@@ -47,17 +47,14 @@ class Streams:
     """The streams that are open.
 
     While the gateway drains, new ones end at once, so that their clients go elsewhere; those that
-    are open go on until the conversations are handed over, and then end with the same word.
+    are open go on until the conversations are handed over, when their readers end.
     """
 
     def __init__(self, streams_max: int, heartbeat_s: float) -> None:
         self.is_draining = False
-        self.is_ended = False
         self.count = 0
         self._streams_max = streams_max
         self._heartbeat_s = heartbeat_s
-        # A dict, so that they are ended in order.
-        self._waits: dict[int, anyio.CancelScope] = {}
 
     @property
     def is_full(self) -> bool:
@@ -73,22 +70,10 @@ class Streams:
             self.count -= 1
 
     async def until_beat(self, wait: Awaitable[T]) -> T | None:
-        """Wait; None if a heartbeat is due first, or at once when the streams are ended."""
-        with anyio.move_on_after(self._heartbeat_s) as scope:
-            self._waits[id(scope)] = scope
-            try:
-                if self.is_ended:
-                    scope.cancel()
-                return await wait
-            finally:
-                del self._waits[id(scope)]
+        """Wait; None if a heartbeat is due first."""
+        with anyio.move_on_after(self._heartbeat_s):
+            return await wait
         return None
-
-    def end(self) -> None:
-        """End every stream, and each from now on."""
-        self.is_draining = self.is_ended = True
-        for scope in list(self._waits.values()):
-            scope.cancel()
 
 
 class Service:

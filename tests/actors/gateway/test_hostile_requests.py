@@ -11,6 +11,7 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.actors.conversations.worlds import HeldAgent
 from turnkeeper.actors import Conversations, MemoryJournal, gateway
@@ -37,10 +38,17 @@ async def client(anyio_backend: object) -> AsyncIterator[httpx.AsyncClient]:
     max_examples=150,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(case=REQUESTS)
+@given(case=REQUESTS, is_known=st.booleans())
 async def test_no_request_makes_the_server_fail(
-    client: httpx.AsyncClient, case: schemathesis.Case[Any]
+    client: httpx.AsyncClient, case: schemathesis.Case[Any], *, is_known: bool
 ) -> None:
+    if is_known and "conversation_id" in (case.path_parameters or {}):
+        case.path_parameters["conversation_id"] = "known"
+        await client.post(
+            "/v1/conversations/known/messages",
+            json={"content": "hello"},
+            headers={**JSON, "Prefer": "wait=60", "Idempotency-Key": "m1"},
+        )
     # Streams without an end have tests of their own.
     query = {**(case.query or {}), "live": "false"}
     has_body = isinstance(case.body, dict | list | str | int | float | bool)

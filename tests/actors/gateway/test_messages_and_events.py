@@ -8,7 +8,10 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
+from turnkeeper.actors import LoggedEvent
 from turnkeeper.actors.gateway import GatewayLimits
+from turnkeeper.actors.gateway.names import Cursor
+from turnkeeper.actors.gateway.service import ConversationCaller
 
 from .worlds import Sse, World, gateway_world, reading
 
@@ -222,6 +225,30 @@ async def test_a_cursor_of_a_deleted_conversation_is_gone(world: World) -> None:
         path, params={"after": cursor}, headers={"Accept": "application/json"}
     )
     assert page.status_code == 410
+
+
+async def test_a_log_that_is_exchanged_after_the_first_look_is_gone_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.answered("alice", "hello")
+    path = "/v1/conversations/alice/events"
+    cursor = (await read_all(world, f"{path}?live=false"))[2].id
+    assert cursor is not None
+    found = ConversationCaller.find
+
+    async def find(caller: ConversationCaller, at: Cursor) -> LoggedEvent | None:
+        logged = await found(caller, at)
+        await world.conversations.delete("alice")
+        await (await world.conversations["alice"].send("another conversation")).end()
+        return logged
+
+    monkeypatch.setattr(ConversationCaller, "find", find)
+    events = await read_all(world, path, last_event_id=cursor)
+
+    assert [(event.event, event.json.get("why")) for event in events] == [
+        ("gone", None),
+        ("end", "gone"),
+    ]
 
 
 async def test_a_stream_of_a_conversation_that_is_deleted_ends_as_gone(world: World) -> None:

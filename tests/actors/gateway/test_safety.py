@@ -13,7 +13,7 @@ import anyio
 import httpx
 import pytest
 from fastapi.routing import APIRoute
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -271,6 +271,8 @@ async def test_what_another_has_looks_as_if_it_did_not_exist(guarded: Guarded) -
             headers={"Authorization": f"Bearer {TOKENS['bob']}"},
         )
         assert made.status_code == 201
+    fork = await guarded.ask("GET", "/v1/conversations/fresh", TOKENS["bob"])
+    assert fork.json()["owner"] == "bob"
     listed = await guarded.ask("GET", "/v1/conversations", TOKENS["bob"])
     assert {row["id"] for row in listed.json()["conversations"]} == {"mine", "secret", "fresh"}
     for address in ("alice%2Fsecret", "..%2Falice%2Fsecret", to_path("alice/secret")):
@@ -341,6 +343,8 @@ texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 
 
 @given(texts, texts, texts, texts)
+@example("a", "b/c", "a/b", "c")
+@example("a%2Fb", "c", "a/b", "c")
 def test_no_two_ids_of_principals_share_a_stored_one(
     owner: str, name: str, other: str, other_name: str
 ) -> None:
