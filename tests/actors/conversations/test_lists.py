@@ -1,5 +1,7 @@
 """Lists of conversations: what a row shows while its conversation lives, and what a page takes."""
 
+# ruff: noqa: ASYNC240 - the files of a test are small, and its loop has nothing else to do
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -274,3 +276,23 @@ async def test_a_page_without_an_index_says_that_it_is_not_complete() -> None:
         page = await conversations.list(prefix="b", order="created", scan_max=2, cursor=page.cursor)
         assert [one.conversation_id for one in page.rows] == ["b1"]
         assert page.is_complete
+
+
+async def test_a_deletion_leaves_no_text_of_the_row_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    async with verified(HeldAgent(), journal=SQLiteJournal(path)) as conversations:
+        for name in ("c", "other"):
+            await (await conversations[name].send(f"message of {name}")).end()
+            await conversations[name].change(
+                title=f"title of {name}", labels={"label": f"label of {name}"}, owner=f"user {name}"
+            )
+            await conversations[name].change(title=f"second title of {name}")
+
+        deletion = await conversations.delete("c")
+
+        assert deletion.is_erased
+        there = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+        for kept in (b"message of other", b"second title of other", b"label of other"):
+            assert kept in there
+        for gone in (b"message of c", b"title of c", b"label of c", b"user c"):
+            assert gone not in there
