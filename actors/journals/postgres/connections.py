@@ -51,6 +51,10 @@ class BoundedConnection(psycopg.Connection[Any]):
         """Count the bound from here: it is on all waits together, up to the next call."""
         self._until = self._monotonic() + self._answer_s
 
+    def allow(self, answer_s: float) -> None:
+        """Let this job alone wait for so many seconds from here."""
+        self._until = self._monotonic() + answer_s
+
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401 - psycopg's own
         """Wait for the server as psycopg does, within the bound of the job."""
         return super().wait(self._bounded(gen), *args, **kwargs)

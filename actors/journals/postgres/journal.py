@@ -310,7 +310,8 @@ class PostgresJournal(DatabaseJournal):
         presence = self._make_presence()
         with refusal(self._schema), ExitStack() as opened:
             connection = opened.enter_context(closing(self._connect()))
-            bring_up_to_date(connection, self._schema)
+            bring_up_to_date(connection, self._schema, allow=connection.allow)
+            connection.begin_job()
             presence.register(connection)
             presence.start()
             opened.pop_all()

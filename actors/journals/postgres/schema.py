@@ -8,7 +8,7 @@ node's row says until when that process is alive, by the database's clock.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,6 +103,9 @@ MIGRATIONS: tuple[str, ...] = (
         payload text NOT NULL,          -- the rest of the row
         seal bigint NOT NULL
     );
+    INSERT INTO listing SELECT id, name, 0, '', '', updated_us, updated_us, '{}', '', 0
+        FROM conversation WHERE head > 0;
+    -- Behind the rows: an index is made at once in a fraction of the time.
     CREATE INDEX listing_id ON listing (name);
     CREATE INDEX listing_created ON listing (created_us, conversation);
     CREATE INDEX listing_active ON listing (active_us, conversation);
@@ -130,9 +133,6 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX label_id ON label (owner, label, value, name);
     CREATE INDEX label_created ON label (owner, label, value, created_us, conversation);
     CREATE INDEX label_active ON label (owner, label, value, active_us, conversation);
-
-    INSERT INTO listing SELECT id, name, 0, '', '', updated_us, updated_us, '{}', '', 0
-        FROM conversation WHERE head > 0;
     """,
 )
 
@@ -177,8 +177,17 @@ def schema_number(schema: str) -> int:
     return zlib.crc32(f"turnkeeper\0{schema}".encode())
 
 
-def bring_up_to_date(connection: psycopg.Connection[Any], schema: str) -> None:
-    """Make or migrate the tables. Raises `JournalRefused` if they are newer than this code."""
+MIGRATION_S = 200.0
+"""The bound on a migration: it makes a row and indexes for each conversation."""
+
+
+def bring_up_to_date(
+    connection: psycopg.Connection[Any], schema: str, *, allow: Callable[[float], None]
+) -> None:
+    """Make or migrate the tables. Raises `JournalRefused` if they are newer than this code.
+
+    `allow` lets the connection wait for so many seconds, if there is something to do.
+    """
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema_number(schema),))
         connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
@@ -186,6 +195,8 @@ def bring_up_to_date(connection: psycopg.Connection[Any], schema: str) -> None:
         version = _version(connection, schema)
         if version == SCHEMA_VERSION:
             return
+        allow(MIGRATION_S)
+        connection.execute(f"SET LOCAL statement_timeout = '{MIGRATION_S:.0f}s'".encode())
         for script in MIGRATIONS[version:]:
             connection.execute(script.encode())
         connection.execute("DELETE FROM journal")

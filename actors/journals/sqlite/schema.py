@@ -146,6 +146,9 @@ MIGRATIONS: tuple[str, ...] = (
         payload TEXT NOT NULL,          -- the rest of the row
         seal INTEGER NOT NULL
     );
+    INSERT INTO listing SELECT id, name, 0, '', '', updated_us, updated_us, '{}', '', 0
+        FROM conversation WHERE head > 0;
+    -- Behind the rows: an index is made at once in a fraction of the time.
     CREATE INDEX listing_id ON listing (name);
     CREATE INDEX listing_created ON listing (created_us, conversation);
     CREATE INDEX listing_active ON listing (active_us, conversation);
@@ -173,9 +176,6 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX label_id ON label (owner, label, value, name);
     CREATE INDEX label_created ON label (owner, label, value, created_us, conversation);
     CREATE INDEX label_active ON label (owner, label, value, active_us, conversation);
-
-    INSERT INTO listing SELECT id, name, 0, '', '', updated_us, updated_us, '{}', '', 0
-        FROM conversation WHERE head > 0;
     """,
 )
 

@@ -16,6 +16,7 @@ from tests import postgres
 from turnkeeper.actors import MemoryJournal, PostgresJournal, SQLiteJournal
 from turnkeeper.actors.journal import Journal, Listing, ListQuery, Record
 from turnkeeper.actors.journals.postgres import listings as in_postgres
+from turnkeeper.actors.journals.postgres import schema as postgres_schema
 from turnkeeper.actors.journals.sqlite import listings as in_sqlite
 from turnkeeper.actors.journals.sqlite.repair import repair
 from turnkeeper.actors.journals.sqlite.verify import verify
@@ -167,6 +168,28 @@ async def test_tables_without_listings_get_them_and_show_what_is_known() -> None
             await append(journal, "c", listing := Listing(2, "b", "idle", 1, 1, {"x": "y"}))
             (row,) = (await journal.page(ListQuery(9, owner="b", label=("x", "y")))).rows
             assert (row.listing, row.is_stale) == (listing, False)
+
+
+async def test_a_migration_of_many_conversations_may_take_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Longer than an answer may take, by the server's clock and by ours; and only then."""
+    with postgres.schema() as schema:
+        uri = postgres.conninfo()
+        async with PostgresJournal(uri, schema=schema):
+            pass
+        allowed: list[float] = []
+        with psycopg.connect(uri, options=f"-c search_path={schema}") as connection:
+            postgres_schema.bring_up_to_date(connection, schema, allow=allowed.append)
+            assert allowed == []
+            script = "CREATE TABLE later AS SELECT current_setting('statement_timeout')"
+            scripts = (*postgres_schema.MIGRATIONS, script)
+            monkeypatch.setattr(postgres_schema, "MIGRATIONS", scripts)
+            monkeypatch.setattr(postgres_schema, "SCHEMA_VERSION", len(scripts))
+            postgres_schema.bring_up_to_date(connection, schema, allow=allowed.append)
+            found = connection.execute("SELECT * FROM later").fetchone()
+        assert allowed == [postgres_schema.MIGRATION_S]
+        assert found == ("200s",)
 
 
 async def test_a_repair_clears_the_rows_and_the_file_shows_all_that_it_has(tmp_path: Path) -> None:
