@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve", "token"]
 
+CONNECTIONS_MAX = 20_000
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SCOPES = ("read", "write", "admin", "inspector")
 
@@ -230,7 +231,12 @@ def _make_server(gateway: Gateway) -> uvicorn.Server:
 
     return Server(
         uvicorn.Config(
-            gateway, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=5
+            gateway,
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=5,
         )
     )
 

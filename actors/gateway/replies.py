@@ -52,13 +52,15 @@ def problem_reply(
 
 
 class EventStream(Response):
-    """A stream of server-sent events that its feed writes; it ends early if the client leaves."""
+    """A stream that its feed writes, of server-sent events; it ends early if the client leaves."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, feed: Feed, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, feed: Feed, headers: Mapping[str, str] | None = None, media_type: str | None = None
+    ) -> None:
         sent = {"X-Accel-Buffering": "no", **(headers or {})}
-        super().__init__(None, 200, sent)
+        super().__init__(None, 200, sent, media_type)
         del self.headers["content-length"]
         self._feed = feed
 

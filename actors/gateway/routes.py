@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Annotated, Literal
 
@@ -17,7 +17,7 @@ from pydantic import (
     WrapValidator,
 )
 from pydantic_core import PydanticCustomError
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from ..conversations.turn import Turn, TurnEnd
 from ..core.commands import OnOverlap
@@ -28,7 +28,7 @@ from ..journals.transfer import export_lines
 from .events import feed_events, page_of_events
 from .names import ID_LENGTH_MAX, SEQ_MAX, Cursor, from_path, is_known_id, is_new_id, to_path
 from .problems import OWN, ProblemRaised
-from .replies import EventStream, json_reply
+from .replies import EventStream, Write, json_reply
 from .service import (
     ConversationCaller,
     Inspecting,
@@ -437,11 +437,12 @@ async def export(caller: Reading) -> Response:
     await caller.check_exists()
     journal = caller.service.conversations.journal
 
-    async def lines() -> AsyncIterator[str]:
-        async for line in export_lines(journal, [caller.conversation_id]):
-            yield f"{line}\n"
+    async def feed(write: Write) -> None:
+        async with aclosing(export_lines(journal, [caller.conversation_id])) as lines:
+            async for line in lines:
+                await write(f"{line}\n".encode())
 
-    return StreamingResponse(lines(), media_type="application/x-ndjson")
+    return EventStream(feed, media_type="application/x-ndjson")
 
 
 # --- operators -----------------------------------------------------------------------------------

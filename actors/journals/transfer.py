@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ async def export_lines(
     conversation_ids: Sequence[str] | None = None,
     *,
     on_progress: Callable[[int, int], None] = _no_progress,
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """Yield the lines of an export, without line ends; of all conversations unless some are named.
 
     Calls `on_progress` with the number of conversations that are done, and of all. Raises
