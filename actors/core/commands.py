@@ -20,6 +20,7 @@ from ..values.text import (
     ID_LENGTH_MAX,
     check_id,
     check_length,
+    check_new_id,
     check_short,
     check_text,
     error_text,
@@ -80,9 +81,10 @@ def _check_event(event: Event) -> None:
     """
     if not isinstance(event, Event):
         raise InvalidInput(f"an event is an Event, and {type(event).__name__} is not")
-    check_id("event id", event.id)
+    check_new_id("event id", event.id)
+    check_new_id("kind", event.kind)
     if (message_id := getattr(event, "message_id", None)) is not None:
-        check_id("message_id", message_id)
+        check_new_id("message_id", message_id)
     try:
         written = event.__pydantic_serializer__.to_json(event, warnings="error")
         check_length(f"a {type(event).__name__}", len(written))
@@ -123,7 +125,7 @@ class Send(Message[Sent]):
     """The chat message that it replaces, with its turn and all later turns."""
 
     def __post_init__(self) -> None:
-        check_id("message_id", self.message_id)
+        check_new_id("message_id", self.message_id)
         if self.replaces is not None:
             check_id("replaces", self.replaces)
         check_text("content", self.content)
@@ -171,6 +173,10 @@ class Retract(Message[Appended]):
     event_ids: tuple[str, ...] = ()
     turn_id: str | None = None
 
+    def __post_init__(self) -> None:
+        for event_id in self.event_ids:
+            check_text("an event id", event_id)
+
 
 @dataclass(frozen=True, slots=True)
 class Change(Message[Appended | Duplicate]):
@@ -197,8 +203,7 @@ class Change(Message[Appended | Duplicate]):
             if value is not None:
                 check_short("a label", value, LABEL_VALUE_LENGTH_MAX)
         if self.change_id is not None:
-            check_id("change_id", self.change_id)
-            check_short("change_id", self.change_id, ID_LENGTH_MAX)
+            check_new_id("change_id", self.change_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +306,7 @@ class Answer(Message[bool]):
     def __post_init__(self) -> None:
         by_call = self.answers if isinstance(self.answers, Mapping) else {"": self.answers}
         for tool_call_id, answer in by_call.items():
-            if not isinstance(tool_call_id, str):
-                raise InvalidInput(f"a tool_call_id takes a str, not {type(tool_call_id).__name__}")
+            check_text("a tool_call_id", tool_call_id)
             if not isinstance(answer, bool):
                 check_text("an answer that is no bool, a reason,", answer)
         if isinstance(self.answers, Mapping):

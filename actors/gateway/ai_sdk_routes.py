@@ -32,6 +32,7 @@ from ..events import (
     TextDelta,
     UserMessageEvent,
 )
+from ..values.text import check_text
 from .ai_sdk import TurnChunks, is_client_id, next_version
 from .names import ID_LENGTH_MAX, is_new_id
 from .problems import OWN, ProblemRaised, problem_of
@@ -87,7 +88,8 @@ class _MayChat(May):
 
     async def __call__(self, request: Request) -> ConversationCaller:
         service: Service = request.app.state.service
-        body = await request.json()
+        # Without a body it is the body's own check that refuses it.
+        body = await request.json() if await request.body() else None
         local_id = body.get("id") if isinstance(body, dict) else None
         if not isinstance(local_id, str):
             local_id = ""
@@ -109,8 +111,9 @@ async def chat(caller: Chatting, body: ChatBody) -> Response:
         return EventStream(_feed(caller, await _send(caller, newest, body)), HEADERS)
     answers = _answers_of(newest)
     await caller.check_exists()
-    await caller.conversation.answer(answers)
+    # First, so that nothing is written if the message is of no turn here.
     turn = await _turn_of_answers(caller, newest.id)
+    await caller.conversation.answer(answers)
     return EventStream(_feed(caller, turn, answered=frozenset(answers)), HEADERS)
 
 
@@ -182,6 +185,7 @@ def _content_of(message: Message) -> tuple[str, list[ImageContent]]:
         if part.type == "text" and part.text is not None:
             texts.append(part.text)
         elif part.type == "file" and part.url and (part.media_type or "").startswith("image/"):
+            check_text("the address of an image", part.url)
             images.append(ImageContent(url=part.url))
         else:
             raise _unusable("parts", "a text, or a file that is an image")
@@ -208,7 +212,7 @@ def _unusable(place: str, rule: str) -> ProblemRaised:
 
 
 async def _turn_of_answers(caller: ConversationCaller, turn_id: str) -> Turn:
-    """Return the turn whose calls were answered, running or ended."""
+    """Return the turn of an assistant message, running or ended."""
     running = await caller.conversation.running()
     if running is not None and running.turn_id == turn_id:
         return running

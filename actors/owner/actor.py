@@ -819,6 +819,7 @@ def _rejection(refusal: AdmissionRefused, taken: _Taken) -> Rejection:
     return Rejection(
         at=taken.stamp.now,
         violation=violation.name,
-        reason=violation.reason,
+        # It may quote an id with a NUL, which a database cannot store.
+        reason=violation.reason.replace("\0", "\ufffd"),
         payload=encode_event(violation.event),
     )

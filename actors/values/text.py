@@ -12,6 +12,7 @@ __all__ = [
     "ID_LENGTH_MAX",
     "check_id",
     "check_length",
+    "check_new_id",
     "check_short",
     "check_text",
     "error_text",
@@ -84,12 +85,8 @@ def check_short(what: str, text: object, length_max: int) -> None:
     check_text(what, text)
     if isinstance(text, str) and len(text) > length_max:
         raise InvalidInput(f"{what} has {len(text)} characters; it takes {length_max} at most")
-    for at, letter in enumerate(text if isinstance(text, str) else ""):
-        if letter < " " or "\x7f" <= letter < "\xa0":
-            raise InvalidInput(
-                f"{what} has the control character {letter!r} at position {at}; nothing was "
-                "written; use letters that can be seen"
-            )
+    if isinstance(text, str):
+        _check_letters(what, text)
 
 
 def check_id(what: str, text: object) -> None:
@@ -102,3 +99,23 @@ def check_id(what: str, text: object) -> None:
         raise InvalidInput(f"{what} has {len(text)} characters; it takes 1 to {ID_LENGTH_MAX}")
     if isinstance(text, str) and "\0" in text:
         raise InvalidInput(f"{what} has a NUL at position {text.index(chr(0))}; it takes none")
+
+
+def check_new_id(what: str, text: object) -> None:
+    """As `check_id`; also raise if it has a control character.
+
+    Older ids may have one, so what is merely asked for is not checked by this.
+    """
+    check_id(what, text)
+    # The usual one is not looked at letter by letter.
+    if isinstance(text, str) and not (text.isascii() and text.isprintable()):
+        _check_letters(what, text)
+
+
+def _check_letters(what: str, text: str) -> None:
+    for at, letter in enumerate(text):
+        if letter < " " or "\x7f" <= letter < "\xa0":
+            raise InvalidInput(
+                f"{what} has the control character {letter!r} at position {at}; nothing was "
+                "written; use letters that can be seen"
+            )

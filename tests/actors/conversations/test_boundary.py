@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,21 +23,45 @@ from turnkeeper.actors import (
     TurnContext,
     agent,
 )
+from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.errors import (
     InvalidInput,
     NotAppendable,
 )
 from turnkeeper.actors.events import (
     AgentMessageEvent,
+    ObservationEvent,
     UserMessageEvent,
+    decode_event,
 )
+from turnkeeper.runtime import Ports
 
 pytestmark = pytest.mark.anyio
+
+
+def _message(**fields: str) -> UserMessageEvent:
+    ports = Ports()
+    now = datetime.fromtimestamp(ports.now(), UTC)
+    own: dict[str, Any] = {"id": ports.ids.new(), "timestamp": now, "content": "A", **fields}
+    return UserMessageEvent(**own)
+
+
+def _of_kind(kind: str) -> Event:
+    """An event of a kind that no version here knows."""
+    own = {"kind": kind, "id": Ports().ids.new(), "timestamp": "2026-01-01T00:00:00Z"}
+    return decode_event(json.dumps(own))
 
 
 BAD_INPUT: dict[str, Callable[[Conversations], Awaitable[object]]] = {
     "empty message id": lambda cs: cs["c"].send("A", message_id=""),
     "message id that is no text": lambda cs: cs["c"].send("A", message_id=7),  # type: ignore[arg-type]
+    "message id with a line end": lambda cs: cs["c"].send("A", message_id="a\n"),
+    "event id with a control": lambda cs: cs["c"].append(_message(id="a\x01")),
+    "appended message id with a control": lambda cs: cs["c"].append(_message(message_id="a\x85")),
+    "kind with a control": lambda cs: cs["c"].append(_of_kind("a\x01")),
+    "kind of 300 characters": lambda cs: cs["c"].append_all([_of_kind("k" * 300)]),
+    "retracted id that is half an emoji": lambda cs: cs["c"].retract(["\ud83d"]),
+    "call id that is half an emoji": lambda cs: cs["c"].answer({"\ud83d": True}),
     "content that is no text": lambda cs: cs["c"].send(None),  # type: ignore[arg-type]
     "half an emoji": lambda cs: cs["c"].send("\ud83d"),
     "unknown on_overlap": lambda cs: cs["c"].send("A", on_overlap="sometimes"),  # type: ignore[arg-type]
@@ -57,6 +83,27 @@ async def test_bad_input_is_refused_at_the_boundary_and_hurts_no_neighbour(what:
         held.release("good")
         assert await turn.reply() == "a(good)"
         assert await log_of(conversations["c"]) == ["u:good", "a:a(good)"]
+
+
+async def test_a_refused_id_with_a_nul_is_kept_with_its_reason_and_hurts_no_turn() -> None:
+    held = HeldAgent()
+    held.hold("good")
+    async with verified(held, journal=MemoryJournal()) as conversations:
+        conversation = conversations["c"]
+        turn = await conversation.send("good")
+        asked = _message()
+        result = ObservationEvent(
+            id=asked.id, timestamp=asked.timestamp, tool_call_id="a\0b", content="late"
+        )
+
+        with pytest.raises(AdmissionRefused):
+            await conversation.append(result)
+        with pytest.raises(AdmissionRefused):
+            await conversation.retract(["a\0b"])
+
+        held.release("good")
+        assert await turn.reply() == "a(good)"
+        assert ["a\ufffdb" in one.reason for one in await conversation.rejections()] == [True] * 2
 
 
 async def test_invalid_settings_are_refused_before_anything_is_opened() -> None:

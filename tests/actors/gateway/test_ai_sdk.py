@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from turnkeeper.actors import (
     ToolCall,
     TurnContext,
 )
-from turnkeeper.actors.events import ActionEvent
+from turnkeeper.actors.events import ActionEvent, LoggedEvent
 
 from .node import Client, client, install
 from .worlds import World, gateway_world
@@ -428,12 +429,36 @@ async def test_what_a_client_says_of_the_agent_or_of_tools_is_refused() -> None:
             [{"id": "t", "role": "tool", "parts": []}],
             [user, {"id": "a", "role": "assistant", "parts": [output]}],
             [{**user, "parts": [{"type": "file", "mediaType": "text/html", "url": "x"}]}],
+            [{**user, "parts": [{"type": "file", "mediaType": "image/png", "url": "\ud83d"}]}],
             [],
         ]
         for messages in faults:
-            reply = await world.http.post(CHAT, json={"id": "chat", "messages": messages})
+            body = json.dumps({"id": "chat", "messages": messages})
+            reply = await world.http.post(CHAT, content=body)
             assert reply.status_code == 422, messages
         for name in ("", "a/b", "..", "~YQ"):
             reply = await world.http.post(CHAT, json={"id": name, "messages": [user]})
             assert reply.json()["type"] == "urn:turnkeeper:invalid-id", name
+        assert (await world.http.post(CHAT)).status_code == 422
         assert not (await world.conversations.list()).rows
+
+
+async def test_answers_in_a_message_of_no_turn_are_refused_before_they_are_written() -> None:
+    async with gateway_world(asking_agent()) as world:
+        conversation = world.conversations["chat"]
+        turn = await conversation.send("both")
+        async for item in turn:
+            if isinstance(item, LoggedEvent) and item.event.kind == "confirmation_requested":
+                break
+        waiting = (await conversation.at()).turns.awaiting
+        parts = [
+            {"type": "dynamic-tool", "state": "approval-responded", "approval": answer}
+            for answer in ({"id": call_id, "approved": True} for call_id in waiting)
+        ]
+        message = {"id": "no turn", "role": "assistant", "parts": parts}
+
+        reply = await world.http.post(CHAT, json={"id": "chat", "messages": [message]})
+
+        assert reply.json()["type"] == "urn:turnkeeper:invalid-request"
+        assert (await conversation.at()).turns.awaiting == waiting
+        await turn.cancel()

@@ -197,7 +197,8 @@ async def test_a_scope_is_for_its_routes_alone(guarded: Guarded) -> None:
 async def test_a_page_of_another_site_cannot_write(guarded: Guarded) -> None:
     token = TOKENS["alice"]
     for place in WRITING:
-        for origin in ("https://evil.example", "null", "http://localhost.evil.example"):
+        foreign = ("https://evil.example", "null", "http://localhost.evil.example", "http://[")
+        for origin in foreign:
             refused = await guarded.call(place, token, Origin=origin)
             assert refused.json()["type"] == "urn:turnkeeper:foreign-origin", place
         for form in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
@@ -392,6 +393,12 @@ def test_the_nesting_of_a_body_is_counted_without_its_texts(value: object) -> No
     body = httpx.Request("POST", "http://x", json=value).content
     assert not is_deeper(body, depth(value))
     assert is_deeper(body, depth(value) - 1)
+
+
+def test_a_text_that_does_not_end_is_passed_over_once() -> None:
+    """Were each of its quotes tried as the first one, the work would be the square of them."""
+    for count in (10, 1_000_000):
+        assert not is_deeper(b'"' + b'[\\"' * count, 1)
 
 
 # --- slow and broken clients ---------------------------------------------------------------------
