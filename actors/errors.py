@@ -142,6 +142,20 @@ class TooManyLabels(Refused):
         self.labels_max = labels_max
 
 
+class MetadataTooLong(InvalidInput):
+    """The metadata of the chat message is longer than `Limits` allow; nothing was written."""
+
+    def __init__(self, conversation_id: str, length: int, metadata_length_max: int) -> None:
+        super().__init__(
+            f"chat message refused on conversation {conversation_id}: its metadata has {length:,} "
+            f"characters as JSON, and may have {metadata_length_max:,}; nothing was written; keep "
+            "large values elsewhere, and their address here"
+        )
+        self.conversation_id = conversation_id
+        self.length = length
+        self.metadata_length_max = metadata_length_max
+
+
 class NothingToRetract(Refused):
     """None of the events to retract is in the view; nothing was written."""
 

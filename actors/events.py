@@ -210,6 +210,10 @@ class UserMessageEvent(LLMConvertibleEvent):
     """True if it is not by the user: the agent's loop tells its model something during a turn."""
     replaces: str | None = None
     """The id of the chat message that it was sent in place of."""
+    author: str | None = None
+    """The user who sent it, as the application names its users."""
+    metadata: FrozenObject = FrozenObject()
+    """What the application keeps with it. The model does not see it."""
 
     def to_llm_message(self) -> LLMMessage:
         if not self.images:
@@ -334,6 +338,8 @@ class MessageQueuedEvent(Event):
     """The id of the chat message that it was sent in place of."""
     place: int | None = None
     """The seq at which that message first came: its place in the queue is taken over."""
+    author: str | None = None
+    metadata: FrozenObject = FrozenObject()
 
 
 class MessageWithdrawnEvent(Event):
@@ -361,6 +367,8 @@ class StepRequest(Value):
     """Of the model's other settings, such as the temperature."""
     is_plain: bool = False
     """Images and thinking were left out."""
+    show_author: bool = False
+    """Chat messages began with the names of their authors."""
 
 
 class StepFinishedEvent(Event):

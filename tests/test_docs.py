@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ["simulation.md", "finding.md", "blocking.md", "steps.md", "gateway.md"]
+PAGES = ["simulation.md", "finding.md", "blocking.md", "steps.md", "gateway.md", "messages.md"]
 
 
 def _without_steps(text: str) -> str:

@@ -130,6 +130,7 @@ class ToolAgent:
         condensations_max: int = 3,
         budget: float | None = None,
         stuck: StuckDetector = StuckDetector(),
+        show_author: bool = False,
     ) -> None:
         """Functions given as `tools` are short for `Tools(*functions)`. Raises `InvalidInput`.
 
@@ -138,7 +139,8 @@ class ToolAgent:
         wait before each further attempt; the delay that the provider asks for is added to it.
         `condensations_max`: how often one step may condense the view because the model finds it
         too long. `budget`: the cost of all model calls of a conversation at which no further one is
-        made; costs are counted if the model has prices.
+        made; costs are counted if the model has prices. `show_author`: the model sees who sent each
+        chat message, as its first words.
         """
         for name, limit in (
             ("max_iterations", max_iterations),
@@ -162,6 +164,7 @@ class ToolAgent:
         self.condensations_max = condensations_max
         self.budget = budget
         self.stuck = stuck
+        self.show_author = show_author
         self.confirm = _checked(confirm, self.tools)
 
     async def run(self, turn: TurnContext) -> None:
@@ -248,7 +251,12 @@ class _Run:
             if view is None:
                 return None
             try:
-                request = ModelRequest(view, agent.tools.specs, is_plain=self._is_plain)
+                request = ModelRequest(
+                    view,
+                    agent.tools.specs,
+                    is_plain=self._is_plain,
+                    show_author=agent.show_author,
+                )
                 return await turn.ask(agent.model, request)
             except ModelUnavailable as error:
                 failures += 1

@@ -162,9 +162,9 @@ def _said(event: Event) -> tuple[str, str, str]:
             return "dim", "system", event.content
         case UserMessageEvent():
             images = "".join(f"\n[image {_cut(image.url, 80)}]" for image in event.images)
-            return "", "user", event.content + images
+            return "", "user", _signed(event) + images
         case MessageQueuedEvent():
-            return "dim", "queued", event.content
+            return "dim", "queued", _signed(event)
         case AgentMessageEvent():
             return "", "agent", event.content + (" [interrupted]" if event.interrupted else "")
         case ActionEvent():
@@ -187,6 +187,10 @@ def _said(event: Event) -> tuple[str, str, str]:
         case _:
             rest = event.model_dump(mode="json", exclude={"id", "timestamp", "turn_id", "kind"})
             return "dim", "event", " ".join([event.kind, *_fields(rest)])
+
+
+def _signed(event: UserMessageEvent | MessageQueuedEvent) -> str:
+    return event.content if event.author is None else f"{event.author}: {event.content}"
 
 
 def _fields(rest: Mapping[str, object]) -> Iterator[str]:

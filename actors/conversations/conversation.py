@@ -83,6 +83,8 @@ class Conversation:
         message_id: str | None = None,
         on_overlap: OnOverlap | None = None,
         replaces: str | None = None,
+        author: str | None = None,
+        metadata: Mapping[str, object] | None = None,
     ) -> Turn:
         """Put a chat message into the conversation; it is durable when this returns.
 
@@ -95,10 +97,23 @@ class Conversation:
         all later turns leave the view, a turn that runs ends as rolled back, and the new message's
         turn begins, in one commit. Raises `NotReplaceable`, and `MessageNotFound` if there is no
         message of that id. The log keeps all, and what tools did stays done.
+
+        `author`: the user who sends it, by a name of the application's; the model sees it only if
+        its agent has `show_author`. `metadata`: JSON that is kept with the message, and that the
+        model does not see; another one under the same `message_id` is no conflict, and the first
+        stays. Raises `MetadataTooLong`.
         """
         if message_id is None:
             message_id = self._setup.ports.ids.new()
-        send = Send(message_id, content, tuple(images), on_overlap, replaces)
+        send = Send(
+            message_id,
+            content,
+            tuple(images),
+            on_overlap,
+            replaces,
+            author=author,
+            metadata=_frozen("metadata", metadata),
+        )
         sent = await self._ref.ask(send)
         return self._turn(sent)
 
@@ -276,13 +291,7 @@ class Conversation:
         for a title of more than 256 characters, a label of more than 64 and 256, or control
         characters in one of them.
         """
-        if labels is not None and not isinstance(labels, Mapping):
-            raise InvalidInput(f"labels are a mapping of texts, not a {type(labels).__name__}")
-        try:
-            frozen = FrozenObject(labels)
-        except ValueError as error:
-            raise InvalidInput(f"labels hold an invalid value: {error_text(error)}") from error
-        change = Change(title, frozen, owner, change_id)
+        change = Change(title, _frozen("labels", labels), owner, change_id)
         await self._setup.journal.info(self.conversation_id)
         return await self._ref.ask(change)
 
@@ -401,3 +410,13 @@ class _Follower(AsyncIterator[LoggedEvent | TextDelta]):
 
     async def __anext__(self) -> LoggedEvent | TextDelta:
         return await self._reader.next_item()
+
+
+def _frozen(what: str, given: Mapping[str, object] | None) -> FrozenObject:
+    """Return this as it is kept; raise `InvalidInput` if JSON would not give it back exactly."""
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidInput(f"{what} takes a mapping, not a {type(given).__name__}")
+    try:
+        return FrozenObject(given)
+    except ValueError as error:
+        raise InvalidInput(f"{what} holds an invalid value: {error_text(error)}") from error

@@ -59,6 +59,7 @@ __all__ = [
     "Stream",
     "TurnAppend",
     "Undo",
+    "check_author",
     "check_overlap",
 ]
 
@@ -73,6 +74,13 @@ def check_overlap(on_overlap: str) -> None:
         raise InvalidInput(f"on_overlap is {on_overlap!r}; it takes one of {known}")
 
 
+def check_author(author: object) -> None:
+    """Raise `InvalidInput` unless this is None, or a name of 1 to 256 characters, no controls."""
+    if author is not None:
+        check_id("author", author)
+        check_short("author", author, ID_LENGTH_MAX)
+
+
 def _check_event(event: Event) -> None:
     """Raise `InvalidInput` if the event would not be read back as it is.
 
@@ -85,6 +93,7 @@ def _check_event(event: Event) -> None:
     check_new_id("kind", event.kind)
     if (message_id := getattr(event, "message_id", None)) is not None:
         check_new_id("message_id", message_id)
+    check_author(getattr(event, "author", None))
     try:
         written = event.__pydantic_serializer__.to_json(event, warnings="error")
         check_length(f"a {type(event).__name__}", len(written))
@@ -123,11 +132,14 @@ class Send(Message[Sent]):
     """None: as the conversation's own setting says."""
     replaces: str | None = None
     """The chat message that it replaces, with its turn and all later turns."""
+    author: str | None = None
+    metadata: FrozenObject = field(default_factory=FrozenObject)
 
     def __post_init__(self) -> None:
         check_new_id("message_id", self.message_id)
         if self.replaces is not None:
             check_id("replaces", self.replaces)
+        check_author(self.author)
         check_text("content", self.content)
         for image in self.images:
             if not isinstance(image, ImageContent):

@@ -1,7 +1,8 @@
-"""The bounds on the memory of an owner and its readers, as one value.
+"""The bounds on chat messages, and on the memory of an owner and its readers, as one value.
 
 Each conversation is correct under any of these limits: the log has everything, and what memory has
-let go is read again from the journal. Tests and simulations use small ones.
+let go is read again from the journal. Tests and simulations use small ones. A bound on messages is
+for new ones: those that are in the log stay, and sending one again is a duplicate as always.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ANSWER_LENGTH_MAX = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept in memory for each conversation, and how often a snapshot is written."""
+    """How much a chat message may hold, and how much of a conversation is kept in memory."""
 
     known_messages_max: int = 1024
     """The message ids that the turn table holds; older ones are looked up in the journal."""
@@ -32,6 +33,8 @@ class Limits:
     """The events that wait for a slow reader before it goes back to reading the journal."""
     read_page: int = 256
     """The events that a reader takes from the journal at once."""
+    metadata_length_max: int = 16 << 10
+    """The characters of a chat message's metadata, as JSON."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

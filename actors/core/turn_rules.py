@@ -6,6 +6,7 @@ tables in `docs/turns.md` show the outcome of each way to overlap.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, TypeAlias, TypeGuard, assert_never
 
@@ -17,6 +18,7 @@ from ..errors import (
     Draining,
     MessageIdConflict,
     MessageNotFound,
+    MetadataTooLong,
     NotConfirmable,
     NotReplaceable,
     QueueFull,
@@ -72,7 +74,7 @@ from .commands import (
     TurnAppend,
 )
 from .status import AgentExecutionStatus
-from .turn_table import RunningTurn, content_digest
+from .turn_table import RunningTurn, message_digest
 from .working_state import (
     Asked,
     Decision,
@@ -159,11 +161,12 @@ def _send(draft: Draft, command: Send) -> Decision:
     # whatever else holds now.
     known = turns.find(command.message_id) or draft.stamp.known_message
     if known is not None:
-        if known.digest != content_digest(command.content, command.images, command.replaces):
+        if known.digest != message_digest(command):
             raise MessageIdConflict(working.conversation_id, command.message_id, known.seq)
         return Decision(reply=Sent(command.message_id, known.seq, known.turn_id, is_duplicate=True))
     if working.draining == "refuse":
         raise Draining(working.conversation_id)
+    _check_limits(working, command)
     running = turns.running
     if command.replaces is not None:
         return _replace(draft, command, command.replaces)
@@ -191,6 +194,14 @@ def _send(draft: Draft, command: Send) -> Decision:
             assert_never(unreachable)
 
 
+def _check_limits(working: WorkingState, command: Send) -> None:
+    """Raise an error of its own for whatever is larger than the application's limits allow."""
+    limits = working.state.limits
+    length = len(json.dumps(command.metadata, ensure_ascii=False))
+    if length > limits.metadata_length_max:
+        raise MetadataTooLong(working.conversation_id, length, limits.metadata_length_max)
+
+
 def _interrupt_with(draft: Draft, running: RunningTurn, command: Send) -> Decision:
     _interrupt(draft, running, f"interrupted by chat message {command.message_id}")
     return _begin_with(draft, command, overlapped="interrupt")
@@ -216,6 +227,8 @@ def _begin_with(draft: Draft, command: Send, *, overlapped: OnOverlap | None = N
         images=command.images,
         message_id=command.message_id,
         replaces=command.replaces,
+        author=command.author,
+        metadata=command.metadata,
     )
     return draft.decision(
         Sent(command.message_id, draft.seq, turn_id, overlapped=overlapped),
@@ -332,6 +345,8 @@ def _queue(
         message_id=command.message_id,
         content=command.content,
         images=command.images,
+        author=command.author,
+        metadata=command.metadata,
         steers=steers,
         replaces=command.replaces,
         place=place,
@@ -357,6 +372,8 @@ def _join(draft: Draft, waiting: MessageQueuedEvent, turn_id: str) -> None:
         message_id=waiting.message_id,
         queued_event_id=waiting.id,
         replaces=waiting.replaces,
+        author=waiting.author,
+        metadata=waiting.metadata,
     )
 
 
@@ -675,6 +692,8 @@ def _queue_again(draft: Draft, running: RunningTurn | None) -> None:
                 message_id=message.message_id,
                 content=message.content,
                 images=message.images,
+                author=message.author,
+                metadata=message.metadata,
                 replaces=message.replaces,
                 queued_again=True,
             )

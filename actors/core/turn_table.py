@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 from ..events import (
     ConfirmationGivenEvent,
@@ -28,17 +28,34 @@ from ..events import (
     UserMessageEvent,
 )
 
-__all__ = ["KnownMessage", "RunningTurn", "TurnTable", "content_digest"]
+__all__ = ["KnownMessage", "RunningTurn", "Told", "TurnTable", "message_digest"]
 
 
-def content_digest(content: str, images: Sequence[ImageContent], replaces: str | None) -> str:
-    """Return a digest of a chat message's content; the same in every process.
+class Told(Protocol):
+    """The parts of a chat message that make it this message, as it is sent and in the log."""
 
-    Two messages under one id are the same message if their digests are equal.
+    @property
+    def content(self) -> str: ...
+    @property
+    def images(self) -> Sequence[ImageContent]: ...
+    @property
+    def replaces(self) -> str | None: ...
+    @property
+    def author(self) -> str | None: ...
+
+
+def message_digest(message: Told) -> str:
+    """Return a digest of a chat message; the same in every process.
+
+    Two messages under one id are the same message if their digests are equal. Their metadata does
+    not count.
     """
-    told: list[object] = [content, [image.url for image in images]]
-    if replaces is not None:
-        told.append(replaces)
+    told: list[object] = [message.content, [image.url for image in message.images]]
+    # Nothing is added for what a message does not have: logs of older versions keep their digests.
+    if message.replaces is not None:
+        told.append(message.replaces)
+    if message.author is not None:
+        told.append({"author": message.author})
     text = json.dumps(told)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -76,7 +93,7 @@ class KnownMessage:
     @classmethod
     def of(cls, message_id: str, seq: int, event: UserMessageEvent | MessageQueuedEvent) -> Self:
         """Return the message of this event, which is the first that carries its id, at `seq`."""
-        digest = content_digest(event.content, event.images, event.replaces)
+        digest = message_digest(event)
         place = event.place if isinstance(event, MessageQueuedEvent) else None
         return cls(message_id, seq, event.turn_id or "", digest, seq if place is None else place)
 

@@ -103,6 +103,12 @@ TABLE: Mapping[str, Problem] = {
         "this Idempotency-Key was used with other content; nothing was written; take a new one",
         facts=("message_id", "seq"),
     ),
+    "MetadataTooLong": Problem(
+        413,
+        "metadata-too-long",
+        "the metadata is too long; nothing was written; keep large values elsewhere",
+        facts=("length", "metadata_length_max"),
+    ),
     "EventIdConflict": Problem(409, "event-id-conflict", "use new event ids", facts=("seqs",)),
     "AdmissionRefused": Problem(409, "not-admitted", "the log as it stands does not admit it"),
     "MessageNotFound": Problem(

@@ -192,7 +192,11 @@ class ProviderModel(ABC, Generic[ClientT]):
     @asynccontextmanager
     async def _opened(self, request: ModelRequest) -> AsyncGenerator[_Stream, None]:
         messages = to_llm_messages(
-            request.view, self._shape, model=self.model, is_plain=request.is_plain
+            request.view,
+            self._shape,
+            model=self.model,
+            is_plain=request.is_plain,
+            show_author=request.show_author,
         )
         if not messages:
             raise MalformedHistory(self.model, "there is no message in it")

@@ -85,6 +85,8 @@ class ModelRequest:
     tools: Sequence[ToolSpec] = ()
     is_plain: bool = False
     """Leave out images and thinking, which this model or its provider may be unable to read."""
+    show_author: bool = False
+    """Begin each chat message with the name of its author, if it has one."""
 
     def __post_init__(self) -> None:
         names = [api_tool_name(tool.name) for tool in self.tools]
@@ -141,6 +143,7 @@ def request_of(model: Model, request: ModelRequest) -> StepRequest:
         tools_digest=_digest([tool.digest for tool in request.tools]),
         parameters_digest=None if parameters is None else _digest(parameters),
         is_plain=request.is_plain,
+        show_author=request.show_author,
     )
 
 

@@ -114,19 +114,25 @@ class LLMMessages(Sequence[LLMMessage]):
 
 
 def to_llm_messages(
-    view: View, shape: LLMShape = "openai", *, model: str = "", is_plain: bool = False
+    view: View,
+    shape: LLMShape = "openai",
+    *,
+    model: str = "",
+    is_plain: bool = False,
+    show_author: bool = False,
 ) -> LLMMessages:
     """Return the messages for a model, in the shape of its provider's API.
 
     `model` is the one that is asked; reasoning of another is left out. With `is_plain`, images are
-    only mentioned and thinking is left out: a provider that cannot read
-    them refuses the whole request. Raises `OpenCalls` if a call has no result. The messages are
-    immutable `dict`s, which the official packages take as they are.
+    only mentioned and thinking is left out: a provider that cannot read them refuses the whole
+    request. With `show_author`, the text of a chat message begins with the name of its author, if
+    it has one, and a colon. Raises `OpenCalls` if a call has no result. The messages are immutable
+    `dict`s, which the official packages take as they are.
     """
     own = None if is_plain else thought_by(shape, model)
     return view.derive(
-        ("messages", shape, own, is_plain),
-        partial(_DERIVATIONS[shape], own=own, is_plain=is_plain),
+        ("messages", shape, own, is_plain, show_author),
+        partial(_DERIVATIONS[shape], own=own, is_plain=is_plain, show_author=show_author),
     )
 
 
@@ -206,15 +212,16 @@ class _Responses:
 class _OpenAIMessages(Derivation[LLMMessages]):
     """The messages of the OpenAI chat API."""
 
-    def __init__(self, *, own: str | None, is_plain: bool) -> None:
+    def __init__(self, *, own: str | None, is_plain: bool, show_author: bool) -> None:
         self.length = 0
         self._own = own
         self._is_plain = is_plain
+        self._show_author = show_author
         self._responses = _Responses()
         self._messages: list[LLMMessage] = []
 
     def fold(self, event: LLMConvertibleEvent) -> None:
-        for whole in self._responses.fold(event):
+        for whole in self._responses.fold(_signed(event) if self._show_author else event):
             self._messages.extend(_chat_messages(whole, self._own, is_plain=self._is_plain))
         self.length += 1
 
@@ -261,6 +268,14 @@ def _chat_messages(
             pass
 
 
+def _signed(event: LLMConvertibleEvent) -> LLMConvertibleEvent:
+    """Return a chat message with its author in front of its text; any other event as it is."""
+    if not isinstance(event, UserMessageEvent) or event.author is None:
+        return event
+    signed = f"{event.author}: {event.content}" if event.content.strip() else f"{event.author}:"
+    return event.model_copy(update={"content": signed})
+
+
 def _own_thinking(actions: Sequence[ActionEvent], own: str | None) -> Iterator[ThinkingBlock]:
     """Yield the thinking before these calls that the model which is asked can read."""
     for action in actions:
@@ -288,15 +303,16 @@ def _said(text: str) -> str:
 class _ResponsesItems(Derivation[LLMMessages]):
     """The input items of the OpenAI responses API; none refers to items stored there."""
 
-    def __init__(self, *, own: str | None, is_plain: bool) -> None:
+    def __init__(self, *, own: str | None, is_plain: bool, show_author: bool) -> None:
         self.length = 0
         self._own = own
         self._is_plain = is_plain
+        self._show_author = show_author
         self._responses = _Responses()
         self._items: list[LLMMessage] = []
 
     def fold(self, event: LLMConvertibleEvent) -> None:
-        for whole in self._responses.fold(event):
+        for whole in self._responses.fold(_signed(event) if self._show_author else event):
             self._items.extend(_items(whole, self._own, is_plain=self._is_plain))
         self.length += 1
 
@@ -369,9 +385,16 @@ def _function_call(action: ActionEvent) -> FrozenObject:
 class _AnthropicMessages(Derivation[LLMMessages]):
     """The messages of the Anthropic messages API: user and assistant take turns, user first."""
 
-    def __init__(self, *, own: str | None, is_plain: bool) -> None:  # noqa: ARG002 - as the others
+    def __init__(
+        self,
+        *,
+        own: str | None,  # noqa: ARG002 - as the others
+        is_plain: bool,
+        show_author: bool,
+    ) -> None:
         self.length = 0
         self._is_plain = is_plain
+        self._show_author = show_author
         self._responses = _Responses()
         self._messages: list[LLMMessage] = []
         # The last message stays open until the other side speaks: the next event may join it.
@@ -380,7 +403,7 @@ class _AnthropicMessages(Derivation[LLMMessages]):
         self._system: list[str] = []
 
     def fold(self, event: LLMConvertibleEvent) -> None:
-        for whole in self._responses.fold(event):
+        for whole in self._responses.fold(_signed(event) if self._show_author else event):
             match whole:
                 case _Calls(actions, results):
                     thinking = self._thinking(*(action.thinking for action in actions))

@@ -58,6 +58,8 @@ _FIELDS: dict[str, Any] = {
     "conversation_id": "parent",
     "seq": 7,
     "turn_id": "t1",
+    "author": "Ann",
+    "metadata": {"from": ["app", 7]},
 }
 
 

@@ -77,8 +77,13 @@ async def told(api: str, chat: Conversation, step: Step) -> str:
     """The messages that the log says were sent."""
     assert step.request is not None
     view = (await chat.at(step.view_seq)).view
-    plain = step.request.is_plain
-    messages = to_llm_messages(view, SHAPES[api], model=step.request.model or "", is_plain=plain)
+    messages = to_llm_messages(
+        view,
+        SHAPES[api],
+        model=step.request.model or "",
+        is_plain=step.request.is_plain,
+        show_author=step.request.show_author,
+    )
     return canonical([messages.system, list(messages)])
 
 
