@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 from typer.testing import CliRunner
 
 from turnkeeper.actors.cli._app import app
 
+from ..actors.gateway.node import client, install
 from .command import COMMAND
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve_me.py"
@@ -114,3 +116,63 @@ def test_an_agent_that_is_not_there_is_told_in_one_line(tmp_path: Path, place: s
 
     assert refused.exit_code == 2
     assert len(refused.stderr.splitlines()) == 1
+
+
+AGENT = '''
+from pathlib import Path
+
+import anyio
+
+from turnkeeper.actors import ModelResponse, ScriptedModel, ToolAgent, ToolCall
+from turnkeeper.actors.events import UserMessageEvent
+
+
+async def answer(request):
+    if isinstance(request.view[-1], UserMessageEvent):
+        return ModelResponse("Let me see.", calls=[ToolCall("look")])
+    while not Path("gate").exists():
+        await anyio.sleep(0.01)
+    return "All is well."
+
+
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+slow = ToolAgent(ScriptedModel(answer), [look])
+'''
+
+
+def test_a_client_whose_server_was_killed_comes_back_to_the_same_turn(tmp_path: Path) -> None:
+    """Npm's stock client; the turn goes on in the next process, and is shown once."""
+    node = install()
+    (tmp_path / "slow.py").write_text(AGENT)
+
+    async def talk() -> None:
+        async with client(node, "client.mjs") as program:
+            with served(tmp_path, "slow.py:slow") as (address, process):
+                await program.do("open", id="chat", api=f"{address}/v1/ai-sdk/chat")
+                await program.do("send", text="hello", id="m1")
+                while "seen" not in json.dumps(shown := await program.do("show")):
+                    pass
+                process.kill()
+                shown = await program.do("done")
+                assert shown["status"] == "error"
+            port = address.rpartition(":")[2]
+            with served(tmp_path, "slow.py:slow", "--port", port) as (address, _):
+                await program.do("resume")
+                while len((shown := await program.do("show"))["statuses"]) < 2:
+                    assert shown["status"] != "ready", shown
+                (tmp_path / "gate").touch()
+                shown = await program.do("done")
+                async with httpx.AsyncClient(base_url=address) as http:
+                    path = "/v1/conversations/chat/messages?shape=ai-sdk"
+                    transcript = await http.get(path)
+
+        assert shown["statuses"] == [200, 200]
+        assert shown["messages"] == transcript.json()["messages"]
+        texts = [part["text"] for part in shown["messages"][1]["parts"] if part["type"] == "text"]
+        assert texts == ["Let me see.", "All is well."]
+
+    anyio.run(talk)
