@@ -139,6 +139,22 @@ async def test_a_restart_waits_for_its_backoff_and_mail_is_kept() -> None:
 
 
 @pytest.mark.anyio
+async def test_mail_that_waits_is_kept_through_a_restart_without_backoff() -> None:
+    log: list[object] = []
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        ref = runtime.spawn(lambda: Counter(log), name="counter")
+        gate = await block(ref)
+        for message in (Fail(ValueError()), "kept", "kept, too"):
+            await ref.tell(message)
+        gate.set()
+
+        # Not asked for: a mailbox that has lost its mail would not answer either.
+        await settle()
+
+    assert log == ["kept", "kept, too"]
+
+
+@pytest.mark.anyio
 async def test_an_actor_can_be_stopped_while_it_backs_off() -> None:
     clock = VirtualClock()
     slow = Supervision(backoff=Backoff(first_s=1_000.0, max_s=1_000.0))

@@ -314,7 +314,8 @@ PROMISES = [
         "owner_began",
         "reader.look()",
         "pass",
-        is_open=True,
+        test="tests/actors/owner/test_hints.py::"
+        "test_a_reader_looks_at_the_journal_when_an_owner_begins",
     ),
     Mutant(
         "a deletion is told before it is durable",
@@ -351,7 +352,8 @@ PROMISES = [
         "_condense",
         "self._watch(event.forgotten_event_ids, offset)",
         "self._watch(event.forgotten_event_ids, None)",
-        is_open=True,
+        test="tests/actors/core/test_view.py::"
+        "test_a_summary_in_the_middle_of_a_tool_loop_does_not_make_two_of_it",
     ),
     Mutant(
         "a call stays pending though another response has followed",
@@ -368,7 +370,8 @@ PROMISES = [
         "fold",
         "self.event_id_max = max(self.event_id_max, event.id)",
         "self.event_id_max = event.id",
-        is_open=True,
+        test="tests/actors/owner/test_loop.py::"
+        "test_an_event_older_than_memory_is_known_though_one_with_a_smaller_id_came_after_it",
     ),
     Mutant(
         "the newest forgotten message id is taken for the largest",
@@ -427,7 +430,8 @@ PROMISES = [
         "_answer_open_calls",
         "or tools.is_idempotent(action.tool_name)",
         "or True",
-        is_open=True,
+        test="tests/actors/agents/test_tool_agent_crashes.py::"
+        "test_a_turn_that_is_killed_again_while_it_is_resumed_is_resumed_again",
     ),
     Mutant(
         "calls that the user rejected run",
@@ -435,7 +439,8 @@ PROMISES = [
         "_answer",
         "rejected = tuple(c for c in awaiting if answers[c] is not True)",
         "rejected = ()",
-        is_open=True,
+        test="tests/actors/conversations/test_confirming.py::"
+        "test_mixed_answers_during_a_pause_run_only_what_was_confirmed_over_a_restart",
     ),
     Mutant(
         "senders that wait for room are admitted last first",
@@ -461,7 +466,8 @@ PROMISES = [
         "_proceed",
         "self.restarts += 1\n        return True",
         "self.restarts += 1\n            self.mail.clear()\n        return True",
-        is_open=True,
+        test="tests/runtime/test_supervision.py::"
+        "test_mail_that_waits_is_kept_through_a_restart_without_backoff",
     ),
     Mutant(
         "the buffer of a subscriber has no limit",
@@ -492,7 +498,8 @@ PROMISES = [
         "_begin_step",
         "if not working.state.admission.open_calls:",
         "if True:",
-        is_open=True,
+        test="tests/actors/core/test_turn_rules.py::"
+        "test_no_chat_message_joins_a_turn_between_a_call_and_its_result",
     ),
     Mutant(
         "a chat message that missed the turn it steers gets none of its own",
@@ -528,7 +535,8 @@ PROMISES = [
         "_begin_with",
         "is_answer_over=True",
         "is_answer_over=False",
-        is_open=True,
+        test="tests/actors/core/test_turn_rules.py::"
+        "test_the_pieces_of_an_interrupted_answer_are_not_kept_with_the_next_turn",
     ),
     Mutant(
         "a condensation is judged by the view that its condenser was shown",
@@ -536,7 +544,8 @@ PROMISES = [
         "_propose",
         "check_proposal(command.proposal, command.shown, view)",
         "check_proposal(command.proposal, command.shown, command.shown)",
-        is_open=True,
+        test="tests/actors/core/test_turn_rules.py::"
+        "test_a_proposal_is_judged_by_the_view_that_there_is_when_it_comes",
     ),
     Mutant(
         "a summary goes to the end of the view",
@@ -598,7 +607,7 @@ PROMISES = [
         "_restore",
         "self.turns = folds.turns",
         "self.turns = folds.turns; self.turns._queued.clear()",
-        is_open=True,
+        test="tests/actors/core/test_state.py::test_a_snapshot_holds_the_chat_messages_that_wait",
     ),
     Mutant(
         "the last event of a snapshot is folded once more",
@@ -613,7 +622,8 @@ PROMISES = [
         "_find",
         "ways: list[tuple[str, ...]] = [(start,)]",
         "ways: list[tuple[str, ...]] = []",
-        is_open=True,
+        test="tests/actors/owner/test_wait_graph.py::"
+        "test_a_wait_that_would_close_a_circle_is_refused_with_the_circle",
     ),
     Mutant(
         "a follower is given an answer from its middle",
@@ -644,7 +654,8 @@ PROMISES = [
         "_resume",
         "unstarted=turns.confirmed",
         "unstarted=()",
-        is_open=True,
+        test="tests/actors/conversations/test_confirming.py::"
+        "test_mixed_answers_during_a_pause_run_only_what_was_confirmed_over_a_restart",
     ),
     Mutant(
         "what an agent says during a pause is never answered",

@@ -19,6 +19,7 @@ from turnkeeper.actors.core.status import AgentExecutionStatus
 from turnkeeper.actors.events import (
     Event,
     ForkedFromEvent,
+    MessageQueuedEvent,
     StepFinishedEvent,
     Task,
     TaskListUpdatedEvent,
@@ -201,6 +202,24 @@ def test_a_state_that_was_restored_goes_on_as_if_it_had_never_stopped() -> None:
             assert restored.admission.check((event,)) is None
             restored.fold(event)
         assert restored == _state(*log)
+
+
+def test_a_snapshot_holds_the_chat_messages_that_wait() -> None:
+    make = Maker()
+    waiting = [
+        MessageQueuedEvent(**make.stamp(), turn_id=f"t{n}", message_id=f"m{n}", content="x")
+        for n in (2, 3)
+    ]
+    state = _state(
+        TurnStartedEvent(**make.stamp(), turn_id="t1"),
+        make.user(turn_id="t1", message_id="m1"),
+        *waiting,
+    )
+
+    restored = Folded.from_snapshot(state.to_snapshot())
+
+    assert restored is not None
+    assert list(restored.turns.queued.items()) == [("m2", waiting[0]), ("m3", waiting[1])]
 
 
 def test_a_snapshot_that_does_not_fit_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,29 @@ from hypothesis import given, settings
 from tests.actors.core import turn_laws
 from tests.actors.core.logs import Maker
 from tests.actors.core.turn_laws import Move, Turns
+from turnkeeper.actors.core.commands import (
+    Append,
+    BeginStep,
+    OnOverlap,
+    Propose,
+    Retract,
+    Send,
+    Stream,
+    TurnAppend,
+)
+from turnkeeper.actors.core.condensation import Proposal
 from turnkeeper.actors.core.turn_table import TurnTable
 from turnkeeper.actors.core.working_state import ConversationSettings
 from turnkeeper.actors.events import (
     RESULT_CLASSES,
+    ActionEvent,
+    AgentMessageEvent,
     MessageQueuedEvent,
+    ObservationEvent,
+    RetractionEvent,
     TurnEndedEvent,
     TurnStartedEvent,
+    UserMessageEvent,
     UserRejectEvent,
 )
 
@@ -92,3 +108,61 @@ def test_a_message_that_joins_a_turn_of_very_many_keeps_the_seq_of_its_first_eve
     found = [table.find(f"m{n}") for n in range(joined)]
 
     assert [known and known.seq for known in found] == [2 * n + 2 for n in range(joined)]
+
+
+def test_no_chat_message_joins_a_turn_between_a_call_and_its_result() -> None:
+    """An agent may begin a step while a tool runs; the message joins at the step after that."""
+    turns = Turns(ConversationSettings())
+    turns.do(Send("A", "A"))
+    run = turns.runs[-1]
+    step = BeginStep(run.turn_id, run.epoch)
+    call = ActionEvent(
+        **turns.stamp(run.turn_id), tool_call_id="call", tool_name="look", llm_response_id="r"
+    )
+    turns.do(TurnAppend(run.turn_id, run.epoch, (call,)), run)
+    turns.do(Send("B", "B", on_overlap="steer"))
+
+    assert turns.do(step, run) is True
+    assert list(turns.working.state.turns.queued) == ["B"]
+
+    result = ObservationEvent(**turns.stamp(run.turn_id), tool_call_id="call", content="seen")
+    turns.do(TurnAppend(run.turn_id, run.epoch, (result,)), run)
+    assert turns.do(step, run) is True
+    assert [type(event) for event in turns.working.state.view] == [
+        UserMessageEvent,
+        ActionEvent,
+        ObservationEvent,
+        UserMessageEvent,
+    ]
+
+
+@pytest.mark.parametrize("on_overlap", ["interrupt", "rollback"])
+def test_the_pieces_of_an_interrupted_answer_are_not_kept_with_the_next_turn(
+    on_overlap: OnOverlap,
+) -> None:
+    turns = Turns(ConversationSettings())
+    turns.do(Send("A", "A"))
+    run = turns.runs[-1]
+    turns.do(Stream(run.turn_id, run.epoch, "of A", is_first=True), run)
+    turns.do(Send("B", "B", on_overlap=on_overlap))
+    run = turns.runs[-1]
+    turns.do(Stream(run.turn_id, run.epoch, "of B"), run)
+    turns.do(Send("C", "C", on_overlap="interrupt"))
+
+    kept = [event.content for event in turns.events if isinstance(event, AgentMessageEvent)]
+    assert kept == ["of A", "of B"]
+
+
+def test_a_proposal_is_judged_by_the_view_that_there_is_when_it_comes() -> None:
+    """Its condenser is slow: the user has taken back meanwhile what its summary may speak of."""
+    turns = Turns(ConversationSettings())
+    for text in ("A", "B", "C"):
+        turns.do(Append(UserMessageEvent(**turns.stamp(None), content=text)))
+    shown = turns.working.state.view
+    turns.do(Retract((shown[2].id,)))
+
+    proposal = Proposal((shown[0].id, shown[1].id), "of A, B and C")
+
+    assert turns.do(Propose(1, proposal, shown)) is False
+    assert [type(event) for event in turns.events[3:]] == [RetractionEvent]
+    assert turns.do(Propose(1, proposal, turns.working.state.view)) is True

@@ -304,3 +304,17 @@ def test_no_call_is_pending_once_another_response_has_followed() -> None:
     late = make.action("c3", response_id="r1")
 
     assert _ids(View.from_events([first, other, late])) == []
+
+
+def test_a_summary_in_the_middle_of_a_tool_loop_does_not_make_two_of_it() -> None:
+    """Only a log from elsewhere has one there. Of the loop the view has all, or nothing."""
+    make = Maker()
+    user = make.user()
+    begun = [make.action("c1", "r1", thinking=True), make.result("c1")]
+    goes_on = [make.action("c2", "r2"), make.result("c2")]
+    answer = make.agent()
+    summary = make.condense(user, summary="s", offset=2)
+    log = [user, *begun, *goes_on, answer, summary]
+
+    assert _ids(View.from_events(log)) == ["e2", "e3", "e7-summary", "e4", "e5", answer.id]
+    assert _ids(View.from_events([*log, make.condense(*begun)])) == ["e7-summary", answer.id]

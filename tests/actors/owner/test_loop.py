@@ -16,6 +16,7 @@ from turnkeeper.actors import (
     MemoryJournal,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
+from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import EventIdConflict, NotAppendable
 from turnkeeper.actors.events import (
     ActionEvent,
@@ -294,6 +295,22 @@ async def test_the_same_event_twice_is_one_event_also_when_it_is_older_than_memo
         with pytest.raises(EventIdConflict):
             await chat.append(event.model_copy(update={"content": "other"}))
         assert len(await log_of(chat)) == 301
+
+
+async def test_an_event_older_than_memory_is_known_though_one_with_a_smaller_id_came_after_it() -> (
+    None
+):
+    """An application chooses the ids of what it appends, and they need not ascend."""
+    limits = Limits(recent_events_max=2)
+    async with Conversations(HeldAgent(), journal=MemoryJournal(), limits=limits) as conversations:
+        chat = conversations["c"]
+        event = UserMessageEvent(id="z", content="go")
+        first = await chat.append(event)
+        for n in range(3):
+            await chat.append(UserMessageEvent(id=f"a{n}", content=str(n)))
+
+        assert await chat.append(event) == Duplicate(first.seq)
+        assert len(await log_of(chat)) == 4
 
 
 async def test_a_view_that_is_not_the_fold_of_its_log_fails_the_owner_and_is_made_anew() -> None:
