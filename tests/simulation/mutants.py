@@ -55,8 +55,6 @@ class Mutant(NamedTuple):
     """The runs to see it in, where drawn ones would seldom be hard on just this."""
     test: str = ""
     """The test that finds it, if the simulated world cannot see it, or hardly: `FILE::NAME`."""
-    is_open: bool = False
-    """Neither the simulator, in five CPU seconds, nor a test that is known finds it."""
 
 
 MUTANTS = [
@@ -397,7 +395,8 @@ PROMISES = [
         "found = [i for i in await journal.list() if i.conversation_id == self._conversation_id]\n"
         "    claim = await journal.claim(self._conversation_id)\n"
         "    claim = type(claim)(claim.epoch, found[0].head if found else 0)",
-        is_open=True,
+        test="tests/actors/owner/test_lapsed_leases.py::"
+        "test_what_the_last_owner_wrote_until_the_claim_is_read_by_the_next_one",
     ),
     Mutant(
         "a view that was handed out grows",
@@ -562,7 +561,8 @@ PROMISES = [
         "owner_ended",
         "reader.owner_ended(is_wanted=is_wanted)",
         "pass",
-        is_open=True,
+        test="tests/actors/owner/test_following.py::"
+        "test_a_reader_that_waits_for_an_owner_here_follows_the_next_one_elsewhere",
     ),
     Mutant(
         "a full page is taken for the last one",
@@ -663,7 +663,8 @@ PROMISES = [
         "_decide_one",
         "self._held.append(taken)",
         "pass",
-        is_open=True,
+        test="tests/actors/conversations/test_turns.py::"
+        "test_what_an_agent_that_waits_in_its_place_says_is_decided_after_the_pause",
     ),
     Mutant(
         "an append that is sent again is refused",
@@ -671,7 +672,8 @@ PROMISES = [
         "append",
         "if all(record.event_id in events for record in records):",
         "if False:",
-        is_open=True,
+        test="tests/contract/test_journal.py::"
+        "TestMemoryJournal::test_known_ids_are_answered_with_their_seqs_whatever_the_epoch",
     ),
 ]
 """Faults placed by what is promised, and not by where the code is that keeps the promise."""

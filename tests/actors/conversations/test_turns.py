@@ -453,6 +453,24 @@ async def test_an_agent_that_cannot_be_run_again_waits_in_its_place_while_paused
         assert await third.reply() == "B"
 
 
+async def test_what_an_agent_that_waits_in_its_place_says_is_decided_after_the_pause() -> None:
+    once = OnceAgent()
+    once.hold("A answered")
+    async with verified(once, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.send("A")
+        await once.reached["A answered"].wait()
+        await chat.pause()
+        once.release()
+        await anyio.wait_all_tasks_blocked()
+        assert await log_of(chat) == "started uA aA paused"
+
+        await chat.resume()
+        # Not waited for: it would never come if the agent's word were lost.
+        await anyio.wait_all_tasks_blocked()
+        assert await log_of(chat) == "started uA aA paused resumed completed"
+
+
 async def test_an_agent_that_waits_in_its_place_hears_that_its_turn_was_ended_there() -> None:
     heard: list[type[BaseException]] = []
     begun, paused = anyio.Event(), anyio.Event()

@@ -21,6 +21,7 @@ from turnkeeper.actors.errors import ConversationDeleted, OwnedElsewhere
 from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.journal import Record, StoredRecord
 from turnkeeper.actors.owner.subscriptions import EventReader
+from turnkeeper.runtime import OwnershipLost
 
 pytestmark = pytest.mark.anyio
 
@@ -136,6 +137,31 @@ async def test_a_turn_that_another_process_ends_has_ended_here_too() -> None:
                     await wait_all_tasks_blocked()
 
         assert ended == ["interrupted"]
+
+
+async def test_a_reader_that_waits_for_an_owner_here_follows_the_next_one_elsewhere() -> None:
+    store = MemoryStore()
+    seen: list[tuple[int, str]] = []
+    async with verified(HeldAgent(), journal=MemoryJournal(store)) as first:
+        await (await first["c"].send("A")).end()
+        reader = first["c"].events()
+
+        async def follow() -> None:
+            while True:
+                seen.extend(await take(reader, 1))
+
+        async with anyio.create_task_group() as group, MemoryJournal(store) as rival:
+            group.start_soon(follow)
+            await wait_all_tasks_blocked()
+            await rival.claim("c", takeover=True)
+            with pytest.raises(OwnershipLost):
+                await first["c"].send("A")
+            async with verified(HeldAgent(), journal=rival) as second:
+                await (await second["c"].send("A")).end()
+                await wait_all_tasks_blocked()
+            group.cancel_scope.cancel()
+
+    assert seen == list(enumerate([*ONE_TURN, *ONE_TURN], 1))
 
 
 @pytest.mark.parametrize("reaches", [1, 4, 9])

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
-from tests.actors.conversations.worlds import HeldAgent, log_of, verified
+from tests.actors.conversations.worlds import HeldAgent, brief, log_of, verified
 from turnkeeper.actors import (
     Conversations,
     MemoryJournal,
+    MemoryStore,
     ToolAgent,
     ToolCall,
     Tools,
     TurnContext,
     agent,
 )
+from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.errors import LeaseExpired
+from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.journal import Claim
 from turnkeeper.actors.models.base import ModelRequest, ModelResponse
 from turnkeeper.runtime import Ports
@@ -122,3 +127,32 @@ async def test_a_lease_that_was_lost_during_the_claim_is_no_lease_for_what_was_c
             await conversations["c"].send("go")
 
         assert held.turns == []
+
+
+@pytest.mark.anyio
+async def test_what_the_last_owner_wrote_until_the_claim_is_read_by_the_next_one() -> None:
+    class ClaimingJournal(MemoryJournal):
+        """Takes over; the last append of the owner before lands when it is asked to claim."""
+
+        def __init__(self, store: MemoryStore, append: Callable[[], Awaitable[object]]) -> None:
+            super().__init__(store)
+            self._append = append
+
+        async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+            await self._append()
+            return await super().claim(conversation_id, takeover=True)
+
+    store = MemoryStore()
+    async with MemoryJournal(store) as last:
+        epoch = (await last.claim("c")).epoch
+
+        async def append(seq: int) -> None:
+            record = encode_record(UserMessageEvent(content=str(seq)))
+            await last.append("c", [record], epoch=epoch, expected_seq=seq, is_unfinished=False)
+
+        await append(1)
+        journal = ClaimingJournal(store, lambda: append(2))
+        async with verified(HeldAgent(), journal=journal) as conversations:
+            view = await conversations["c"].view()
+
+    assert [brief(event) for event in view] == ["u:1", "u:2"]
