@@ -14,7 +14,7 @@ import anyio
 
 __all__ = ["HUNG_S", "Place", "Steps", "places_of", "run_cancelling", "stepping"]
 
-HUNG_S = 30.0  # a bound for a run that hangs; none that ends waits for it
+HUNG_S = 120.0  # a bound for a run that hangs; none that ends waits for it
 
 Place: TypeAlias = tuple[int, int]
 """The number of a task, in the order in which they are started, and of a step of it; step 0 is

@@ -25,7 +25,7 @@ from tests.actors.models.servers import Answer, AnthropicApi, Api, Call, ChatApi
 pty = pytest.importorskip("pty", reason="pseudo-terminals are a thing of POSIX")
 
 CHAT = Path(__file__).parents[1] / "examples" / "chat.py"
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 60.0
 RUN_WITH_CTRL_C = """
 import runpy, signal, sys
 

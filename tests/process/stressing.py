@@ -49,6 +49,10 @@ class Dying(Stress):
             return True
         return False
 
+    def _is_kill_due(self, at: float, now: float) -> bool:
+        """Kill a worker whose disk is broken no earlier than it has told so."""
+        return bool(self.crowd.unserved) and Stress._is_kill_due(self, at, now)
+
     @property
     def _next_point(self) -> tuple[str, int]:
         lives = len(self.died_at)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Told(logging.Handler):
-    """Keeps the warnings that a loop is blocked, and says that the first has come."""
+    """Keeps the warnings that a loop is blocked, and notes when the expected one has come."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,8 @@ class Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = record.getMessage()
-        if "event loop blocked" in line:
+        # A machine that stands still is a loop that does, so others may come too.
+        if "event loop blocked" in line and "block_the_loop" in line:
             self.lines.append(line)
             self.has_come.set()
 
@@ -42,7 +43,7 @@ class Blocking(Actor[Block]):
         self.block_the_loop()
 
     def block_the_loop(self) -> None:
-        assert self._told.has_come.wait(60)
+        self._told.has_come.wait(1)
 
 
 async def test_a_handler_that_blocks_the_loop_is_reported_with_its_stack() -> None:
@@ -53,9 +54,10 @@ async def test_a_handler_that_blocks_the_loop_is_reported_with_its_stack() -> No
         async with Runtime(report_blocked_s=0.05) as runtime:
             with runtime.events.subscribe(LoopBlocked) as reports:
                 blocking = runtime.spawn(lambda: Blocking(told), name="blocking")
-                await blocking.ask(Block("a secret"))
                 with anyio.fail_after(60):
-                    # A machine that stands still is a loop that does, so others may come too.
+                    # A block is told once: if the machine stood still just before, without this.
+                    while not told.has_come.is_set():
+                        await blocking.ask(Block("a secret"))
                     while True:
                         report = await anext(reports)
                         if "block_the_loop" in report.stack:
@@ -63,8 +65,7 @@ async def test_a_handler_that_blocks_the_loop_is_reported_with_its_stack() -> No
     finally:
         log.removeHandler(told)
     assert report.seconds == 0.05
-    (line, *_) = (line for line in told.lines if "block_the_loop" in line)
-    assert "a secret" not in line
+    assert "a secret" not in told.lines[0]
 
 
 async def test_no_thread_is_left_behind() -> None:

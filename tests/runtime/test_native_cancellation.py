@@ -168,7 +168,7 @@ class TestTheRuntimesOwnTasks:
             for _ in range(steps):
                 await anyio.lowlevel.checkpoint()
             second()
-            with anyio.fail_after(30.0):
+            with anyio.fail_after(60):
                 await effects[0].ended()
                 assert await ref.ask(Get()) == 0
 

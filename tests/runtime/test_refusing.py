@@ -52,5 +52,5 @@ async def test_an_actor_that_is_found_after_its_runtime_was_left_is_stopped_at_o
         region = runtime.region("late", lambda _: Exploding(anyio.Event()))
     with pytest.raises(NotDelivered):
         await region["key"].ask(Explode())
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await region.stop_actor("key")

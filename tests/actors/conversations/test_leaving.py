@@ -140,13 +140,13 @@ async def test_looking_for_an_owner_while_the_conversations_are_left_says_so() -
         turn = await opened["it"].send("?")
         await settle()
         await stack.aclose()
-        with anyio.fail_after(5), pytest.raises(ConversationsClosed):
+        with anyio.fail_after(60), pytest.raises(ConversationsClosed):
             await turn.end()
 
     heard: list[str] = []
 
     async def wait(turn: Turn) -> None:
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             try:
                 await turn.end()
             except ConversationsClosed as error:

@@ -272,7 +272,7 @@ async def test_a_crash_at_any_append_leaves_a_log_that_goes_on(
 
     for at in _drawn_appends(whole):
         fails = Fails(at=at, when=when, dies=True)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await _die_and_go_on(FailingMemoryJournal(), fails, on_overlap, unfinished)
         assert fails.is_over
 
@@ -288,7 +288,7 @@ async def test_a_crash_at_any_append_to_a_file_leaves_a_log_that_goes_on(
     for at in _drawn_appends(whole):
         fails = Fails(at=at, when="after" if at % 2 else "before", dies=True)
         journal = FailingSQLiteJournal(tmp_path / f"{at}.db")
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await _die_and_go_on(journal, fails, POLICIES[at % 5], unfinished)
 
 
@@ -303,7 +303,7 @@ async def test_an_append_that_fails_once_leaves_a_log_that_goes_on(
         agent = StepAgent({"A": "calls", "B": "asks"})
         journal = FailingMemoryJournal()
         journal.fails = fails
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async with verified(agent, journal=journal, unfinished=unfinished) as conversations:
                 await Client(conversations, seqs).talk(agent, on_overlap)
                 await _check(conversations, seqs)

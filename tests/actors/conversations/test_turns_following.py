@@ -285,7 +285,7 @@ async def test_a_follower_goes_on_over_an_owners_restart(kind: str) -> None:
         chat = conversations["c"]
         turn = await chat.send("A")
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             followed = await _followed(turn)
 
         assert journal.kind is None

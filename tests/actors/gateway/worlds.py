@@ -41,7 +41,13 @@ async def served(app: gateway.Gateway) -> AsyncIterator[str]:
 @asynccontextmanager
 async def _by_uvicorn(app: gateway.Gateway, listener: socket.socket) -> AsyncIterator[None]:
     config = uvicorn.Config(
-        app, lifespan="off", log_config=None, timeout_graceful_shutdown=1, loop="none"
+        app,
+        lifespan="off",
+        log_config=None,
+        timeout_graceful_shutdown=1,
+        # A connection that is closed for being idle may be just about to be used again.
+        timeout_keep_alive=int(BOUND_S),
+        loop="none",
     )
     server = uvicorn.Server(config)
 
@@ -65,6 +71,7 @@ async def _by_hypercorn(app: gateway.Gateway, listener: socket.socket) -> AsyncI
     config.bind = [f"fd://{listener.detach()}"]
     config.accesslog = config.errorlog = None
     config.graceful_timeout = 1
+    config.keep_alive_timeout = BOUND_S  # as above
     stopped = trio.Event()
 
     async with trio.open_nursery() as nursery:

@@ -19,11 +19,13 @@ from mcp import StdioServerParameters
 
 from tests.actors.agents.test_tool_agent import calling, scripted, serving, until
 from tests.actors.agents.test_tools import call
+from tests.actors.agents.test_tools import calling as making
 from turnkeeper.actors import Tool, ToolAgent, Tools
 from turnkeeper.actors.agents.tool_agent import ConfirmRisky
 from turnkeeper.actors.events import AgentErrorEvent, ObservationEvent
 from turnkeeper.actors.integrations.mcp import McpServer, McpUnavailable, mcp_tools
 from turnkeeper.actors.tool_calls import ToolCall
+from turnkeeper.runtime.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -157,10 +159,14 @@ async def test_an_interrupt_cancels_the_call_on_the_server(way: str) -> None:
 
 
 async def test_a_call_that_takes_too_long_may_have_happened() -> None:
-    async with told() as (port, said), mcp_tools(STDIO, timeout_s=5) as tools:
-        result = await one(tools, "wait", port=port)
-        assert await said() == b"begun"
-        assert await said() == b"cancelled"
+    clock = VirtualClock()
+    async with told() as (port, said), mcp_tools(STDIO, timeout_s=WAIT_MAX_S) as tools:
+        waiting = ToolCall("wait", {"port": port})
+        async with making(Tools(*tools), waiting, ports=clock.ports()) as results:
+            assert await said() == b"begun"
+            await clock.advance(WAIT_MAX_S)
+            assert await said() == b"cancelled"
+            (result,) = await results()
     assert isinstance(result, AgentErrorEvent)
     assert result.may_have_happened
     assert "no result" in result.content

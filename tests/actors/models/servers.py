@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from tests.actors.models import strict
 
-WAIT_MAX_S = 20.0
+WAIT_MAX_S = 60.0
 """How long a server waits for a test that has gone wrong."""
 
 

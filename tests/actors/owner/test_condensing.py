@@ -335,7 +335,7 @@ async def test_a_condensation_counts_as_progress_however_many_events_came_meanwh
         came = condenser.shown[0] + 3 - len(await chat.view())
         await chat.append_all([AgentMessageEvent(content=str(n)) for n in range(came)])
         condenser.go_on.set()
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             async for logged in chat.events():
                 if isinstance(logged.event, CondensationEvent) and len(await chat.view()) <= 6:
                     break

@@ -24,7 +24,7 @@ from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
 
-HUNG_S = 30.0  # for a reader that waits for what it has passed over
+HUNG_S = 120.0  # for a reader that waits for what it has passed over
 
 
 class DeafJournal(MemoryJournal):

@@ -15,8 +15,11 @@ from turnkeeper.actors import (
 from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.errors import ResultNotKept
 from turnkeeper.actors.events import ActionEvent, ObservationEvent, UserMessageEvent
+from turnkeeper.runtime.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio
+
+PARK_S = 30.0  # unless a test says otherwise
 
 
 def call(call_id: str) -> ActionEvent:
@@ -75,7 +78,8 @@ async def test_parked_results_follow_the_last_call_of_a_response_that_comes_call
 
 
 async def test_a_parked_result_gives_way_to_a_message_though_another_waits_for_its_call() -> None:
-    async with verified(HeldAgent(), journal=MemoryJournal(), park_s=0.1) as conversations:
+    clock = VirtualClock()
+    async with verified(HeldAgent(), journal=MemoryJournal(), ports=clock.ports()) as conversations:
         chat = conversations["c"]
         await chat.append(UserMessageEvent(content="go"))
         async with anyio.create_task_group() as group:
@@ -86,10 +90,12 @@ async def test_a_parked_result_gives_way_to_a_message_though_another_waits_for_i
             await chat.append(call("1"))
             await chat.append(UserMessageEvent(content="next"))
             assert await log_of(chat) == ["u:go", "call", "result", "u:next"]
+            await clock.advance(PARK_S)
 
 
 async def test_a_held_result_is_appended_when_the_one_that_it_waits_with_is_overdue() -> None:
-    async with verified(HeldAgent(), journal=MemoryJournal(), park_s=0.1) as conversations:
+    clock = VirtualClock()
+    async with verified(HeldAgent(), journal=MemoryJournal(), ports=clock.ports()) as conversations:
         chat = conversations["c"]
         await chat.append(UserMessageEvent(content="go"))
         async with anyio.create_task_group() as group:
@@ -98,6 +104,8 @@ async def test_a_held_result_is_appended_when_the_one_that_it_waits_with_is_over
             group.start_soon(refused_parked, chat, "2")
             await until_parked(conversations, 2)
             await chat.append(call("1"))
+            assert await log_of(chat) == ["u:go", "call"]
+            await clock.advance(PARK_S)
         assert await log_of(chat) == ["u:go", "call", "result"]
 
 

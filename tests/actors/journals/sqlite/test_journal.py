@@ -62,7 +62,7 @@ class Gate:
         self.passed.append(boundary)
         if boundary == self.where:
             self._reached.set()
-            assert self._is_open.wait(10)
+            assert self._is_open.wait(60)
 
     def close(self) -> None:
         self._reached.clear()
@@ -1018,7 +1018,7 @@ def _no_thread_is_left_behind() -> Iterator[None]:
     yield
     for thread in set(threading.enumerate()) - before:
         if thread.name.startswith(("writer of", "reader of")):
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 
