@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .core.status import AgentExecutionStatus
     from .core.stuck import Circle, StuckDetector
     from .core.view import View
-    from .events import Event, ImageContent, LoggedEvent, Task, TextDelta, TokenUsage
+    from .events import Event, FileContent, ImageContent, LoggedEvent, Task, TextDelta, TokenUsage
     from .journal import ConversationInfo, Deletion, Journal
     from .journals.memory import MemoryJournal, MemoryStore
     from .journals.postgres.journal import PostgresJournal
@@ -68,6 +68,7 @@ __all__ = [
     "Deletion",
     "Duplicate",
     "Event",
+    "FileContent",
     "FrozenObject",
     "ImageContent",
     "Journal",
@@ -131,6 +132,7 @@ _PLACE_OF = {
     "Deletion": "journal",
     "Duplicate": "core.admission",
     "Event": "events",
+    "FileContent": "events",
     "FrozenObject": "values.frozen",
     "ImageContent": "events",
     "Journal": "journal",

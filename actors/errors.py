@@ -156,6 +156,33 @@ class MetadataTooLong(InvalidInput):
         self.metadata_length_max = metadata_length_max
 
 
+class TooManyFiles(InvalidInput):
+    """The chat message has more files than `Limits` allow; nothing was written."""
+
+    def __init__(self, conversation_id: str, count: int, files_max: int) -> None:
+        super().__init__(
+            f"chat message refused on conversation {conversation_id}: it has {count} files, and "
+            f"may have {files_max}; nothing was written; send them in several messages"
+        )
+        self.conversation_id = conversation_id
+        self.count = count
+        self.files_max = files_max
+
+
+class FileTooLarge(InvalidInput):
+    """A file of the chat message is larger than `Limits` allow; nothing was written."""
+
+    def __init__(self, conversation_id: str, size: int, file_bytes_max: int) -> None:
+        super().__init__(
+            f"chat message refused on conversation {conversation_id}: a file of it has {size:,} "
+            f"bytes, and may have {file_bytes_max:,}; nothing was written; keep it elsewhere, and "
+            "send its address"
+        )
+        self.conversation_id = conversation_id
+        self.size = size
+        self.file_bytes_max = file_bytes_max
+
+
 class NothingToRetract(Refused):
     """None of the events to retract is in the view; nothing was written."""
 

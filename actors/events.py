@@ -11,6 +11,7 @@ conversation actor decides carry the ids and the time of the command that led to
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -35,6 +36,7 @@ from .values.frozen import FrozenObject, frozen
 from .values.upcasters import UPCASTERS, Upcasters
 
 _ports = Ports()
+_TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml")
 
 
 def _now() -> datetime:
@@ -84,6 +86,43 @@ class ImageContent(Value):
     """An image that came with a chat message, by URL (a `data:` URL holds the image itself)."""
 
     url: str
+
+
+class FileContent(Value):
+    """A file that came with a chat message: its bytes, or the address where it is."""
+
+    name: str
+    media_type: str
+    """As `application/pdf`."""
+    data: str | None = None
+    """Its bytes in base64; `with_bytes` makes a file of bytes."""
+    url: str | None = None
+
+    @classmethod
+    def with_bytes(cls, name: str, media_type: str, content: bytes) -> Self:
+        """Make a file that holds these bytes."""
+        return cls(name=name, media_type=media_type, data=base64.b64encode(content).decode())
+
+    @property
+    def content(self) -> bytes | None:
+        """Its bytes; None if it has an address instead."""
+        return None if self.data is None else base64.b64decode(self.data)
+
+    @property
+    def size(self) -> int:
+        """The number of its bytes; 0 if it has an address instead."""
+        data = self.data or ""
+        return len(data) * 3 // 4 - data[-2:].count("=")
+
+    @property
+    def text(self) -> str | None:
+        """Its text, if it holds one in UTF-8."""
+        if self.data is None or not self.media_type.startswith(_TEXT_TYPES):
+            return None
+        try:
+            return base64.b64decode(self.data).decode()
+        except ValueError:
+            return None
 
 
 class ThinkingBlock(Value):
@@ -214,13 +253,15 @@ class UserMessageEvent(LLMConvertibleEvent):
     """The user who sent it, as the application names its users."""
     metadata: FrozenObject = FrozenObject()
     """What the application keeps with it. The model does not see it."""
+    files: tuple[FileContent, ...] = ()
 
     def to_llm_message(self) -> LLMMessage:
-        if not self.images:
+        if not (self.images or self.files):
             return frozen(role="user", content=self.content)
         text = (frozen(type="text", text=self.content),) if self.content else ()
         images = (frozen(type="image_url", image_url=frozen(url=at.url)) for at in self.images)
-        return frozen(role="user", content=(*text, *images))
+        files = (frozen(type="text", text=f"(file {file.name})") for file in self.files)
+        return frozen(role="user", content=(*text, *images, *files))
 
 
 class AgentMessageEvent(LLMConvertibleEvent):
@@ -340,6 +381,7 @@ class MessageQueuedEvent(Event):
     """The seq at which that message first came: its place in the queue is taken over."""
     author: str | None = None
     metadata: FrozenObject = FrozenObject()
+    files: tuple[FileContent, ...] = ()
 
 
 class MessageWithdrawnEvent(Event):

@@ -349,7 +349,7 @@ class _Run:
 def _has_what_only_some_read(view: View) -> bool:
     """True if a part of the view can be left out because some models cannot read it."""
     return any(
-        bool(event.images)
+        bool(event.images or event.files)
         if isinstance(event, UserMessageEvent)
         else isinstance(event, ActionEvent | AgentMessageEvent) and bool(event.thinking)
         for event in view

@@ -190,7 +190,8 @@ def _said(event: Event) -> tuple[str, str, str]:
 
 
 def _signed(event: UserMessageEvent | MessageQueuedEvent) -> str:
-    return event.content if event.author is None else f"{event.author}: {event.content}"
+    said = event.content if event.author is None else f"{event.author}: {event.content}"
+    return said + "".join(f"\n[file {file.name}]" for file in event.files)
 
 
 def _fields(rest: Mapping[str, object]) -> Iterator[str]:

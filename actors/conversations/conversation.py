@@ -38,6 +38,7 @@ from ..core.working_state import Stamp, WorkingState
 from ..errors import ConversationNotFound, InvalidInput, MessageNotFound
 from ..events import (
     Event,
+    FileContent,
     ImageContent,
     LoggedEvent,
     MessageQueuedEvent,
@@ -85,6 +86,7 @@ class Conversation:
         replaces: str | None = None,
         author: str | None = None,
         metadata: Mapping[str, object] | None = None,
+        files: Sequence[FileContent] = (),
     ) -> Turn:
         """Put a chat message into the conversation; it is durable when this returns.
 
@@ -101,7 +103,8 @@ class Conversation:
         `author`: the user who sends it, by a name of the application's; the model sees it only if
         its agent has `show_author`. `metadata`: JSON that is kept with the message, and that the
         model does not see; another one under the same `message_id` is no conflict, and the first
-        stays. Raises `MetadataTooLong`.
+        stays. Raises `MetadataTooLong`. `files`: documents and the like, for the model to read as
+        far as it can. Raises `TooManyFiles` and `FileTooLarge`.
         """
         if message_id is None:
             message_id = self._setup.ports.ids.new()
@@ -113,6 +116,7 @@ class Conversation:
             replaces,
             author=author,
             metadata=_frozen("metadata", metadata),
+            files=tuple(files),
         )
         sent = await self._ref.ask(send)
         return self._turn(sent)

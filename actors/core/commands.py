@@ -6,6 +6,8 @@ methods of a `Conversation` do just that; the commands are public for code that 
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -13,7 +15,15 @@ from typing import Literal, get_args
 from turnkeeper.runtime import Message
 
 from ..errors import InvalidInput
-from ..events import Event, ImageContent, LoggedEvent, StepRequest, UserMessageEvent, decode_event
+from ..events import (
+    Event,
+    FileContent,
+    ImageContent,
+    LoggedEvent,
+    StepRequest,
+    UserMessageEvent,
+    decode_event,
+)
 from ..journal import Deletion
 from ..values.frozen import FrozenObject
 from ..values.text import (
@@ -60,8 +70,12 @@ __all__ = [
     "TurnAppend",
     "Undo",
     "check_author",
+    "check_file",
     "check_overlap",
 ]
+
+URL_LENGTH_MAX = 8_192
+_MEDIA_TYPE = re.compile(r"[\w!#$&^.+-]{1,127}/[\w!#$&^.+-]{1,127}", re.ASCII)
 
 OnOverlap = Literal["queue", "interrupt", "steer", "rollback", "reject"]
 """How a chat message that comes while a turn runs is handled."""
@@ -81,6 +95,30 @@ def check_author(author: object) -> None:
         check_short("author", author, ID_LENGTH_MAX)
 
 
+def check_file(file: object) -> None:
+    """Raise `InvalidInput` unless this is a file with a name, a type, and bytes or an address."""
+    if not isinstance(file, FileContent):
+        raise InvalidInput(f"a file takes FileContent, not {type(file).__name__}")
+    check_new_id("the name of a file", file.name)
+    check_text("the media type of a file", file.media_type)
+    if not _MEDIA_TYPE.fullmatch(file.media_type):
+        raise InvalidInput("the media type of a file takes a type and a subtype, as text/plain")
+    if (file.data is None) == (file.url is None):
+        raise InvalidInput("a file has either data or a url, and not both")
+    if file.url is not None:
+        check_short("the url of a file", file.url, URL_LENGTH_MAX)
+        if not file.url.strip() or file.url.lower().startswith("data:"):
+            raise InvalidInput("the url of a file is an address; give its bytes as data")
+        return
+    try:
+        raw = base64.b64decode(file.data or "", validate=True)
+        is_plain = base64.b64encode(raw).decode() == file.data
+    except ValueError:
+        is_plain = False
+    if not is_plain:
+        raise InvalidInput("the data of a file is not base64; make it with FileContent.with_bytes")
+
+
 def _check_event(event: Event) -> None:
     """Raise `InvalidInput` if the event would not be read back as it is.
 
@@ -94,6 +132,8 @@ def _check_event(event: Event) -> None:
     if (message_id := getattr(event, "message_id", None)) is not None:
         check_new_id("message_id", message_id)
     check_author(getattr(event, "author", None))
+    for file in getattr(event, "files", ()):
+        check_file(file)
     try:
         written = event.__pydantic_serializer__.to_json(event, warnings="error")
         check_length(f"a {type(event).__name__}", len(written))
@@ -134,6 +174,7 @@ class Send(Message[Sent]):
     """The chat message that it replaces, with its turn and all later turns."""
     author: str | None = None
     metadata: FrozenObject = field(default_factory=FrozenObject)
+    files: tuple[FileContent, ...] = ()
 
     def __post_init__(self) -> None:
         check_new_id("message_id", self.message_id)
@@ -144,8 +185,11 @@ class Send(Message[Sent]):
         for image in self.images:
             if not isinstance(image, ImageContent):
                 raise InvalidInput(f"an image takes ImageContent, not {type(image).__name__}")
+        for file in self.files:
+            check_file(file)
         texts = [self.content, *(image.url for image in self.images)]
-        check_length("a chat message with its images", sum(map(len, texts)))
+        texts += [file.data or "" for file in self.files]
+        check_length("a chat message with its images and files", sum(map(len, texts)))
         if self.on_overlap is not None:
             check_overlap(self.on_overlap)
 

@@ -382,7 +382,8 @@ def _text(event: LLMConvertibleEvent) -> str:
         case SystemPromptEvent(content=content):
             return f"system: {content}"
         case UserMessageEvent(content=content, images=images):
-            return f"user: {content}" + " [image]" * len(images)
+            files = "".join(f" [file {file.name}] {file.text or ''}" for file in event.files)
+            return f"user: {content}" + " [image]" * len(images) + files
         case AgentMessageEvent(content=content):
             return f"assistant: {content}"
         case ActionEvent(tool_name=tool_name, arguments=arguments, text=text):

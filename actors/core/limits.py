@@ -35,6 +35,10 @@ class Limits:
     """The events that a reader takes from the journal at once."""
     metadata_length_max: int = 16 << 10
     """The characters of a chat message's metadata, as JSON."""
+    files_max: int = 16
+    """The files of a chat message."""
+    file_bytes_max: int = 8 << 20
+    """The bytes of one of them; all parts of a message together may have 32 million characters."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

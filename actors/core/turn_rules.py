@@ -16,6 +16,7 @@ from ..errors import (
     AnswerTooLong,
     ConversationNotFound,
     Draining,
+    FileTooLarge,
     MessageIdConflict,
     MessageNotFound,
     MetadataTooLong,
@@ -23,6 +24,7 @@ from ..errors import (
     NotReplaceable,
     QueueFull,
     StaleTurn,
+    TooManyFiles,
     TurnInProgress,
     TurnPaused,
 )
@@ -200,6 +202,11 @@ def _check_limits(working: WorkingState, command: Send) -> None:
     length = len(json.dumps(command.metadata, ensure_ascii=False))
     if length > limits.metadata_length_max:
         raise MetadataTooLong(working.conversation_id, length, limits.metadata_length_max)
+    if len(command.files) > limits.files_max:
+        raise TooManyFiles(working.conversation_id, len(command.files), limits.files_max)
+    for file in command.files:
+        if file.size > limits.file_bytes_max:
+            raise FileTooLarge(working.conversation_id, file.size, limits.file_bytes_max)
 
 
 def _interrupt_with(draft: Draft, running: RunningTurn, command: Send) -> Decision:
@@ -229,6 +236,7 @@ def _begin_with(draft: Draft, command: Send, *, overlapped: OnOverlap | None = N
         replaces=command.replaces,
         author=command.author,
         metadata=command.metadata,
+        files=command.files,
     )
     return draft.decision(
         Sent(command.message_id, draft.seq, turn_id, overlapped=overlapped),
@@ -347,6 +355,7 @@ def _queue(
         images=command.images,
         author=command.author,
         metadata=command.metadata,
+        files=command.files,
         steers=steers,
         replaces=command.replaces,
         place=place,
@@ -374,6 +383,7 @@ def _join(draft: Draft, waiting: MessageQueuedEvent, turn_id: str) -> None:
         replaces=waiting.replaces,
         author=waiting.author,
         metadata=waiting.metadata,
+        files=waiting.files,
     )
 
 
@@ -694,6 +704,7 @@ def _queue_again(draft: Draft, running: RunningTurn | None) -> None:
                 images=message.images,
                 author=message.author,
                 metadata=message.metadata,
+                files=message.files,
                 replaces=message.replaces,
                 queued_again=True,
             )

@@ -17,6 +17,7 @@ from ..events import (
     ConfirmationGivenEvent,
     ConfirmationRequestedEvent,
     Event,
+    FileContent,
     ForkedFromEvent,
     ImageContent,
     MessageQueuedEvent,
@@ -42,6 +43,8 @@ class Told(Protocol):
     def replaces(self) -> str | None: ...
     @property
     def author(self) -> str | None: ...
+    @property
+    def files(self) -> Sequence[FileContent]: ...
 
 
 def message_digest(message: Told) -> str:
@@ -56,8 +59,17 @@ def message_digest(message: Told) -> str:
         told.append(message.replaces)
     if message.author is not None:
         told.append({"author": message.author})
+    if message.files:
+        told.append({"files": [_file_digest(file) for file in message.files]})
     text = json.dumps(told)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _file_digest(file: FileContent) -> Sequence[str | None]:
+    data = None
+    if file.data is not None:
+        data = hashlib.blake2b(file.data.encode(), digest_size=16).hexdigest()
+    return [file.name, file.media_type, data, file.url]
 
 
 # The kinds that `fold` has a case for. Most events of a log are of other kinds, and a class pattern

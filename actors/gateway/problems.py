@@ -109,6 +109,18 @@ TABLE: Mapping[str, Problem] = {
         "the metadata is too long; nothing was written; keep large values elsewhere",
         facts=("length", "metadata_length_max"),
     ),
+    "TooManyFiles": Problem(
+        413,
+        "too-many-files",
+        "the message has too many files; nothing was written; send several messages",
+        facts=("count", "files_max"),
+    ),
+    "FileTooLarge": Problem(
+        413,
+        "file-too-large",
+        "a file is too large; nothing was written; send the address of a file kept elsewhere",
+        facts=("size", "file_bytes_max"),
+    ),
     "EventIdConflict": Problem(409, "event-id-conflict", "use new event ids", facts=("seqs",)),
     "AdmissionRefused": Problem(409, "not-admitted", "the log as it stands does not admit it"),
     "MessageNotFound": Problem(

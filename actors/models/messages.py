@@ -39,6 +39,7 @@ from ..events import (
     ActionEvent,
     AgentMessageEvent,
     CondensationSummaryEvent,
+    FileContent,
     ImageContent,
     LLMConvertibleEvent,
     LLMMessage,
@@ -248,7 +249,7 @@ def _chat_messages(
                         call_id = api_call_id(result.tool_call_id)
                         content = _chat_text(result.content)
                         yield frozen(role="tool", tool_call_id=call_id, content=content)
-        case UserMessageEvent(content=content, images=images) if images:
+        case UserMessageEvent(content=content, images=images, files=files) if images or files:
             text = _split(content, _CHAT_LENGTH_MAX) if content.strip() else ()
             parts = [frozen(type="text", text=piece) for piece in text]
             for image in images:
@@ -257,6 +258,8 @@ def _chat_messages(
                     parts.append(frozen(type="text", text=_NO_IMAGE))
                 else:
                     parts.append(frozen(type="image_url", image_url=frozen(url=url)))
+            for file in files:
+                parts += _chat_file(file, is_plain=is_plain)
             yield frozen(role="user", content=tuple(parts))
         case UserMessageEvent(content=content) | CondensationSummaryEvent(content=content):
             yield frozen(role="user", content=_chat_text(_said(content)))
@@ -344,7 +347,7 @@ def _items(
                 yield frozen(
                     type="function_call_output", call_id=call_id, output=_item_text(result.content)
                 )
-        case UserMessageEvent(content=content, images=images) if images:
+        case UserMessageEvent(content=content, images=images, files=files) if images or files:
             pieces = _split(content, _ITEM_LENGTH_MAX) if content.strip() else ()
             parts = [frozen(type="input_text", text=piece) for piece in pieces]
             for image in images:
@@ -353,6 +356,8 @@ def _items(
                     parts.append(frozen(type="input_text", text=_NO_IMAGE))
                 else:
                     parts.append(frozen(type="input_image", image_url=url, detail="auto"))
+            for file in files:
+                parts += _file_items(file, is_plain=is_plain)
             yield frozen(role="user", content=tuple(parts))
         case UserMessageEvent(content=content) | CondensationSummaryEvent(content=content):
             yield frozen(role="user", content=_item_text(_said(content)))
@@ -413,8 +418,9 @@ class _AnthropicMessages(Derivation[LLMMessages]):
                     self._say("user", [_tool_result(result) for result in results])
                 case SystemPromptEvent(content=content) if content.strip():
                     self._system.append(content)
-                case UserMessageEvent(content=content, images=images):
+                case UserMessageEvent(content=content, images=images, files=files):
                     shown = [self._image(image) for image in images]
+                    shown += [_file_block(file, is_plain=self._is_plain) for file in files]
                     self._say("user", [*_answer(content), *shown] or [_text(_NOTHING_SAID)])
                 case CondensationSummaryEvent(content=content):
                     self._say("user", [_text(_said(content))])
@@ -473,6 +479,9 @@ _ITEM_LENGTH_MAX = 10_485_760
 """The characters that one text of the chat API may have, and of the responses API."""
 _IMAGE_BYTES_MAX = 5_242_880
 """The size of an image's base64, by the strictest of the three; the others take more."""
+_PDF = "application/pdf"
+_PDF_LENGTH_MAX = 30 << 20
+"""The characters of a PDF's base64: Anthropic takes requests of 32 MB, the others take more."""
 _THINKING_TYPES = ("thinking", "redacted_thinking")
 _IMAGE_STARTS = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -544,6 +553,85 @@ def _image_block(image: ImageContent) -> FrozenObject:
         return _text(_NO_IMAGE)
     source = frozen(type="base64", media_type=read.media_type, data=read.data)
     return frozen(type="image", source=source)
+
+
+def _chat_file(file: FileContent, *, is_plain: bool) -> Iterator[FrozenObject]:
+    """Yield a file as parts of a message of the chat API, which takes PDFs by their bytes alone."""
+    url = None if is_plain else _file_image_url(file)
+    if url is not None:
+        yield frozen(type="image_url", image_url=frozen(url=url))
+    elif not is_plain and (pdf := _pdf(file)) is not None:
+        data = f"data:{_PDF};base64,{pdf}"
+        yield frozen(type="file", file=frozen(filename=file.name, file_data=data))
+    else:
+        for piece in _split(_file_text(file), _CHAT_LENGTH_MAX):
+            yield frozen(type="text", text=piece)
+
+
+def _file_items(file: FileContent, *, is_plain: bool) -> Iterator[FrozenObject]:
+    """Yield a file as parts of a message of the responses API."""
+    url = None if is_plain else _file_image_url(file)
+    if url is not None:
+        yield frozen(type="input_image", image_url=url, detail="auto")
+    elif not is_plain and (pdf := _pdf(file)) is not None:
+        data = f"data:{_PDF};base64,{pdf}"
+        yield frozen(type="input_file", filename=file.name, file_data=data)
+    elif not is_plain and (url := _pdf_url(file)) is not None:
+        yield frozen(type="input_file", file_url=url)
+    else:
+        for piece in _split(_file_text(file), _ITEM_LENGTH_MAX):
+            yield frozen(type="input_text", text=piece)
+
+
+def _file_block(file: FileContent, *, is_plain: bool) -> FrozenObject:
+    """Return a file as a block of the Anthropic API."""
+    if is_plain:
+        return _text(_file_text(file))
+    if _file_image_url(file) is not None:
+        return _image_block(_file_image(file))
+    if (pdf := _pdf(file)) is not None:
+        source = frozen(type="base64", media_type=_PDF, data=pdf)
+    elif (url := _pdf_url(file)) is not None:
+        source = frozen(type="url", url=url)
+    elif (text := file.text) is not None and text.strip():
+        source = frozen(type="text", media_type="text/plain", data=text)
+    else:
+        return _text(_file_text(file))
+    return frozen(type="document", source=source, title=file.name)
+
+
+def _file_image(file: FileContent) -> ImageContent:
+    return ImageContent(url=file.url or f"data:{file.media_type};base64,{file.data}")
+
+
+def _file_image_url(file: FileContent) -> str | None:
+    """Return the URL of a file that is an image, as for other images; None for other files."""
+    return _image_url(_file_image(file)) if file.media_type.startswith("image/") else None
+
+
+def _pdf(file: FileContent) -> str | None:
+    """Return a PDF in base64; None if the file is none, or the APIs would refuse it."""
+    data = file.data or ""
+    if file.media_type != _PDF or len(data) > _PDF_LENGTH_MAX:
+        return None
+    try:
+        start = base64.b64decode(data[:8], validate=True)
+    except Base64Error:
+        return None
+    return data if start.startswith(b"%PDF-") else None
+
+
+def _pdf_url(file: FileContent) -> str | None:
+    is_pdf = file.media_type == _PDF and file.url is not None and _WEB_URL.fullmatch(file.url)
+    return file.url if is_pdf else None
+
+
+def _file_text(file: FileContent) -> str:
+    """Return a file as a text: its own, or one that names it."""
+    told = f"file {file.name} ({file.media_type})"
+    if (text := file.text) is not None:
+        return f"{told}:\n{text}"
+    return f"({told} at {file.url})" if file.url is not None else f"({told}, which cannot be shown)"
 
 
 def _thinking_blocks(blocks: Iterable[ThinkingBlock]) -> Sequence[FrozenObject]:

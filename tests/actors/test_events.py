@@ -17,6 +17,7 @@ from turnkeeper.actors.events import (
     CondensationSummaryEvent,
     ConfirmationGivenEvent,
     Event,
+    FileContent,
     ImageContent,
     LLMConvertibleEvent,
     ObservationEvent,
@@ -60,6 +61,7 @@ _FIELDS: dict[str, Any] = {
     "turn_id": "t1",
     "author": "Ann",
     "metadata": {"from": ["app", 7]},
+    "files": (FileContent.with_bytes("a.txt", "text/plain", b"hello"),),
 }
 
 

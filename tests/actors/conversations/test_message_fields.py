@@ -1,8 +1,10 @@
-"""What a chat message has beside its text: its author, and the application's metadata."""
+"""What a chat message has beside its text: its author, files, and the application's metadata."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +14,41 @@ import pytest
 from tests.actors.conversations.stores import KINDS, store
 from tests.actors.conversations.worlds import HeldAgent, verified
 from tests.actors.models.asking import asking
-from tests.actors.models.servers import Answer
+from tests.actors.models.servers import Answer, Status
 from turnkeeper.actors import (
     Conversation,
+    FileContent,
     FrozenObject,
     MemoryJournal,
     MemoryStore,
+    SQLiteJournal,
     ToolAgent,
     TurnContext,
 )
 from turnkeeper.actors.core.commands import Send
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.turn_table import message_digest
-from turnkeeper.actors.errors import InvalidInput, MessageIdConflict, MetadataTooLong
+from turnkeeper.actors.errors import (
+    FileTooLarge,
+    InvalidInput,
+    MessageIdConflict,
+    MetadataTooLong,
+    TooManyFiles,
+)
 from turnkeeper.actors.events import ImageContent, MessageQueuedEvent, UserMessageEvent
 from turnkeeper.actors.journals.transfer import export_lines, import_lines
+from turnkeeper.runtime import Backoff
 
 pytestmark = pytest.mark.anyio
 
 METADATA = FrozenObject({"client": {"app": "web", "tabs": [1, 2]}, "at": 0.5})
+
+
+PDF = FileContent.with_bytes("a.pdf", "application/pdf", b"%PDF-1.7 " + b"a" * 100_000)
+AWAY = FileContent(name="b.pdf", media_type="application/pdf", url="https://example.org/b.pdf")
+NOTES = FileContent.with_bytes("n.txt", "text/plain", b"buy milk")
+ICON = FileContent.with_bytes("i.png", "image/png", b"\x89PNG\r\n\x1a\n")
+SOUND = FileContent.with_bytes("s.mp3", "audio/mpeg", b"ID3")
 
 
 class Joining(HeldAgent):
@@ -60,8 +78,14 @@ def test_the_digest_of_a_message_without_such_fields_is_that_of_older_versions()
 
     assert message_digest(Send("m", "hello")) == "3c623f274da9b55dc1f2ce866b32effc"
     assert message_digest(Send("m", "hello", (image,))) == "d8b877c39b212b8eebece03e12e9f1a0"
-    others = [Send("m", "hello", author="Ann"), Send("m", "hello", replaces="Ann")]
-    assert len({message_digest(one) for one in (*others, Send("m", "hello"))}) == 3
+    files = [PDF, AWAY, NOTES, NOTES.model_copy(update={"name": "b.txt"})]
+    others = [
+        Send("m", "hello"),
+        Send("m", "hello", author="Ann"),
+        Send("m", "hello", replaces="Ann"),
+        *(Send("m", "hello", files=(file,)) for file in files),
+    ]
+    assert len({message_digest(one) for one in others}) == len(others)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,7 +99,12 @@ async def test_author_and_metadata_stay_with_a_message_wherever_it_goes(
             chat = conversations["c"]
             await chat.send("A", message_id="a", author="Ann", metadata=METADATA)
             steered = await chat.send(
-                "B", message_id="b", on_overlap="steer", author="Bob", metadata=METADATA
+                "B",
+                message_id="b",
+                on_overlap="steer",
+                author="Bob",
+                metadata=METADATA,
+                files=[PDF, AWAY],
             )
             joining.may_step.set()
             await joining.has_joined.wait()
@@ -100,6 +129,7 @@ async def test_author_and_metadata_stay_with_a_message_wherever_it_goes(
     for message in told:
         assert message.author == authors[str(message.message_id)]
         assert message.metadata == ({} if message.message_id == "c" else METADATA)
+        assert message.files == ((PDF, AWAY) if message.message_id == "b" else ())
 
 
 async def test_the_agent_has_the_author_and_the_metadata_of_its_messages() -> None:
@@ -196,3 +226,142 @@ async def test_metadata_has_a_limit_that_a_message_which_is_known_is_not_held_to
             await chat.send("C", metadata={"a": "x" * 12})
         assert (refused.value.length, refused.value.metadata_length_max) == (21, 20)
         assert [message.content for message in await messages(chat)] == ["A", "B"]
+
+
+async def test_a_large_file_is_stored_once_however_often_it_is_sent(tmp_path: Path) -> None:
+    held = HeldAgent()
+    held.hold("A")
+    path = tmp_path / "chats.db"
+    async with verified(held, journal=SQLiteJournal(path)) as conversations:
+        await conversations["c"].send("A", files=[PDF])
+        waits = await conversations["c"].send("B", files=[PDF.model_copy(update={"name": "x"})])
+        held.release("A")
+        await waits.end()
+        await (await conversations["d"].send("C", files=[PDF])).end()
+        told = await messages(conversations["c"])
+
+    assert [message.files[0].content for message in told] == [PDF.content] * 3
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT count(*) FROM part").fetchone() == (1,)
+
+
+async def test_the_same_message_has_the_same_files() -> None:
+    memory = MemoryStore()
+    for _ in range(2):
+        async with verified(HeldAgent(), journal=MemoryJournal(memory)) as conversations:
+            chat = conversations["c"]
+            await (await chat.send("A", message_id="a", files=[PDF, NOTES])).end()
+            for files in (
+                [NOTES, PDF],
+                [PDF],
+                [],
+                [PDF, NOTES.model_copy(update={"data": "aGk="})],
+            ):
+                with pytest.raises(MessageIdConflict):
+                    await chat.send("A", message_id="a", files=files)
+            assert len(await messages(chat)) == 1
+
+
+PDF_URL = f"data:application/pdf;base64,{PDF.data}"
+ICON_URL = f"data:image/png;base64,{ICON.data}"
+NOT_SHOWN = "(file s.mp3 (audio/mpeg), which cannot be shown)"
+IN_BASE64 = {"type": "base64", "media_type": "application/pdf", "data": PDF.data}
+AS_TEXT = {"type": "text", "media_type": "text/plain", "data": "buy milk"}
+ICON_SOURCE = {"type": "base64", "media_type": "image/png", "data": ICON.data}
+SHOWN: Mapping[str, object] = {
+    "chat": [
+        {"type": "text", "text": "look"},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF_URL}},
+        {"type": "text", "text": "(file b.pdf (application/pdf) at https://example.org/b.pdf)"},
+        {"type": "text", "text": "file n.txt (text/plain):\nbuy milk"},
+        {"type": "image_url", "image_url": {"url": ICON_URL}},
+        {"type": "text", "text": NOT_SHOWN},
+    ],
+    "responses": [
+        {"type": "input_text", "text": "look"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": PDF_URL},
+        {"type": "input_file", "file_url": "https://example.org/b.pdf"},
+        {"type": "input_text", "text": "file n.txt (text/plain):\nbuy milk"},
+        {"type": "input_image", "image_url": ICON_URL, "detail": "auto"},
+        {"type": "input_text", "text": NOT_SHOWN},
+    ],
+    "anthropic": [
+        {"type": "text", "text": "look"},
+        {"type": "document", "title": "a.pdf", "source": IN_BASE64},
+        {"type": "document", "title": "b.pdf", "source": {"type": "url", "url": AWAY.url}},
+        {"type": "document", "title": "n.txt", "source": AS_TEXT},
+        {"type": "image", "source": ICON_SOURCE},
+        {"type": "text", "text": NOT_SHOWN},
+    ],
+}
+
+
+@pytest.mark.parametrize("api", SHOWN)
+async def test_the_model_gets_files_as_its_api_takes_them(api: str) -> None:
+    async with asking(api) as one:
+        one.server.replies.append(Answer(["ok"]))
+        async with verified(ToolAgent(one.model), journal=MemoryJournal()) as conversations:
+            files = [PDF, AWAY, NOTES, ICON, SOUND]
+            await (await conversations["c"].send("look", files=files)).reply()
+
+        body = one.server.bodies[-1]
+        assert not one.server.refusals
+    assert body["input" if api == "responses" else "messages"][-1]["content"] == SHOWN[api]
+
+
+@pytest.mark.parametrize("api", SHOWN)
+async def test_files_that_a_provider_refuses_are_named_the_next_time(api: str) -> None:
+    async with asking(api) as one:
+        refusal = Status(400, {"type": "invalid_request_error", "message": "no `tool_result`"})
+        one.server.replies.extend((refusal, refusal, Answer(["ok"])))
+        tool_agent = ToolAgent(one.model, backoff=Backoff(first_s=0.001, max_s=0.001))
+        async with verified(tool_agent, journal=MemoryJournal()) as conversations:
+            turn = await conversations["c"].send("look", files=[PDF, ICON])
+            assert await turn.reply() == "ok"
+
+        sent = str(one.server.bodies[-1])
+    assert "(file a.pdf (application/pdf), which cannot be shown)" in sent
+    assert str(PDF.data) not in sent
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": ""},
+        {"name": "a\nb"},
+        {"name": "a" * 257},
+        {"media_type": "pdf"},
+        {"media_type": "text/plain; charset=utf-8"},
+        {"data": "not base64"},
+        {"data": "aGk"},
+        {"data": None},
+        {"url": "https://example.org/a"},
+        {"data": None, "url": ""},
+        {"data": None, "url": "data:text/plain,hi"},
+        {"data": None, "url": "https://example.org/" + "a" * 8_192},
+    ],
+)
+async def test_a_file_that_is_none_is_refused(wrong: dict[str, str | None]) -> None:
+    file = FileContent.model_validate(
+        {"name": "n", "media_type": "text/plain", "data": "aGk=", **wrong}
+    )
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        with pytest.raises(InvalidInput):
+            await chat.send("A", files=[file])
+        with pytest.raises(InvalidInput):
+            await chat.append(UserMessageEvent(content="A", files=(file,)))
+        assert not await chat.exists()
+
+
+async def test_files_have_limits() -> None:
+    limits = Limits(files_max=2, file_bytes_max=8)
+    async with verified(HeldAgent(), journal=MemoryJournal(), limits=limits) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A", files=[NOTES, NOTES])).end()
+        with pytest.raises(TooManyFiles, match="it has 3 files, and may have 2"):
+            await chat.send("B", files=[NOTES] * 3)
+        with pytest.raises(FileTooLarge) as refused:
+            await chat.send("B", files=[FileContent.with_bytes("n", "a/b", b"123456789")])
+        assert (refused.value.size, refused.value.file_bytes_max) == (9, 8)
+        assert len(await messages(chat)) == 1

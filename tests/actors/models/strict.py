@@ -113,6 +113,10 @@ def _check_chat_content(n: int, message: Body) -> None:
     for part in content or ():
         if part["type"] == "text":
             _check_length(f"{at}.content", part["text"], CHAT_LENGTH_MAX)
+        elif part["type"] == "file":
+            assert message["role"] == "user"
+            assert part["file"].keys() == {"filename", "file_data"}
+            _check_pdf(part["file"]["filename"], part["file"]["file_data"])
         else:
             assert part["type"] == "image_url"
             assert message["role"] == "user"
@@ -128,6 +132,25 @@ def _check_image_url(url: str) -> None:
         )
     if found[1] is not None:
         _check_image(found[1], found[2])
+
+
+def _check_pdf(name: str, url: str) -> None:
+    """What a provider says of a document that it is sent; the only kind that all three take."""
+    if not name:
+        raise BadRequest("Missing required parameter: 'file.filename'.", "messages")
+    found = re.fullmatch(r"data:application/pdf;base64,([^,]*)", url)
+    if found is None:
+        raise BadRequest(
+            "Invalid file data: expected a base64-encoded data URL with an application/pdf MIME "
+            "type.",
+            "messages",
+        )
+    try:
+        is_pdf = base64.b64decode(found[1], validate=True).startswith(b"%PDF-")
+    except ValueError:
+        is_pdf = False
+    if not is_pdf:
+        raise BadRequest("The PDF specified was not valid.", "messages")
 
 
 def _check_image(media_type: str, data: str) -> None:
@@ -279,6 +302,12 @@ def _check_responses_message(n: int, item: Body) -> None:
                 assert item["role"] == "user"
                 _check_image_url(part["image_url"])
                 assert part["detail"] in ("low", "high", "auto")
+            case "input_file" if "file_url" in part:
+                assert part.keys() == {"type", "file_url"}
+                assert re.fullmatch(r"https?://\S+", part["file_url"], re.IGNORECASE)
+            case "input_file":
+                assert part.keys() == {"type", "filename", "file_data"}
+                _check_pdf(part["filename"], part["file_data"])
             case other:
                 raise BadRequest(f"Invalid value: '{other}'.", f"input[{n}].content")
 
@@ -345,6 +374,9 @@ def _check_block(at: str, role: str, block: Body) -> None:
                 _check_image(source["media_type"], source["data"])
             elif not re.fullmatch(r"https?://\S+", source["url"], re.IGNORECASE):
                 raise BadRequest(f"{at}.image.source.url: Only HTTP and HTTPS URLs are supported")
+        case "document":
+            assert role == "user"
+            _check_document(at, block)
         case "tool_result":
             content = block.get("content", "")
             if block.get("is_error") and not content:
@@ -362,6 +394,21 @@ def _check_block(at: str, role: str, block: Body) -> None:
             assert block["data"]
         case other:
             raise BadRequest(f"{at}: Input tag '{other}' found using 'type' does not match")
+
+
+def _check_document(at: str, block: Body) -> None:
+    assert block.keys() == {"type", "source", "title"}
+    assert 1 <= len(block["title"]) <= 500
+    source = block["source"]
+    if source["type"] == "base64":
+        assert source["media_type"] == "application/pdf"
+        _check_pdf(block["title"], f"data:application/pdf;base64,{source['data']}")
+    elif source["type"] == "text":
+        assert source["media_type"] == "text/plain"
+        if not source["data"].strip():
+            raise BadRequest(f"{at}.document.source: text must be non-empty")
+    elif not re.fullmatch(r"https?://\S+", source["url"], re.IGNORECASE):
+        raise BadRequest(f"{at}.document.source.url: Only HTTP and HTTPS URLs are supported")
 
 
 def _no_result(at: int, missing: Sequence[str]) -> BadRequest:

@@ -29,6 +29,7 @@ from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import (
     AgentErrorEvent,
     Event,
+    FileContent,
     ImageContent,
     ObservationEvent,
     ThinkingBlock,
@@ -109,6 +110,19 @@ THINKING = st.lists(
 ).map(tuple)
 
 
+FILES = st.builds(
+    FileContent.with_bytes,
+    st.sampled_from(["a.pdf", "ü b.txt", "x"]),
+    st.sampled_from(["application/pdf", "text/plain", "application/json", "image/png", "a/b"]),
+    st.sampled_from([b"", b"%PDF-1.7 ", b"hello", b" ", b"\xff", b"\x89PNG\r\n\x1a\n"]),
+) | st.builds(
+    FileContent,
+    name=st.just("elsewhere"),
+    media_type=st.sampled_from(["application/pdf", "image/png", "text/plain"]),
+    url=URLS,
+)
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[Event]:
     """Whole exchanges, with whatever people, tools and models may have put into them."""
@@ -118,7 +132,8 @@ def histories(draw: st.DrawFn) -> list[Event]:
         log.append(make.system(draw(TEXTS)))
     for exchange in range(draw(st.integers(1, 3))):
         images = [ImageContent(url=url) for url in draw(st.lists(URLS, max_size=2))]
-        log.append(make.user(draw(TEXTS), images=images))
+        files = draw(st.lists(FILES, max_size=2))
+        log.append(make.user(draw(TEXTS), images=images, files=files))
         for step in range(draw(st.integers(0, 2))):
             count = draw(st.sampled_from([1, 1, 1, 1, 1, 2, 3, 129]))
             texts, results = draw(TEXTS), []
