@@ -110,7 +110,7 @@ async def test_over_a_database_a_reader_follows_the_owner_and_then_becomes_it() 
 
 
 async def test_over_a_database_a_deletion_ends_readers_in_other_processes() -> None:
-    with postgres.schema() as schema, owner(f"postgres {schema} {LEASE_S}") as other:
+    with postgres.schema() as schema, owner(f"postgres {schema} 60") as other:
         await other.hears("ready")
         journal = PostgresJournal(postgres.conninfo(), schema=schema, poll_s=3600)
         async with Conversations(HeldAgent(), journal=journal) as conversations:

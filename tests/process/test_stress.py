@@ -124,6 +124,15 @@ class KillsAfterTurns(Stress):
         return self.crowd.ended >= TURNS_BEFORE_A_KILL * (self.kills + 1)
 
 
+class PatientAtFirst(Stress):
+    """Counts the silence of a worker from when it is ready: a busy machine starts it slowly."""
+
+    def _check_it_moves(self) -> None:
+        if not self._is_ready:
+            self._heard_at = self.ports.monotonic()
+        Stress._check_it_moves(self)
+
+
 @pytest.mark.parametrize("broken", ["stress-eager"], indirect=True)
 def test_a_journal_that_acknowledges_what_is_not_durable_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
@@ -173,6 +182,7 @@ def test_a_worker_in_which_nothing_goes_on_fails_the_run(
     monkeypatch: pytest.MonkeyPatch, broken: str, told: str
 ) -> None:
     monkeypatch.setattr(_stress_run, "SILENCE_S_MAX", 4.0)
+    monkeypatch.setattr(_stress, "Stress", PatientAtFirst)
 
     result = run(*SMALL, "--kills", "0", "--json")
 
