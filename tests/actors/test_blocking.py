@@ -120,8 +120,13 @@ def test_ctrl_c_cancels_the_wait(call: Blocking) -> None:
         finally:
             cancelled.set()
 
-    with pytest.raises(KeyboardInterrupt):
-        call(wait)
+    # A background job, as a continuous build may be, has SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call(wait)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert cancelled.wait(60)
 
 
