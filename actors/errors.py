@@ -142,6 +142,38 @@ class TooManyLabels(Refused):
         self.labels_max = labels_max
 
 
+class ContentTooLong(InvalidInput):
+    """The text of the chat message is longer than `Limits` allow; nothing was written."""
+
+    def __init__(self, conversation_id: str, length: int, content_length_max: int) -> None:
+        super().__init__(
+            f"chat message refused on conversation {conversation_id}: its text has {length:,} "
+            f"characters, and may have {content_length_max:,}; nothing was written; send the rest "
+            "as a file"
+        )
+        self.conversation_id = conversation_id
+        self.length = length
+        self.content_length_max = content_length_max
+
+
+class JsonTooDeep(InvalidInput):
+    """JSON is nested deeper than it may be; nothing was written."""
+
+    def __init__(self) -> None:
+        super().__init__("nested too deep; nothing was written; use fewer levels")
+
+
+class JsonNumberTooLong(InvalidInput):
+    """JSON has an integer of more digits than it may have; nothing was written."""
+
+    def __init__(self, digits_max: int) -> None:
+        super().__init__(
+            f"an integer of more than {digits_max:,} digits; nothing was written; write it as a "
+            "text"
+        )
+        self.digits_max = digits_max
+
+
 class MetadataTooLong(InvalidInput):
     """The metadata of the chat message is longer than `Limits` allow; nothing was written."""
 

@@ -103,7 +103,8 @@ class Conversation:
         `author`: the user who sends it, by a name of the application's; the model sees it only if
         its agent has `show_author`. `metadata`: JSON that is kept with the message, and that the
         model does not see; another one under the same `message_id` is no conflict, and the first
-        stays. Raises `MetadataTooLong`. `files`: documents and the like, for the model to read as
+        stays. Raises `MetadataTooLong`, `JsonTooDeep`, `JsonNumberTooLong`; for the text,
+        `ContentTooLong`. `files`: documents and the like, for the model to read as
         far as it can. Raises `TooManyFiles` and `FileTooLarge`.
         """
         if message_id is None:
@@ -422,5 +423,7 @@ def _frozen(what: str, given: Mapping[str, object] | None) -> FrozenObject:
         raise InvalidInput(f"{what} takes a mapping, not a {type(given).__name__}")
     try:
         return FrozenObject(given)
+    except InvalidInput:
+        raise
     except ValueError as error:
         raise InvalidInput(f"{what} holds an invalid value: {error_text(error)}") from error

@@ -17,6 +17,9 @@ ANSWER_LENGTH_MAX = 4 << 20
 """The most characters of one answer, unless the application says otherwise."""
 
 
+_FROM_NONE = ("finished_calls_max", "files_max", "file_bytes_max")
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much a chat message may hold, and how much of a conversation is kept in memory."""
@@ -33,8 +36,14 @@ class Limits:
     """The events that wait for a slow reader before it goes back to reading the journal."""
     read_page: int = 256
     """The events that a reader takes from the journal at once."""
+    content_length_max: int = 1 << 20
+    """The characters of a chat message's text."""
     metadata_length_max: int = 16 << 10
     """The characters of a chat message's metadata, as JSON."""
+    metadata_depth_max: int = 100
+    """How deep its objects and arrays may be nested; no JSON goes deeper than 100."""
+    metadata_digits_max: int = 2_466
+    """The digits of an integer in it; no JSON has more than 2,466."""
     files_max: int = 16
     """The files of a chat message."""
     file_bytes_max: int = 8 << 20
@@ -42,6 +51,6 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            least = 0 if field.name == "finished_calls_max" else 2
+            least = 0 if field.name in _FROM_NONE else 2
             if (found := getattr(self, field.name)) < least:
                 raise InvalidInput(f"{field.name} is {found}; it takes {least} or more")

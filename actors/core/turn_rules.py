@@ -14,6 +14,7 @@ from turnkeeper.runtime import InvariantViolation
 
 from ..errors import (
     AnswerTooLong,
+    ContentTooLong,
     ConversationNotFound,
     Draining,
     FileTooLarge,
@@ -56,6 +57,7 @@ from ..events import (
     UserRejectEvent,
     is_seen_by_model,
 )
+from ..values.frozen import check_json
 from ..values.text import hold_back_half
 from .commands import (
     Answer,
@@ -199,6 +201,14 @@ def _send(draft: Draft, command: Send) -> Decision:
 def _check_limits(working: WorkingState, command: Send) -> None:
     """Raise an error of its own for whatever is larger than the application's limits allow."""
     limits = working.state.limits
+    if len(command.content) > limits.content_length_max:
+        name, found = working.conversation_id, len(command.content)
+        raise ContentTooLong(name, found, limits.content_length_max)
+    check_json(
+        command.metadata,
+        depth_max=limits.metadata_depth_max,
+        digits_max=limits.metadata_digits_max,
+    )
     length = len(json.dumps(command.metadata, ensure_ascii=False))
     if length > limits.metadata_length_max:
         raise MetadataTooLong(working.conversation_id, length, limits.metadata_length_max)

@@ -103,6 +103,19 @@ TABLE: Mapping[str, Problem] = {
         "this Idempotency-Key was used with other content; nothing was written; take a new one",
         facts=("message_id", "seq"),
     ),
+    "ContentTooLong": Problem(
+        413,
+        "content-too-long",
+        "the text is too long; nothing was written; send the rest as a file",
+        facts=("length", "content_length_max"),
+    ),
+    "JsonTooDeep": Problem(422, "json-too-deep", "JSON is nested too deep; nothing was written"),
+    "JsonNumberTooLong": Problem(
+        422,
+        "json-number-too-long",
+        "an integer has too many digits; nothing was written; write it as a text",
+        facts=("digits_max",),
+    ),
     "MetadataTooLong": Problem(
         413,
         "metadata-too-long",

@@ -17,10 +17,21 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 from pydantic import GetCoreSchemaHandler, ValidatorFunctionWrapHandler
 from pydantic_core import CoreSchema, core_schema
 
-__all__ = ["FrozenJson", "FrozenObject", "frozen"]
+from ..errors import JsonNumberTooLong, JsonTooDeep
 
-_DEPTH_MAX = 100
+__all__ = [
+    "JSON_DEPTH_MAX",
+    "JSON_DIGITS_MAX",
+    "FrozenJson",
+    "FrozenObject",
+    "check_json",
+    "frozen",
+]
+
+JSON_DEPTH_MAX = 100
+JSON_DIGITS_MAX = 2_466
 _INTEGER_BITS_MAX = 8192
+"""Any integer of more bits has more digits than that."""
 
 FrozenJson: TypeAlias = "str | int | float | bool | tuple[FrozenJson, ...] | FrozenObject | None"
 
@@ -94,6 +105,18 @@ class FrozenObject(_Base):
         return value if isinstance(value, cls) else cls(handler(value))
 
 
+def check_json(value: FrozenJson, *, depth_max: int, digits_max: int) -> None:
+    """Raise `JsonTooDeep` or `JsonNumberTooLong` if a value is beyond these bounds."""
+    if isinstance(value, int):
+        if len(str(abs(value))) > digits_max:
+            raise JsonNumberTooLong(digits_max)
+    elif isinstance(value, Mapping | tuple):
+        if depth_max < 1:
+            raise JsonTooDeep
+        for item in value.values() if isinstance(value, Mapping) else value:
+            check_json(item, depth_max=depth_max - 1, digits_max=digits_max)
+
+
 def frozen(**parts: FrozenJson) -> FrozenObject:
     """Make an object of parts that are frozen already; the type checker ensures that they are."""
     whole = FrozenObject()
@@ -109,15 +132,15 @@ def _freeze(value: object, depth: int) -> FrozenJson:
         return value
     if isinstance(value, int):
         if value.bit_length() > _INTEGER_BITS_MAX:
-            raise ValueError(f"an integer of more than {_INTEGER_BITS_MAX} bits")
+            raise JsonNumberTooLong(JSON_DIGITS_MAX)
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError("a number that is not finite")
         return float(value)
     if isinstance(value, list | tuple | Mapping):
-        if depth >= _DEPTH_MAX:
-            raise ValueError(f"nested more than {_DEPTH_MAX} deep")
+        if depth >= JSON_DEPTH_MAX:
+            raise JsonTooDeep
         if isinstance(value, Mapping):
             return FrozenObject(value, _depth=depth + 1)  # type: ignore[call-arg]  # run time only
         return tuple([_freeze(item, depth + 1) for item in value])

@@ -87,6 +87,11 @@ async def check_new_name(journal: Journal, conversation_id: str) -> None:
     """Raise `InvalidInput` for a name that no conversation should be given, unless one has it."""
     try:
         check_new_id("conversation id", conversation_id)
+        if conversation_id in (".", ".."):
+            raise InvalidInput(
+                f"the conversation id {conversation_id!r} means a folder in a path or a URL; "
+                "nothing was written; take another name"
+            )
     except InvalidInput:
         check_text("conversation id", conversation_id)
         if "\0" in conversation_id:

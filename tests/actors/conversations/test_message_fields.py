@@ -29,14 +29,18 @@ from turnkeeper.actors.core.commands import Send
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.turn_table import message_digest
 from turnkeeper.actors.errors import (
+    ContentTooLong,
     FileTooLarge,
     InvalidInput,
+    JsonNumberTooLong,
+    JsonTooDeep,
     MessageIdConflict,
     MetadataTooLong,
     TooManyFiles,
 )
 from turnkeeper.actors.events import ImageContent, MessageQueuedEvent, UserMessageEvent
 from turnkeeper.actors.journals.transfer import export_lines, import_lines
+from turnkeeper.actors.values.frozen import JSON_DEPTH_MAX, JSON_DIGITS_MAX
 from turnkeeper.runtime import Backoff
 
 pytestmark = pytest.mark.anyio
@@ -352,6 +356,46 @@ async def test_a_file_that_is_none_is_refused(wrong: dict[str, str | None]) -> N
         with pytest.raises(InvalidInput):
             await chat.append(UserMessageEvent(content="A", files=(file,)))
         assert not await chat.exists()
+
+
+async def test_a_text_has_a_limit_that_a_message_which_is_known_is_not_held_to() -> None:
+    memory = MemoryStore()
+    async with verified(HeldAgent(), journal=MemoryJournal(memory)) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A" * 9, message_id="a")).end()
+        with pytest.raises(ContentTooLong):
+            await chat.send("A" * (1 << 20) + "A")
+
+    limits = Limits(content_length_max=8)
+    async with verified(HeldAgent(), journal=MemoryJournal(memory), limits=limits) as conversations:
+        chat = conversations["c"]
+        assert (await chat.send("A" * 9, message_id="a")).is_duplicate
+        await (await chat.send("B" * 8)).end()
+        with pytest.raises(ContentTooLong) as refused:
+            await chat.send("C" * 9)
+        assert (refused.value.length, refused.value.content_length_max) == (9, 8)
+        assert len(await messages(chat)) == 2
+
+
+async def test_metadata_has_a_depth_and_its_numbers_have_digits() -> None:
+    assert Limits().metadata_depth_max == JSON_DEPTH_MAX
+    assert Limits().metadata_digits_max == JSON_DIGITS_MAX
+    limits = Limits(metadata_depth_max=3, metadata_digits_max=4)
+    settings: dict[str, Any] = {"journal": MemoryJournal(), "limits": limits}
+    deeper: dict[str, object] = {}
+    for _ in range(200):
+        deeper = {"a": deeper}
+    async with verified(HeldAgent(), **settings) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A", metadata={"a": [{"b": -1234}, True]})).end()
+        deep: dict[str, object] = {"a": [{"b": []}]}
+        for too_deep in (deep, deeper):
+            with pytest.raises(JsonTooDeep):
+                await chat.send("B", metadata=too_deep)
+        for too_long in (12_345, -12_345, 10**2_500):
+            with pytest.raises(JsonNumberTooLong):
+                await chat.send("B", metadata={"a": too_long})
+        assert len(await messages(chat)) == 1
 
 
 async def test_files_have_limits() -> None:

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from turnkeeper.actors import MemoryJournal, PostgresJournal, SQLiteJournal
-from turnkeeper.actors.errors import JournalRefused
+from turnkeeper.actors.errors import InvalidInput, JournalRefused
 from turnkeeper.actors.journal import Journal, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.memory import MemoryStore
@@ -170,3 +170,15 @@ async def test_who_waits_for_more_is_told_when_the_journal_is_left_and_leaves_no
 async def test_nobody_waits_for_more_of_a_database_that_is_not_open() -> None:
     with pytest.raises(JournalRefused, match="not open"):
         await PostgresJournal("postgresql://127.0.0.1:1/none").wait_for_more("c", after=0)
+
+
+async def test_no_new_conversation_is_called_as_a_folder(journals: list[Journal]) -> None:
+    for journal in journals:
+        claim = await journal.claim("c")
+        await _append(journal, "c", claim.epoch, 1, make_record("e1"))
+        for name in (".", ".."):
+            with pytest.raises(InvalidInput, match="folder"):
+                await journal.claim(name)
+            with pytest.raises(InvalidInput, match="folder"):
+                await _fork(journal, "c", name, 1)
+        assert [info.conversation_id for info in await journal.list()] == ["c"]
