@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Literal, ParamSpec, Self, TypeVar
 
 import anyio
@@ -134,7 +134,8 @@ class Blocking:
             # An interrupt may come before there is a future to cancel.
             is_left = True
             if scope is not None:
-                portal.start_task_soon(scope.cancel)
+                with suppress(RuntimeError):  # the loop was left meanwhile: nothing runs there
+                    portal.start_task_soon(scope.cancel)
             raise
 
     def _open_portal(self) -> BlockingPortal:

@@ -282,7 +282,7 @@ class Conversations:
                 from ..owner.recovery import Recovery, RecoveryActor
 
                 recovery = Recovery(self._journal, self._region, at_once_max=self._recover_max)
-                await recovery.look()
+                await recovery.open(await recovery.find())
                 self._looking = runtime.spawn(
                     partial(RecoveryActor, recovery, every_s=self._recover_every_s),
                     name=f"{self._name}-recovery",
@@ -412,10 +412,10 @@ class Conversations:
             raise InvalidInput(f'messages is {messages!r}; it takes "queue" or "refuse"')
         if not 0 <= grace_s < inf:
             raise InvalidInput(f"grace_s is {grace_s!r}; it takes seconds from 0 on")
+        drain = self._setup.drain
+        drain.begin(messages, until=self._ports.loop_time() + grace_s)
         if self._looking is not None:
             await self._looking.stop()
-        drain = self._setup.drain
-        drain.begin(messages, until=self._ports.monotonic() + grace_s)
         return await hand_over(region, self._setup.subscriptions, drain, self._ports)
 
     async def delete(self, conversation_id: str) -> Deletion:

@@ -44,7 +44,7 @@ class Drain:
     messages: WhileDraining | None = None
     """The fate of new chat messages; None while the process is not drained."""
     until: float = inf
-    """The end of the grace, on the clock of the ports."""
+    """The end of the grace, by `loop_time` of the ports."""
 
     def begin(self, messages: WhileDraining, *, until: float) -> None:
         """Begin to drain, or shorten the grace."""
@@ -59,7 +59,7 @@ async def hand_over(
     active = set(region.active)
     while True:
         await _at_once(region.passivate, region.active)
-        left_s = drain.until - ports.monotonic()
+        left_s = drain.until - ports.loop_time()
         if left_s <= 0 or not region.active:
             break
         await ports.sleep(min(_LOOK_S, left_s))

@@ -55,6 +55,9 @@ class Subscriptions:
         self._limits = limits
         # Weak, so that a reader ends by being dropped; dicts, so that they are served in order.
         self._readers: dict[str, dict[int, weakref.ref[EventReader]]] = {}
+        self._readers_begun = 0
+        # A reader may be dropped in any thread, and between any two steps here.
+        self._dropped: deque[tuple[str, int]] = deque()
         self._live_answers: dict[str, LiveAnswer] = {}
         """The answers that owners here are writing."""
         self._owned: dict[str, Callable[[], bool]] = {}
@@ -177,20 +180,27 @@ class Subscriptions:
         elif live:
             # Registered before it reads the journal: an event committed meanwhile is in one of the
             # two, and the cursor keeps it from being yielded twice.
+            self._forget_dropped()
+            self._readers_begun += 1
+            dropped = (conversation_id, self._readers_begun)
             readers = self._readers.setdefault(conversation_id, {})
-            key = id(reader)
-            readers[key] = weakref.ref(reader, lambda _: self._forget(conversation_id, key))
+            readers[self._readers_begun] = weakref.ref(
+                reader, lambda _: self._dropped.append(dropped)
+            )
             if (answer := self._live_answers.get(conversation_id)) is not None:
                 reader.offer_answer(answer)
         return reader
 
-    def _forget(self, conversation_id: str, key: int) -> None:
-        readers = self._readers[conversation_id]
-        del readers[key]
-        if not readers:
-            del self._readers[conversation_id]
+    def _forget_dropped(self) -> None:
+        while self._dropped:
+            conversation_id, key = self._dropped.popleft()
+            readers = self._readers[conversation_id]
+            del readers[key]
+            if not readers:
+                del self._readers[conversation_id]
 
     def _live(self, conversation_id: str) -> list[EventReader]:
+        self._forget_dropped()
         if conversation_id not in self._readers:
             return []
         found = [reader() for reader in list(self._readers[conversation_id].values())]

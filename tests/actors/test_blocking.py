@@ -85,6 +85,18 @@ def test_errors_come_out_as_they_are(call: Blocking, conversations: Conversation
         list(call.iterate(conversations["c"].events, live=False))
 
 
+def test_an_error_comes_out_though_the_loop_was_left_since(
+    call: Blocking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> None:
+        monkeypatch.setattr(call._portal, "_event_loop_thread_id", None)  # as once it has stopped
+        raise LookupError("its own")
+
+    with pytest.raises(LookupError):
+        call(fail)
+    monkeypatch.undo()
+
+
 def test_a_wait_ends_at_its_bound_and_the_turn_goes_on(backend: Backend) -> None:
     go_on = threading.Event()
 

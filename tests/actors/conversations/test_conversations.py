@@ -429,6 +429,7 @@ async def test_a_subscriber_that_is_dropped_is_forgotten() -> None:
 
         del reader
         gc.collect()
+        await (await chat.send("1")).end()
 
         assert not conversations._setup.subscriptions._readers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,7 +10,14 @@ import anyio
 import pytest
 
 from tests.actors.conversations.worlds import HeldAgent, log_of
-from turnkeeper.actors import Conversations, MemoryJournal, MemoryStore, OnOverlap, TurnContext
+from turnkeeper.actors import (
+    ConversationInfo,
+    Conversations,
+    MemoryJournal,
+    MemoryStore,
+    OnOverlap,
+    TurnContext,
+)
 from turnkeeper.actors.errors import Draining, InvalidInput, OwnedElsewhere
 from turnkeeper.actors.owner.draining import Drained
 from turnkeeper.runtime.testing import VirtualClock, settle
@@ -222,6 +229,31 @@ async def test_after_it_every_message_is_refused_and_the_readers_have_ended() ->
         with pytest.raises(Draining):
             await here["c"].send("B")
         assert (await here["c"].at()).seq == len(seen)
+
+
+async def test_no_turn_starts_while_it_waits_for_a_look_at_a_journal_that_hangs() -> None:
+    class Hanging(MemoryJournal):
+        looks = 0
+
+        async def find_abandoned(self) -> Sequence[ConversationInfo]:
+            self.looks += 1
+            if self.looks > 1:
+                with anyio.CancelScope(shield=True):
+                    await answers.wait()
+            return await super().find_abandoned()
+
+    answers, clock, journal = anyio.Event(), VirtualClock(), Hanging()
+    async with Conversations(HeldAgent(), journal=journal, ports=clock.ports()) as here:
+        await clock.advance(GRACE_S)
+        assert journal.looks == 2
+        async with anyio.create_task_group() as group:
+            group.start_soon(here.drain, GRACE_S)
+            await settle()
+            await here["c"].send("A")
+            log = await log_of(here["c"], all_kinds=True)
+            answers.set()
+            await clock.advance(GRACE_S)
+        assert log == ["queued:A"]
 
 
 async def test_a_second_call_shortens_the_grace_and_does_not_lengthen_it() -> None:

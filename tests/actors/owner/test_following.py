@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -63,6 +66,33 @@ async def take(reader: EventReader, count: int) -> list[tuple[int, str]]:
     return [
         (logged.seq, brief(logged.event)) for logged in [await anext(reader) for _ in range(count)]
     ]
+
+
+async def test_a_reader_hears_though_the_one_before_it_is_dropped_as_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that drops a reader, and the collector of cycles, come between any two steps."""
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        before = [chat.events()]
+
+        def ref(*args: Any) -> object:  # noqa: ANN401 - those of `weakref.ref`
+            before.clear()
+            return weakref.ref(*args)
+
+        monkeypatch.setattr(
+            "turnkeeper.actors.owner.subscriptions.weakref", SimpleNamespace(ref=ref)
+        )
+        reader = chat.events()
+        monkeypatch.undo()
+        assert not before
+        await (await chat.send("A")).end()
+        await take(reader, len(ONE_TURN))
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                group.start_soon(take, reader, len(ONE_TURN))
+                await wait_all_tasks_blocked()
+                await (await chat.send("B")).end()
 
 
 async def test_what_another_process_writes_is_followed_from_before_it_begins() -> None:

@@ -100,6 +100,22 @@ async def test_one_that_cannot_be_opened_is_tried_less_and_less_often_and_holds_
         assert await log_of(here["bad"], all_kinds=True) == ["started", "u:A", "interrupted"]
 
 
+async def test_opening_that_takes_long_does_not_put_off_the_next_look() -> None:
+    class Slow(MemoryJournal):
+        async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+            await clock.ports().sleep(TWO_LOOKS_S)
+            return await super().claim(conversation_id, takeover=takeover)
+
+    store, clock = MemoryStore(), VirtualClock()
+    async with Conversations(HeldAgent(), journal=Slow(store), ports=clock.ports()) as here:
+        await leave_unfinished(store, "first")
+        await clock.advance(2 * TWO_LOOKS_S)
+        assert "interrupted" in await log_of(here["first"], all_kinds=True)
+        await leave_unfinished(store, "second")
+        await clock.advance(3 * TWO_LOOKS_S)
+        assert "interrupted" in await log_of(here["second"], all_kinds=True)
+
+
 async def test_a_turn_that_waits_for_a_person_is_not_taken_up() -> None:
     @agent
     async def asking(turn: TurnContext) -> None:
