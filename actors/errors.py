@@ -92,12 +92,15 @@ class QueueFull(Refused):
 
 
 class MessageIdConflict(Refused):
-    """This `message_id` is in the log with other content; nothing was written."""
+    """The log has this `message_id` with other content or no turn; nothing was written."""
 
-    def __init__(self, conversation_id: str, message_id: str, seq: int) -> None:
+    def __init__(
+        self, conversation_id: str, message_id: str, seq: int, *, has_turn: bool = True
+    ) -> None:
+        found = "with other content" if has_turn else "and was appended, so that it has no turn"
         super().__init__(
             f"chat message {message_id} refused on conversation {conversation_id}: seq {seq} has "
-            "this message_id with other content; nothing was written; send under a new id"
+            f"this message_id {found}; nothing was written; send under a new id"
         )
         self.conversation_id = conversation_id
         self.message_id = message_id

@@ -167,6 +167,10 @@ def _send(draft: Draft, command: Send) -> Decision:
     if known is not None:
         if known.digest != message_digest(command):
             raise MessageIdConflict(working.conversation_id, command.message_id, known.seq)
+        if not known.turn_id:
+            raise MessageIdConflict(
+                working.conversation_id, command.message_id, known.seq, has_turn=False
+            )
         return Decision(reply=Sent(command.message_id, known.seq, known.turn_id, is_duplicate=True))
     if working.draining == "refuse":
         raise Draining(working.conversation_id)

@@ -26,7 +26,7 @@ from turnkeeper.actors.errors import (
     TurnInProgress,
     TurnNotCompleted,
 )
-from turnkeeper.actors.events import ActionEvent, AgentMessageEvent
+from turnkeeper.actors.events import ActionEvent, AgentMessageEvent, UserMessageEvent
 from turnkeeper.actors.journal import Record
 from turnkeeper.runtime import AskCycle, Unavailable
 
@@ -247,6 +247,23 @@ async def test_the_same_message_id_gives_the_same_turn_whatever_on_overlap_says(
         # Also once it has left the queue, and its chat message has an event of its own.
         assert (await chat.send("B", message_id="b")).seq == queued.seq
         assert await log_of(chat) == ["u:A", "a:a(A)", "u:B", "a:a(B)"]
+
+
+async def test_a_message_that_was_appended_has_no_turn_to_wait_for() -> None:
+    """Its sender would wait for a turn that never comes, also once memory has let the id go."""
+    for known_max in (1024, 2):
+        async with Conversations(
+            HeldAgent(),
+            journal=MemoryJournal(),
+            limits=Limits(known_messages_max=known_max),
+            queued_messages_max=1,
+        ) as conversations:
+            chat = conversations["c"]
+            await chat.append(UserMessageEvent(content="A", message_id="a"))
+            for text in ("B", "C", "D"):
+                await (await chat.send(text)).reply()
+            with pytest.raises(MessageIdConflict, match=r"seq 1 .* no turn"):
+                await chat.send("A", message_id="a")
 
 
 async def test_the_same_message_id_with_other_content_is_refused() -> None:
