@@ -574,7 +574,7 @@ PROMISES = [
     Mutant(
         "what a crash left unfinished is not taken up on entering",
         Recovery,
-        "look",
+        "find",
         "await self._journal.find_abandoned()",
         "()",
     ),
