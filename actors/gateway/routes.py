@@ -22,7 +22,7 @@ from starlette.responses import Response
 from ..conversations.turn import Turn, TurnEnd
 from ..core.commands import OnOverlap
 from ..core.state import ColdLoad
-from ..events import ImageContent
+from ..events import FileContent, ImageContent
 from ..journal import ListOrder
 from ..journals.transfer import export_lines
 from .events import feed_events, page_of_events
@@ -82,6 +82,9 @@ class MessageBody(Body):
     on_overlap: OnOverlap | None = None
     replaces: str | None = Field(default=None, max_length=ID_LENGTH_MAX)
     """The id of an earlier message: its turn and all later ones leave the view."""
+    metadata: dict[str, object] = {}
+    """Kept with the message; the model does not see it."""
+    files: list[FileContent] = Field(default=[], max_length=64)
 
 
 @router.post(f"{HERE}/messages", status_code=202, responses={200: {}, 409: {}, 412: {}})
@@ -104,6 +107,8 @@ async def send_message(
         message_id=idempotency_key,
         on_overlap=body.on_overlap,
         replaces=body.replaces,
+        metadata=body.metadata,
+        files=body.files,
     )
     answer: dict[str, object] = {
         "conversation_id": caller.local_id,

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from turnkeeper.actors import LoggedEvent
+from turnkeeper.actors import FileContent, FrozenObject, LoggedEvent
+from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.gateway import GatewayLimits
 from turnkeeper.actors.gateway.names import Cursor
 from turnkeeper.actors.gateway.service import ConversationCaller
@@ -62,6 +63,25 @@ async def test_a_message_sent_again_under_its_key_is_200_and_written_once(world:
     assert other.json()["type"] == "urn:turnkeeper:message-id-conflict"
     events = await read_all(world, "/v1/conversations/alice/events?live=false")
     assert kinds(events[:-1]).count("user_message") == 1
+
+
+async def test_a_message_takes_files_and_metadata(world: World) -> None:
+    file = FileContent.with_bytes("n.txt", "text/plain", b"buy milk")
+    body = {"content": "hello", "files": [file.model_dump()], "metadata": {"tab": [1]}}
+
+    reply = await world.http.post("/v1/conversations/alice/messages", json=body)
+    broken = {**body, "files": [{**file.model_dump(), "data": "no"}]}
+    refused = await world.http.post("/v1/conversations/alice/messages", json=broken)
+    too_large = {**body, "metadata": {"a": "x" * 20_000}}
+    refused_too = await world.http.post("/v1/conversations/alice/messages", json=too_large)
+
+    assert reply.status_code == 202
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:turnkeeper:invalid-input")
+    assert refused_too.json()["type"] == "urn:turnkeeper:metadata-too-long"
+    view = await world.conversations["alice"].view()
+    assert isinstance(view[0], UserMessageEvent)
+    assert (view[0].files, view[0].metadata) == ((file,), FrozenObject({"tab": [1]}))
+    assert len([event for event in view if isinstance(event, UserMessageEvent)]) == 1
 
 
 async def test_a_client_may_wait_for_the_end_of_the_turn(world: World) -> None:
