@@ -35,7 +35,7 @@ from ..core.steps import Step, step_of
 from ..core.turn_rules import decide_fork
 from ..core.view import View
 from ..core.working_state import Stamp, WorkingState
-from ..errors import ConversationNotFound, InvalidInput, MessageNotFound
+from ..errors import ConversationExists, ConversationNotFound, InvalidInput, MessageNotFound
 from ..events import (
     Event,
     FileContent,
@@ -323,8 +323,13 @@ class Conversation:
         # read after it is of the same log, even if another one is begun under this name.
         last = await journal.read(self.conversation_id, after=max(at - 1, 0), limit=1)
         state = await self.at(at)
-        # A caller may have asked for the fork's name already; an owner without a log makes room.
-        await self._region.stop_actor(fork_id)
+        try:
+            taken = await journal.info(fork_id)
+        except ConversationNotFound:
+            # A caller may have asked for its name already; an owner without a log makes room.
+            await self._region.stop_actor(fork_id)
+        else:
+            raise ConversationExists(fork_id, taken.head)
         working = WorkingState(self.conversation_id, 0, setup.settings, state)
         stamp = Stamp(setup.ports.now(), setup.ports.ids.block())
         events = decide_fork(working, state.seq, stamp, owner=owner or "")

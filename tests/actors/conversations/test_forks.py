@@ -41,6 +41,21 @@ async def test_a_fork_goes_on_from_its_seq_and_leaves_the_other_as_it_was() -> N
         assert (await fork.send("A", message_id=first.message_id)).is_duplicate
 
 
+async def test_a_fork_under_a_name_that_is_taken_leaves_the_turn_that_runs_there_alone() -> None:
+    held = HeldAgent()
+    held.hold("B")
+    async with verified(held, journal=MemoryJournal()) as conversations:
+        await (await conversations["c"].send("A")).end()
+        running = await conversations["d"].send("B")
+        await held.reached["B"].wait()
+
+        with pytest.raises(ConversationExists):
+            await conversations["c"].fork("d")
+
+        held.release("B")
+        assert await running.reply() == "a(B)"
+
+
 async def test_what_ran_and_what_waited_at_the_fork_stays_with_the_other() -> None:
     held = HeldAgent()
     held.hold("two tools A")
