@@ -365,6 +365,9 @@ class EventReader(AsyncIterator[LoggedEvent]):
             if self._page:
                 # Decoded first: a record that cannot be read is not skipped.
                 logged = decode_record(self._conversation_id, self._page[0])
+                if self._has_pieces_to_come(logged, self._page[0].epoch):
+                    await self._wait()
+                    continue
                 self._page.popleft()
                 return self._given(logged)
             match self._state:
@@ -409,6 +412,23 @@ class EventReader(AsyncIterator[LoggedEvent]):
                     return None
             self._drop_answer()
         return None
+
+    def _has_pieces_to_come(self, logged: LoggedEvent, epoch: int) -> bool:
+        """True if the owner that writes the answer here has not published yet what ends it.
+
+        The last pieces may be published together with this event, just before it. An event of
+        another epoch is another owner's, and has none.
+        """
+        if not self._answers or self._state not in {ReaderState.BEHIND, ReaderState.CURRENT}:
+            return False
+        newest = self._answers[-1]
+        return (
+            newest.last is None
+            and not newest.is_void
+            and newest.pieces[0].epoch == epoch
+            and newest.is_ended_by(logged)
+            and self._subscriptions.is_owned(self._conversation_id)
+        )
 
     def _drop_answer(self) -> None:
         self._answers.popleft()

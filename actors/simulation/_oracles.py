@@ -74,7 +74,7 @@ INVARIANTS: Final = {
     "F1": "a fork begins with nothing that runs or waits",
     "C1": "nothing is seen before it is in the log: no event, reply, action or view",
     "C2": "what a follower is given of an answer is its beginning, without a gap",
-    "C3": "the pieces of an answer, put together, are what the event that carries it begins with",
+    "C3": "pieces, put together, are what their answer begins with, and without faults all of it",
     "M1": "the view at the seq that a step names is the one that its model was given",
     "D1": "a reader is told of a deletion only when it is durable",
     "S1": "a subscriber sees every event once, in order",
@@ -189,7 +189,7 @@ class Oracles:
         """The turns whose agents raised."""
         self.deleted: Counter[str] = Counter()
         """How often each conversation was deleted."""
-        self._is_calm = is_calm
+        self.is_calm = is_calm
         self._holds_in_pause = holds_in_pause
         self._graves: dict[str, list[_Shadow]] = {}
         """The logs that were deleted, as they were last seen."""
@@ -313,7 +313,7 @@ class Oracles:
             self._ended_at.setdefault(ended, self.simulation.now())
             if event.outcome == "completed" and event.turn_id in self.raised:
                 self.broken("E3", where)
-            if self._is_calm and event.detail == "its owner stopped":
+            if self.is_calm and event.detail == "its owner stopped":
                 self.broken("P3", where)
         if not shadow.state.turns.is_paused:
             shadow.said_in_pause.clear()
@@ -834,9 +834,10 @@ _MARKED_KINDS = frozenset(
 class ShownAnswer:
     """An answer as a follower shows it, from its pieces alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_calm: bool) -> None:
         self.text = ""
         self._newest: TextDelta | None = None
+        self.is_calm = is_calm
 
     def add(self, piece: TextDelta) -> str | None:
         """Show the next piece; return the reason if it is none."""
@@ -854,13 +855,15 @@ class ShownAnswer:
         """Take in the next event; return the reason if it is not what was shown.
 
         No two streams begin alike, so a text that begins as the pieces do was said of them. The
-        last pieces may be missing: a reader that reads the event from the journal may have it
-        before its owner has given out what was committed together with it.
+        last pieces may be missing if there are faults: the owner may have failed before it gave
+        out what it had committed.
         """
         text = None
         if isinstance(event, AgentMessageEvent | ActionEvent | TurnEndedEvent):
             text, self.text, self._newest = self.text, "", None
-        if isinstance(event, AgentMessageEvent) and text and not event.content.startswith(text):
+        if not isinstance(event, AgentMessageEvent) or not text:
+            return None
+        if event.content != text and (self.is_calm or not event.content.startswith(text)):
             began, _, _ = text.partition(":")
             if event.content.startswith(f"{began}:"):
                 return f"{text!r} was shown of {brief(event)}"

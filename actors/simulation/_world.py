@@ -1020,7 +1020,7 @@ class _Run:
         turn = await conversations[sending.conversation_id].send(
             sending.content, message_id=sending.message_id, replaces=sending.replaces
         )
-        seq, shown = 0, ShownAnswer()
+        seq, shown = 0, ShownAnswer(is_calm=self.oracles.is_calm)
         async for item in turn:
             if isinstance(item, LoggedEvent):
                 self.oracles.saw_event(

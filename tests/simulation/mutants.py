@@ -633,6 +633,15 @@ PROMISES = [
         "answer.piece_after(min(max(1, taken), self._pieces_taken - 1))",
     ),
     Mutant(
+        "an answer is read from the journal before its last pieces are shown",
+        EventReader,
+        "_has_pieces_to_come",
+        "return (",
+        "return False and (",
+        test="tests/actors/owner/test_pieces.py::"
+        "test_who_reads_the_journal_gets_the_last_pieces_before_the_answer",
+    ),
+    Mutant(
         "half a character at the end of an answer is not among its pieces",
         Written,
         "mend",

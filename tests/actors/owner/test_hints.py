@@ -152,7 +152,8 @@ async def test_no_piece_comes_after_the_end_of_its_turn_that_was_written_elsewhe
         subscriptions.publish_piece("c", _piece(0, 1, 0, "one "), 1)
         assert await _items(reader) == [1, "one "]
 
-        await journal.write(epoch, 2, end)
+        rival_epoch = (await journal.claim("c")).epoch
+        await journal.write(rival_epoch, 2, end)
         reader.look()
         assert await _items(reader) == [2]
         subscriptions.publish_piece("c", _piece(0, 1, 4, "two"), 1)

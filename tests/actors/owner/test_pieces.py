@@ -17,7 +17,7 @@ import anyio
 import anyio.abc
 import pytest
 
-from tests.actors.conversations.worlds import WatchedJournal
+from tests.actors.conversations.worlds import WatchedJournal, brief
 from tests.drawn import first_seed, is_whole
 from turnkeeper.actors import (
     Conversation,
@@ -39,9 +39,9 @@ from turnkeeper.actors.events import (
     CondensationRequestEvent,
     TurnEndedEvent,
 )
-from turnkeeper.actors.journal import Record
+from turnkeeper.actors.journal import Listing, Record
 from turnkeeper.actors.values.text import hold_back_half, storable
-from turnkeeper.runtime import Unavailable
+from turnkeeper.runtime import OutcomeUnknown, Unavailable
 from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -372,6 +372,75 @@ async def test_half_a_character_is_held_back_and_mended_if_it_stays_half(
             len("".join(shown[:n])) for n in range(len(shown))
         ]
         assert await turn.reply() == said
+
+
+class HoldsAnswer(MemoryJournal):
+    """Writes an answer, and tells its owner only later, or never."""
+
+    def __init__(self, *, loses: bool) -> None:
+        super().__init__()
+        self.written, self.gate = anyio.Event(), anyio.Event()
+        self._loses = loses
+
+    async def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+        listing: Listing | None = None,
+    ) -> Sequence[int]:
+        seqs = await super().append(
+            conversation_id,
+            records,
+            epoch=epoch,
+            expected_seq=expected_seq,
+            is_unfinished=is_unfinished,
+            listing=listing,
+        )
+        if any(record.kind == "agent_message" for record in records):
+            self.written.set()
+            await self.gate.wait()
+            if self._loses:
+                raise OutcomeUnknown("the line was lost after the write")
+        return seqs
+
+
+@pytest.mark.parametrize("loses", [False, True])
+async def test_who_reads_the_journal_gets_the_last_pieces_before_the_answer(*, loses: bool) -> None:
+    """Also one that reads it when the answer is there and is not published yet."""
+
+    @agent
+    async def writes(turn: TurnContext) -> None:
+        await turn.writer()("a\ud83d")
+        await settle()
+        await turn.say("a\ud83d")
+
+    journal = HoldsAnswer(loses=loses)
+    items: list[str] = []
+    async with Conversations(writes, journal=journal) as conversations:
+        chat = conversations["c"]
+
+        async def follow() -> None:
+            async for item in chat.follow():
+                said = item.text if isinstance(item, TextDelta) else brief(item.event)
+                items.append(said)
+
+        turn = await chat.send("A")
+        await journal.written.wait()
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow)
+            await settle()
+            assert items == ["started", "u:A", "a"]
+            journal.gate.set()
+            await turn.end()
+            await settle()
+            group.cancel_scope.cancel()
+
+    pieces, end = (["a"], "interrupted") if loses else (["a", "�"], "completed")
+    assert items == ["started", "u:A", *pieces, "a:a�", end]
 
 
 @pytest.mark.parametrize("way", ["streams", "says", "calls", "swallows"])
