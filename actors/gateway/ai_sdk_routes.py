@@ -232,7 +232,13 @@ def _feed(
     """Return what writes a turn as a stream; after its `answered` calls if there are such."""
 
     async def feed(write: Write) -> None:
-        with caller.service.streams.opened():
+        streams = caller.service.streams
+        if streams.is_draining or streams.is_full:
+            why = "draining" if streams.is_draining else "overloaded"
+            await write(sse({"type": "error", "errorText": why}))
+            await write(b"data: [DONE]\n\n")
+            return
+        with streams.opened():
             try:
                 await _Writing(caller, write, answered).write_turn(turn)
             except TurnkeeperError as error:

@@ -19,6 +19,7 @@ from turnkeeper.actors import (
     TurnContext,
 )
 from turnkeeper.actors.events import ActionEvent, LoggedEvent
+from turnkeeper.actors.gateway import GatewayLimits
 
 from .node import Client, client, install
 from .worlds import World, gateway_world
@@ -462,3 +463,12 @@ async def test_answers_in_a_message_of_no_turn_are_refused_before_they_are_writt
         assert reply.json()["type"] == "urn:turnkeeper:invalid-request"
         assert (await conversation.at()).turns.awaiting == waiting
         await turn.cancel()
+
+
+async def test_a_stream_beyond_the_bound_ends_at_once_and_its_message_is_kept() -> None:
+    async with gateway_world(limits=GatewayLimits(streams_max=1)) as world:
+        user = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}
+        with world.app._service.streams.opened():
+            reply = await world.http.post(CHAT, json={"id": "chat", "messages": [user]})
+        assert '"errorText":"overloaded"' in reply.text
+        assert await (await world.conversations["chat"].turn("m1")).reply() == "a(hello)"
