@@ -88,7 +88,7 @@ async def test_a_reader_hears_though_the_one_before_it_is_dropped_as_it_begins(
         assert not before
         await (await chat.send("A")).end()
         await take(reader, len(ONE_TURN))
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as group:
                 group.start_soon(take, reader, len(ONE_TURN))
                 await wait_all_tasks_blocked()
