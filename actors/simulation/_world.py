@@ -714,8 +714,8 @@ class _Run:
         """Leave every node as an application does, and see that it ends."""
         self.is_stopping = True
         for name in self.names:
-            server = self.servers[name]
-            if not server.node.is_alive:
+            server = self.servers.get(name)  # none if it was struck before its first step
+            if server is None or not server.node.is_alive:
                 continue  # its operator would have started it again
             server.stop.set()
             with anyio.move_on_after(STOP_S) as bound:

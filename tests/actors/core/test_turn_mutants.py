@@ -147,7 +147,6 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (turn_rules, "_queue_again", "turn_id=draft.stamp.new_id()", "turn_id=running.turn_id"),
     (turn_rules, "_queue_again", "replaces=message.replaces", "replaces=None"),
     (turn_rules, "_roll_back", "    _queue_again(", "    () and _queue_again("),
-    (turn_rules, "_send", "command.images, command.replaces):", "command.images, None):"),
     (turn_rules, "_replace", ') == "reject":', ') == "queue":'),
     (turn_rules, "_replace", "if target is None:", "if False:"),
     (turn_rules, "_replace", "steers=waiting.steers", "steers=None"),
