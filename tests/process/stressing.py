@@ -50,8 +50,9 @@ class Dying(Stress):
         return False
 
     def _is_kill_due(self, at: float, now: float) -> bool:
-        """Kill a worker whose disk is broken no earlier than it has told so."""
-        return bool(self.crowd.unserved) and Stress._is_kill_due(self, at, now)
+        """Kill a worker whose disk is broken no earlier than it has refused a message for it."""
+        has_refused = self.crowd.unserved["JournalUnavailable"] > 0
+        return has_refused and Stress._is_kill_due(self, at, now)
 
     @property
     def _next_point(self) -> tuple[str, int]:
