@@ -21,6 +21,7 @@ from turnkeeper.actors.errors import ConversationNotFound
 from turnkeeper.actors.journal import Claim, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.postgres.journal import PostgresJournal
+from turnkeeper.actors.journals.postgres.schema import MIGRATION_S
 from turnkeeper.runtime import OutcomeUnknown, Ports, Unavailable
 from turnkeeper.runtime.testing import VirtualClock
 
@@ -99,7 +100,7 @@ class Run:
             await anyio.lowlevel.checkpoint()
         if self._fault.action == "withhold":
             before = len(self.errors), self._proxy.connections
-            self._clock.jump(LEASE_S)
+            self._clock.jump(LEASE_S + MIGRATION_S)
             while (len(self.errors), self._proxy.connections) == before:
                 await anyio.lowlevel.checkpoint()
         self._proxy.release()
