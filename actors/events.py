@@ -252,7 +252,7 @@ class UserMessageEvent(LLMConvertibleEvent):
     author: str | None = None
     """The user who sent it, as the application names its users."""
     metadata: FrozenObject = FrozenObject()
-    """What the application keeps with it. The model does not see it."""
+    """The application's own data about it. The model does not see it."""
     files: tuple[FileContent, ...] = ()
 
     def to_llm_message(self) -> LLMMessage:

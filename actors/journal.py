@@ -122,7 +122,7 @@ AT_REST = ("idle", "finished")
 
 
 class Listing(NamedTuple):
-    """What lists show of a conversation without its log: a function of the log up to `seq`.
+    """The facts of a conversation that lists show without its log: a function of it up to `seq`.
 
     The journal stores `payload` unread; the rest is what it filters and sorts by.
     """

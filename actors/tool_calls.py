@@ -25,14 +25,14 @@ class ToolCall:
     arguments: Mapping[str, object] = field(default_factory=dict)
     provider_call_id: str | None = None
     malformed_arguments: str | None = None
-    """What the model wrote where it was not a JSON object; `arguments` is empty then."""
+    """The model's text, if it was no JSON object; `arguments` is empty then."""
     risk: Risk | None = None
     """The risk that its tool declares; None if it declares none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What answers a call."""
+    """The answer to a call."""
 
     content: str
     is_error: bool = False

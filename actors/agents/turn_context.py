@@ -154,7 +154,7 @@ class TurnContext:
         self._unstarted = frozenset(unstarted)
         self._is_held = False
         self._asked: StepRequest | None = None
-        """What the model was asked in the step that ends next."""
+        """The request to the model in the step that ends next."""
         self._response_id: str | None = None
 
     @property

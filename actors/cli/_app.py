@@ -60,7 +60,7 @@ _REPLAY_VIEW_EVENTS_MAX = 40
 
 
 class Policy(StrEnum):
-    """What happens to a message that comes while a turn runs."""
+    """The fate of a message that comes while a turn runs."""
 
     QUEUE = "queue"
     INTERRUPT = "interrupt"

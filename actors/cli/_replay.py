@@ -208,7 +208,7 @@ class Worker:
         with anyio.move_on_after(STOP_GRACE_S, shield=True):
             await self._process.stdin.aclose()
             async for _ in self._process.stdout:
-                pass  # what it still says is to nobody; but it must be able to say it
+                pass  # read and dropped, so that it does not wait for room to write
             await self._process.wait()
         if self._process.returncode is None:
             self._is_overdue = True

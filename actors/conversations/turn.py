@@ -51,7 +51,7 @@ class TurnEnd:
 
 
 class TurnAccess:
-    """What a turn needs of its conversation: to follow the log, to wait, to cancel."""
+    """A turn's access to its conversation: follows the log, waits, cancels."""
 
     def __init__(self, conversation_id: str, region: Region[Command | Query], setup: Setup) -> None:
         self.conversation_id = conversation_id

@@ -27,7 +27,7 @@ LABEL_VALUE_LENGTH_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What an application keeps of a conversation for its users; a value, replaced as it changes.
+    """The title, labels and owner of a conversation; a value, replaced as it changes.
 
     The model sees none of it.
     """

@@ -1,4 +1,4 @@
-"""What lists show of a conversation, as a fold of its log, and the rows and cursors made of it.
+"""Listings: the facts of a conversation that lists show, as a fold of its log; rows and cursors.
 
 The owner computes a `Listing` at each append that may change it, and the journal stores that beside
 the log. A listing is a function of the log up to its seq, and of nothing else: it can be computed

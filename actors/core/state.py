@@ -111,7 +111,7 @@ class Folded:
 
     @property
     def listing(self) -> Listing:
-        """What lists show of this conversation."""
+        """The facts of this conversation that lists show."""
         return make_listing(
             self.seq,
             details=self.details,

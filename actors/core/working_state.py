@@ -186,7 +186,7 @@ class WorkingState:
     state: Folded = field(default_factory=Folded)
     written: Written = field(default_factory=Written)
     asked: Asked | None = None
-    """What the running turn's model is asked, until the step ends; in memory only."""
+    """The request to the running turn's model, until the step ends; in memory only."""
     agent_of: str | None = None
     """The turn whose agent this owner is running."""
     draining: WhileDraining | None = None

@@ -1,4 +1,4 @@
-"""Who may do what: principals, their scopes, and bearer tokens from a file of hashes.
+"""Access: principals, their scopes, and bearer tokens from a file of hashes.
 
 An application brings its own users by two functions, `authenticate` and `authorize`. Built in are
 bearer tokens: a file has one line for each, the SHA-256 of the token, the principal, its scopes:
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Action: TypeAlias = Literal["read", "write", "admin", "inspector"]
-"""What a route does: reads, changes something, acts for all principals, or shows the runtime."""
+"""A route's kind: it reads, changes something, acts for all principals, or shows the runtime."""
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
 TOKEN_LENGTH_MIN = 32
@@ -132,7 +132,7 @@ def _scopes(text: str, number: int) -> frozenset[Action]:
 
 
 class Rates:
-    """How many requests each principal may send: a bucket that fills at an even rate."""
+    """Limits the requests of each principal: a bucket that fills at an even rate."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Rates:
         self._burst = burst
         self._principals_max = principals_max
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """What was left, and when; the longest unused first."""
+        """The requests that were left, and the time of that; the longest unused first."""
 
     def take(self, principal: str) -> int:
         """Take one request. Returns 0, or in how many seconds to come again if none is left."""

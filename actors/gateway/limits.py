@@ -11,7 +11,7 @@ __all__ = ["GatewayLimits"]
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """What one request, one stream and one principal may use."""
+    """The bounds on one request, one stream and one principal."""
 
     body_bytes_max: int = 4 << 20
     header_bytes_max: int = 16 << 10

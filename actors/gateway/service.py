@@ -1,4 +1,4 @@
-"""What the routes share: the conversations, who asks, and the streams that are open.
+"""Shared by all routes: the conversations, access, and the streams that are open.
 
 A route names its action in its signature (`Reading`, `Writing`, `Inspecting` and those of one
 conversation). The dependency behind that name authenticates, counts the request against the

@@ -78,5 +78,5 @@ class Transcript:
 
     @property
     def said(self) -> Sequence[LoggedEvent]:
-        """What people said and were told, and the calls."""
+        """The messages of people and agents, and the calls."""
         return [logged for logged in self.kept if isinstance(logged.event, _SHOWN)]

@@ -23,7 +23,7 @@ from .subscriptions import Subscriptions
 __all__ = ["Drain", "Drained", "hand_over"]
 
 _LOOK_S = 0.1
-"""How often it looks which conversations have come to rest."""
+"""The pause between two looks for conversations that have come to rest."""
 _AT_ONCE_MAX = 256
 
 

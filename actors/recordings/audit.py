@@ -209,7 +209,7 @@ class _Reading:
                 continue
             exchange = self._exchanges.get(event.message_id or "")
             if exchange is None:
-                self._wrong(None, f"seq {logged.seq}: nobody sent message id {event.message_id}")
+                self._wrong(None, f"seq {logged.seq}: no user sent message id {event.message_id}")
                 continue
             if event.content != self._receipts.recorded.exchanges[exchange].content:
                 self._wrong(None, f"seq {logged.seq}: not the text of message {exchange}")
@@ -397,7 +397,7 @@ class _Reading:
                 self._wrong(None, f"call {call_id} has {answers[call_id]} results")
         for call_id in answers:
             if call_id not in calls:
-                self._wrong(None, f"there is a result for {call_id}, which nobody called")
+                self._wrong(None, f"there is a result for {call_id}, and no call")
 
     def check_views(self, prefixes_max: int) -> None:
         """Check that the view kept event by event equals the rebuilt one, at the end and before."""

@@ -676,7 +676,7 @@ class Oracles:
                     if s.conversation_id == name and s.acknowledged_at is not None
                     and not s.is_gone]  # fmt: skip
             sent.sort(key=lambda s: s.seq)
-            # Walked from the last: nobody before it may have been sent first after its answer.
+            # Walked from the last: no message before it may have been sent first after its answer.
             earliest_answer, whose = float("inf"), ""
             for sending in reversed(sent):
                 if sending.first_sent_at > earliest_answer:

@@ -47,7 +47,7 @@ async def test_a_sender_waits_for_room_and_is_admitted_in_its_turn() -> None:
     assert log == [0, 1, 2, 3, 4, 5]
 
 
-async def test_nobody_overtakes_a_sender_that_waits_for_room() -> None:
+async def test_no_sender_overtakes_one_that_waits_for_room() -> None:
     log: list[object] = []
     async with Runtime() as runtime:
         settings = MailboxSettings(capacity=1)

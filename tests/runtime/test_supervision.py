@@ -254,7 +254,7 @@ async def test_restart_runs_its_hook_on_the_failed_actor_with_the_error() -> Non
 
 
 @pytest.mark.anyio
-async def test_too_many_restarts_fail_the_runtime_when_nobody_else_answers_for_them() -> None:
+async def test_too_many_restarts_fail_the_runtime_when_no_other_supervisor_is_left() -> None:
     supervision = Supervision(backoff=NOW, restarts_max=2, window_s=10.0)
     stopped: list[str] = []
 

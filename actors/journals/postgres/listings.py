@@ -15,8 +15,7 @@ import psycopg
 from ...journal import LISTED_KINDS, Listing, ListPage, ListQuery, ListRow
 from ..shared.list_pages import (
     ListKey,
-    behind_prefix,
-    drive_of,
+    drive_range,
     fill_page,
     is_surely_stale,
     labels_text,
@@ -79,49 +78,17 @@ def page_statement(
     query: ListQuery, after: ListKey | None, limit: int
 ) -> tuple[str, Sequence[object]]:
     """Return the statement that reads so many rows of the query's drive, behind a key."""
-    drive = drive_of(query)
-    # The columns that order and filter are those of the label's own row, if it is by a label.
-    of = "k" if drive == "label" else "l"
+    part = drive_range(query, after, "%s")
     tables = "listing l"
-    if drive == "label":
+    if part.is_by_label:
         tables = "label k JOIN listing l ON l.conversation = k.conversation"
-    conditions: list[str] = []
-    values: list[object] = []
-    if drive != "all":
-        conditions.append(f"{of}.owner = %s")
-        values.append(query.owner)
-    if drive == "status":
-        conditions.append("l.status = %s AND l.status NOT IN ('idle', 'finished')")
-        values.append(query.status)
-    if drive == "label" and query.label is not None:
-        conditions.append("k.label = %s AND k.value = %s")
-        values += query.label
-    if query.order == "id":
-        order = f"{of}.name"
-        if after is not None:
-            conditions.append(f"{of}.name > %s")
-            values.append(after[0])
-        if query.prefix:
-            conditions.append(f"{of}.name >= %s")
-            values.append(query.prefix)
-            if (behind := behind_prefix(query.prefix)) is not None:
-                conditions.append(f"{of}.name < %s")
-                values.append(behind)
-    else:
-        column = f"{of}.{'created' if query.order == 'created' else 'active'}_us"
-        down, beyond = ("", ">") if query.order == "created" else (" DESC", "<")
-        order = f"{column}{down}, {of}.conversation{down}"
-        if after is not None:
-            conditions.append(f"({column}, {of}.conversation) {beyond} (%s, %s)")
-            values += after
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     statement = f"""
         SELECT {_ROW} FROM {tables}
         JOIN conversation c ON c.id = l.conversation
         LEFT JOIN node ON node.id = c.owner AND node.lease_until > clock_timestamp()
-        {where} ORDER BY {order} LIMIT %s
+        {part.where} ORDER BY {part.order} LIMIT %s
     """  # noqa: S608 - our own text
-    return statement, (*values, limit)
+    return statement, (*part.values, limit)
 
 
 def _row_of(

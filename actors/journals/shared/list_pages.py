@@ -18,10 +18,11 @@ from ...journal import AT_REST, LISTING_AGE_MAX, Listing, ListPage, ListQuery, L
 
 __all__ = [
     "Drive",
+    "DriveRange",
     "ListKey",
     "bare_listing",
-    "behind_prefix",
     "drive_of",
+    "drive_range",
     "fill_page",
     "is_surely_stale",
     "labels_text",
@@ -89,7 +90,7 @@ def fill_page(
             return ListPage([one.row for one in rows], after, is_complete=False)
 
 
-def behind_prefix(prefix: str) -> str | None:
+def _behind_prefix(prefix: str) -> str | None:
     """Return the first text behind all that begin with this one; None if there is none.
 
     By code points, which is the order of the ids in every journal.
@@ -110,6 +111,54 @@ def is_surely_stale(listing: Listing, head: int) -> bool | None:
 
 
 # --- what databases store -------------------------------------------------------------------------
+
+
+class DriveRange(NamedTuple):
+    """The rows of a query's drive behind a key, in order, as parts of an SQL statement."""
+
+    is_by_label: bool
+    """True if it walks the labels (`k`, which has a listing's columns too), and not the listings
+    (`l`)."""
+    where: str
+    order: str
+    values: Sequence[object]
+
+
+def drive_range(query: ListQuery, after: ListKey | None, mark: str) -> DriveRange:
+    """Return the range; `mark` stands for a value in the database's SQL."""
+    drive = drive_of(query)
+    of = "k" if drive == "label" else "l"
+    conditions: list[str] = []
+    values: list[object] = []
+    if drive != "all":
+        conditions.append(f"{of}.owner = {mark}")
+        values.append(query.owner)
+    if drive == "status":
+        conditions.append(f"l.status = {mark} AND l.status NOT IN ('idle', 'finished')")
+        values.append(query.status)
+    if drive == "label" and query.label is not None:
+        conditions.append(f"k.label = {mark} AND k.value = {mark}")
+        values += query.label
+    if query.order == "id":
+        order = f"{of}.name"
+        if after is not None:
+            conditions.append(f"{of}.name > {mark}")
+            values.append(after[0])
+        if query.prefix:
+            conditions.append(f"{of}.name >= {mark}")
+            values.append(query.prefix)
+            if (behind := _behind_prefix(query.prefix)) is not None:
+                conditions.append(f"{of}.name < {mark}")
+                values.append(behind)
+    else:
+        column = f"{of}.{'created' if query.order == 'created' else 'active'}_us"
+        down, beyond = ("", ">") if query.order == "created" else (" DESC", "<")
+        order = f"{column}{down}, {of}.conversation{down}"
+        if after is not None:
+            conditions.append(f"({column}, {of}.conversation) {beyond} ({mark}, {mark})")
+            values += after
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    return DriveRange(drive == "label", where, order, values)
 
 
 def bare_listing(now_us: int) -> Listing:

@@ -397,9 +397,9 @@ def test_what_is_lost_doubled_or_moved_is_counted_and_told(
         (repeat("result-0-0-1", id="again"), "call call-0-0-1 has 2 results"),
         (
             replace("result-0-0-0", tool_call_id="call-9"),
-            "there is a result for call-9, which nobody called",
+            "there is a result for call-9, and no call",
         ),
-        (replace("user-1", message_id="b-1/1"), "seq 10: nobody sent message id b-1/1"),
+        (replace("user-1", message_id="b-1/1"), "seq 10: no user sent message id b-1/1"),
         (replace("user-1", content="Why?"), "seq 10: not the text of message 1"),
         (
             replace("result-0-0-0", content="nothing"),
