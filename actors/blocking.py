@@ -40,7 +40,7 @@ class Blocking:
     def __init__(
         self, conversations: Conversations, *, backend: Literal["asyncio", "trio"] = "asyncio"
     ) -> None:
-        """Nothing is opened yet. The conversations are those that are not entered otherwise."""
+        """Open nothing yet. The conversations must not be entered elsewhere."""
         self._conversations = conversations
         self._backend = backend
         self._exit_stack = ExitStack()
@@ -96,7 +96,7 @@ class Blocking:
     def iterate(
         self, function: Callable[P, AsyncIterator[T]], *args: P.args, **kwargs: P.kwargs
     ) -> Iterator[T]:
-        """Iterate over what a function such as `conversation.events` returns.
+        """Iterate over the items of an async iterator, such as that of `conversation.events`.
 
         Each item is waited for as long as it takes. Drop the iterator to end it.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,14 +11,21 @@ import pytest
 
 from tests.actors.conversations.worlds import HeldAgent, log_of
 from turnkeeper.actors import (
+    ConversationConfig,
     ConversationInfo,
     Conversations,
     MemoryJournal,
     MemoryStore,
+    ModelRequest,
+    ModelResponse,
     OnOverlap,
+    ScriptedModel,
+    ToolAgent,
+    ToolCall,
     TurnContext,
 )
 from turnkeeper.actors.errors import Draining, InvalidInput, OwnedElsewhere
+from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.owner.draining import Drained
 from turnkeeper.runtime.testing import VirtualClock, settle
 
@@ -157,6 +164,66 @@ async def test_idle_conversations_are_released_first() -> None:
             assert await (await there["idle"].send("C")).reply() == "a(C)"
             with pytest.raises(OwnedElsewhere):
                 await there["busy"].send("C")
+
+
+def busy() -> Callable[[str], ConversationConfig]:
+    """Give conversation `busy` an agent that does not end: it keeps the drain going."""
+    held = HeldAgent()
+    held.hold("busy")
+    return lambda name: ConversationConfig(agent=held if name == "busy" else None)
+
+
+async def test_a_paused_turn_is_released_at_once_as_it_is() -> None:
+    agent = Stepping()
+    world = World(agent, configure=busy())
+    async with world.process() as here, world.process() as there:
+        await here["c"].send("go")
+        await settle()
+        await here["c"].pause()
+        agent.gate.release()
+        await settle()
+        before = await log_of(here["c"], all_kinds=True)
+        await here["busy"].send("busy")
+        await settle()
+        async with world.draining(here):
+            with pytest.raises(OwnedElsewhere):
+                await there["busy"].resume()
+            for _ in range(2):
+                agent.gate.release()
+            await there["c"].resume()
+            await settle()
+            log = await log_of(there["c"], all_kinds=True)
+            assert log[: len(before)] == before
+            assert log[-1] == "completed"
+
+
+async def test_confirming_and_interrupting_work_during_the_grace() -> None:
+    ran: list[int] = []
+
+    async def refund(order: int) -> str:
+        """Refund an order."""
+        ran.append(order)
+        return "refunded"
+
+    def answer(request: ModelRequest) -> ModelResponse:
+        if isinstance(request.view[-1], UserMessageEvent):
+            return ModelResponse(calls=[ToolCall("refund", {"order": 7})])
+        return ModelResponse("Done.")
+
+    agent = ToolAgent(ScriptedModel(answer), [refund], confirm=["refund"])
+    world = World(agent, configure=busy())
+    async with world.process() as here:
+        turn = await here["c"].send("a refund")
+        await here["busy"].send("busy")
+        await settle()
+        async with world.draining(here):
+            assert ran == []
+            await here["c"].confirm()
+            assert (await turn.end()).outcome == "completed"
+            assert ran == [7]
+            assert await here["busy"].interrupt()
+            assert (await log_of(here["busy"], all_kinds=True))[-1] == "interrupted"
+    assert world.drained[0].interrupted == ()
 
 
 @pytest.mark.parametrize("on_overlap", ["queue", "steer", "interrupt", "rollback"])
