@@ -22,10 +22,11 @@ FIND_PYTHON = set -e; for python in $(PYTHON) python3.11 python3; do \
 # Those that the project supports; each is tried if it is there.
 PYTHONS = python3.11 python3.12 python3.13 python3.14
 
-.PHONY: help venv demo test quick sweep test-all-pythons check cover hooks soak seek bench lock clean
+.PHONY: help venv demo inspect test quick sweep test-all-pythons check cover hooks soak seek bench docs dist lock clean
 
 help:
 	@echo 'make demo    a conversation, with what the library keeps right about it'
+	@echo 'make inspect the journal that the demonstration leaves, in the browser'
 	@echo 'make quick   the tests of the core, the runtime and the contract, within a minute'
 	@echo 'make test    all tests; of sweeps a share that the commit draws'
 	@echo 'make sweep   the sweeps, whole'
@@ -35,6 +36,8 @@ help:
 	@echo 'make soak    simulated conversations for SOAK_MINUTES, 30 by default'
 	@echo 'make seek    how long the simulator seeks each planted fault'
 	@echo 'make bench   the benchmarks'
+	@echo 'make docs    the documentation site, in build/docs/site'
+	@echo 'make dist    the wheel and the source distribution of a release, checked'
 	@echo 'make lock    write requirements.lock again; this one needs the network for uv'
 	@echo 'make clean   remove what the others made'
 	@echo 'make test-all-pythons   the tests, on each Python of PYTHONS that is there'
@@ -52,7 +55,13 @@ $(VENV)/installed: $(VENV)/locked pyproject.toml
 	@touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/turnkeeper demo
+	@rm -f demo.db demo.db-*
+	$(BIN)/turnkeeper demo --db demo.db
+
+# Shows the journal that the demonstration left, in the browser.
+inspect: $(VENV)/installed
+	@test -f demo.db || $(MAKE) --no-print-directory demo
+	$(BIN)/turnkeeper inspect demo.db
 
 test: $(VENV)/installed
 	$(PYTEST) $(ON_ALL_CORES)
@@ -99,6 +108,14 @@ seek: $(VENV)/installed
 # Named as a folder, not with -m: that needs the root on sys.path.
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks
+
+docs: $(VENV)/installed
+	$(BIN)/python tools/build_docs.py
+
+# Fails, too, at what breaks callers of the last release: a minor release may, with CHECK_API=-.
+dist: $(VENV)/installed
+	$(BIN)/python tools/build_release.py
+	$(CHECK_API)$(BIN)/python tools/check_api.py
 
 # Keeps the pins it finds; remove requirements.lock first to renew all of them.
 lock:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .agents.tools import AfterCall, BeforeCall, Tool, ToolContext, Tools, tool
     from .agents.turn_context import TurnContext
     from .conversations.conversation import Conversation
-    from .conversations.conversations import ConversationConfig, Conversations
+    from .conversations.conversations import ConversationConfig, Conversations, Erasure
     from .conversations.turn import Turn, TurnEnd
     from .core.admission import Appended, AppendResult, Duplicate, Rejected, Violation
     from .core.commands import OnOverlap, Sent
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from .core.listing import ConversationPage, ListedConversation
     from .core.metrics import Metrics
+    from .core.search import SearchHit, SearchResults
     from .core.status import AgentExecutionStatus
     from .core.stuck import Circle, StuckDetector
     from .core.view import View
@@ -67,6 +68,7 @@ __all__ = [
     "Conversations",
     "Deletion",
     "Duplicate",
+    "Erasure",
     "Event",
     "FileContent",
     "FrozenObject",
@@ -91,6 +93,8 @@ __all__ = [
     "RollingCondenser",
     "SQLiteJournal",
     "ScriptedModel",
+    "SearchHit",
+    "SearchResults",
     "Sent",
     "StuckDetector",
     "SummarizingCondenser",
@@ -131,6 +135,7 @@ _PLACE_OF = {
     "Conversations": "conversations.conversations",
     "Deletion": "journal",
     "Duplicate": "core.admission",
+    "Erasure": "conversations.conversations",
     "Event": "events",
     "FileContent": "events",
     "FrozenObject": "values.frozen",
@@ -156,6 +161,8 @@ _PLACE_OF = {
     "RollingCondenser": "core.condensation",
     "SQLiteJournal": "journals.sqlite.journal",
     "ScriptedModel": "models.scripted",
+    "SearchHit": "core.search",
+    "SearchResults": "core.search",
     "Sent": "core.commands",
     "StuckDetector": "core.stuck",
     "SummarizingCondenser": "core.condensation",

@@ -17,6 +17,14 @@ class InvalidInput(Refused, ValueError):
     """The argument is invalid, or cannot be stored; nothing was written."""
 
 
+class InvalidConversationId(InvalidInput):
+    """No conversation has this id, or no new one can have it; nothing was written."""
+
+    def __init__(self, conversation_id: str, found: str) -> None:
+        super().__init__(f"{found}; nothing was written; take another id")
+        self.conversation_id = conversation_id
+
+
 class ConversationsClosed(Refused):
     """The `Conversations` are closing, or closed; the log keeps all that it has."""
 
@@ -143,6 +151,20 @@ class TooManyLabels(Refused):
         )
         self.conversation_id = conversation_id
         self.labels_max = labels_max
+
+
+class LabelTooLong(InvalidInput):
+    """The name or the value of a label is longer than `Limits` allow; nothing was written."""
+
+    def __init__(self, conversation_id: str, length: int, length_max: int) -> None:
+        super().__init__(
+            f"change refused on conversation {conversation_id}: a label has {length:,} characters "
+            f"in its name or its value, and may have {length_max:,} there; nothing was written; "
+            "keep long texts elsewhere"
+        )
+        self.conversation_id = conversation_id
+        self.length = length
+        self.length_max = length_max
 
 
 class ContentTooLong(InvalidInput):
@@ -395,6 +417,33 @@ class ConversationNotFound(Refused):
         self.conversation_id = conversation_id
 
 
+class NotYours(ConversationNotFound):
+    """The conversation is another user's than the command expects; nothing was written.
+
+    It is a `ConversationNotFound`, so that code that passes errors on tells nothing of it.
+    """
+
+    def __init__(self, conversation_id: str) -> None:
+        Refused.__init__(
+            self,
+            f"conversation {conversation_id} is another user's than the one expected; nothing was "
+            "written; take another id, or let its user share it",
+        )
+        self.conversation_id = conversation_id
+
+
+class NotThisLog(Refused):
+    """The conversation is another one than the command expects; nothing was written."""
+
+    def __init__(self, conversation_id: str, seq: int) -> None:
+        super().__init__(
+            f"conversation {conversation_id} does not have the expected event at seq {seq}: it was "
+            "deleted, and perhaps begun again; nothing was written; read it from its beginning"
+        )
+        self.conversation_id = conversation_id
+        self.seq = seq
+
+
 class ConversationDeleted(Refused):
     """The conversation was deleted while it was read or waited for; its log is gone."""
 
@@ -470,6 +519,16 @@ class CorruptLog(Refused):
 
 class JournalRefused(Refused):
     """The journal cannot be used as it is: not a journal, a newer schema, in use."""
+
+
+class SearchIsOff(Refused):
+    """The journal was opened without `search=True`, or has no index to read."""
+
+    def __init__(self, journal: str) -> None:
+        super().__init__(
+            f"search refused: {journal} has no index of words for this process; nothing was read; "
+            "open it for writing with search=True"
+        )
 
 
 class OwnedElsewhere(OwnershipLost):

@@ -31,6 +31,7 @@ __all__ = [
     "Claim",
     "ConversationInfo",
     "Deletion",
+    "FoundMessage",
     "Journal",
     "ListOrder",
     "ListPage",
@@ -40,6 +41,8 @@ __all__ = [
     "LogPages",
     "Record",
     "Rejection",
+    "SearchPage",
+    "SearchQuery",
     "Snapshot",
     "StoredRecord",
 ]
@@ -180,6 +183,52 @@ class ListPage(NamedTuple):
     """False if `scan_max` rows were looked at before the page was full."""
 
 
+class SearchQuery(NamedTuple):
+    """Which words, in whose conversations, and how many messages at once."""
+
+    words: Sequence[str]
+    """Each must be in the message; as `values.words.find_words` gives them."""
+    limit: int
+    begins: str = ""
+    """How one more word of it begins."""
+    after: int | None = None
+    """The `next` of the page before."""
+    prefix: str = ""
+    """Of the conversations' ids."""
+    owner: str | None = None
+    label: tuple[str, str] | None = None
+    scan_max: int = 1_000
+    """The messages that are looked at where no index has exactly those that are wanted."""
+
+
+class FoundMessage(NamedTuple):
+    """A chat message that a search has found."""
+
+    conversation_id: str
+    seq: int
+    event_id: str
+    by: Literal["user", "agent"]
+    author: str | None
+    """The user who sent it, if the application has said so."""
+    at_us: int
+    snippet: str
+    """Up to 200 characters around one of the words; empty if the record is damaged."""
+    left_view: Literal["", "condensed", "retracted"]
+    """The way in which it has left the view of the conversation, if it has."""
+
+
+class SearchPage(NamedTuple):
+    """Some messages, the newest first, and the place to go on from."""
+
+    rows: Sequence[FoundMessage]
+    next: int | None
+    """None: there are no more."""
+    is_complete: bool = True
+    """False if `scan_max` messages were looked at before the page was full."""
+    complete_to_us: int | None = None
+    """The index has all that was written before this time; None: all that is written."""
+
+
 class Deletion(NamedTuple):
     """The outcome of deleting a conversation."""
 
@@ -231,12 +280,15 @@ class Journal(Protocol):
         One watcher at a time, from entering to leaving.
         """
 
-    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+    async def claim(
+        self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+    ) -> Claim:
         """Take the next epoch of a conversation, creating the conversation if it does not exist.
 
         Returns after every append of an older epoch has either landed or been shut out for good.
         Raises `OwnedElsewhere` while another process that owns it is alive, unless `takeover`, and
-        `InvalidInput` for a new name that is too long or has control characters.
+        `InvalidConversationId` for a name that a new conversation cannot have. `any_name` is for
+        the import of one that has begun elsewhere: it keeps such a name.
         """
 
     def append(
@@ -281,6 +333,19 @@ class Journal(Protocol):
         In the order "id" or "created", pages that follow each other have all that exists throughout
         exactly once; by "activity", what moves meanwhile may be missed. A conversation that an
         append without a listing began is shown as stale.
+        """
+
+    async def search(self, query: SearchQuery) -> SearchPage:
+        """Return a page of the chat messages that have these words, the newest first.
+
+        A fork's prefix is found as its parent's only. Raises `SearchIsOff` if this journal does not
+        index, as long as it was not asked to.
+        """
+
+    async def index(self) -> None:
+        """Return once search finds all that was written before this call.
+
+        The journal indexes by itself too, a little later than it writes. Raises `SearchIsOff`.
         """
 
     async def write_listing(self, conversation_id: str, listing: Listing, *, epoch: int) -> None:

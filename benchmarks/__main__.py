@@ -19,7 +19,7 @@ if not __package__:  # run as a folder, as `make bench` does
     sys.path.insert(0, str(FOLDER.parent))
     __package__ = "benchmarks"
 
-GROUPS = ("runtime", "core", "journal", "turns", "lists")
+GROUPS = ("runtime", "core", "journal", "turns", "lists", "search", "gateway")
 
 
 def main() -> int:

@@ -13,9 +13,9 @@ from time import perf_counter
 from typing import Any
 
 # Ignored: installed in an environment of its own, not in the checker's.
-from langchain_core.messages import HumanMessage  # type: ignore[import-not-found]
+from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.sqlite import SqliteSaver  # type: ignore[import-not-found]
-from langgraph.graph import START, MessagesState, StateGraph  # type: ignore[import-not-found]
+from langgraph.graph import START, MessagesState, StateGraph
 
 
 def main(size: int, seconds: float, lengths: list[int]) -> dict[str, float]:

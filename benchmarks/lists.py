@@ -80,11 +80,13 @@ def _listing(number: int) -> Sequence[Any]:
 
 
 def _name(number: int) -> str:
-    return f"user {number % OWNERS}/{number:07}"
+    return f"user {number % OWNERS}:{number:07}"
 
 
 async def _pages(path: Path, many: int, rounds: int) -> list[Measure]:
-    async with Conversations(silent, journal=SQLiteJournal(path)) as conversations:
+    # Recovery looks at every conversation of the file, again and again.
+    journal = SQLiteJournal(path)
+    async with Conversations(silent, journal=journal, recover="on_message") as conversations:
         first = await conversations.list(owner="user 1", order="activity", limit=ROWS)
         with closing(sqlite3.connect(path, check_same_thread=False)) as connection:
             pairs = await in_turn(

@@ -2,7 +2,7 @@
 
 What it teaches: `Conversations` live as long as the application; `gateway.app` is mounted in it;
 `authenticate` turns a request into one of your users, and from then on no user can name, see or
-guess the conversations of another.
+guess the conversations of another; `share` lets several of them into one.
 
     python examples/mount_gateway.py                       asks itself as two users
     uvicorn --app-dir examples mount_gateway:application   serves it
@@ -35,6 +35,11 @@ async def authenticate(request: HTTPConnection) -> gateway.Principal | None:
     return None if user is None else gateway.Principal(user)
 
 
+async def share(_: gateway.Principal, name: str) -> gateway.Place | None:
+    """Return the team's room, which all users have; every other id is the user's own."""
+    return gateway.Place("team-room", owner="team") if name == "room" else None
+
+
 conversations = Conversations(support, journal=MemoryJournal())
 
 
@@ -45,7 +50,7 @@ async def lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 
 application = FastAPI(lifespan=lifespan)
-application.mount("/chat", gateway.app(conversations, authenticate=authenticate))
+application.mount("/chat", gateway.app(conversations, authenticate=authenticate, share=share))
 
 
 @application.get("/")
@@ -66,6 +71,19 @@ async def main() -> None:
                 headers={"X-Session": session, "Prefer": "wait=30"},
             )
             print(reply.status_code, reply.json().get("end", reply.json()).get("reply", "-"))
+        for session in ("session-of-alice", "session-of-bob"):
+            await client.post(
+                "/chat/v1/conversations/room/messages",
+                json={"content": "hello, team"},
+                headers={"X-Session": session, "Prefer": "wait=30"},
+            )
+        room = await client.get(
+            "/chat/v1/conversations/room/messages", headers={"X-Session": "session-of-bob"}
+        )
+        said = [one["event"] for one in room.json()["messages"]]
+        print(
+            "in the room:", [event["author"] for event in said if event["kind"] == "user_message"]
+        )
         mine = await client.get(
             "/chat/v1/conversations/first/events?live=false",
             headers={"X-Session": "session-of-bob"},

@@ -84,6 +84,7 @@ class EventStream:
     def __init__(self) -> None:
         # A tuple, replaced as a whole: publishing iterates while subscribers come and go.
         self._subscriptions: tuple[Subscription[Any], ...] = ()  # each its own kind
+        self._is_closed = False
 
     def subscribe(self, kind: type[E], *, buffer_max: int = 1024) -> Subscription[E]:
         """Subscribe to events of this type and its subtypes, from when the `with` is entered."""
@@ -94,7 +95,10 @@ class EventStream:
             subscription.offer(event)
 
     def add(self, subscription: Subscription[E]) -> None:
-        self._subscriptions = (*self._subscriptions, subscription)
+        if self._is_closed:
+            subscription.close()  # nothing comes any more: its reader ends at once
+        else:
+            self._subscriptions = (*self._subscriptions, subscription)
 
     def remove(self, subscription: Subscription[E]) -> None:
         self._subscriptions = tuple(
@@ -103,5 +107,6 @@ class EventStream:
 
     def close(self) -> None:
         """Close all subscriptions; each reader ends after the events that it has buffered."""
+        self._is_closed = True
         for subscription in self._subscriptions:
             subscription.close()

@@ -68,6 +68,8 @@ class World:
         self.pool = Pool()
         self.dead_letters = DeadLetters(self.events, self.now)
         self.tracing: Tracing | None = None
+        self.when_open: list[Callable[[], None]] = []
+        """Called in the loop as soon as it runs."""
         self.fail = fail
         """Ends the runtime with a failure that no supervisor decides."""
         self.context: Context = copy_context()
@@ -95,6 +97,12 @@ class World:
         self.pause = pausing()
         self.is_in_worker = membership(self.pool.tasks)
         self.pool.open(tasks)
+        for call in self.when_open:
+            call()
+
+    @property
+    def is_open(self) -> bool:
+        return self._tasks is not None
 
     def check_home(self, actor: str) -> None:
         """Raise if another thread than that of the runtime's loop calls."""

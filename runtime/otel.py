@@ -5,7 +5,8 @@
 2. It promises one span per handler: for an ask, a child of the asker's span; for a tell, a span in
    a trace of its own, linked to the sender's. If the handler fails, the span carries the error.
    Messages that a handler sends continue from its span. It also promises metrics: how long
-   handlers take, how many failed, how many messages wait, how many dead letters there are.
+   handlers take, how many failed, how many messages wait, how many dead letters there are, how
+   late the event loop is.
 3. It does not promise a span per message of a batch: a batch is one span, linked as its last
    message.
 4. It runs between handlers, in the loop. The exporter's own thread reads the gauges, and may see
@@ -17,8 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextvars import Token
+from functools import partial
 from typing import Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, trace
@@ -29,9 +31,13 @@ from ._actor import Actor
 from ._hooks import Hooks
 from ._runtime import Runtime, cells_of
 
-__all__ = ["instrument"]
+__all__ = ["instrument", "observe"]
 
 _NAME: Final = "turnkeeper.runtime"
+_LOOKED_AT_EVERY_S: Final = 1.0
+_LATENESS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+_observed: Final[WeakSet[Runtime]] = WeakSet()
 
 
 def instrument(
@@ -46,10 +52,41 @@ def instrument(
         metrics.get_meter(_NAME, meter_provider=meter_provider),
         runtime.ports.monotonic,
     )
+    runtime._system.tracing = tracing  # noqa: SLF001 - same package
+    observe(runtime, meter_provider=meter_provider)
+
+
+def observe(runtime: Runtime, *, meter_provider: MeterProvider | None = None) -> None:
+    """Report the metrics of a runtime that cost its handlers nothing; again, it does nothing.
+
+    Mail that waits, actors, dead letters, and how late the event loop is: what is due each second
+    runs so much later.
+    """
+    if runtime in _observed:
+        return
+    _observed.add(runtime)
     system = runtime._system  # noqa: SLF001 - same package
     root = runtime._root  # noqa: SLF001 - same package
-    system.tracing = tracing
     meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
+    lateness = meter.create_histogram(
+        "turnkeeper.loop.lateness",
+        unit="s",
+        description="How late the event loop runs what is due.",
+        explicit_bucket_boundaries_advisory=_LATENESS,
+    )
+
+    def look(due: float) -> None:
+        lateness.record(max(0.0, system.now() - due))
+        look_later()
+
+    def look_later() -> None:
+        due = system.now() + _LOOKED_AT_EVERY_S
+        system.clock.call_later(_LOOKED_AT_EVERY_S, partial(look, due))
+
+    if system.is_open:
+        look_later()
+    else:
+        system.when_open.append(look_later)
 
     def waiting(_: CallbackOptions) -> Iterable[Observation]:
         yield Observation(sum(cell.depth for cell in cells_of(root)))

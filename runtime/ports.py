@@ -106,9 +106,14 @@ class DaemonThreads:
         self._abandoned_max = abandoned_max
         self._start_thread = start_thread
 
+    @property
+    def is_exhausted(self) -> bool:
+        """True if every further call raises `TooManyThreads`, until an abandoned one ends."""
+        return self.abandoned >= self._abandoned_max
+
     async def __call__(self, function: Callable[[], T]) -> T:
         """Return or raise the function's result; it sees the caller's context variables."""
-        if self.abandoned >= self._abandoned_max:
+        if self.is_exhausted:
             raise TooManyThreads(self.abandoned)
         answer: OneShot[T] = OneShot()
         call_soon = thread_caller()

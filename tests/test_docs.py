@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ["simulation.md", "finding.md", "blocking.md", "steps.md", "gateway.md", "messages.md"]
+PAGES = [
+    "simulation.md",
+    "finding.md",
+    "blocking.md",
+    "steps.md",
+    "gateway.md",
+    "messages.md",
+    "watching.md",
+    "torture.md",
+]
 
 
 def _without_steps(text: str) -> str:
@@ -39,3 +48,11 @@ def test_the_program_of_the_page_prints_what_the_page_says(page: str, tmp_path: 
 
     assert ran.stderr == ""
     assert _without_steps(ran.stdout) == _without_steps(wanted)
+
+
+def test_the_page_on_resuming_shows_the_client_that_the_tests_run() -> None:
+    client = Path(__file__).parent / "actors" / "gateway" / "npm" / "resumable.mjs"
+    (shown,) = re.findall(
+        r"^```js\n(.*?)^```$", (DOCS / "ag-ui-resumable.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert shown == client.read_text()

@@ -358,7 +358,7 @@ class Tools:
             known = ", ".join(self._tools) or "none"
             return f"there is no tool {tool_name}; there are: {known}; nothing happened"
         if malformed is not None:
-            return "the arguments are not a JSON object; nothing happened; write them as one"
+            return "the arguments are not a plain JSON object; nothing happened; write them as one"
         try:
             return found, found.read_arguments(arguments)
         except Exception as error:  # noqa: BLE001 - a type's own validator may raise anything

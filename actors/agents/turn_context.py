@@ -36,6 +36,7 @@ from ..core.commands import (
     Stream,
     TurnAppend,
 )
+from ..core.limits import Limits
 from ..core.metrics import Metrics
 from ..core.stuck import SeenEvent
 from ..core.turn_table import RunningTurn
@@ -60,8 +61,9 @@ from ..events import (
 )
 from ..models.base import Model, ModelRequest, ModelResponse, request_of
 from ..tool_calls import ToolCall, ToolResult
-from ..values.frozen import FrozenObject
+from ..values.frozen import FrozenObject, check_json
 from ..values.text import error_text, storable
+from .watcher import Watcher
 
 __all__ = [
     "ToolRunner",
@@ -95,6 +97,12 @@ class TurnOwner(Protocol):
 
     @property
     def answer_length_max(self) -> int: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def watcher(self) -> Watcher: ...
 
     @property
     def view(self) -> View: ...
@@ -252,8 +260,11 @@ class TurnContext:
         Its text streams as through `writer`. The step that ends next names the request, however
         it ends. Raises what `Model.respond` raises.
         """
-        await self.note_request(request_of(model, request))
-        response = await model.respond(request, self.writer())
+        asked = request_of(model, request)
+        await self.note_request(asked)
+        with self._owner.watcher.asking(self.conversation_id, model, asked) as note:
+            response = await model.respond(request, self.writer())
+            note(response)
         self._response_id = response.provider_response_id
         return response
 
@@ -444,7 +455,7 @@ class TurnContext:
                 risk=call.risk,
             )
             for n, call in enumerate(calls)
-            for arguments, malformed in (_arguments(call),)
+            for arguments, malformed in (_arguments(call, self._owner.limits),)
         ]
         events: Sequence[Event] = actions
         if usage is not None:
@@ -496,10 +507,13 @@ class TurnContext:
         # Between the commit of the call and here, this process may have stood still for long.
         self.check_lease()
         try:
-            returned = await run(action)
-            result = ToolResult(returned) if isinstance(returned, str) else returned
-            if not isinstance(result, ToolResult):
-                raise TypeError(f"the call ran, and gave a {type(result).__name__}, no text")
+            with self._owner.watcher.calling(self.conversation_id, action) as note_failure:
+                returned = await run(action)
+                result = ToolResult(returned) if isinstance(returned, str) else returned
+                if not isinstance(result, ToolResult):
+                    raise TypeError(f"the call ran, and gave a {type(result).__name__}, no text")
+                if result.is_error:
+                    note_failure("may_have_happened" if result.may_have_happened else "tool_error")
         except LeaseExpired:
             raise  # nothing was started; the next owner answers the call
         except BaseException as error:
@@ -557,13 +571,16 @@ class TurnContext:
         return datetime.fromtimestamp(self.ports.now(), UTC)
 
 
-def _arguments(call: ToolCall) -> tuple[FrozenObject, str | None]:
-    """Return the arguments as the log keeps them, or as malformed if JSON cannot hold them."""
+def _arguments(call: ToolCall, limits: Limits) -> tuple[FrozenObject, str | None]:
+    """Return the arguments as the log keeps them, or as malformed if it does not take them."""
     try:
-        return FrozenObject(call.arguments), call.malformed_arguments
+        arguments = FrozenObject(call.arguments)
+        depth_max, digits_max = limits.arguments_depth_max, limits.arguments_digits_max
+        check_json(arguments, depth_max=depth_max, digits_max=digits_max)
     except ValueError:
         try:
             written = repr(dict(call.arguments))
         except RecursionError:
             written = "arguments that are nested too deeply"
         return FrozenObject(), storable(written)[:MALFORMED_LENGTH_MAX]
+    return arguments, call.malformed_arguments

@@ -1,4 +1,4 @@
-"""The commands: `demo`, `replay`, `stress`, `simulate`, `serve`, `token`, those about a journal.
+"""The commands: `demo`, `replay`, `stress`, `simulate`, `serve`, …, those about a journal.
 
 Results go to standard output, everything else to standard error. Exit status: 0 if everything is as
 promised; 1 if a promise is broken, the worker failed, or a log cannot be read; 2 if the arguments
@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from enum import StrEnum
+from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
-from typing import Annotated, NamedTuple, NoReturn
+from typing import Annotated, NamedTuple, NoReturn, Protocol
 
 import anyio
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 from turnkeeper.runtime import Ports
 
@@ -35,20 +38,88 @@ from ._naming import conversation_names
 from ._protocol import Start
 from ._replay import WORKER, Replay, WorkerLost
 from ._report import Report, empty_report, make_report
-from ._serve import serve, token
+from ._serve import inspect, serve, token
 from ._simulate import simulate
 from ._stress import stress
+from ._torture import torture
 from ._users import plan_kills, plan_users
 
 __all__ = ["app"]
 
+_SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "Try it": {
+        "demo": "Play sample conversations, kill the worker, account for all.",
+        "replay": "The same with your own recorded conversations.",
+        "stress": "Load many conversations on your own machine and database.",
+        "simulate": "Run simulated conversations under faults, checking all.",
+        "torture": "Torture a chat server over HTTP, and check what it did.",
+    },
+    "Serve an agent": {
+        "serve": "Serve an agent over HTTP, until a signal.",
+        "token": "Make a token for a client.",
+    },
+    "Look into a journal": {
+        "show": "List conversations, or print one, whole or as it was.",
+        "inspect": "Look at them in a browser.",
+        "export": "Write conversations to a file.",
+        "import": "Bring in conversations from files.",
+    },
+    "Look after a journal": {
+        "verify": "Check everything in it.",
+        "repair": "Repair a damaged file.",
+        "reindex": "Bring up to date what lists show.",
+        "vacuum": "Return free space to the disk.",
+        "delete": "Delete conversations.",
+    },
+}
+"""The commands as the help lists them, each with its line."""
+
+
+class _Formatter(Protocol):
+    """The part of click's formatter that is used here; typer brings a click of its own."""
+
+    def section(self, name: str) -> AbstractContextManager[None]: ...
+
+    def write_dl(self, rows: Sequence[tuple[str, str]]) -> None: ...
+
+
+class _Commands(TyperGroup):
+    """Lists the commands by their purpose."""
+
+    def format_commands(self, _ctx: object, formatter: _Formatter) -> None:
+        for title, commands in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<8}", line) for name, line in commands.items()])
+
+
 app = typer.Typer(
-    help="Conversations between people and AI agents, correct under concurrency.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    cls=_Commands,
+    # Plain help: frames take the room that words need at 80 columns.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001 - an option's callback
+    if value:
+        print(f"turnkeeper {version('turnkeeper')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Keep conversations between people and AI agents correct under concurrency."""
+
 
 _DEMO_POLICIES: Sequence[OnOverlap] = ("queue", "interrupt", "reject")
 _DEMO_OVERLAP = 0.5
@@ -98,7 +169,15 @@ class _Plan(NamedTuple):
 
 
 @app.command()
-def demo(*, seed: Seed = None, as_json: AsJson = False) -> None:
+def demo(
+    *,
+    db: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="The journal to leave.", show_default="a temporary one"),
+    ] = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
     """Play about fifty sample conversations, kill the worker three times, account for everything.
 
     Users talk over their agents, a third of them each with the policies queue, interrupt and
@@ -111,6 +190,10 @@ def demo(*, seed: Seed = None, as_json: AsJson = False) -> None:
         for one in parse_recorded(content, file).conversations
     ]
     plan = _Plan(_DEMO_OVERLAP, _DEMO_KILLS, _DEMO_PACE_S, _DEMO_VIEW_EVENTS_MAX, seed, as_json)
+    if _names_taken(db):
+        fail(UNUSABLE, f"{db} holds conversations already; name another file")
+    if db is not None:
+        _play(parts, db, plan, problems=(), is_kept=True)
     with tempfile.TemporaryDirectory(prefix="turnkeeper-") as folder:
         _play(parts, Path(folder, "demo.db"), plan, problems=(), is_kept=False)
 
@@ -186,7 +269,9 @@ def replay(
 app.command()(stress)
 app.command()(simulate)
 app.command()(serve)
+app.command()(inspect)
 app.command()(token)
+app.command()(torture)
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 
@@ -250,7 +335,7 @@ def _play(
         print_json(report.as_json())
     else:
         print_report(Console(highlight=False), report)
-    if is_kept and report.counts["events"]:
+    if is_kept and report.counts["events"] and errors.is_terminal:
         errors.print(Text(f"look inside with: turnkeeper show {db}"), soft_wrap=True)
     raise typer.Exit(report.exit_status if report.broken or status is None else status)
 

@@ -1,4 +1,4 @@
-"""The commands about a journal: `show`, `export`, `import`, `verify`, `repair`, `vacuum`, `delete`.
+"""The commands about a journal, from `export` to `delete`; `show` is in `_look.py`.
 
 A journal is the path of a file or the URL of a PostgreSQL database. Commands that only read take no
 ownership, and work beside the process that writes.
@@ -6,11 +6,9 @@ ownership, and work beside the process that writes.
 
 from __future__ import annotations
 
-import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -20,82 +18,55 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from turnkeeper.runtime import Ports, TurnkeeperError
+from turnkeeper.runtime import Ports
 
-from ..errors import ConversationNotFound, CorruptLog
+from ..events import LoggedEvent
 from ..journal import Deletion
 from ..journals.files import Problem, check_event, check_folds, check_listing
 from ..journals.files import repair as repair_file
 from ..journals.files import verify as verify_file
+from ..recordings.exporting import openai_line, openhands_files
 from . import _journal_jobs as jobs
-from ._display import print_list, printable
-from ._exits import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, print_json
-from ._journal_jobs import is_url, progress
-from ._naming import is_text
-from ._show import (
-    conversation_json,
-    infos_json,
-    print_event,
-    print_infos,
-    print_rejection,
-    rejection_json,
+from ._asking import (
+    Db,
+    Schema,
+    Yes,
+    confirm,
+    many,
+    refuse_missing,
+    refuse_odd,
+    refuse_url,
+    say,
+    told,
+    without_password,
 )
+from ._display import print_list, printable
+from ._exits import BROKEN, UNUSABLE, AsJson, fail, print_json
+from ._journal_jobs import is_url, progress
+from ._look import show
 
 __all__ = ["COMMANDS"]
 
 _DAY_S = 86_400
-_PASSWORD = re.compile("//[^/@]*@")
 
-Db = Annotated[
-    str, typer.Argument(metavar="DB", help="An SQLite file, or the URL of a PostgreSQL database.")
-]
+
+class Source(StrEnum):
+    """A program that conversations come from."""
+
+    OPENAI_AGENTS = "openai-agents"
+    OPENHANDS = "openhands"
+    HERMES = "hermes"
+    OPENAI = "openai"
+
+
+class Target(StrEnum):
+    """A format of another program that conversations are written in."""
+
+    OPENAI = "openai"
+    OPENHANDS = "openhands"
+
+
 File = Annotated[str, typer.Argument(metavar="DB", help="An SQLite file.")]
-Schema = Annotated[str, typer.Option(help="The schema of the journal in a PostgreSQL database.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
-
-def show(
-    db: Db,
-    conversation: Annotated[
-        str | None, typer.Argument(metavar="CONVERSATION", help="Print this one as a chat.")
-    ] = None,
-    *,
-    rejected: Annotated[
-        bool, typer.Option(help="Print the events that admission refused instead.")
-    ] = False,
-    schema: Schema = "turnkeeper",
-    as_json: AsJson = False,
-) -> None:
-    """List the conversations of a journal, or print one of them.
-
-    Takes no ownership, so it also works while another process writes.
-    """
-    console = Console(highlight=False)
-    with _told(db):
-        if conversation is None:
-            infos = anyio.run(jobs.list_all, db, schema)  # it also finds what an index hides
-            rows = anyio.run(jobs.list_rows, db, schema)
-            if as_json:
-                print_json(infos_json(infos, rows))
-            else:
-                print_infos(console, infos, rows)
-            return
-        _refuse_odd([conversation], db)
-        if rejected:
-            rejections = anyio.run(jobs.rejections, db, schema, conversation)
-            if as_json:
-                print_json({"rejected": [rejection_json(one) for one in rejections]})
-            for one in () if as_json else rejections:
-                print_rejection(console, one)
-            return
-        log, unreadable = anyio.run(jobs.read, db, schema, conversation)
-    if as_json and unreadable is None:
-        print_json(conversation_json(conversation, log))
-    elif not as_json:
-        for logged in log:
-            print_event(console, logged)
-    if unreadable is not None:
-        fail(BROKEN, unreadable)
 
 
 def export(
@@ -108,6 +79,15 @@ def export(
         Path | None,
         typer.Option("--output", "-o", help="The file to write.", show_default="standard output"),
     ] = None,
+    target: Annotated[
+        Target | None,
+        typer.Option(
+            "--to",
+            help="Write what was said for another program: `openai`, JSON Lines of chats; "
+            "`openhands`, a folder of event files for each conversation in the folder --output.",
+            show_default="ours",
+        ),
+    ] = None,
     schema: Schema = "turnkeeper",
     as_json: AsJson = False,
     yes: Yes = False,
@@ -117,21 +97,70 @@ def export(
     `import` takes them in again. A file is there whole or not at all.
     """
     names = list(dict.fromkeys(conversations or ()))
-    with _told(db):
-        _refuse_odd(names, db)
+    with told(db):
+        refuse_odd(names, db)
+        if target is Target.OPENHANDS:
+            _export_folders(db, schema, names, output, as_json=as_json)
+            return
+        if target is Target.OPENAI:
+            chats: list[str] = []
+            counts = anyio.run(
+                jobs.export_chats,
+                db,
+                schema,
+                names,
+                lambda name, log: chats.append(openai_line(name, log)),
+            )
+            if output is None:
+                sys.stdout.writelines(chats)
+                return
+            _check_output(db, output, yes=yes)
+            jobs.write_whole(output, "".join(chats))
+            _say_written(output, counts, as_json=as_json)
+            return
         if output is None:
             anyio.run(jobs.export, db, schema, names, sys.stdout.write)
             sys.stdout.flush()
             return
-        if output.is_file():
-            if not is_url(db) and Path(db).is_file() and output.samefile(db):
-                fail(UNUSABLE, f"{output} is the journal itself; nothing was done")
-            _confirm(f"{output} is there already, and will be replaced", yes=yes)
-        count, events = anyio.run(jobs.export_to, db, schema, names, output)
+        _check_output(db, output, yes=yes)
+        counts = anyio.run(jobs.export_to, db, schema, names, output)
+    _say_written(output, counts, as_json=as_json)
+
+
+def _check_output(db: str, output: Path, *, yes: bool) -> None:
+    if output.is_file():
+        if not is_url(db) and Path(db).is_file() and output.samefile(db):
+            fail(UNUSABLE, f"{output} is the journal itself; nothing was done")
+        confirm(f"{output} is there already, and will be replaced", yes=yes)
+
+
+def _say_written(output: Path, counts: tuple[int, int], *, as_json: bool) -> None:
+    count, events = counts
     if as_json:
         print_json({"file": str(output), "conversations": count, "events": events})
     else:
-        _say(f"{_many(count, 'conversation')}, {_many(events, 'event')}, written to {output}")
+        say(f"{many(count, 'conversation')}, {many(events, 'event')}, written to {output}")
+
+
+def _export_folders(
+    db: str, schema: str, names: Sequence[str], output: Path | None, *, as_json: bool
+) -> None:
+    """Write a folder for each conversation, into a new or an empty one."""
+    if output is None:
+        fail(UNUSABLE, "--to openhands writes folders; name one with --output")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        fail(UNUSABLE, f"{output} is there already, and not an empty folder; nothing was done")
+    files: dict[str, str] = {}
+
+    def take(name: str, log: Sequence[LoggedEvent]) -> None:
+        files.update(openhands_files(name, log))
+
+    counts = anyio.run(jobs.export_chats, db, schema, names, take)
+    for place, content in files.items():
+        file = output / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        jobs.write_whole(file, content)
+    _say_written(output, counts, as_json=as_json)
 
 
 def import_(
@@ -140,12 +169,20 @@ def import_(
         list[Path],
         typer.Argument(
             metavar="FILE…",
-            help="Exports, or chats in the OpenAI format (JSON lists or JSON Lines).",
+            help="Exports, or chats in the OpenAI format (JSON lists or JSON Lines); with --from, "
+            "databases and folders of that program.",
         ),
     ],
     *,
+    source: Annotated[
+        Source | None,
+        typer.Option("--from", help="The program that the files are of.", show_default="ours"),
+    ] = None,
     keep_owners: Annotated[
-        bool, typer.Option(help="Keep the users that the conversations of an export belong to.")
+        bool,
+        typer.Option(
+            "--keep-owners", help="Keep the users that the conversations of an export belong to."
+        ),
     ] = False,
     schema: Schema = "turnkeeper",
     as_json: AsJson = False,
@@ -153,27 +190,31 @@ def import_(
     """Bring conversations into a journal, which is created if it does not exist.
 
     An export keeps its conversations' names. Run an interrupted import again, and it continues.
-    Chats in the OpenAI format are named after their file and their position in it.
+    Chats keep the names that they have, or are named after their file and their position in it.
 
     Exit status: 0, all is imported; 2, some of it could not be used, and the rest is imported.
     """
-    with _told(db):
-        imported = anyio.run(partial(jobs.import_all, keep_owners=keep_owners), db, schema, files)
+    with told(db):
+        run = partial(jobs.import_all, keep_owners=keep_owners, source=source and source.value)
+        imported = anyio.run(run, db, schema, files)
     if imported.problems:
         errors = Console(stderr=True, highlight=False)
         print_list(errors, "not imported:", imported.problems)
+    if imported.left_out:
+        print_list(Console(stderr=True, highlight=False), "left out:", imported.left_out)
     if as_json:
         print_json(
             {
                 "conversations": imported.conversations,
                 "events": imported.events,
                 "problems": imported.problems,
+                "left_out": imported.left_out,
             }
         )
     else:
-        _say(
-            f"{_many(imported.conversations, 'conversation')} imported, "
-            f"{_many(imported.events, 'new event')}"
+        say(
+            f"{many(imported.conversations, 'conversation')} imported, "
+            f"{many(imported.events, 'new event')}"
         )
     if imported.problems:
         raise typer.Exit(UNUSABLE)
@@ -186,7 +227,7 @@ def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) ->
 
     Exit status: 0, all is as it was written; 1, it is not; 2, it cannot be opened at all.
     """
-    with _told(db), progress("conversations") as on_progress:
+    with told(db), progress("conversations") as on_progress:
         if is_url(db):
             report = anyio.run(jobs.verify_logs, db, schema, on_progress)
         else:
@@ -210,19 +251,19 @@ def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) ->
             }
         )
     else:
-        _say(f"{_many(report.conversations, 'conversation')}, {_many(report.records, 'event')}")
+        say(f"{many(report.conversations, 'conversation')}, {many(report.records, 'event')}")
         console = Console(highlight=False)
         if report.problems:
-            title = f"NOT as written, {_many(len(report.problems), 'time')}:"
+            title = f"NOT as written, {many(len(report.problems), 'time')}:"
             print_list(console, title, [_problem_line(one) for one in report.problems])
             if not is_url(db):
-                _say(f"repair it with: turnkeeper repair {db}")
+                say(f"repair it with: turnkeeper repair {db}")
         else:
             console.print(Text("everything is as it was written", style="green"))
         if report.stale:
-            _say(
-                f"lists show {_many(len(report.stale), 'conversation')} as of earlier; bring them "
-                f"up to date with: turnkeeper reindex {_PASSWORD.sub('//', db)}"
+            say(
+                f"lists show {many(len(report.stale), 'conversation')} as of earlier; bring them "
+                f"up to date with: turnkeeper reindex {without_password(db)}"
             )
     if report.problems:
         raise typer.Exit(BROKEN)
@@ -236,13 +277,13 @@ def reindex(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -
 
     Exit status: 0, all are up to date; 1, some logs cannot be read.
     """
-    with _told(db):
+    with told(db):
         anyio.run(jobs.list_all, db, schema)  # raises if it is no journal, and creates nothing
         written, unreadable = anyio.run(jobs.reindex, db, schema)
     if as_json:
         print_json({"written": written, "unreadable": unreadable})
     else:
-        _say(f"{_many(written, 'conversation')} brought up to date")
+        say(f"{many(written, 'conversation')} brought up to date")
     if unreadable:
         if not as_json:
             names = [printable(name) for name in unreadable]
@@ -256,10 +297,10 @@ def repair(db: File, *, as_json: AsJson = False, yes: Yes = False) -> None:
     Needs the file to itself. Builds a new file beside the old one, which stays as a backup. After
     a kill, run it again.
     """
-    _refuse_url(db)
-    with _told(db):
+    refuse_url(db)
+    with told(db):
         if Path(db).exists():
-            _confirm(f"a new file will take the place of {db}, which stays as a backup", yes=yes)
+            confirm(f"a new file will take the place of {db}, which stays as a backup", yes=yes)
         with progress("records") as on_progress:
             done = repair_file(db, on_progress=on_progress)
     if as_json:
@@ -285,29 +326,29 @@ def repair(db: File, *, as_json: AsJson = False, yes: Yes = False) -> None:
         )
         return
     if done is None:
-        _say("nothing to repair: everything is as it was written")
+        say("nothing to repair: everything is as it was written")
         return
-    _say(f"{_many(done.conversations, 'conversation')} and {_many(done.records, 'event')} are kept")
+    say(f"{many(done.conversations, 'conversation')} and {many(done.records, 'event')} are kept")
     if done.losses:
         lines = [
             f"{loss.conversation_id}: ends at seq {loss.head} now, {loss.set_aside} set aside"
             for loss in done.losses
         ]
         print_list(Console(highlight=False), "cut at the first damaged record:", lines)
-    _say(f"the file as it was: {done.backup}")
-    _say(f"set aside ({_many(done.set_aside, 'row')}): {done.aside}")
+    say(f"the file as it was: {done.backup}")
+    say(f"set aside ({many(done.set_aside, 'row')}): {done.aside}")
 
 
 def vacuum(db: File, *, as_json: AsJson = False) -> None:
     """Return the space of deleted records to the disk. Needs the file to itself."""
-    _refuse_url(db)
-    with _told(db):
+    refuse_url(db)
+    with told(db):
         anyio.run(jobs.list_all, db, "")  # raises if it is no journal, and creates nothing
         freed = anyio.run(jobs.vacuum, db)
     if as_json:
         print_json({"bytes": freed})
     else:
-        _say(f"{freed:,} bytes freed")
+        say(f"{freed:,} bytes freed")
 
 
 def delete(
@@ -338,9 +379,9 @@ def delete(
     """
     if not conversations and older_than is None:
         fail(UNUSABLE, "nothing to delete: name conversations, or use --older-than")
-    with _told(db):
+    with told(db):
         names = list(dict.fromkeys(conversations or ()))
-        _refuse_odd(names, db)
+        refuse_odd(names, db)
         infos = {one.conversation_id: one for one in anyio.run(jobs.list_all, db, schema)}
         if older_than is not None:
             before = Ports().now() - older_than * _DAY_S
@@ -349,11 +390,11 @@ def delete(
                 for name in names or infos
                 if name not in infos or infos[name].updated_at < before
             ]
-        _refuse_missing([name for name in names if name not in infos], db)
+        refuse_missing([name for name in names if name not in infos], db)
         if names:
             events = sum(infos[name].head for name in names)
-            scope = f"{_many(len(names), 'conversation')} with {_many(events, 'event')}"
-            _confirm(f"{scope} will be deleted for good", yes=yes)
+            scope = f"{many(len(names), 'conversation')} with {many(events, 'event')}"
+            confirm(f"{scope} will be deleted for good", yes=yes)
         done, problems = anyio.run(jobs.delete_all, db, schema, [infos[name] for name in names])
     if as_json:
         print_json(
@@ -389,82 +430,19 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
 }
 
 
-# --- questions and answers ------------------------------------------------------------------------
-
-
-@contextmanager
-def _told(db: str) -> Iterator[None]:
-    """Turn errors into one line on standard error and an exit status."""
-    try:
-        yield
-    except ConversationNotFound as error:
-        _refuse_missing([error.conversation_id], db)
-    except CorruptLog as error:
-        fail(BROKEN, str(error))
-    except TurnkeeperError as error:
-        fail(UNUSABLE, " ".join(str(error).split()))
-    except BrokenPipeError:
-        _forget_output()  # the reader of the pipe has left
-        raise typer.Exit(BROKEN) from None
-    except OSError as error:
-        _forget_output()
-        fail(UNUSABLE, f"{error.filename or 'output'}: {error.strerror}; the rest was not written")
-    except KeyboardInterrupt:
-        fail(INTERRUPTED, "stopped by Ctrl-C")
-
-
-def _forget_output() -> None:
-    """Discard buffered output, so that Python does not try to write it again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _refuse_url(db: str) -> None:
-    if is_url(db):
-        fail(UNUSABLE, "this command is for files; use the server's own tools for a database")
-
-
-def _refuse_odd(names: Sequence[str], db: str) -> None:
-    _refuse_missing([name for name in names if not is_text(name)], db)
-
-
-def _refuse_missing(names: Sequence[str], db: str) -> None:
-    if names:
-        place = _PASSWORD.sub("//", db)
-        listed = ", ".join(printable(name) for name in names)
-        fail(
-            UNUSABLE,
-            f"there is no conversation {listed} in {place}; `turnkeeper show {place}` lists the "
-            "existing ones",
-        )
-
-
-def _confirm(consequence: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        fail(UNUSABLE, f"{consequence}; nothing was done; pass --yes to do it")
-    if not typer.confirm(f"{consequence}. Go on?", err=True):
-        fail(UNUSABLE, "nothing was done")
+# --- what they say -------------------------------------------------------------------------------
 
 
 def _print_deleted(deleted: Mapping[str, Deletion], *, is_file: bool) -> None:
     for name, deletion in deleted.items():
         if deletion.kept:
             forks = ", ".join(printable(fork) for fork in deletion.forks)
-            _say(f"{printable(name)}: {_many(deletion.kept, 'event')} stay for {forks}")
+            say(f"{printable(name)}: {many(deletion.kept, 'event')} stay for {forks}")
         if is_file and not deletion.is_erased:
-            _say(f"{printable(name)}: a reader keeps its text in the write-ahead log; vacuum later")
-    _say(f"{_many(len(deleted), 'conversation')} deleted")
+            say(f"{printable(name)}: a reader keeps its text in the write-ahead log; vacuum later")
+    say(f"{many(len(deleted), 'conversation')} deleted")
 
 
 def _problem_line(problem: Problem) -> str:
     place = "the file" if problem.conversation_id is None else problem.conversation_id
     return f"{place}{f', seq {problem.seq}' if problem.seq else ''}: {problem.found}"
-
-
-def _say(line: str) -> None:
-    Console(highlight=False).print(Text(line), soft_wrap=True)
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

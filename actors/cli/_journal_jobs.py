@@ -28,7 +28,7 @@ from ..errors import (
     JournalRefused,
     OwnedElsewhere,
 )
-from ..events import LoggedEvent
+from ..events import Event, LoggedEvent
 from ..journal import READ_PAGE, ConversationInfo, Deletion, Journal, ListQuery, Rejection
 from ..journals.files import Verification, check_event, check_folds, check_listing
 from ..journals.files import reindex as reindex_journal
@@ -36,14 +36,17 @@ from ..journals.files import verify_logs as verify_journal
 from ..journals.postgres.journal import PostgresJournal
 from ..journals.sqlite.journal import SQLiteJournal
 from ..journals.transfer import LINE_LENGTH_MAX, delete_unchanged, export_lines, import_lines
+from ..owner.loading import load_state
 from ..recordings.importing import import_recorded
-from ..recordings.transcripts import parse_recorded
+from ..recordings.peers import PEERS, read_peer
+from ..recordings.transcripts import Parsed, parse_recorded
 from ._naming import conversation_names
 
 __all__ = [
     "ImportResult",
     "delete_all",
     "export",
+    "export_chats",
     "export_to",
     "import_all",
     "is_url",
@@ -52,10 +55,12 @@ __all__ = [
     "open_journal",
     "progress",
     "read",
+    "read_view",
     "reindex",
     "rejections",
     "vacuum",
     "verify_logs",
+    "write_whole",
 ]
 
 
@@ -152,6 +157,27 @@ async def read(
                     return log, None
 
 
+async def read_view(db: str, schema: str, conversation_id: str, seq: int) -> Sequence[Event]:
+    """Return the view of the model at a seq of the log."""
+    async with open_journal(db, schema, read_only=True) as journal:
+        state, _ = await load_state(journal, conversation_id, seq)
+        return tuple(state.view)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    draft = path.with_name(f"{path.name}.part")
+    try:
+        with draft.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
 async def verify_logs(db: str, schema: str, on_progress: OnProgress) -> Verification:
     async with open_journal(db, schema, read_only=True) as journal:
         return await verify_journal(
@@ -175,6 +201,21 @@ async def export(
                 conversations += line.startswith('{"conversation":')
                 events += line.startswith('{"seq":')
     return conversations, events
+
+
+async def export_chats(
+    db: str, schema: str, names: Sequence[str], take: Callable[[str, Sequence[LoggedEvent]], object]
+) -> tuple[int, int]:
+    """Hand each of these conversations to a function; return their number and their events'."""
+    events = 0
+    chosen = names or [info.conversation_id for info in await list_all(db, schema)]
+    for name in chosen:
+        log, unreadable = await read(db, schema, name)
+        if unreadable is not None:
+            raise CorruptLog(name, len(log) + 1, "it cannot be read to its end")
+        take(name, log)
+        events += len(log)
+    return len(chosen), events
 
 
 async def export_to(db: str, schema: str, names: Sequence[str], output: Path) -> tuple[int, int]:
@@ -207,13 +248,32 @@ class ImportResult:
     events: int = 0
     """The events that the journal did not have yet."""
     problems: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """Parts of conversations that were imported without them."""
 
 
 async def import_all(
-    db: str, schema: str, files: Sequence[Path], *, keep_owners: bool = False
+    db: str,
+    schema: str,
+    files: Sequence[Path],
+    *,
+    keep_owners: bool = False,
+    source: str | None = None,
 ) -> ImportResult:
-    """Import these files, exports and chats; report those that cannot be used as problems."""
+    """Import these files; report those that cannot be used as problems.
+
+    `source` is the program that they are of; by default they are exports, and chats.
+    """
     result = ImportResult()
+    peer = None if source is None else PEERS.get(source)
+    if peer is not None:
+        parsed = [read_peer(peer, path) for path in files]
+        if any(one.conversations for one in parsed):
+            async with open_journal(db, schema, read_only=False) as journal:
+                await _import_parsed(journal, files, parsed, result)
+        else:
+            _note(parsed, result)
+        return result
     chats: list[Path] = []
     exports: list[Path] = []
     for path in files:
@@ -223,7 +283,7 @@ async def import_all(
                 result.problems.append(f"{path}: cannot be read: it is no regular file")
                 continue
             with path.open("rb") as file:
-                is_export = file.read(len(_EXPORT_BEGINS)) == _EXPORT_BEGINS
+                is_export = source is None and file.read(len(_EXPORT_BEGINS)) == _EXPORT_BEGINS
         except OSError as error:
             result.problems.append(f"{path}: cannot be read: {error.strerror}")
             continue
@@ -270,11 +330,22 @@ def _tracked(lines: TextIO, path: Path, on_progress: OnProgress) -> Iterator[str
 
 
 async def _import_chats(journal: Journal, files: Sequence[Path], result: ImportResult) -> None:
-    found = []
-    for number, path in enumerate(files):
-        parsed = parse_recorded(path.read_bytes(), str(path))
-        found += [(number, one) for one in parsed.conversations]
-        result.problems += [str(problem) for problem in parsed.problems]
+    parsed = [parse_recorded(path.read_bytes(), str(path)) for path in files]
+    await _import_parsed(journal, files, parsed, result)
+
+
+def _note(parsed: Sequence[Parsed], result: ImportResult) -> None:
+    for one in parsed:
+        result.problems += [str(problem) for problem in one.problems]
+        result.left_out += one.left_out
+
+
+async def _import_parsed(
+    journal: Journal, files: Sequence[Path], parsed: Sequence[Parsed], result: ImportResult
+) -> None:
+    """Write what could be read of each file."""
+    _note(parsed, result)
+    found = [(n, one) for n, of_file in enumerate(parsed) for one in of_file.conversations]
     names = conversation_names(found, files)
     with progress("conversations") as on_progress:
         for done, (name, (_, recorded)) in enumerate(zip(names, found, strict=True)):

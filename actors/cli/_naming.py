@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..errors import InvalidConversationId
 from ..recordings.transcripts import RecordedConversation
+from ..values.text import check_new_conversation_id
 from ._display import printable
 
-__all__ = ["conversation_names", "is_text"]
+__all__ = ["conversation_names", "is_text", "own_name"]
 
 _STEM_LENGTH_MAX = 200
 
@@ -18,17 +20,32 @@ def conversation_names(
     files: Sequence[Path],
     taken: frozenset[str] = frozenset(),
 ) -> Sequence[str]:
-    """Return an id for each: file and item, and the run if the journal has had one before."""
+    """Return an id for each: its own name if that can be an id, else its file and its item.
+
+    If the journal has had one of them before, all are followed by the run.
+    """
     stems = [printable(file.stem)[:_STEM_LENGTH_MAX] for file in files]
     if len(set(stems)) < len(stems):
         stems = [f"{n}.{stem}" for n, stem in enumerate(stems, 1)]
     run = 1
     while True:
         suffix = "" if run == 1 else f"-run{run}"
-        names = [f"{stems[n]}-{one.item}{suffix}" for n, one in found]
+        names = [f"{own_name(one) or f'{stems[n]}-{one.item}'}{suffix}" for n, one in found]
         if taken.isdisjoint(names):
             return names
         run += 1
+
+
+def own_name(recorded: RecordedConversation) -> str | None:
+    """Return the name that a recording gives a conversation, if a conversation can have it."""
+    name = recorded.name
+    if name is None:
+        return None
+    try:
+        check_new_conversation_id(name)
+    except InvalidConversationId:
+        return None
+    return name
 
 
 def is_text(value: str) -> bool:

@@ -1,4 +1,4 @@
-"""The commands of the gateway: `serve`, which serves an agent over HTTP, and `token`.
+"""The commands of the gateway: `serve`, which serves an agent over HTTP, `inspect` and `token`.
 
 A signal drains: new streams end at once, turns may end within the grace, the conversations are
 handed over, and then the server stops. A second signal ends the grace.
@@ -14,12 +14,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import anyio
 import typer
@@ -32,16 +32,18 @@ from ._exits import UNUSABLE, fail
 from ._journal_jobs import open_journal
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from ..agents.agent import Agent
+    from ..agents.turn_context import TurnContext
     from ..gateway import Authenticate, Gateway
     from ..journals.postgres.journal import PostgresJournal
     from ..journals.sqlite.journal import SQLiteJournal
 
-__all__ = ["serve", "token"]
+__all__ = ["inspect", "serve", "token"]
 
 CONNECTIONS_MAX = 20_000
+STOP_S = 5
+"""Seconds that requests have to end once the conversations are handed over."""
+Backend = Literal["asyncio", "trio"]
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SCOPES = ("read", "write", "admin", "inspector")
 
@@ -76,6 +78,9 @@ def serve(
     grace: Annotated[
         float, typer.Option(min=0.0, help="Seconds that turns have to end after a signal.")
     ] = 10.0,
+    backend: Annotated[
+        Backend, typer.Option(help="asyncio is served by uvicorn, trio by hypercorn.")
+    ] = "asyncio",
 ) -> None:
     """Serve an agent over HTTP, until a signal; its conversations are kept in a journal.
 
@@ -87,9 +92,7 @@ def serve(
             f"without --token-file everyone who can reach {host} could do everything, so only "
             "loopback is served; make tokens with `turnkeeper token`",
         )
-    for package in ("fastapi", "uvicorn"):
-        if importlib.util.find_spec(package) is None:
-            fail(UNUSABLE, f"`serve` needs turnkeeper[gateway]: there is no {package} here")
+    _check_extra("serve", backend)
     from ..gateway import BearerTokens  # noqa: PLC0415 - an extra
 
     found = _load_agent(agent)
@@ -104,11 +107,54 @@ def serve(
             hosts=frozenset((host, *(allow_host or ()))),
             origins=tuple(allow_origin or ()),
             grace_s=grace,
+            backend=backend,
+        )
+        with server.listener:
+            anyio.run(server.run, backend=backend)
+    except TurnkeeperError as error:
+        fail(UNUSABLE, " ".join(str(error).split()))
+
+
+def inspect(
+    db: Annotated[
+        str,
+        typer.Argument(metavar="DB", help="An SQLite file, or the URL of a PostgreSQL database."),
+    ],
+    *,
+    schema: Annotated[str, typer.Option(help="The journal's schema in a database.")] = "turnkeeper",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.")] = 0,
+) -> None:
+    """Show a journal in the browser, read-only, until a signal; also beside who writes it.
+
+    It listens on loopback only: every user of this machine can read what it shows.
+    """
+    _check_extra("inspect")
+    try:
+        server = _Served(
+            agent=_NoAgent(),
+            journal=open_journal(db, schema, read_only=True),
+            listener=_listen("127.0.0.1", port),
+            grace_s=0,
+            is_read_only=True,
         )
         with server.listener:
             anyio.run(server.run)
     except TurnkeeperError as error:
         fail(UNUSABLE, " ".join(str(error).split()))
+
+
+def _check_extra(command: str, backend: Backend = "asyncio") -> None:
+    by = ("hypercorn", "trio") if backend == "trio" else ("uvicorn",)
+    for package in ("fastapi", *by):
+        if importlib.util.find_spec(package) is None:
+            fail(UNUSABLE, f"`{command}` needs turnkeeper[gateway]: there is no {package} here")
+
+
+class _NoAgent:
+    """Stands for the agent of conversations that are only read."""
+
+    async def run(self, turn: TurnContext) -> None:  # noqa: ARG002 - the port's
+        raise AssertionError("a turn of a journal that is only read")
 
 
 def token(
@@ -179,10 +225,12 @@ class _Served:
     agent: Agent
     journal: SQLiteJournal | PostgresJournal
     listener: socket.socket
-    authenticate: Authenticate | None
-    hosts: frozenset[str]
-    origins: tuple[str, ...]
     grace_s: float
+    authenticate: Authenticate | None = None
+    hosts: frozenset[str] = frozenset()
+    origins: tuple[str, ...] = ()
+    is_read_only: bool = False
+    backend: Backend = "asyncio"
 
     async def run(self) -> None:
         from ..conversations.conversations import Conversations  # noqa: PLC0415 - loads slowly
@@ -192,35 +240,47 @@ class _Served:
         is_resumable = getattr(self.agent, "is_resumable", False) is True
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with Conversations(
-                self.agent, journal=self.journal, unfinished="resume" if is_resumable else "end"
+                self.agent,
+                journal=self.journal,
+                unfinished="resume" if is_resumable else "end",
+                # A reader takes up nothing that others left.
+                recover="on_message" if self.is_read_only else "on_enter",
             ) as conversations:
                 gateway = app(
                     conversations,
                     authenticate=self.authenticate,
                     hosts=self.hosts.union(LOOPBACK_HOSTS),
                     origins=self.origins,
+                    read_only=self.is_read_only,
                 )
                 await self._serve(gateway, signals)
         _say("stopped")
 
     async def _serve(self, gateway: Gateway, signals: AsyncIterator[signal.Signals]) -> None:
-        server = _make_server(gateway)
+        serve = _by_hypercorn if self.backend == "trio" else _by_uvicorn
+        told = self._told()
+        is_over = anyio.Event()
         async with anyio.create_task_group() as group:
-            group.start_soon(server.serve, [self.listener])
-            _say(self._told())
+            group.start_soon(serve, gateway, self.listener, is_over)
+            for line in told:
+                _say(line)
             await anext(signals)
             _say("draining; a second signal ends the grace")
             await _drain(gateway, signals, self.grace_s)
-            server.should_exit = True
+            is_over.set()
 
-    def _told(self) -> str:
+    def _told(self) -> Sequence[str]:
         host, port, *_ = self.listener.getsockname()
         shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{port}"
         who = "with tokens" if self.authenticate else "loopback only: there is no authentication"
-        return f"listening on http://{shown}:{port} ({who})"
+        inspector = f"inspector at {address}/inspector/"
+        if self.is_read_only:
+            return (f"{inspector} (read-only)",)
+        return (f"listening on {address} ({who})", inspector)
 
 
-def _make_server(gateway: Gateway) -> uvicorn.Server:
+async def _by_uvicorn(gateway: Gateway, listener: socket.socket, is_over: anyio.Event) -> None:
     import uvicorn  # noqa: PLC0415 - an extra
 
     class Server(uvicorn.Server):
@@ -229,15 +289,35 @@ def _make_server(gateway: Gateway) -> uvicorn.Server:
             """Leave the signals to `_Served`, which drains before the server stops."""
             yield
 
-    return Server(
+    server = Server(
         uvicorn.Config(
             gateway,
             lifespan="off",
             access_log=False,
             log_config=None,
             limit_concurrency=CONNECTIONS_MAX,
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=STOP_S,
         )
+    )
+    async with anyio.create_task_group() as group:
+        group.start_soon(server.serve, [listener])
+        await is_over.wait()
+        server.should_exit = True
+
+
+async def _by_hypercorn(gateway: Gateway, listener: socket.socket, is_over: anyio.Event) -> None:
+    import hypercorn.trio  # noqa: PLC0415 - an extra
+    from hypercorn.config import Config  # noqa: PLC0415 - an extra
+
+    config = Config()
+    config.bind = [f"fd://{listener.detach()}"]
+    config.accesslog = config.errorlog = None
+    config.graceful_timeout = STOP_S
+    await hypercorn.trio.serve(
+        gateway,  # type: ignore[arg-type]  # it has protocol types of its own
+        config,
+        shutdown_trigger=is_over.wait,
+        mode="asgi",
     )
 
 

@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.text import Text
 
 from ..core.listing import ListedConversation
+from ..core.steps import Step
 from ..events import (
     ActionEvent,
     AgentErrorEvent,
     AgentMessageEvent,
     CondensationEvent,
+    CondensationSummaryEvent,
     ConversationErrorEvent,
     Event,
     LoggedEvent,
@@ -31,15 +33,19 @@ from ._display import printable
 __all__ = [
     "conversation_json",
     "infos_json",
-    "print_event",
+    "is_about",
+    "print_chat",
     "print_infos",
     "print_rejection",
+    "print_step",
     "rejection_json",
+    "said_by",
+    "step_json",
+    "view_json",
 ]
 
 _CALL_LENGTH_MAX = 300
 _RESULT_LENGTH_MAX = 600
-_INDENT = 17
 _WIDTH = 80
 
 
@@ -83,7 +89,7 @@ def print_infos(
     listed = {row.conversation_id: row for row in rows}
     width = max([len("conversation"), *(len(printable(i.conversation_id)) for i in infos)])
     console.print(
-        Text(f"{'conversation':<{width}}  events  epoch  last written         ", style="bold"),
+        Text(f"{'conversation':<{width}}  events  epoch  last written", style="bold"),
         soft_wrap=True,
     )
     for info in infos:
@@ -120,11 +126,54 @@ def _time(info: ConversationInfo) -> datetime:
     return datetime.fromtimestamp(info.updated_at, UTC)
 
 
+def is_about(info: ConversationInfo, row: ListedConversation | None, word: str) -> bool:
+    """True if a conversation's name, title, owner or labels have this word, in any case."""
+    texts = [info.conversation_id]
+    if row is not None:
+        texts += [row.title, row.owner, *(f"{name}={value}" for name, value in row.labels.items())]
+    return any(word.casefold() in text.casefold() for text in texts)
+
+
 def conversation_json(conversation_id: str, log: Sequence[LoggedEvent]) -> Mapping[str, object]:
     return {
         "conversation": conversation_id,
         "events": [{"seq": seq, **event.model_dump(mode="json")} for seq, event in log],
     }
+
+
+def view_json(conversation_id: str, seq: int, view: Sequence[LoggedEvent]) -> Mapping[str, object]:
+    """Return a view; what condensation has made has no seq."""
+    return {
+        "conversation": conversation_id,
+        "at": seq,
+        "view": [{"seq": at or None, **event.model_dump(mode="json")} for at, event in view],
+    }
+
+
+def step_json(number: int, step: Step) -> Mapping[str, object]:
+    """Return the facts of a model call."""
+    return {
+        "step": number,
+        "seq": step.seq,
+        "turn_id": step.turn_id,
+        "outcome": step.outcome,
+        "model": step.model,
+        "view_seq": step.view_seq,
+        "response_id": step.response_id,
+        "usage": step.usage.model_dump(mode="json"),
+    }
+
+
+def print_step(console: Console, number: int, of: int, step: Step) -> None:
+    """Print the facts of a model call, in a line or two."""
+    usage = step.usage
+    facts = [f"step {number} of {of}", step.outcome, f"view at seq {step.view_seq}"]
+    facts += [printable(step.model)] if step.model else []
+    if usage.input_tokens or usage.output_tokens:
+        facts.append(f"{usage.input_tokens:,} tokens in, {usage.output_tokens:,} out")
+    facts += [f"{usage.latency_s:.1f} s"] if usage.latency_s else []
+    facts += [f"response {printable(step.response_id)}"] if step.response_id else []
+    console.print(Text(", ".join(facts), style="bold"))
 
 
 def rejection_json(rejection: Rejection) -> Mapping[str, object]:
@@ -145,23 +194,44 @@ def print_rejection(console: Console, rejection: Rejection) -> None:
     console.print(Text(f"    {printable(payload)}"), soft_wrap=True)
 
 
-def print_event(console: Console, logged: LoggedEvent) -> None:
-    """Print one event of a chat: its seq, its author, and its text."""
-    style, author, said = _said(logged.event)
+def print_chat(console: Console, events: Sequence[LoggedEvent]) -> None:
+    """Print events as a chat: seq, time, author, text. A line says each new day."""
+    day = ""
+    width = max([3, *(len(str(seq)) for seq, _ in events)])
+    for seq, event in events:
+        if isinstance(event, CondensationSummaryEvent):
+            head = " " * (width + 10)  # the view has made it: it has neither seq nor time
+        else:
+            at = event.timestamp
+            if f"{at:%Y-%m-%d}" != day:
+                day = f"{at:%Y-%m-%d}"
+                console.print(Text(f"{day}, times in UTC", style="dim"))
+            head = f"{seq:>{width}}  {at:%H:%M:%S}"
+        _print_event(console, head, event)
+
+
+def _print_event(console: Console, head: str, event: Event) -> None:
+    style, author, said = said_by(event)
+    head = f"{head}  {author:<9}  "
     text = Text(printable(said).rstrip() or "(empty)", style=style)
-    lines = text.wrap(console, max(20, console.width - _INDENT))
-    for number, line in enumerate(lines):
-        head = f"{logged.seq:>5}  {author:<{_INDENT - 8}} " if number == 0 else " " * _INDENT
-        console.print(Text(head, style="bold" if style == "" else style) + line, soft_wrap=True)
+    for number, line in enumerate(text.wrap(console, max(20, console.width - len(head)))):
+        shown = Text(head if number == 0 else " " * len(head), style=style or "bold") + line
+        shown.rstrip()
+        console.print(shown, soft_wrap=True)
 
 
-def _said(event: Event) -> tuple[str, str, str]:
-    """Return a style, the author in at most nine letters, and the text."""
+def said_by(event: Event, *, is_whole: bool = False) -> tuple[str, str, str]:
+    """Return a style, the author in at most nine letters, and the text, cut unless it is whole."""
+    call_length_max, result_length_max, value_length_max = (
+        (None, None, None) if is_whole else (_CALL_LENGTH_MAX, _RESULT_LENGTH_MAX, 80)
+    )
     match event:
         case SystemPromptEvent():
             return "dim", "system", event.content
         case UserMessageEvent():
-            images = "".join(f"\n[image {_cut(image.url, 80)}]" for image in event.images)
+            images = "".join(
+                f"\n[image {_cut(image.url, value_length_max)}]" for image in event.images
+            )
             return "", "user", _signed(event) + images
         case MessageQueuedEvent():
             return "dim", "queued", _signed(event)
@@ -169,24 +239,26 @@ def _said(event: Event) -> tuple[str, str, str]:
             return "", "agent", event.content + (" [interrupted]" if event.interrupted else "")
         case ActionEvent():
             values = (f"{key}={_compact(value)}" for key, value in event.arguments.items())
-            call = _cut(f"{event.tool_name}({', '.join(values)})", _CALL_LENGTH_MAX)
+            call = _cut(f"{event.tool_name}({', '.join(values)})", call_length_max)
             return "cyan", "call", f"{event.text}\n{call}" if event.text else call
         case ObservationEvent():
             kind = "error" if event.is_error else "result"
-            return "cyan", kind, _cut(event.content, _RESULT_LENGTH_MAX)
+            return "cyan", kind, _cut(event.content, result_length_max)
         case AgentErrorEvent() | UserRejectEvent():
             return "yellow", "error", event.content
         case CondensationEvent():
             forgotten = f"{len(event.forgotten_event_ids)} events leave the view"
             summary = f": {event.summary}" if event.summary else ""
             return "dim", "condensed", forgotten + summary
+        case CondensationSummaryEvent():
+            return "", "summary", event.content
         case TurnEndedEvent():
             return "dim", "turn", f"{event.outcome}{f' ({event.detail})' if event.detail else ''}"
         case ConversationErrorEvent():
             return "red", "failure", f"{event.error}: {event.detail}"
         case _:
             rest = event.model_dump(mode="json", exclude={"id", "timestamp", "turn_id", "kind"})
-            return "dim", "event", " ".join([event.kind, *_fields(rest)])
+            return "dim", "event", " ".join([event.kind, *_fields(rest, value_length_max)])
 
 
 def _signed(event: UserMessageEvent | MessageQueuedEvent) -> str:
@@ -194,16 +266,17 @@ def _signed(event: UserMessageEvent | MessageQueuedEvent) -> str:
     return said + "".join(f"\n[file {file.name}]" for file in event.files)
 
 
-def _fields(rest: Mapping[str, object]) -> Iterator[str]:
+def _fields(rest: Mapping[str, object], length_max: int | None) -> Iterator[str]:
     for key, value in rest.items():
-        yield f"{key}={_cut(_compact(value), 80)}"
+        if value or value is False:  # what is empty says nothing
+            yield f"{key}={_cut(_compact(value), length_max)}"
 
 
 def _compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _cut(text: str, length_max: int) -> str:
-    if len(text) <= length_max:
+def _cut(text: str, length_max: int | None) -> str:
+    if length_max is None or len(text) <= length_max:
         return text
     return f"{text[:length_max]}… (and {len(text) - length_max:,} characters)"

@@ -61,6 +61,9 @@ def simulate(
             help="The way in which the next task is chosen.", show_default="each seed chooses"
         ),
     ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="The number of processes that the seeds are dealt out to.")
+    ] = 1,
     replay: Annotated[
         Path | None,
         typer.Option(
@@ -111,6 +114,7 @@ def simulate(
             policy=None if policy is None else _POLICIES[policy],
             on_progress=on_progress,
             ports=ports,
+            jobs=jobs,
         )
     except KeyboardInterrupt:
         status = INTERRUPTED

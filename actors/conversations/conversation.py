@@ -8,6 +8,7 @@ either in the log or not, and sending it again under its id finds out which.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from turnkeeper.runtime import Region
 
@@ -18,6 +19,7 @@ from ..core.commands import (
     AppendAll,
     Change,
     Command,
+    Expected,
     GetView,
     Interrupt,
     OnOverlap,
@@ -35,7 +37,13 @@ from ..core.steps import Step, step_of
 from ..core.turn_rules import decide_fork
 from ..core.view import View
 from ..core.working_state import Stamp, WorkingState
-from ..errors import ConversationExists, ConversationNotFound, InvalidInput, MessageNotFound
+from ..errors import (
+    ConversationExists,
+    ConversationNotFound,
+    InvalidInput,
+    MessageNotFound,
+    NotYours,
+)
 from ..events import (
     Event,
     FileContent,
@@ -45,12 +53,19 @@ from ..events import (
     TextDelta,
     UserMessageEvent,
 )
-from ..journal import Listing, Rejection
+from ..journal import Listing, ListQuery, Rejection
 from ..owner.actor import Setup
 from ..owner.loading import load_state
 from ..owner.subscriptions import EventReader
 from ..values.frozen import FrozenObject
-from ..values.text import ID_LENGTH_MAX, check_id, check_short, check_text, error_text
+from ..values.text import (
+    ID_LENGTH_MAX,
+    check_conversation_id,
+    check_id,
+    check_short,
+    check_text,
+    error_text,
+)
 from .turn import Turn, TurnAccess, find_turn
 
 __all__ = ["Conversation"]
@@ -59,22 +74,68 @@ __all__ = ["Conversation"]
 class Conversation:
     """A handle to one conversation; its actor activates with the first message to it.
 
-    alice = conversations["alice"]
-    turn = await alice.send("Where is my order?")
-    print(await turn.reply())
-    async for logged in alice.events(after=0, live=False):
-        print(logged.seq, logged.event.kind)
+        alice = conversations["alice"]
+        turn = await alice.send("Where is my order?")
+        print(await turn.reply())
+        async for logged in alice.events(after=0, live=False):
+            print(logged.seq, logged.event.kind)
+
+    A handle keeps nothing of the conversation; make as many as you like.
     """
 
-    def __init__(self, conversation_id: str, region: Region[Command | Query], setup: Setup) -> None:
-        check_id("conversation id", conversation_id)
+    def __init__(
+        self,
+        conversation_id: str,
+        region: Region[Command | Query],
+        setup: Setup,
+        expected: Expected | None = None,
+    ) -> None:
+        check_conversation_id(conversation_id)
         self.conversation_id = conversation_id
         self._region = region
         self._ref = region[conversation_id]
         self._setup = setup
+        self._expected = expected
 
     def __repr__(self) -> str:
         return f"Conversation({self.conversation_id!r})"
+
+    def expecting(
+        self,
+        *,
+        owner: str | None = None,
+        exists: bool = False,
+        seq: int | None = None,
+        event_id: str | None = None,
+    ) -> Conversation:
+        """Return a handle whose commands are refused unless this is the conversation they mean.
+
+        It is compared when a command is decided, so nothing can come in between. `owner`: the user
+        whose conversation it is, else `NotYours`; if a command begins the conversation, its first
+        commit says that it is this user's. `exists`: nothing is begun, else `ConversationNotFound`.
+        `seq`, with an `event_id`: the log has this event there, else `NotThisLog`. What only reads
+        the log compares nothing; `check_owner` does.
+        """
+        return Conversation(
+            self.conversation_id, self._region, self._setup, Expected(owner, exists, seq, event_id)
+        )
+
+    async def check_owner(self) -> None:
+        """Raise `NotYours` if the conversation exists and is another user's than `expecting` says.
+
+        It reads one row of the list, and opens nothing.
+        """
+        if self._expected is None or self._expected.owner is None:
+            return
+        query = ListQuery(1, prefix=self.conversation_id)
+        for row in (await self._setup.journal.page(query)).rows:
+            if row.conversation_id != self.conversation_id:
+                return  # the first one behind it
+            owner = row.listing.owner
+            if row.is_stale:
+                owner = (await self.at()).details.owner
+            if owner != self._expected.owner:
+                raise NotYours(self.conversation_id)
 
     async def send(
         self,
@@ -118,8 +179,14 @@ class Conversation:
             author=author,
             metadata=_frozen("metadata", metadata),
             files=tuple(files),
+            expected=self._expected,
         )
-        sent = await self._ref.ask(send)
+        if self._expected is not None and self._expected.begins_nothing:
+            await self._setup.journal.info(self.conversation_id)
+        watcher = self._setup.watching.watcher
+        with watcher.sending(self.conversation_id, message_id) as note:
+            sent = await self._ref.ask(send)
+            note(sent)
         return self._turn(sent)
 
     @property
@@ -131,7 +198,7 @@ class Conversation:
         return Turn(self._turn_access(), sent)
 
     def _turn_access(self) -> TurnAccess:
-        return TurnAccess(self.conversation_id, self._region, self._setup)
+        return TurnAccess(self.conversation_id, self._region, self._setup, self._expected)
 
     async def exists(self) -> bool:
         """Return True if the conversation has begun and was not deleted. Creates nothing."""
@@ -187,7 +254,7 @@ class Conversation:
         user saw, so that a late press does not hit the next one. Raises `ConversationNotFound`.
         """
         await self._setup.journal.info(self.conversation_id)
-        return await self._ref.ask(Interrupt(turn_id))
+        return await self._ref.ask(Interrupt(turn_id, expected=self._expected))
 
     async def undo(self) -> Sequence[UserMessageEvent]:
         """Take the newest turn that has chat messages in the view out of it; return the messages.
@@ -198,7 +265,7 @@ class Conversation:
         `ConversationNotFound`.
         """
         await self._setup.journal.info(self.conversation_id)
-        return await self._ref.ask(Undo())
+        return await self._ref.ask(Undo(expected=self._expected))
 
     async def append(self, event: Event, *, park: bool = False) -> Appended | Duplicate:
         """Put one event into the log, if admission lets it; no turn starts.
@@ -208,7 +275,7 @@ class Conversation:
         comes before its call waits in memory for `park_s` at most, unacknowledged, and this call
         waits with it; it raises `ResultNotKept` if the owner stops first.
         """
-        return await self._ref.ask(Append(event, park))
+        return await self._ref.ask(Append(event, park, expected=self._expected))
 
     async def append_all(self, events: Sequence[Event]) -> Appended | Duplicate:
         """Put several events into the log in one commit, if admission lets all of them.
@@ -218,7 +285,7 @@ class Conversation:
         seq of the last event; without events, the end of the log as its owner in this process
         knows it.
         """
-        return await self._ref.ask(AppendAll(tuple(events)))
+        return await self._ref.ask(AppendAll(tuple(events), expected=self._expected))
 
     async def pause(self) -> bool:
         """Begin no further step until `resume`, over restarts too; durable when this returns.
@@ -227,7 +294,7 @@ class Conversation:
         as always. Returns False if it was paused already. Raises `ConversationNotFound`.
         """
         await self._setup.journal.info(self.conversation_id)
-        return await self._ref.ask(Pause())
+        return await self._ref.ask(Pause(expected=self._expected))
 
     async def resume(self) -> bool:
         """Continue after a pause. Returns False if it was not paused.
@@ -235,7 +302,7 @@ class Conversation:
         Raises `ConversationNotFound`.
         """
         await self._setup.journal.info(self.conversation_id)
-        return await self._ref.ask(Resume())
+        return await self._ref.ask(Resume(expected=self._expected))
 
     async def answer(self, answers: Mapping[str, bool | str]) -> None:
         """Answer the calls that wait for a confirmation, each on its own, in one commit.
@@ -244,7 +311,7 @@ class Conversation:
         reason. Each call that waits gets exactly one answer. The same answers again succeed and
         write nothing, so repeat them after `OutcomeUnknown`; others raise `NotConfirmable`.
         """
-        await self._ref.ask(Answer(answers))
+        await self._ref.ask(Answer(answers, expected=self._expected))
 
     async def confirm(self, tool_call_ids: Collection[str] | None = None) -> None:
         """Let the calls run that wait for a confirmation: `answer` them all with True.
@@ -253,7 +320,7 @@ class Conversation:
         `OutcomeUnknown`, never confirms others. Raises `NotConfirmable`.
         """
         named = True if tool_call_ids is None else dict.fromkeys(tool_call_ids, True)
-        await self._ref.ask(Answer(named))
+        await self._ref.ask(Answer(named, expected=self._expected))
 
     async def reject(
         self, reason: str = "", *, tool_call_ids: Collection[str] | None = None
@@ -263,9 +330,8 @@ class Conversation:
         `tool_call_ids` as for `confirm`. Raises `NotConfirmable`.
         """
         check_text("reason", reason)
-        await self._ref.ask(
-            Answer(reason if tool_call_ids is None else dict.fromkeys(tool_call_ids, reason))
-        )
+        named = reason if tool_call_ids is None else dict.fromkeys(tool_call_ids, reason)
+        await self._ref.ask(Answer(named, expected=self._expected))
 
     async def retract(self, event_ids: Sequence[str]) -> Appended:
         """Take events out of the view; the log keeps them, and records the retraction.
@@ -273,11 +339,11 @@ class Conversation:
         Raises `AdmissionRefused` if one of them is not in the view, if a call is open, or if the
         retraction would split a call from its result, a response, or a tool loop.
         """
-        return await self._ref.ask(Retract(event_ids=tuple(event_ids)))
+        return await self._ref.ask(Retract(event_ids=tuple(event_ids), expected=self._expected))
 
     async def retract_turn(self, turn_id: str) -> Appended:
         """Retract all events of a turn that are still in the view; see `retract`."""
-        return await self._ref.ask(Retract(turn_id=turn_id))
+        return await self._ref.ask(Retract(turn_id=turn_id, expected=self._expected))
 
     async def change(
         self,
@@ -292,11 +358,11 @@ class Conversation:
         What is not given stays. An empty title or owner clears it; a label of None is removed, and
         labels that are not named stay. The model sees none of this. A second call with the same
         `change_id` writes nothing and returns `Duplicate`; with another change it raises
-        `EventIdConflict`. Raises `ConversationNotFound`, `TooManyLabels` (32), and `InvalidInput`
-        for a title of more than 256 characters, a label of more than 64 and 256, or control
+        `EventIdConflict`. Raises `ConversationNotFound`; `TooManyLabels` and `LabelTooLong`, as
+        `Limits` say; and `InvalidInput` for a title of more than 256 characters, or control
         characters in one of them.
         """
-        change = Change(title, _frozen("labels", labels), owner, change_id)
+        change = Change(title, _frozen("labels", labels), owner, change_id, expected=self._expected)
         await self._setup.journal.info(self.conversation_id)
         return await self._ref.ask(change)
 
@@ -323,6 +389,7 @@ class Conversation:
         # read after it is of the same log, even if another one is begun under this name.
         last = await journal.read(self.conversation_id, after=max(at - 1, 0), limit=1)
         state = await self.at(at)
+        await self.check_owner()
         try:
             taken = await journal.info(fork_id)
         except ConversationNotFound:
@@ -374,7 +441,8 @@ class Conversation:
     async def view(self) -> View:
         """Return the view as committed. Raises `ConversationNotFound`, and then creates nothing."""
         await self._setup.journal.info(self.conversation_id)
-        return await self._ref.ask(GetView())
+        expected = replace(self._expected or Expected(), exists=True)  # it may be deleted meanwhile
+        return await self._ref.ask(GetView(expected=expected))
 
     async def at(self, seq: int | None = None) -> Folded:
         """Return the state at `seq`, or at the end of the log. Opens nothing.

@@ -22,12 +22,14 @@ program pays for them before its event loop serves anyone, and only if it opens 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Literal, NoReturn, Self, get_args
+
+import anyio
 
 from turnkeeper.runtime import (
     Directive,
@@ -38,6 +40,7 @@ from turnkeeper.runtime import (
     Region,
     Runtime,
     Supervision,
+    TurnkeeperError,
 )
 
 from ..agents.agent import Agent
@@ -48,19 +51,21 @@ from ..errors import (
     InvalidInput,
 )
 from ..journal import Deletion, Journal, ListOrder
-from ..values.text import check_id, check_text
+from ..values.text import check_conversation_id, check_id, check_text
 
 if TYPE_CHECKING:
+    from ..agents.watcher import Watcher
     from ..core.commands import Command, OnOverlap, Query
     from ..core.condensation import Condenser
     from ..core.listing import ConversationPage
+    from ..core.search import SearchResults
     from ..core.working_state import PromptPolicy, Unfinished, WhileDraining
     from ..owner.actor import ConversationActor, Setup, Verify
     from ..owner.draining import Drained
     from ..owner.recovery import Look
     from .conversation import Conversation
 
-__all__ = ["ConversationConfig", "Conversations"]
+__all__ = ["ConversationConfig", "Conversations", "Erasure"]
 
 REFUSE_S = 1.0
 """How long a conversation whose owner failed too often is refused. Kept short: in an outage of the
@@ -88,12 +93,24 @@ class ConversationConfig:
     on_overlap: OnOverlap | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """The outcome of erasing all conversations of a user."""
+
+    receipts: Mapping[str, Deletion]
+    """By conversation id, those that were deleted."""
+    left: Mapping[str, TurnkeeperError]
+    """Those that were not, and why; erase again."""
+
+
 class Conversations:
     """All conversations of one journal, in one event loop. Enter it before use.
 
-    async with Conversations(support, journal=SQLiteJournal("chats.db")) as conversations:
-        turn = await conversations["alice"].send("Where is my order?")
-        print(await turn.reply())
+        async with Conversations(support, journal=SQLiteJournal("chats.db")) as conversations:
+            turn = await conversations["alice"].send("Where is my order?")
+            print(await turn.reply())
+
+    `start` and `aclose` open and close it without a block, also from different tasks.
     """
 
     def __init__(
@@ -146,12 +163,14 @@ class Conversations:
         `runtime`: the one to run in; by default one of its own, which ends with it. `name`: the
         region's, which differs for several `Conversations` in one runtime. `idle_s`: seconds after
         which an idle conversation is passivated (None: never). `active_max`: how many may be active
-        before the one that has been idle longest is passivated. `limits`: the bounds on memory.
+        before the one that has been idle longest is passivated. `limits`: the bounds on
+        messages, tool arguments and labels, and on memory.
         `park_s`: how many seconds a result that came before its call may be parked. `verify`: how
         often, after a commit, the view is built again from the log and compared, which costs a read
         of the log.
         """
         # Loads the events and the owner: most of the time that importing this library would take.
+        from ..agents.watcher import Watching
         from ..core.commands import check_overlap
         from ..core.condensation import NoCondenser
         from ..core.working_state import ConversationSettings, PromptPolicy, Unfinished
@@ -218,11 +237,14 @@ class Conversations:
             limits=limits,
             ports=self._ports,
             drain=Drain(),
+            watching=Watching(),
         )
         self._looking: Ref[Look] | None = None
         self._exit_stack = AsyncExitStack()
+        self._closing = anyio.Lock()
         self._is_entered = False
         self._is_closing = False
+        self._is_open = False
         self._region: Region[Command | Query] | None = None
         self._runtime: Runtime | None = runtime
 
@@ -243,10 +265,18 @@ class Conversations:
         return self
 
     async def aclose(self) -> None:
-        """Close what `start` has opened; again, it does nothing."""
+        """Close what `start` has opened; again, it waits until that is done."""
         self._region = None
-        stack, self._exit_stack = self._exit_stack, AsyncExitStack()
-        await stack.aclose()
+        try:
+            # Without a checkpoint: a task that is cancelled closes all the same.
+            self._closing.acquire_nowait()
+        except anyio.WouldBlock:
+            await self._closing.acquire()
+        try:
+            stack, self._exit_stack = self._exit_stack, AsyncExitStack()
+            await stack.aclose()
+        finally:
+            self._closing.release()
 
     async def _enter(self, *, has_block: bool) -> None:
         if self._is_entered:
@@ -264,6 +294,7 @@ class Conversations:
                     await runtime.start()
                     stack.push_async_callback(runtime.aclose)
             self._runtime = runtime
+            self._setup.watching.watcher.opened(runtime)
             self._region = runtime.region(
                 self._name,
                 self._make_owner,
@@ -289,12 +320,14 @@ class Conversations:
                 )
                 stack.push_async_callback(self._looking.stop)
             self._exit_stack = stack.pop_all()
+            self._is_open = True
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     def _begin_closing(self) -> None:
         self._is_closing = True
+        self._is_open = False
         self._setup.subscriptions.begin_closing()
 
     def _make_owner(self, conversation_id: str) -> ConversationActor:
@@ -347,6 +380,26 @@ class Conversations:
             raise RuntimeError("conversations are not open; use `async with Conversations(...)`")
         return self._runtime
 
+    def watch(self, watcher: Watcher) -> None:
+        """Have a watcher told what happens from now on; it takes the place of the one before it.
+
+        Before entering, it sees what recovery does as well. For OpenTelemetry, use `instrument` of
+        `turnkeeper.actors.integrations.otel`.
+        """
+        self._setup.watching.watcher = watcher
+        if self._runtime is not None and self._is_entered:
+            watcher.opened(self._runtime)
+
+    @property
+    def active(self) -> int:
+        """How many conversations have their owner here."""
+        return self._setup.subscriptions.owned_count
+
+    @property
+    def readers(self) -> int:
+        """How many live readers follow conversations here."""
+        return self._setup.subscriptions.readers_count
+
     async def list(
         self,
         *,
@@ -384,6 +437,47 @@ class Conversations:
         )
         return page_of(await self._journal.page(query), query)
 
+    async def search(
+        self,
+        words: str,
+        *,
+        limit: int = 20,
+        cursor: str | None = None,
+        prefix: str = "",
+        owner: str | None = None,
+        label: tuple[str, str] | None = None,
+        scan_max: int = 1_000,
+    ) -> SearchResults:
+        """Return a page of the chat messages that have all of these words, the newest first.
+
+        Case and accents do not matter. A `*` at the end finds words that begin as the last one
+        does. `owner`: the user whose the conversations are. `prefix`: of their ids. `label`: a name
+        and its value. The next page takes the same arguments and this one's `cursor`.
+
+        The journal indexes a little later than it writes: `complete_to` of a page says up to when.
+        With a label, or a prefix other than a whole folder (`alice:`), a page looks at `scan_max`
+        messages with the words at most; one that stopped there has `is_complete` False, and goes
+        on from its cursor. Raises `InvalidInput`, and `SearchIsOff` unless the journal was opened
+        with `search=True`.
+        """
+        from ..core.search import make_search_query, results_of
+
+        query = make_search_query(
+            words,
+            limit=limit,
+            cursor=cursor,
+            prefix=prefix,
+            owner=owner,
+            label=label,
+            scan_max=scan_max,
+        )
+        return results_of(await self._journal.search(query), query)
+
+    @property
+    def is_open(self) -> bool:
+        """True from entering to leaving; recovery on entering is over by then."""
+        return self._is_open
+
     @property
     def is_draining(self) -> bool:
         """True from the first call of `drain` on."""
@@ -404,22 +498,20 @@ class Conversations:
         It cannot be undone: leave the block, and open the journal again. A second call can only
         shorten the grace. Cancelling it leaves the conversations draining; call it again.
         """
-        from ..core.working_state import WhileDraining
-        from ..owner.draining import hand_over
+        from ..owner.draining import check_drain, hand_over
 
         region = self._open_region()
-        if messages not in get_args(WhileDraining):
-            raise InvalidInput(f'messages is {messages!r}; it takes "queue" or "refuse"')
-        if not 0 <= grace_s < inf:
-            raise InvalidInput(f"grace_s is {grace_s!r}; it takes seconds from 0 on")
+        check_drain(grace_s, messages)
         drain = self._setup.drain
         drain.begin(messages, until=self._ports.loop_time() + grace_s)
         if self._looking is not None:
             await self._looking.stop()
         return await hand_over(region, self._setup.subscriptions, drain, self._ports)
 
-    async def delete(self, conversation_id: str) -> Deletion:
+    async def delete(self, conversation_id: str, *, owner: str | None = None) -> Deletion:
         """Delete a conversation, its log and all that is kept beside it.
+
+        `owner`: the user whose conversation it is, else `NotYours`.
 
         A turn that runs is cut off; its readers and those who await a turn get
         `ConversationDeleted`. A chat message that is sent meanwhile is either in the log that is
@@ -427,7 +519,7 @@ class Conversations:
         answer says so. Raises `ConversationNotFound` and `OwnedElsewhere`; after `OutcomeUnknown`,
         delete it again.
         """
-        deletion = await self._delete(conversation_id)
+        deletion = await self._delete(conversation_id, owner=owner)
         assert deletion is not None, "a deletion without a condition"
         return deletion
 
@@ -445,14 +537,45 @@ class Conversations:
                         deleted.append(info.conversation_id)
         return deleted
 
-    async def _delete(self, conversation_id: str, *, head: int | None = None) -> Deletion | None:
-        """Delete a conversation; with `head`, only if its log ends there."""
-        from ..core.commands import Delete
+    async def erase(self, owner: str) -> Erasure:
+        """Delete all conversations of a user; return the receipts of all.
 
-        check_id("conversation id", conversation_id)
+        Forks go before what they were forked from, so that nothing is kept for them. One that
+        cannot be deleted stops no other: `Erasure.left` has its error, and erasing again goes on
+        with it. Those that the user begins meanwhile may stay.
+        """
+        check_id("owner", owner)
+        receipts: dict[str, Deletion] = {}
+        left: dict[str, TurnkeeperError] = {}
+        for conversation_id in await self._newest_first(owner):
+            try:
+                receipts[conversation_id] = await self.delete(conversation_id, owner=owner)
+            except ConversationNotFound:
+                pass  # deleted meanwhile, or given to another user
+            except TurnkeeperError as error:
+                left[conversation_id] = error
+        return Erasure(receipts, left)
+
+    async def _newest_first(self, owner: str) -> Sequence[str]:
+        found: list[str] = []
+        cursor: str | None = None
+        while True:
+            page = await self.list(owner=owner, order="created", limit=1_000, cursor=cursor)
+            found += [row.conversation_id for row in page.rows]
+            cursor = page.cursor
+            if cursor is None:
+                return found[::-1]
+
+    async def _delete(
+        self, conversation_id: str, *, head: int | None = None, owner: str | None = None
+    ) -> Deletion | None:
+        """Delete a conversation; with `head`, only if its log ends there."""
+        from ..core.commands import Delete, Expected
+
+        check_conversation_id(conversation_id)
         region = self._open_region()
         await self._journal.info(conversation_id)  # raises if there is none: ask() would make one
-        return await region[conversation_id].ask(Delete(head))
+        return await region[conversation_id].ask(Delete(head, expected=Expected(owner)))
 
 
 def _configured(setup: Setup, config: ConversationConfig) -> Setup:

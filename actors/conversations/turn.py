@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from turnkeeper.runtime import NotDelivered, OutcomeUnknown, OwnershipLost, Region, Unavailable
 
-from ..core.commands import CancelTurn, Command, GetView, OnOverlap, Query, Sent
+from ..core.commands import CancelTurn, Command, Expected, GetView, OnOverlap, Query, Sent
 from ..errors import (
     ConversationDeleted,
     ConversationsClosed,
@@ -53,11 +53,18 @@ class TurnEnd:
 class TurnAccess:
     """A turn's access to its conversation: follows the log, waits, cancels."""
 
-    def __init__(self, conversation_id: str, region: Region[Command | Query], setup: Setup) -> None:
+    def __init__(
+        self,
+        conversation_id: str,
+        region: Region[Command | Query],
+        setup: Setup,
+        expected: Expected | None,
+    ) -> None:
         self.conversation_id = conversation_id
         self._region = region
         self._ref = region[conversation_id]
         self._setup = setup
+        self._expected = expected
 
     def follow(self, seq: int, *, pieces: bool = False) -> EventReader:
         """Read the events from `seq` on, live; `seq` is in the log.
@@ -118,7 +125,9 @@ class TurnAccess:
 
     async def cancel(self, sent: Sent) -> bool:
         """Interrupt this chat message's turn, or withdraw the message while it waits."""
-        return await self._ref.ask(CancelTurn(sent.message_id, sent.turn_id))
+        return await self._ref.ask(
+            CancelTurn(sent.message_id, sent.turn_id, expected=self._expected)
+        )
 
 
 class _TurnWatch:
@@ -204,10 +213,12 @@ class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
 class Turn:
     """The turn of one chat message; it outlives restarts of the conversation's owner.
 
-    turn = await conversations["alice"].send("Where is my order?")
-    async for item in turn:      # its events, and pieces of its answer while they are written
-        ...
-    print(await turn.reply())    # or: await turn.end(), await turn.cancel()
+        turn = await conversations["alice"].send("Where is my order?")
+        async for item in turn:      # its events, and pieces of its answer while they are written
+            ...
+        print(await turn.reply())    # or: await turn.end(), await turn.cancel()
+
+    Cancelling one of these waits does not end the turn; `cancel` does.
     """
 
     def __init__(self, access: TurnAccess, sent: Sent) -> None:

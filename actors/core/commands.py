@@ -10,7 +10,7 @@ import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from turnkeeper.runtime import Message
 
@@ -32,12 +32,13 @@ from ..values.text import (
     check_length,
     check_new_id,
     check_short,
+    check_shown,
     check_text,
     error_text,
 )
 from .admission import Appended, Duplicate
 from .condensation import Need, Proposal
-from .details import LABEL_NAME_LENGTH_MAX, LABEL_VALUE_LENGTH_MAX, TITLE_LENGTH_MAX
+from .details import TITLE_LENGTH_MAX
 from .view import View
 
 __all__ = [
@@ -51,6 +52,8 @@ __all__ = [
     "Delete",
     "DropOverdue",
     "EndTurn",
+    "Expected",
+    "FromOutside",
     "GetView",
     "Interrupt",
     "Leave",
@@ -79,6 +82,43 @@ _MEDIA_TYPE = re.compile(r"[\w!#$&^.+-]{1,127}/[\w!#$&^.+-]{1,127}", re.ASCII)
 
 OnOverlap = Literal["queue", "interrupt", "steer", "rollback", "reject"]
 """How a chat message that comes while a turn runs is handled."""
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The conversation that a command is meant for; compared when the command is decided."""
+
+    owner: str | None = None
+    """The user whose conversation it is; one that the command begins is this user's."""
+    exists: bool = False
+    """The command begins no conversation."""
+    seq: int | None = None
+    """The log has an event at this seq."""
+    event_id: str | None = None
+    """That event is this one."""
+
+    @property
+    def begins_nothing(self) -> bool:
+        """True if the command is refused unless the conversation exists."""
+        return self.exists or self.seq is not None
+
+    def __post_init__(self) -> None:
+        if self.owner is not None:
+            check_id("owner", self.owner)
+            check_short("owner", self.owner, ID_LENGTH_MAX)
+        if self.seq is not None and self.seq < 1:
+            raise InvalidInput(f"seq {self.seq} is expected; seqs begin at 1")
+        if self.event_id is not None:
+            check_id("event_id", self.event_id)
+
+
+@dataclass(frozen=True, slots=True)
+class FromOutside(Message[R]):
+    """The base of what callers send; the owner's and the agents' own commands expect nothing."""
+
+    expected: Expected | None = field(default=None, kw_only=True, repr=False)
 
 
 def check_overlap(on_overlap: str) -> None:
@@ -162,7 +202,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Send(Message[Sent]):
+class Send(FromOutside[Sent]):
     """Put a chat message into the conversation; its turn starts now, or as `on_overlap` says."""
 
     message_id: str
@@ -195,7 +235,7 @@ class Send(Message[Sent]):
 
 
 @dataclass(frozen=True, slots=True)
-class Append(Message[Appended | Duplicate]):
+class Append(FromOutside[Appended | Duplicate]):
     """Put one event into the log, if admission lets it; no turn starts."""
 
     event: Event
@@ -207,7 +247,7 @@ class Append(Message[Appended | Duplicate]):
 
 
 @dataclass(frozen=True, slots=True)
-class AppendAll(Message[Appended | Duplicate]):
+class AppendAll(FromOutside[Appended | Duplicate]):
     """As `Append`, for several events in one commit, retractions too: all of them, or none.
 
     The reply has the seq of the last one; without events, the seq at which the log ends.
@@ -223,7 +263,7 @@ class AppendAll(Message[Appended | Duplicate]):
 
 
 @dataclass(frozen=True, slots=True)
-class Retract(Message[Appended]):
+class Retract(FromOutside[Appended]):
     """Take events, or all events of a turn, out of the view; the log keeps them."""
 
     event_ids: tuple[str, ...] = ()
@@ -235,7 +275,7 @@ class Retract(Message[Appended]):
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Message[Appended | Duplicate]):
+class Change(FromOutside[Appended | Duplicate]):
     """Change the title, labels or owner of a conversation; the same `change_id`, once only."""
 
     title: str | None = None
@@ -253,17 +293,17 @@ class Change(Message[Appended | Duplicate]):
         if self.owner is not None:
             check_short("owner", self.owner, ID_LENGTH_MAX)
         for name, value in self.labels.items():
-            check_short("the name of a label", name, LABEL_NAME_LENGTH_MAX)
+            check_shown("the name of a label", name)
             if not name:
                 raise InvalidInput("the name of a label is empty; it takes 1 character or more")
             if value is not None:
-                check_short("a label", value, LABEL_VALUE_LENGTH_MAX)
+                check_shown("a label", value)
         if self.change_id is not None:
             check_new_id("change_id", self.change_id)
 
 
 @dataclass(frozen=True, slots=True)
-class CancelTurn(Message[bool]):
+class CancelTurn(FromOutside[bool]):
     """Interrupt a running turn, or withdraw a queued chat message. False: it had ended already."""
 
     message_id: str
@@ -271,14 +311,14 @@ class CancelTurn(Message[bool]):
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupt(Message[bool]):
+class Interrupt(FromOutside[bool]):
     """Interrupt the turn that runs. False: none runs, or another than the one that is named."""
 
     turn_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Undo(Message[tuple[UserMessageEvent, ...]]):
+class Undo(FromOutside[tuple[UserMessageEvent, ...]]):
     """Retract the newest turn that has chat messages in the view; the reply: those messages."""
 
 
@@ -340,17 +380,17 @@ class EndTurn(Message[bool]):
 
 
 @dataclass(frozen=True, slots=True)
-class Pause(Message[bool]):
+class Pause(FromOutside[bool]):
     """Begin no further step until `Resume`. False: it was paused already."""
 
 
 @dataclass(frozen=True, slots=True)
-class Resume(Message[bool]):
+class Resume(FromOutside[bool]):
     """Go on after a pause. False: it was not paused."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Message[bool]):
+class Answer(FromOutside[bool]):
     """Answer the calls that wait for a confirmation. False: they had these answers already.
 
     An answer is True (run the call), False, or the reason to reject it. With one answer in place of
@@ -419,7 +459,7 @@ class Leave(Message[bool]):
 
 
 @dataclass(frozen=True, slots=True)
-class Delete(Message[Deletion | None]):
+class Delete(FromOutside[Deletion | None]):
     """Delete the conversation; a message sent after this begins another of its name.
 
     None: `head` is given, and the log does not end there; nothing was deleted.
@@ -434,7 +474,7 @@ class DropOverdue(Message[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class GetView(Message[View]):
+class GetView(FromOutside[View]):
     """Return the committed view."""
 
 

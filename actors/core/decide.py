@@ -15,11 +15,14 @@ from collections.abc import Sequence
 from ..errors import (
     ConversationNotFound,
     EventIdConflict,
+    LabelTooLong,
     MessageIdConflict,
     NotAppendable,
     NothingToRetract,
     NotRetractable,
+    NotThisLog,
     NotWhileTurnRuns,
+    NotYours,
     TooManyLabels,
     TurnInProgress,
 )
@@ -39,7 +42,7 @@ from ..events import (
     UnknownEvent,
     UserMessageEvent,
 )
-from ..values.frozen import FrozenObject
+from ..values.frozen import FrozenObject, check_json
 from .admission import AdmissionRefused, Appended, Duplicate
 from .commands import (
     Append,
@@ -48,6 +51,8 @@ from .commands import (
     Command,
     Delete,
     DropOverdue,
+    Expected,
+    FromOutside,
     GetView,
     Propose,
     ProposeFailed,
@@ -56,9 +61,8 @@ from .commands import (
     Undo,
 )
 from .condensation import CondensationPlan, check_proposal, make_room
-from .details import LABELS_MAX
 from .state import Folded
-from .turn_rules import add_error, add_first_prompt, decide_turn, is_chat_message
+from .turn_rules import add_error, add_owner, begin_log, decide_turn, is_chat_message
 from .view import View
 from .working_state import Decision, Draft, Stamp, WorkingState
 
@@ -76,6 +80,8 @@ _APPENDABLE = (
 
 def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Decision:
     """Return the decision on this command in this state. Raise a `Refused` if it is refused."""
+    if isinstance(command, FromOutside) and command.expected is not None:
+        _check_expected(working, command.expected, stamp)
     match command:
         case Append():
             decision = _append(working, command, stamp)
@@ -100,10 +106,36 @@ def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Dec
             decision = Decision()  # the owner's loop answers what is parked
         case _:
             decision = decide_turn(working, command, stamp)
+    limits = working.state.limits
+    for event in decision.events:
+        if isinstance(event, ActionEvent):
+            depth_max, digits_max = limits.arguments_depth_max, limits.arguments_digits_max
+            check_json(event.arguments, depth_max=depth_max, digits_max=digits_max)
     violation = working.state.admission.check(decision.events)
     if violation is not None:
         raise AdmissionRefused(working.conversation_id, violation)
     return decision
+
+
+def _check_expected(working: WorkingState, expected: Expected, stamp: Stamp) -> None:
+    """Raise unless this is the conversation that the command is meant for."""
+    name, state = working.conversation_id, working.state
+    if not state.seq:
+        if expected.begins_nothing:
+            raise ConversationNotFound(name)
+        return
+    # First: nothing more is told of a conversation of another user.
+    if expected.owner is not None and expected.owner != state.details.owner:
+        raise NotYours(name)
+    if expected.seq is None:
+        return
+    if expected.event_id is None:
+        is_there = expected.seq <= state.seq
+    else:
+        known = working.recent.get(expected.event_id) or stamp.expected_event
+        is_there = known is not None and known.seq == expected.seq
+    if not is_there:
+        raise NotThisLog(name, expected.seq)
 
 
 def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
@@ -125,8 +157,10 @@ def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
             raise MessageIdConflict(working.conversation_id, event.message_id, message.seq)
     _check_leaves_turn_alone(working, (event,))
     draft = Draft(working, stamp)
-    if not isinstance(event, SystemPromptEvent):
-        add_first_prompt(draft)
+    if isinstance(event, SystemPromptEvent):
+        add_owner(draft, command.expected)
+    else:
+        begin_log(draft, command.expected)
     draft.extend((event,))
     return draft.decision(Appended(draft.seq))
 
@@ -152,7 +186,7 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
             raise NotAppendable(working.conversation_id, type(event).__name__)
     _check_leaves_turn_alone(working, events)
     draft = Draft(working, stamp)
-    add_first_prompt(draft)
+    begin_log(draft, command.expected)
     draft.extend(events)
     return draft.decision(Appended(draft.seq))
 
@@ -173,9 +207,22 @@ def _change(working: WorkingState, command: Change, stamp: Stamp) -> Decision:
         if known.event != event.model_copy(update={"timestamp": known.event.timestamp}):
             raise EventIdConflict(working.conversation_id, {event.id: known.seq})
         return Decision(reply=Duplicate(known.seq))
-    if len(working.state.details.fold(event).labels) > LABELS_MAX:
-        raise TooManyLabels(working.conversation_id, LABELS_MAX)
+    _check_labels(working, event)
     return Decision(events=(event,), reply=Appended(working.state.seq + 1))
+
+
+def _check_labels(working: WorkingState, event: ConversationChangedEvent) -> None:
+    """Raise an error of its own for labels beyond the application's limits."""
+    limits = working.state.limits
+    for name, value in event.labels.items():
+        for text, length_max in (
+            (name, limits.label_name_length_max),
+            (value, limits.label_value_length_max),
+        ):
+            if isinstance(text, str) and len(text) > length_max:
+                raise LabelTooLong(working.conversation_id, len(text), length_max)
+    if len(working.state.details.fold(event).labels) > limits.labels_max:
+        raise TooManyLabels(working.conversation_id, limits.labels_max)
 
 
 def _retract(working: WorkingState, command: Retract, stamp: Stamp) -> Decision:
@@ -192,6 +239,8 @@ def _retract(working: WorkingState, command: Retract, stamp: Stamp) -> Decision:
 
 def _undo(working: WorkingState, stamp: Stamp) -> Decision:
     state = working.state
+    if not state.seq:
+        raise ConversationNotFound(working.conversation_id)
     running = state.turns.running
     if running is not None:
         raise TurnInProgress(working.conversation_id, running.turn_id, "undo")

@@ -12,17 +12,11 @@ from dataclasses import dataclass, field
 from ..events import ConversationChangedEvent, Event
 
 __all__ = [
-    "LABELS_MAX",
-    "LABEL_NAME_LENGTH_MAX",
-    "LABEL_VALUE_LENGTH_MAX",
     "TITLE_LENGTH_MAX",
     "Details",
 ]
 
 TITLE_LENGTH_MAX = 256
-LABELS_MAX = 32
-LABEL_NAME_LENGTH_MAX = 64
-LABEL_VALUE_LENGTH_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""The bounds on chat messages, and on the memory of an owner and its readers, as one value.
+"""The bounds on what a log takes, and on the memory of an owner and its readers, as one value.
 
 Each conversation is correct under any of these limits: the log has everything, and what memory has
-let go is read again from the journal. Tests and simulations use small ones. A bound on messages is
-for new ones: those that are in the log stay, and sending one again is a duplicate as always.
+let go is read again from the journal. Tests and simulations use small ones. A bound on messages,
+calls and labels is for new ones: those that are in the log stay, and sending one again is a
+duplicate as always.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ ANSWER_LENGTH_MAX = 4 << 20
 """The most characters of one answer, unless the application says otherwise."""
 
 
-_FROM_NONE = ("finished_calls_max", "files_max", "file_bytes_max")
+_FROM_NONE = ("finished_calls_max", "files_max", "file_bytes_max", "labels_max")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a chat message may hold, and how much of a conversation is kept in memory."""
+    """How much the log takes at once, and how much of a conversation is kept in memory."""
 
     known_messages_max: int = 1024
     """The message ids that the turn table holds; older ones are looked up in the journal."""
@@ -48,6 +49,16 @@ class Limits:
     """The files of a chat message."""
     file_bytes_max: int = 8 << 20
     """The bytes of one of them; all parts of a message together may have 32 million characters."""
+    arguments_depth_max: int = 100
+    """How deep the arguments of a tool call may be nested; no JSON goes deeper than 100."""
+    arguments_digits_max: int = 2_466
+    """The digits of an integer in them; no JSON has more than 2,466."""
+    labels_max: int = 32
+    """The labels of a conversation."""
+    label_name_length_max: int = 64
+    """The characters of the name of a label."""
+    label_value_length_max: int = 256
+    """The characters of its value."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

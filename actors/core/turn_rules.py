@@ -64,6 +64,7 @@ from .commands import (
     BeginStep,
     CancelTurn,
     EndTurn,
+    Expected,
     Interrupt,
     Leave,
     NoteRequest,
@@ -94,6 +95,8 @@ __all__ = [
     "TurnCommand",
     "add_error",
     "add_first_prompt",
+    "add_owner",
+    "begin_log",
     "check_running",
     "decide_fork",
     "decide_turn",
@@ -180,9 +183,9 @@ def _send(draft: Draft, command: Send) -> Decision:
         return _replace(draft, command, command.replaces)
     if running is None:
         if turns.is_paused or working.draining:
-            add_first_prompt(draft)
+            begin_log(draft, command.expected)
             return _queue(draft, command)
-        add_first_prompt(draft)
+        begin_log(draft, command.expected)
         return _begin_with(draft, command)
     match command.on_overlap or working.settings.on_overlap:
         case "reject":
@@ -326,6 +329,18 @@ def _retract_from(draft: Draft, message_id: str, why: str) -> None:
     if state.admission.check(trial.events) is not None:
         raise NotReplaceable(name, message_id, "by_hand")
     draft.extend(trial.events)
+
+
+def begin_log(draft: Draft, expected: Expected | None) -> None:
+    """If the log is empty, begin it with the system prompt and the user whose it is."""
+    add_first_prompt(draft)
+    add_owner(draft, expected)
+
+
+def add_owner(draft: Draft, expected: Expected | None) -> None:
+    """Write the user who begins a conversation beside its first events."""
+    if not draft.working.state.seq and expected is not None and expected.owner is not None:
+        draft.add(ConversationChangedEvent, owner=expected.owner)
 
 
 def add_first_prompt(draft: Draft) -> None:

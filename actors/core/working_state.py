@@ -67,6 +67,8 @@ class Stamp:
     """The chat message that the command's message replaces, if the log has it."""
     known_event: LoggedEvent | None = None
     """The event of the command's event id, if the log has it."""
+    expected_event: LoggedEvent | None = None
+    """The event that the command expects, if the log has it."""
 
     @property
     def at(self) -> datetime:

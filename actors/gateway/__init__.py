@@ -3,7 +3,7 @@
 `app` makes an ASGI application of opened `Conversations`. Needs the extra `gateway`.
 """
 
-from .access import Action, Authenticate, Authorize, BearerTokens, Principal
+from .access import Action, Authenticate, Authorize, BearerTokens, Place, Principal, Share
 from .application import Gateway, app
 from .limits import GatewayLimits
 
@@ -14,6 +14,8 @@ __all__ = [
     "BearerTokens",
     "Gateway",
     "GatewayLimits",
+    "Place",
     "Principal",
+    "Share",
     "app",
 ]

@@ -30,8 +30,10 @@ __all__ = [
     "Authenticate",
     "Authorize",
     "BearerTokens",
+    "Place",
     "Principal",
     "Rates",
+    "Share",
     "allows",
 ]
 
@@ -68,6 +70,21 @@ Authenticate: TypeAlias = Callable[[HTTPConnection], Awaitable[Principal | None]
 
 Authorize: TypeAlias = Callable[[Principal, Action, str | None], bool]
 """True if the principal may do this; the conversation is named by its id on the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The conversation that an id on the wire means."""
+
+    conversation_id: str
+    """The id that the journal has."""
+    owner: str | None
+    """The user whose conversation it is, or will be; None: whichever it is."""
+
+
+Share: TypeAlias = Callable[[Principal, str], Awaitable[Place | None]]
+"""Returns the place of a conversation that is shared with a principal, by its id on the wire; None:
+the id is the principal's own."""
 
 
 def allows(principal: Principal, action: Action, _conversation: str | None) -> bool:

@@ -10,8 +10,9 @@ screen of a client that has read the stream to its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from ..core.transcript import Transcript
 from ..events import (
     ActionEvent,
     AgentErrorEvent,
@@ -19,7 +20,6 @@ from ..events import (
     ConfirmationGivenEvent,
     ConfirmationRequestedEvent,
     Event,
-    ImageContent,
     LoggedEvent,
     MessageQueuedEvent,
     ObservationEvent,
@@ -29,11 +29,12 @@ from ..events import (
     UserRejectEvent,
 )
 from ..values.text import storable
-from .transcript import Transcript
 
-__all__ = ["TurnChunks", "UiMessage", "is_client_id", "next_version", "ui_messages"]
+__all__ = ["NAMELESS", "TurnChunks", "UiMessage", "is_client_id", "next_version", "ui_messages"]
 
 CLIENT_ID_LENGTH_MAX = 200
+NAMELESS = "file"
+"""The name of a file that came without one."""
 
 Chunk = dict[str, object]
 
@@ -80,7 +81,7 @@ class TurnChunks:
                     yield {
                         "type": "steering-message",
                         "id": client_id_of(event.message_id or event.id),
-                        "parts": user_parts(event.content, event.images),
+                        "parts": user_parts(event),
                     }
             case AgentMessageEvent(content=content):
                 yield from self._say(content)
@@ -231,13 +232,19 @@ def client_id_of(message_id: str) -> str:
     return client_id if tilde and n.isdecimal() else message_id
 
 
-def user_parts(content: str, images: Iterable[ImageContent]) -> list[dict[str, object]]:
-    """Return the parts of a user's message."""
-    files: list[dict[str, object]] = [
-        {"type": "file", "mediaType": _media_type(image.url), "url": image.url} for image in images
+def user_parts(event: UserMessageEvent | MessageQueuedEvent) -> list[dict[str, object]]:
+    """Return the parts of a user's message: its files, then its text, as the client sends them."""
+    parts: list[dict[str, object]] = [
+        {"type": "file", "mediaType": _media_type(image.url), "url": image.url}
+        for image in event.images
     ]
-    text: list[dict[str, object]] = [{"type": "text", "text": content}] if content else []
-    return [*files, *text]
+    for file in event.files:
+        url = file.url if file.data is None else f"data:{file.media_type};base64,{file.data}"
+        part = {"type": "file", "mediaType": file.media_type, "filename": file.name, "url": url}
+        if file.name == NAMELESS:
+            del part["filename"]
+        parts.append(dict(part))
+    return [*parts, {"type": "text", "text": event.content}] if event.content else parts
 
 
 def _media_type(url: str) -> str:
@@ -343,5 +350,5 @@ def _user_message(event: UserMessageEvent | MessageQueuedEvent) -> dict[str, obj
     return {
         "id": client_id_of(event.message_id or event.id),
         "role": "user",
-        "parts": user_parts(event.content, event.images),
+        "parts": user_parts(event),
     }

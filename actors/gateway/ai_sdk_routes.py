@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Depends
+from pydantic import Field
 from starlette.responses import Response
 
 from turnkeeper.runtime import TurnkeeperError
@@ -26,18 +26,19 @@ from ..errors import ConversationNotFound, MessageIdConflict, MessageNotFound
 from ..events import (
     ConfirmationGivenEvent,
     ConfirmationRequestedEvent,
-    ImageContent,
+    FileContent,
     LoggedEvent,
     MessageQueuedEvent,
     TextDelta,
     UserMessageEvent,
 )
 from ..values.text import check_text
-from .ai_sdk import TurnChunks, is_client_id, next_version
-from .names import ID_LENGTH_MAX, is_new_id
+from .ai_sdk import NAMELESS, TurnChunks, is_client_id, next_version
+from .bodies import Given, MayByBody
+from .names import ID_LENGTH_MAX
 from .problems import OWN, ProblemRaised, problem_of
 from .replies import EventStream, Feed, Write, json_reply
-from .service import ConversationCaller, May, Reading, Service, Writing
+from .service import ConversationCaller, Reading, Writing
 from .wire import sse
 
 __all__ = ["ai_sdk"]
@@ -47,12 +48,6 @@ ai_sdk = APIRouter(prefix="/v1/ai-sdk/chat")
 HERE = "/{conversation_id}"
 HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 Item = LoggedEvent | TextDelta
-
-
-class Given(BaseModel):
-    """A part of what a client sends; it may hold more, which is not read."""
-
-    model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
 
 class Approval(Given):
@@ -66,6 +61,7 @@ class Part(Given):
     text: str | None = None
     url: str | None = None
     media_type: str | None = Field(default=None, alias="mediaType")
+    filename: str | None = None
     state: str | None = None
     approval: Approval | None = None
 
@@ -83,24 +79,7 @@ class ChatBody(Given):
     on_overlap: OnOverlap | None = None
 
 
-class _MayChat(May):
-    """Lets a request through if its sender may write to the conversation that its body names."""
-
-    async def __call__(self, request: Request) -> ConversationCaller:
-        service: Service = request.app.state.service
-        # Without a body it is the body's own check that refuses it.
-        body = await request.json() if await request.body() else None
-        local_id = body.get("id") if isinstance(body, dict) else None
-        if not isinstance(local_id, str):
-            local_id = ""
-        principal = await service.admit(request, self.action, local_id)
-        # An id with a tilde before it would mean another one in the other routes' paths.
-        if not is_new_id(local_id) or local_id.startswith("~"):
-            raise ProblemRaised(OWN["invalid-id"])
-        return ConversationCaller(service, principal, local_id).checked()
-
-
-Chatting = Annotated[ConversationCaller, Depends(_MayChat("write"))]
+Chatting = Annotated[ConversationCaller, Depends(MayByBody("write", "id"))]
 
 
 @ai_sdk.post("", responses={200: {"content": {"text/event-stream": {}}}})
@@ -121,16 +100,17 @@ async def _send(caller: ConversationCaller, message: Message, body: ChatBody) ->
     """Send a message, or the next version of one that is edited or answered anew."""
     if not is_client_id(message.id):
         raise ProblemRaised(OWN["invalid-id"])
-    content, images = _content_of(message)
+    content, files = _content_of(message)
     conversation = caller.conversation
 
     async def send(message_id: str, replaces: str | None) -> Turn:
         return await conversation.send(
             content,
-            images=images,
+            files=files,
             message_id=message_id,
             on_overlap=body.on_overlap,
             replaces=replaces,
+            author=caller.author,
         )
 
     before, newest = await _versions(conversation, message.id)
@@ -160,7 +140,10 @@ async def _versions(conversation: Conversation, client_id: str) -> tuple[str | N
 @ai_sdk.get(f"{HERE}/stream", responses={204: {}})
 async def resume_stream(caller: Reading) -> Response:
     """Stream the turn that runs, from its beginning; 204 if none runs."""
-    turn = await caller.conversation.running() if await caller.conversation.exists() else None
+    try:
+        turn = await caller.conversation.running()
+    except ConversationNotFound:
+        turn = None  # a client resumes before its first message too; another's looks like it
     if turn is None:
         return Response(status_code=204)
     return EventStream(_feed(caller, turn), HEADERS)
@@ -179,17 +162,28 @@ async def stop(caller: Writing, body: StopBody) -> Response:
 # --- reading what a client sends -----------------------------------------------------------------
 
 
-def _content_of(message: Message) -> tuple[str, list[ImageContent]]:
-    texts, images = [], []
+def _content_of(message: Message) -> tuple[str, list[FileContent]]:
+    texts, files = [], []
     for part in message.parts:
         if part.type == "text" and part.text is not None:
             texts.append(part.text)
-        elif part.type == "file" and part.url and (part.media_type or "").startswith("image/"):
-            check_text("the address of an image", part.url)
-            images.append(ImageContent(url=part.url))
+        elif part.type == "file" and (file := _file_of(part)) is not None:
+            files.append(file)
         else:
-            raise _unusable("parts", "a text, or a file that is an image")
-    return "\n".join(texts), images
+            raise _unusable("parts", "a text, or a file by its bytes in base64 or its web address")
+    return "\n".join(texts), files
+
+
+def _file_of(part: Part) -> FileContent | None:
+    """Return the file of a part; None if it has neither bytes nor the address of a page."""
+    name, media_type, url = part.filename or NAMELESS, part.media_type or "", part.url or ""
+    check_text("the address of a file", url)
+    head, _, data = url.partition(",")
+    if head.startswith("data:") and head.endswith(";base64"):
+        return FileContent(name=name, media_type=media_type, data=data)
+    if url.startswith(("https://", "http://")):
+        return FileContent(name=name, media_type=media_type, url=url)
+    return None
 
 
 def _answers_of(message: Message) -> dict[str, bool | str]:
@@ -267,28 +261,33 @@ class _Writing:
         begun = await self._first_of(turn, items)
         if begun is None:
             return
-        state = await self._conversation.at(begun.seq)
-        running = state.turns.running
-        turn_id = begun.event.turn_id or turn.turn_id
-        first = running.messages[0].message_id if running and running.messages else None
-        if first is not None and first != turn.message_id:
+        first = await self._first_message_of(turn, begun)
+        chunks = TurnChunks(begun.event.turn_id or turn.turn_id)
+        if first == turn.message_id:
+            await self._put(chunks, begun)
+        else:
             # It was steered into a turn that another message began: the whole turn is shown.
             items = aiter(await self._conversation.turn(first))
-        head = await self._conversation.at()
-        chunks = TurnChunks(turn_id)
-        if items_begin := (begun if first in (None, turn.message_id) else None):
-            await self._put(chunks, items_begin)
         while not chunks.has_ended:
             item = await self._next(items)
             if item is None:
                 return
             await self._put(chunks, item)
             if isinstance(item, LoggedEvent) and isinstance(item.event, ConfirmationRequestedEvent):
-                awaiting = head.turns.awaiting if item.seq <= head.seq else item.event.tool_call_ids
+                # Unless they were answered meanwhile, perhaps long ago.
+                awaiting = (await self._conversation.at()).turns.awaiting
                 if set(awaiting) == set(item.event.tool_call_ids):
                     for chunk in chunks.hold():
                         await self._write(sse(chunk))
                     return
+
+    async def _first_message_of(self, turn: Turn, begun: LoggedEvent) -> str:
+        """Return the id of the message that began the turn which this one joined."""
+        if begun.seq == turn.seq:
+            return turn.message_id  # one that joins another's turn has waited before
+        running = (await self._conversation.at(begun.seq)).turns.running
+        first = running.messages[0].message_id if running and running.messages else None
+        return first or turn.message_id
 
     async def _first_of(self, turn: Turn, items: AsyncIterator[Item]) -> LoggedEvent | None:
         """Return the event with which the message joined its turn; None if it never does."""
@@ -328,5 +327,7 @@ class _Writing:
                     self._unanswered = frozenset()
                     await self._write(sse({"type": "start", "messageId": chunks.turn_id}))
             return
-        for chunk in written:
-            await self._write(sse(chunk))
+        if written:
+            await self._write(b"".join(map(sse, written)))
+        if isinstance(item, TextDelta):
+            await self._streams.gather_pieces()

@@ -10,6 +10,7 @@ only; with it, ids are local to a principal.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 
 from fastapi import FastAPI, Request
@@ -22,11 +23,14 @@ from turnkeeper.runtime import Ports, TurnkeeperError
 
 from ..conversations.conversations import Conversations
 from ..core.working_state import WhileDraining
-from ..owner.draining import Drained
-from .access import Authenticate, Authorize, allows
+from ..owner.draining import Drained, check_drain
+from .access import Authenticate, Authorize, Share, allows
+from .ag_ui_routes import ag_ui
 from .ai_sdk_routes import ai_sdk
 from .guard import LOOPBACK_HOSTS, Guard
+from .inspection import inspection
 from .limits import GatewayLimits
+from .pages import pages
 from .problems import OWN, ProblemRaised, problem_of
 from .replies import problem_reply
 from .routes import health, router
@@ -34,8 +38,8 @@ from .service import Service
 
 __all__ = ["ROUTERS", "Gateway", "app"]
 
-ROUTERS = (router, ai_sdk, health)
-"""All routes, for the application and for the tests of each."""
+ROUTERS = (router, inspection, ai_sdk, ag_ui, health)
+"""All routes of the API, for the application and for the tests of each."""
 
 _BY_STATUS = {404: "not-found", 405: "method-not-allowed"}
 
@@ -58,6 +62,7 @@ class Gateway:
         From now on `readyz` answers 503 and new streams end at once; those that are open end last.
         Call it before the server stops.
         """
+        check_drain(grace_s, messages)
         self._service.streams.is_draining = True
         return await self._service.conversations.drain(grace_s, messages=messages)
 
@@ -67,34 +72,59 @@ def app(
     *,
     authenticate: Authenticate | None = None,
     authorize: Authorize = allows,
+    share: Share | None = None,
     hosts: Collection[str] = LOOPBACK_HOSTS,
     origins: Collection[str] = (),
     limits: GatewayLimits = GatewayLimits(),
+    read_only: bool = False,
     ports: Ports | None = None,
 ) -> Gateway:
     """Return the gateway of these conversations.
 
     `authenticate`: returns the principal of a request. `authorize`: True if that principal may do
-    this; by default its scopes decide. `hosts`: the names by which this server is asked for,
+    this; by default its scopes decide. `share`: returns the place of a conversation that another
+    principal shares with this one, or None. `hosts`: the names by which this server is asked for,
     without ports. `origins`: those of other sites whose pages may write, such as `https://chat.example`.
+    `read_only`: answer every request that may write with 405, before anything else is looked at.
     """
     service = Service(
         conversations,
         limits=limits,
         authenticate=authenticate,
         authorize=authorize,
+        share=share,
         ports=ports if ports is not None else Ports(),
+        is_read_only=read_only,
     )
     api = FastAPI(title="turnkeeper", docs_url=None, redoc_url=None, redirect_slashes=False)
     api.state.service = service
     for part in ROUTERS:
         api.include_router(part)
+    api.include_router(pages)
     api.add_exception_handler(TurnkeeperError, _told)
     api.add_exception_handler(ProblemRaised, _raised)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _by_status)
     api.add_exception_handler(Exception, _failed)
-    return Gateway(api, service, Guard(api, limits=limits, hosts=hosts, origins=origins))
+    guard = Guard(
+        api,
+        limits=limits,
+        hosts=hosts,
+        origins=origins,
+        refuses=_may_write if read_only else None,
+    )
+    return Gateway(api, service, guard)
+
+
+_READING_POSTS = re.compile(r".*/v1/conversations/[^/]+/verify")
+
+
+def _may_write(scope: Scope) -> bool:
+    """Return True unless a request only reads."""
+    is_read = scope["method"] in ("GET", "HEAD", "OPTIONS")
+    return not is_read and not (
+        scope["method"] == "POST" and _READING_POSTS.fullmatch(scope["path"])
+    )
 
 
 async def _told(_request: Request, error: Exception) -> Response:

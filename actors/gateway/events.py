@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from turnkeeper.runtime import TurnkeeperError
 
 from ..errors import ConversationDeleted
-from ..events import LoggedEvent, TextDelta
+from ..events import ConversationChangedEvent, LoggedEvent, TextDelta
 from .names import Cursor
 from .problems import OWN, ProblemRaised, problem_of
 from .replies import Feed, Write
@@ -83,7 +83,10 @@ async def _write_events(
             await write(_HEARTBEAT)
         elif isinstance(item, TextDelta):
             await write(sse(piece_json(item), event="piece"))
+            await streams.gather_pieces()
         elif is_checked:
+            if isinstance(item.event, ConversationChangedEvent) and item.event.owner is not None:
+                await caller.conversation.check_owner()
             place = Cursor(item.seq, item.event.id)
             await write(sse(logged_json(item, caller.rename), cursor=place))
         else:

@@ -15,7 +15,8 @@ import logging
 import re
 import traceback
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from ipaddress import ip_address
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -51,7 +52,8 @@ _SAFE = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
-"""Headers of every response: nothing keeps it, and a browser that is sent to it runs nothing."""
+"""Headers of every response that has no other: nothing keeps it, and a browser that is sent to it
+runs nothing."""
 
 # A string that does not end goes to the end of the body: one that were tried again at each of its
 # quotes would take the square of their number.
@@ -79,10 +81,13 @@ class Guard:
         limits: GatewayLimits,
         hosts: Collection[str],
         origins: Collection[str],
+        refuses: Callable[[Scope], bool] | None = None,
     ) -> None:
         self._app = app
+        self._refuses = refuses
+        """True of a request that this server takes from none, since it may write."""
         self._limits = limits
-        self._hosts = frozenset(host.lower() for host in hosts)
+        self._hosts = frozenset(map(_as_asked_for, hosts))
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,6 +102,8 @@ class Guard:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         out = _Out(send, self._limits.write_stall_s)
         try:
+            if self._refuses is not None and self._refuses(scope):
+                raise Refused(OWN["read-only"])
             self._check_headers(scope)
             body = await self._read_body(receive)
             await self._app(scope, _Replayed(body, receive), out)
@@ -206,12 +213,23 @@ class _Out:
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], *_SAFE]
+            own = {name.lower() for name, _ in message["headers"]}
+            added = [header for header in _SAFE if header[0] not in own]
+            message["headers"] = [*message["headers"], *added]
         self.has_begun = True
         with anyio.move_on_after(self._stall_s) as scope:
             await self._send(message)
         if scope.cancelled_caught:
             raise _Stalled
+
+
+def _as_asked_for(host: str) -> str:
+    """Return a name or an address as clients write it in the header `Host`."""
+    try:
+        address = ip_address(host.strip("[]"))
+    except ValueError:
+        return host.lower()
+    return f"[{address}]" if address.version == 6 else str(address)  # noqa: PLR2004 - its name
 
 
 def _without_port(host: str) -> str:

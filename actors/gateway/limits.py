@@ -23,6 +23,10 @@ class GatewayLimits:
     """After how many seconds a client that takes nothing is cut off."""
     heartbeat_s: float = 15.0
     """How often a stream without events sends a comment, so that nothing on the way closes it."""
+    pieces_gathered_s: float = 0.02
+    """How long the pieces of an answer gather after one was written, to be sent as one."""
+    changes_every_s: float = 1.0
+    """How often a stream of changed rows looks at the journal; less often if there are many."""
     wait_s_max: float = 60.0
     """How long a request may wait for the end of a turn."""
     streams_max: int = 10_000

@@ -1,7 +1,7 @@
 """Ids and cursors as they stand on the wire, and as the journal has them.
 
-An id on the wire is local to a principal: the journal has `<principal>/<id>`, with the principal
-encoded so that it holds no slash. The first slash therefore splits a stored id in one way only, and
+An id on the wire is local to a principal: the journal has `<principal>:<id>`, with the principal
+encoded so that it holds no colon. The first colon therefore splits a stored id in one way only, and
 no two pairs share one. An administrator, and a gateway without principals, name stored ids as they
 are.
 
@@ -12,8 +12,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
+
+from ..errors import InvalidConversationId
+from ..values.text import check_conversation_id, check_new_conversation_id
 
 __all__ = [
     "Cursor",
@@ -33,7 +37,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 def stored_id(owner: str | None, local_id: str) -> str:
     """Return the id that the journal has for this one of a principal; None: as it is."""
-    return local_id if owner is None else f"{quote(owner, safe='')}/{local_id}"
+    return local_id if owner is None else f"{quote(owner, safe='')}:{local_id}"
 
 
 def wire_id(owner: str | None, conversation_id: str) -> str | None:
@@ -45,26 +49,19 @@ def wire_id(owner: str | None, conversation_id: str) -> str | None:
 
 
 def is_known_id(conversation_id: str) -> bool:
-    """True if a journal may have a conversation of this id."""
-    is_long = len(conversation_id) > ID_LENGTH_MAX
-    return not is_long and "\0" not in conversation_id and _is_text(conversation_id)
+    """Return True if a journal may have a conversation of this id."""
+    return _passes(check_conversation_id, conversation_id)
 
 
 def is_new_id(local_id: str) -> bool:
-    """True if a conversation may be begun under this id; older ones are read whatever they are."""
-    return (
-        0 < len(local_id) <= ID_LENGTH_MAX
-        and local_id not in (".", "..")
-        and "/" not in local_id
-        and not any(letter < " " or "\x7f" <= letter < "\xa0" for letter in local_id)
-        and _is_text(local_id)
-    )
+    """Return True if a conversation may begin under this id; older ones may have others."""
+    return _passes(check_new_conversation_id, local_id)
 
 
-def _is_text(text: str) -> bool:
+def _passes(check: Callable[[str], None], conversation_id: str) -> bool:
     try:
-        text.encode()
-    except UnicodeEncodeError:
+        check(conversation_id)
+    except InvalidConversationId:
         return False
     return True
 

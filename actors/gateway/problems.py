@@ -63,8 +63,12 @@ def _retry(name: str, detail: str, *facts: str) -> Problem:
     return Problem(503, name, detail, RETRY_AFTER_S, facts)
 
 
+_INVALID_ID = "new ids have 1 to 256 characters, no controls, no slash"
 _LATER = "nothing happened; send the same request again"
 _UNKNOWN = "it may have happened; send the same request again, under the same Idempotency-Key"
+
+_NONE = Problem(404, "conversation-not-found", "there is none of this id")
+_ANOTHER = Problem(412, "precondition-failed", "this is not the conversation that was meant")
 
 TABLE: Mapping[str, Problem] = {
     # --- the five kinds, for an error that has no row of its own
@@ -74,13 +78,17 @@ TABLE: Mapping[str, Problem] = {
     "OutcomeUnknown": Problem(504, "outcome-unknown", _UNKNOWN, RETRY_AFTER_S),
     "InvariantViolation": Problem(500, "fault", "the server found a fault of its own; tell it"),
     # --- what is asked for
-    "ConversationNotFound": Problem(404, "conversation-not-found", "there is none of this id"),
+    "ConversationNotFound": _NONE,
+    "NotYours": _NONE,  # nothing tells it from one that does not exist
+    "NotThisLog": _ANOTHER,
     "RecordNotFound": Problem(
         404, "record-not-found", "the log has no event at this seq", facts=("seq", "head")
     ),
     "ConversationDeleted": Problem(410, "conversation-deleted", "it was deleted meanwhile"),
     "ConversationExists": Problem(409, "conversation-exists", "take another id"),
     "InvalidInput": Problem(422, "invalid-input", "an argument is invalid; nothing was written"),
+    "InvalidConversationId": Problem(422, "invalid-id", _INVALID_ID),
+    "SearchIsOff": Problem(404, "search-is-off", "the server keeps no index of words"),
     "ImportRefused": Problem(422, "import-refused", "a line of it cannot be used", facts=("line",)),
     "NotAppendable": Problem(422, "not-appendable", "only the owner writes events of this kind"),
     # --- chat messages
@@ -141,6 +149,12 @@ TABLE: Mapping[str, Problem] = {
     ),
     "TooManyLabels": Problem(
         409, "too-many-labels", "nothing was written; remove some", facts=("labels_max",)
+    ),
+    "LabelTooLong": Problem(
+        413,
+        "label-too-long",
+        "the name or the value of a label is too long; nothing was written",
+        facts=("length", "length_max"),
     ),
     # --- turns
     "NotWhileTurnRuns": Problem(
@@ -238,19 +252,24 @@ OWN: Mapping[str, Problem] = {
         Problem(403, "foreign-origin", "pages of this origin may not write here"),
         Problem(404, "not-found", "there is nothing at this address"),
         Problem(405, "method-not-allowed", "this address takes other methods"),
+        Problem(405, "read-only", "this server only reads", headers={"Allow": "GET, HEAD"}),
         Problem(408, "too-slow", "the body did not arrive in time"),
+        Problem(409, "run-id-conflict", "this runId has other input; nothing was written"),
         Problem(410, "gone", "the event of this cursor is not at its place any more; begin anew"),
-        Problem(412, "precondition-failed", "this is not the conversation that was meant"),
+        _ANOTHER,
         Problem(413, "too-large", "the body is too large"),
         Problem(415, "not-json", "send Content-Type: application/json"),
         Problem(421, "unknown-host", "this server is not known by that name"),
         Problem(422, "invalid-request", "nothing was written; `errors` says what to mend"),
-        Problem(422, "invalid-id", "new ids have 1 to 256 characters, no controls, no slash"),
+        Problem(422, "invalid-id", _INVALID_ID),
         Problem(422, "too-deep", "the body is nested too deeply"),
         Problem(429, "too-many-requests", "send less often"),
         Problem(431, "headers-too-large", "the headers are too large"),
         Problem(500, "internal", "the server failed; nothing more is known here"),
         _retry("draining", f"this server is about to stop; {_LATER}"),
+        _retry("not-open", f"this server is starting or closing; {_LATER}"),
+        _retry("not-writing", f"this server may not write now, and another one may; {_LATER}"),
+        _retry("out-of-threads", f"this server waits for too many calls that hang; {_LATER}"),
     )
 }
 """The gateway's own problems, by name."""

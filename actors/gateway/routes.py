@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
 import anyio
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -19,35 +19,45 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
+from ..conversations.conversation import Conversation
 from ..conversations.turn import Turn, TurnEnd
 from ..core.commands import OnOverlap
+from ..core.listing import ConversationPage
 from ..core.state import ColdLoad
+from ..core.transcript import Transcript
 from ..events import FileContent, ImageContent
 from ..journal import ListOrder
 from ..journals.transfer import export_lines
+from .changes import feed_changes
 from .events import feed_events, page_of_events
+from .inspection import Brief, shown_json
 from .names import ID_LENGTH_MAX, SEQ_MAX, Cursor, from_path, is_known_id, is_new_id, to_path
-from .problems import OWN, ProblemRaised
+from .problems import OWN, ProblemRaised, problem_of
+from .readiness import find_unreadiness
 from .replies import EventStream, Write, json_reply
 from .service import (
+    Caller,
     ConversationCaller,
     Inspecting,
     Listing,
     Reading,
-    Service,
+    Ruling,
     Writing,
     cursor_of,
 )
-from .shapes import Shape, shaped_transcript, shaped_view
-from .transcript import Transcript
+from .shapes import Asked, Shape, shaped_transcript, shaped_view
 from .wire import (
+    Json,
     conversation_json,
     deletion_json,
+    erasure_json,
     event_json,
+    hit_json,
     rejection_json,
     row_json,
     state_json,
     step_json,
+    time_json,
 )
 
 __all__ = ["health", "router"]
@@ -100,13 +110,14 @@ async def send_message(
     if_match: Annotated[str | None, Header(description="A cursor of this conversation.")] = None,
 ) -> Response:
     """Send a chat message; it is durable when this answers: 202, or 200 if it was known."""
-    await _check_is_meant(caller, create=create, if_match=if_match)
-    turn = await caller.conversation.send(
+    conversation = await _meant(caller, create=create, if_match=if_match)
+    turn = await conversation.send(
         body.content,
         images=body.images,
         message_id=idempotency_key,
         on_overlap=body.on_overlap,
         replaces=body.replaces,
+        author=caller.author,
         metadata=body.metadata,
         files=body.files,
     )
@@ -128,18 +139,17 @@ async def send_message(
     return json_reply(answer, 200 if turn.is_duplicate or end is not None else 202, headers=headers)
 
 
-async def _check_is_meant(
-    caller: ConversationCaller, *, create: bool, if_match: str | None
-) -> None:
-    """Raise unless this is the conversation that the client means."""
+async def _meant(caller: ConversationCaller, *, create: bool, if_match: str | None) -> Conversation:
+    """Return the conversation that the client means; a message compares it when it is decided."""
     if if_match is not None:
         cursor = cursor_of(if_match.strip('"'))
-        if cursor.seq == 0 or await caller.find(cursor) is None:
+        if not cursor.seq:
             raise ProblemRaised(OWN["precondition-failed"])
-    elif not create:
-        await caller.check_exists()
-    else:
-        await caller.check_may_begin()
+        return caller.expecting(cursor=cursor)
+    if not create:
+        return caller.expecting(exists=True)
+    await caller.check_may_begin()
+    return caller.conversation
 
 
 def _wait_of(prefer: str | None, wait_s_max: float) -> float | None:
@@ -192,16 +202,23 @@ async def read_events(
 @router.get(f"{HERE}/state")
 async def read_state(caller: Reading, at: Seq = None) -> Response:
     """Return the state at a seq, or at the end of the log."""
-    return json_reply(state_json(await caller.conversation.at(at), caller.rename))
+    return json_reply(state_json(await caller.at(at), caller.rename))
 
 
 @router.get(f"{HERE}/view")
-async def read_view(caller: Reading, at: Seq = None) -> Response:
-    """Return the events that the model sees at a seq, or at the end of the log."""
-    state = await caller.conversation.at(at)
-    return json_reply(
-        {"seq": state.seq, "events": [event_json(event, caller.rename) for event in state.view]}
-    )
+async def read_view(
+    caller: Reading,
+    *,
+    at: Seq = None,
+    offset: Annotated[int, Query(ge=0, le=SEQ_MAX)] = 0,
+    limit: Annotated[int | None, Query(ge=1, description="All, if none is given.")] = None,
+    brief: Brief = None,
+) -> Response:
+    """Return the events that the model sees at a seq, or at the end of the log; or some of them."""
+    state = await caller.at(at)
+    end = None if limit is None else offset + limit
+    events = [shown_json(caller, event, brief) for event in state.view[offset:end]]
+    return json_reply({"seq": state.seq, "count": len(state.view), "events": events})
 
 
 @router.get(f"{HERE}/steps")
@@ -219,16 +236,22 @@ async def read_messages(
     shape: Shape = "events",
     before: Annotated[int | None, Query(ge=1, le=SEQ_MAX)] = None,
     limit: Annotated[int, Query(ge=1)] = 100,
+    model: str = "",
+    is_plain: bool = False,
+    show_author: bool = False,
 ) -> Response:
     """Return the transcript, or the view, in the shape of a provider or of a client.
 
     The transcript is what people said and were told, and the calls, condensed or not. As `events`
     it comes in pages from its end: `before` is the seq of the first event of the page after.
+    The view of a step, with the `model`, `is_plain` and `show_author` of its request, is exactly
+    what was sent.
     """
     if of == "view":
-        state = await caller.conversation.at(at)
-        return json_reply(shaped_view(state, shape, caller.rename))
-    head = (await caller.conversation.at(at)).seq
+        state = await caller.at(at)
+        asked = Asked(model=model, is_plain=is_plain, show_author=show_author)
+        return json_reply(shaped_view(state, shape, caller.rename, asked))
+    head = (await caller.at(at)).seq
     transcript = Transcript()
     newest = Cursor(0)
     async for logged in caller.conversation.events(live=False):
@@ -337,10 +360,10 @@ class ForkBody(Body):
 @router.post(f"{HERE}/fork", status_code=201)
 async def fork(caller: Writing, body: ForkBody) -> Response:
     """Begin another conversation with this one's log up to a seq."""
-    target = ConversationCaller(caller.service, caller.principal, body.id)
-    if not (is_new_id(body.id) and is_known_id(target.conversation_id)):
+    if not is_new_id(body.id):
         raise ProblemRaised(OWN["invalid-id"])
-    owner = None if caller.principal is None else caller.principal.name
+    target = await caller.service.caller_in(caller.principal, body.id)
+    owner = target.place.owner or caller.author
     await caller.conversation.fork(target.conversation_id, at=body.at, owner=owner)
     return json_reply({"id": body.id}, 201, headers={"Location": f"../{to_path(body.id)}"})
 
@@ -348,35 +371,101 @@ async def fork(caller: Writing, body: ForkBody) -> Response:
 # --- conversations -------------------------------------------------------------------------------
 
 
+@dataclass
+class Filters:
+    """Which conversations a list has; those of a principal are always its own."""
+
+    prefix: Annotated[str, Query(description="Of their ids.", max_length=ID_LENGTH_MAX)] = ""
+    owner: str | None = None
+    status: str | None = None
+    label: Annotated[str | None, Query(description="`name=value`")] = None
+
+    async def page(
+        self, caller: Caller, *, limit: int, order: ListOrder, cursor: str | None = None
+    ) -> ConversationPage:
+        """Return a page of the conversations that the caller has."""
+        name, equals, value = (self.label or "").partition("=")
+        return await caller.service.conversations.list(
+            limit=min(limit, caller.service.limits.page_max),
+            cursor=cursor,
+            prefix=caller.stored(self.prefix),
+            # An index has the rows of each owner in order: those of others are not looked at.
+            owner=self.owner if caller.owner is None else caller.owner,
+            status=self.status,
+            label=(name, value) if equals else None,
+            order=order,
+        )
+
+
+def _shown_rows(caller: Caller, page: ConversationPage) -> list[Json]:
+    principal = caller.principal
+    shows_address = principal is None or principal.is_admin
+    return [row_json(row, caller.rename, shows_address=shows_address) for row in page.rows]
+
+
 @router.get("/conversations")
 async def list_conversations(
     caller: Listing,
+    filters: Annotated[Filters, Depends()],
     *,
     limit: Annotated[int, Query(ge=1)] = 50,
     cursor: Annotated[str | None, Query(description="The `cursor` of the page before.")] = None,
-    prefix: Annotated[str, Query(description="Of their ids.", max_length=ID_LENGTH_MAX)] = "",
-    owner: str | None = None,
-    status: str | None = None,
-    label: Annotated[str | None, Query(description="`name=value`")] = None,
     order: ListOrder = "id",
 ) -> Response:
     """Return a page of the caller's conversations, without opening them."""
-    name, equals, value = (label or "").partition("=")
-    page = await caller.service.conversations.list(
-        limit=min(limit, caller.service.limits.page_max),
-        cursor=cursor,
-        prefix=caller.stored(prefix),
-        owner=owner,
-        status=status,
-        label=(name, value) if equals else None,
-        order=order,
-    )
-    principal = caller.principal
-    shows_address = principal is None or principal.is_admin
-    rows = [row_json(row, caller.rename, shows_address=shows_address) for row in page.rows]
+    page = await filters.page(caller, limit=limit, order=order, cursor=cursor)
+    rows = _shown_rows(caller, page)
     return json_reply(
         {"conversations": rows, "cursor": page.cursor, "is_complete": page.is_complete}
     )
+
+
+@router.get("/search")
+async def search(
+    caller: Listing,
+    words: Annotated[str, Query(description="All of them; a `*` ends the beginning of one.")],
+    *,
+    limit: Annotated[int, Query(ge=1)] = 20,
+    cursor: Annotated[str | None, Query(description="The `cursor` of the page before.")] = None,
+    prefix: Annotated[str, Query(description="Of their ids.", max_length=ID_LENGTH_MAX)] = "",
+    owner: str | None = None,
+    label: Annotated[str | None, Query(description="`name=value`")] = None,
+) -> Response:
+    """Return the messages of the caller's conversations that have these words, newest first."""
+    name, equals, value = (label or "").partition("=")
+    found = await caller.service.conversations.search(
+        words,
+        limit=min(limit, caller.service.limits.page_max),
+        cursor=cursor,
+        prefix=caller.stored(prefix),
+        owner=owner if caller.owner is None else caller.owner,
+        label=(name, value) if equals else None,
+    )
+    return json_reply(
+        {
+            "hits": [hit_json(hit, caller.rename) for hit in found.hits],
+            "cursor": found.cursor,
+            "is_complete": found.is_complete,
+            "complete_to": time_json(found.complete_to),
+        }
+    )
+
+
+@router.get("/changes", responses={200: {"content": {"text/event-stream": {}}}})
+async def read_changes(
+    caller: Listing,
+    filters: Annotated[Filters, Depends()],
+    *,
+    limit: Annotated[int, Query(ge=1)] = 100,
+    live: bool = True,
+) -> Response:
+    """Stream the newest rows of a list, and each of them that changes."""
+
+    async def look() -> list[Json]:
+        return _shown_rows(caller, await filters.page(caller, limit=limit, order="activity"))
+
+    await look()  # what is invalid is told as a problem
+    return EventStream(feed_changes(caller.service, look, live=live))
 
 
 @router.get(HERE)
@@ -388,6 +477,8 @@ async def read_conversation(caller: Reading) -> Response:
 class ChangeBody(Body):
     title: str | None = None
     labels: Annotated[dict[str, str | None] | None, WrapValidator(_whole)] = None
+    owner: str | None = None
+    """The principal whose conversation it is; only administrators change it."""
 
 
 @router.patch(HERE)
@@ -397,22 +488,28 @@ async def change(
     *,
     idempotency_key: Annotated[str | None, Header(max_length=ID_LENGTH_MAX)] = None,
 ) -> Response:
-    """Change the title and the labels, as a merge patch (RFC 7396); null removes."""
+    """Change the title, the labels, the owner, as a merge patch (RFC 7396); null removes."""
     labels = body.labels
     if labels is None and "labels" in body.model_fields_set:
         labels = dict.fromkeys((await caller.conversation.at()).details.labels)
     title = body.title or "" if "title" in body.model_fields_set else None
-    if title is not None or labels:
-        await caller.conversation.change(title=title, labels=labels, change_id=idempotency_key)
+    owner = body.owner or "" if "owner" in body.model_fields_set else None
+    if owner is not None and caller.owner is not None:
+        raise ProblemRaised(OWN["forbidden"])
+    if title is not None or owner is not None or labels:
+        await caller.conversation.change(
+            title=title, labels=labels, owner=owner, change_id=idempotency_key
+        )
     return json_reply(conversation_json(await caller.conversation.at(), caller.local_id))
 
 
 @router.delete(HERE)
 async def delete(caller: Writing) -> Response:
     """Delete a conversation, and return what was erased."""
-    deletion = await caller.service.conversations.delete(caller.conversation_id)
-    renamed = [caller.rename(fork) for fork in deletion.forks]
-    return json_reply(deletion_json(deletion, [fork for fork in renamed if fork is not None]))
+    deletion = await caller.service.conversations.delete(
+        caller.conversation_id, owner=caller.place.owner
+    )
+    return json_reply(deletion_json(deletion, caller.rename))
 
 
 @router.get(f"{HERE}/rejections")
@@ -461,8 +558,25 @@ async def read_self(caller: Listing) -> Response:
         {
             "principal": None if principal is None else principal.name,
             "scopes": None if principal is None else sorted(principal.scopes),
+            "is_read_only": caller.service.is_read_only,
         }
     )
+
+
+@router.delete("/principals/{principal}")
+async def erase(
+    caller: Ruling,
+    principal: Annotated[
+        str, Path(description="A name, or `~` and the base64url of one with odd characters.")
+    ],
+) -> Response:
+    """Delete all conversations of a principal, and return the receipts of all."""
+    owner = from_path(principal)
+    if owner is None or not is_new_id(owner):
+        raise ProblemRaised(OWN["invalid-id"])
+    erasure = await caller.service.conversations.erase(owner)
+    left = {name: problem_of(error)[0] for name, error in erasure.left.items()}
+    return json_reply(erasure_json(erasure.receipts, left, caller.rename))
 
 
 @router.get("/runtime/tree")
@@ -486,8 +600,8 @@ async def healthz() -> Response:
 
 @health.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """Answer 503 if another node should get the requests: this one is draining."""
-    service: Service = request.app.state.service
-    if service.streams.is_draining:
-        raise ProblemRaised(OWN["draining"])
+    """Answer 503 if another node should get the requests, and say why."""
+    problem = await find_unreadiness(request.app.state.service)
+    if problem is not None:
+        raise ProblemRaised(problem)
     return json_reply({"ok": True})

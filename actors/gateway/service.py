@@ -1,9 +1,9 @@
 """Shared by all routes: the conversations, access, and the streams that are open.
 
-A route names its action in its signature (`Reading`, `Writing`, `Inspecting` and those of one
-conversation). The dependency behind that name authenticates, counts the request against the
-principal's rate, authorizes, and turns the id in the path into the stored one. So a route that
-forgets to ask does not get a conversation at all.
+A route names its action in its signature (`Reading`, `Writing`, `Inspecting` and the others). The
+dependency behind that name authenticates, counts the request against the principal's rate,
+authorizes, turns the id in the path into the stored one, and compares whose conversation it is. So
+a route that forgets to ask does not get a conversation at all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, TypeVar
 
 import anyio
 from fastapi import Depends, Path, Request
@@ -20,9 +20,11 @@ from turnkeeper.runtime import Ports
 
 from ..conversations.conversation import Conversation
 from ..conversations.conversations import Conversations
-from ..errors import ConversationNotFound
+from ..core.state import Folded
+from ..errors import ConversationNotFound, NotYours
 from ..events import LoggedEvent
-from .access import Action, Authenticate, Authorize, Principal, Rates
+from .access import Action, Authenticate, Authorize, Place, Principal, Rates, Share
+from .history import Histories
 from .limits import GatewayLimits
 from .names import Cursor, from_path, is_known_id, is_new_id, parse_cursor, stored_id, wire_id
 from .problems import OWN, ProblemRaised
@@ -34,6 +36,7 @@ __all__ = [
     "Listing",
     "May",
     "Reading",
+    "Ruling",
     "Service",
     "Streams",
     "Writing",
@@ -43,37 +46,49 @@ __all__ = [
 T = TypeVar("T")
 
 
-class Streams:
-    """The streams that are open.
+class Counter:
+    """How many of something are open."""
 
-    While the gateway drains, new ones end at once, so that their clients go elsewhere; those that
-    are open go on until the conversations are handed over, when their readers end.
-    """
-
-    def __init__(self, streams_max: int, heartbeat_s: float) -> None:
-        self.is_draining = False
+    def __init__(self) -> None:
         self.count = 0
-        self._streams_max = streams_max
-        self._heartbeat_s = heartbeat_s
-
-    @property
-    def is_full(self) -> bool:
-        return self.count >= self._streams_max
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Count a stream while inside."""
+        """Count one more while inside."""
         self.count += 1
         try:
             yield
         finally:
             self.count -= 1
 
+
+class Streams(Counter):
+    """The streams that are open.
+
+    While the gateway drains, new ones end at once, so that their clients go elsewhere; those that
+    are open go on until the conversations are handed over, when their readers end.
+    """
+
+    def __init__(self, limits: GatewayLimits) -> None:
+        super().__init__()
+        self.is_draining = False
+        self.changes = Counter()
+        """Those of them that look at the journal every while."""
+        self._limits = limits
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= self._limits.streams_max
+
     async def until_beat(self, wait: Awaitable[T]) -> T | None:
         """Wait; None if a heartbeat is due first."""
-        with anyio.move_on_after(self._heartbeat_s):
+        with anyio.move_on_after(self._limits.heartbeat_s):
             return await wait
         return None
+
+    async def gather_pieces(self) -> None:
+        """Wait after a piece was written: those that come meanwhile are read as one."""
+        await anyio.sleep(self._limits.pieces_gathered_s)
 
 
 class Service:
@@ -86,14 +101,19 @@ class Service:
         limits: GatewayLimits,
         authenticate: Authenticate | None,
         authorize: Authorize,
+        share: Share | None,
         ports: Ports,
+        is_read_only: bool = False,
     ) -> None:
+        self.is_read_only = is_read_only
+        self.histories = Histories(conversations)
         self.conversations = conversations
         self.limits = limits
         self.ports = ports
-        self.streams = Streams(limits.streams_max, limits.heartbeat_s)
+        self.streams = Streams(limits)
         self._authenticate = authenticate
         self._authorize = authorize
+        self._share = share
         self._rates = Rates(
             ports.monotonic, per_s=limits.requests_per_s, burst=limits.requests_at_once
         )
@@ -114,6 +134,31 @@ class Service:
             raise ProblemRaised(OWN["forbidden"])
         return principal
 
+    async def caller_in(self, principal: Principal | None, local_id: str) -> ConversationCaller:
+        """Return a caller in the conversation of this id.
+
+        Raises a problem if a journal cannot have it.
+        """
+        place = None
+        if self._share is not None and principal is not None and not principal.is_admin:
+            place = await self._share(principal, local_id)
+        owner = _owner(principal)
+        place = place or Place(stored_id(owner, local_id), owner)
+        if not is_known_id(place.conversation_id):
+            raise ProblemRaised(OWN["invalid-id"])
+        conversation = self.conversations[place.conversation_id].expecting(owner=place.owner)
+        try:
+            # What changes the conversation compares this again, when it is decided.
+            await conversation.check_owner()
+        except NotYours as error:
+            return ConversationCaller(self, principal, local_id, place, error)
+        return ConversationCaller(self, principal, local_id, place)
+
+
+def _owner(principal: Principal | None) -> str | None:
+    """Return the principal to whom ids on the wire are local; None if they are stored ids."""
+    return None if principal is None or principal.is_admin else principal.name
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -125,8 +170,12 @@ class Caller:
     @property
     def owner(self) -> str | None:
         """The principal to whom ids on the wire are local; None if they are stored ids."""
-        principal = self.principal
-        return None if principal is None or principal.is_admin else principal.name
+        return _owner(self.principal)
+
+    @property
+    def author(self) -> str | None:
+        """The author of the chat messages that the caller sends."""
+        return None if self.principal is None else self.principal.name
 
     def stored(self, local_id: str) -> str:
         return stored_id(self.owner, local_id)
@@ -140,21 +189,34 @@ class ConversationCaller(Caller):
     """A caller, and the conversation of the request."""
 
     local_id: str
+    place: Place
+    refusal: NotYours | None = None
+    """Set if the conversation is another user's. Raised only when it is used: a request that is
+    invalid is told so, as if there were none."""
 
     @property
     def conversation_id(self) -> str:
-        """The id that the journal has."""
-        return self.stored(self.local_id)
+        """The id that the journal has. Raises `NotYours`."""
+        if self.refusal is not None:
+            raise self.refusal
+        return self.place.conversation_id
 
     @property
     def conversation(self) -> Conversation:
-        return self.service.conversations[self.conversation_id]
+        """The conversation; its commands are refused if it is another user's."""
+        return self.expecting()
 
-    def checked(self) -> Self:
-        """Return this, if a journal may have a conversation of this id. Raises a problem."""
-        if not is_known_id(self.conversation_id):
-            raise ProblemRaised(OWN["invalid-id"])
-        return self
+    def expecting(self, *, exists: bool = False, cursor: Cursor | None = None) -> Conversation:
+        """Return the conversation, for commands that mean one which exists, or has this event."""
+        conversation = self.service.conversations[self.conversation_id]
+        seq, event_id = (None, None) if cursor is None else (cursor.seq, cursor.event_id)
+        return conversation.expecting(
+            owner=self.place.owner, exists=exists, seq=seq, event_id=event_id
+        )
+
+    async def at(self, seq: int | None = None) -> Folded:
+        """Return the state at a seq, as `Conversation.at` does, but quickly in a long log."""
+        return await self.service.histories.at(self.conversation_id, seq)
 
     async def check_may_begin(self) -> None:
         """Raise unless the id is one for new conversations, or its conversation is there."""
@@ -208,7 +270,7 @@ class _MayHere(May):
             raise ProblemRaised(OWN["invalid-id"])
         service = _service(request)
         principal = await service.admit(request, self.action, local_id)
-        return ConversationCaller(service, principal, local_id).checked()
+        return await service.caller_in(principal, local_id)
 
 
 def action_of(dependency: Callable[..., object] | None) -> Action | None:
@@ -218,6 +280,7 @@ def action_of(dependency: Callable[..., object] | None) -> Action | None:
 
 Listing = Annotated[Caller, Depends(May("read"))]
 Inspecting = Annotated[Caller, Depends(May("inspector"))]
+Ruling = Annotated[Caller, Depends(May("admin"))]
 Reading = Annotated[ConversationCaller, Depends(_MayHere("read"))]
 Writing = Annotated[ConversationCaller, Depends(_MayHere("write"))]
 

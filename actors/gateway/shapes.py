@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from ..core.state import Folded
+from ..core.transcript import Transcript
 from ..core.view import View
 from ..models.messages import LLMShape, to_llm_messages
+from .ag_ui_messages import ag_ui_messages
 from .ai_sdk import ui_messages
-from .transcript import Transcript
 from .wire import Rename, event_json, logged_json
 
-__all__ = ["Shape", "shaped_transcript", "shaped_view"]
+__all__ = ["Asked", "Shape", "shaped_transcript", "shaped_view"]
 
-Shape: TypeAlias = Literal["events", "openai-chat", "openai-responses", "anthropic", "ai-sdk"]
+Shape: TypeAlias = Literal[
+    "events", "openai-chat", "openai-responses", "anthropic", "ai-sdk", "ag-ui"
+]
 
 _LLM_SHAPES: dict[Shape, LLMShape] = {
     "openai-chat": "openai",
@@ -22,10 +25,20 @@ _LLM_SHAPES: dict[Shape, LLMShape] = {
 }
 
 
-def shaped_view(state: Folded, shape: Shape, rename: Rename) -> dict[str, object]:
+class Asked(NamedTuple):
+    """The parts of a model's request, beside the view, that its messages depend on."""
+
+    model: str = ""
+    is_plain: bool = False
+    show_author: bool = False
+
+
+def shaped_view(
+    state: Folded, shape: Shape, rename: Rename, asked: Asked = Asked()
+) -> dict[str, object]:
     """Return the view of a state. Raises `OpenCalls` while a call has no result."""
     if shape in _LLM_SHAPES:
-        return {"seq": state.seq, **_llm_messages(state.view, shape)}
+        return {"seq": state.seq, **_llm_messages(state.view, shape, asked)}
     # A client's shape is of people; for a view it has nothing beyond the events.
     return {"seq": state.seq, "messages": [event_json(event, rename) for event in state.view]}
 
@@ -38,6 +51,10 @@ def shaped_transcript(
         return _llm_messages(View.from_events(logged.event for logged in transcript.said), shape)
     if shape == "ai-sdk":
         return {"messages": ui_messages(transcript)}
+    if shape == "ag-ui":
+        waiting = [logged.event for logged in transcript.waiting]
+        messages = ag_ui_messages(transcript, waiting=waiting)
+        return {"messages": [each.model_dump(mode="json", by_alias=True) for each in messages]}
     everything = [*transcript.said, *transcript.waiting]
     page = [logged for logged in everything if before is None or logged.seq < before]
     return {
@@ -46,6 +63,6 @@ def shaped_transcript(
     }
 
 
-def _llm_messages(view: View, shape: Shape) -> dict[str, object]:
-    messages = to_llm_messages(view, _LLM_SHAPES[shape])
+def _llm_messages(view: View, shape: Shape, asked: Asked = Asked()) -> dict[str, object]:
+    messages = to_llm_messages(view, _LLM_SHAPES[shape], **asked._asdict())
     return {"system": messages.system, "messages": list(messages)}

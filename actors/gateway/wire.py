@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 
 from ..core.listing import ListedConversation
+from ..core.search import SearchHit
 from ..core.state import Folded
 from ..core.steps import Step
 from ..events import Event, ForkedFromEvent, LoggedEvent, TextDelta, encode_event
 from ..journal import Deletion, Rejection
 from ..values.text import storable
 from .names import Cursor
+from .problems import Problem
 
 __all__ = [
+    "Json",
     "Rename",
+    "brief_json",
     "conversation_json",
     "deletion_json",
+    "erasure_json",
     "event_json",
     "logged_json",
     "piece_json",
@@ -58,6 +63,33 @@ def logged_json(logged: LoggedEvent, rename: Rename) -> Json:
         "cursor": str(Cursor(logged.seq, logged.event.id)),
         "event": event_json(logged.event, rename),
     }
+
+
+def brief_json(value: Json, length: int) -> Json:
+    """Return an event with its long texts and lists cut; `cut` has their true lengths, by path."""
+    cut: dict[str, int] = {}
+
+    def brief(value: object, path: str) -> object:
+        match value:
+            case str() if len(value) > length:
+                cut[path] = len(value)
+                return value[:length]
+            case list() if len(value) > length:
+                cut[path] = len(value)
+                return [brief(each, f"{path}.{n}") for n, each in enumerate(value[:length])]
+            case list():
+                return [brief(each, f"{path}.{n}") for n, each in enumerate(value)]
+            case dict():
+                return {
+                    name: brief(each, f"{path}.{name}" if path else name)
+                    for name, each in value.items()
+                }
+            case _:
+                return value
+
+    shown = brief(value, "")
+    assert isinstance(shown, dict), shown
+    return {**shown, "cut": cut} if cut else shown
 
 
 def piece_json(piece: TextDelta) -> Json:
@@ -146,6 +178,25 @@ def row_json(row: ListedConversation, rename: Rename, *, shows_address: bool) ->
     }
 
 
+def hit_json(hit: SearchHit, rename: Rename) -> Json:
+    """Return a message that a search has found."""
+    return {
+        "conversation_id": rename(hit.conversation_id),
+        "seq": hit.seq,
+        "event_id": hit.event_id,
+        "by": hit.by,
+        "author": hit.author,
+        "said_at": _time(hit.said_at),
+        "snippet": hit.snippet,
+        "left_view": hit.left_view,
+    }
+
+
+def time_json(seconds: float | None) -> str | None:
+    """Return a time as events have theirs."""
+    return None if seconds is None else _time(seconds)
+
+
 def _time(seconds: float) -> str:
     """Return a time as events have theirs."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()
@@ -161,11 +212,23 @@ def rejection_json(rejection: Rejection) -> Json:
     }
 
 
-def deletion_json(deletion: Deletion, forks: Sequence[str]) -> Json:
+def deletion_json(deletion: Deletion, rename: Rename) -> Json:
     """Return the receipt of a deletion; forks of others are counted, not named."""
+    renamed = [rename(fork) for fork in deletion.forks]
+    forks = [fork for fork in renamed if fork is not None]
     return {
         "kept": deletion.kept,
-        "forks": list(forks),
+        "forks": forks,
         "forks_of_others": len(deletion.forks) - len(forks),
         "is_erased": deletion.is_erased,
+    }
+
+
+def erasure_json(
+    receipts: Mapping[str, Deletion], left: Mapping[str, Problem], rename: Rename
+) -> Json:
+    """Return the receipts of an erasure, and the problems that kept the others."""
+    return {
+        "receipts": {rename(name): deletion_json(one, rename) for name, one in receipts.items()},
+        "left": {rename(name): problem.type for name, problem in left.items()},
     }

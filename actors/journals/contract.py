@@ -12,8 +12,10 @@ dependencies.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,15 +30,18 @@ from ..errors import (
     ConversationNotFound,
     EventIdConflict,
     Fenced,
+    InvalidConversationId,
     InvalidInput,
     MessageIdConflict,
     OwnedElsewhere,
     RecordNotFound,
+    SearchIsOff,
 )
 from ..journal import (
     LISTED_KINDS,
     LISTING_AGE_MAX,
     Claim,
+    FoundMessage,
     Journal,
     Listing,
     ListOrder,
@@ -44,9 +49,11 @@ from ..journal import (
     ListRow,
     Record,
     Rejection,
+    SearchQuery,
     Snapshot,
     StoredRecord,
 )
+from ..values.words import SNIPPET_LENGTH_MAX
 from .shared import limits
 
 __all__ = ["JournalContract", "make_record", "read_all"]
@@ -99,6 +106,10 @@ class JournalContract:
         A second one for the same place stands for a process that starts while the first one still
         runs, or after it. `takeover` allows it to take conversations from a live owner.
         """
+        raise NotImplementedError
+
+    def make_searching_journal(self, place: Path) -> Journal:
+        """Return a journal over the store at this place that keeps an index of words."""
         raise NotImplementedError
 
     # --- what is written is what is read ----------------------------------------------------------
@@ -160,7 +171,7 @@ class JournalContract:
 
     async def test_conversations_do_not_share_ids_or_seqs(self, tmp_path: Path) -> None:
         async with self.make_journal(tmp_path) as journal:
-            names = ["a", "A", "a ", "a/b", "…" * 200]
+            names = ["a", "A", "a ", "a:b", "…" * 200]
             for conversation_id in names:
                 claim = await journal.claim(conversation_id)
                 await journal.append(
@@ -196,6 +207,34 @@ class JournalContract:
 
             assert [info.conversation_id for info in await journal.list()] == ["c"]
             assert list(await _append(journal, "c", claim, ["e2"], at=2)) == [2]
+
+    @pytest.mark.parametrize("odd", ["a/b", "/", ".", "..", "a\tb", "\x9f", "", "a\0b", "i" * 257])
+    async def test_a_conversation_begins_under_no_odd_name_and_goes_on_under_one(
+        self, tmp_path: Path, odd: str
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            await _append(journal, "c", await journal.claim("c"), ["e1"])
+            with pytest.raises(InvalidConversationId) as refused:
+                await journal.claim(odd)
+            assert refused.value.conversation_id == odd
+            with pytest.raises(InvalidConversationId):
+                await _fork(journal, "c", odd, 1, "f2")
+            if odd in {"", "a\0b", "i" * 257}:
+                with pytest.raises(InvalidConversationId):
+                    await journal.claim(odd, any_name=True)
+                return
+
+            imported = await journal.claim(odd, any_name=True)
+            with pytest.raises(InvalidConversationId):
+                await journal.claim(odd)  # nothing was written under it
+            await _append(journal, odd, imported, ["e1"])
+            claim = await journal.claim(odd)
+            await _append(journal, odd, claim, ["e2"], at=2)
+            await _fork(journal, odd, "f", 2, "f3")
+            assert await read_all(journal, odd) == ["e1", "e2"]
+            await journal.delete(odd, epoch=claim.epoch)
+            with pytest.raises(InvalidConversationId):
+                await journal.claim(odd)
 
     async def test_an_event_beyond_the_limit_is_refused_alone(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -942,19 +981,299 @@ class JournalContract:
             (row,) = (await journal.page(ListQuery(9))).rows
             assert (row.owned, row.address) == ("here", "")
 
+    # --- search -----------------------------------------------------------------------------------
+
+    async def test_messages_are_found_by_all_of_their_words_the_newest_first(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_searching_journal(tmp_path) as journal:
+            await _say(journal, "c", "Where is my ORDER?", "Order seven: on its way to Café Öz")
+            await _say(journal, "d", "cafe, order", "naïve 東京タワー")
+
+            assert await _found(journal, "order") == ["c2", "d1", "c1"]
+            assert await _found(journal, "order", "cafe") == ["c2", "d1"]
+            assert await _found(journal, "order", begins="wa") == ["c2"]
+            assert await _found(journal, begins="o") == ["c2", "d1", "c1"]
+            assert await _found(journal, "naive", "東", "京") == ["d2"]
+            assert await _found(journal, "ord") == await _found(journal, "order", "zebra") == []
+            (hit,) = (await journal.search(SearchQuery(["seven"], 9))).rows
+            assert (hit.conversation_id, hit.seq, hit.by, hit.author) == ("c", 2, "agent", None)
+            assert hit.snippet == "Order seven: on its way to Café Öz"
+            assert (hit.at_us, hit.left_view) == (2_000_099, "")
+
+    async def test_without_having_been_asked_to_a_journal_does_not_search(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            await _say(journal, "c", "hello")
+            with pytest.raises(SearchIsOff):
+                await journal.search(SearchQuery(["hello"], 9))
+            with pytest.raises(SearchIsOff):
+                await journal.index()
+
+    async def test_what_was_written_without_an_index_is_indexed_once_it_is_asked_for(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_journal(tmp_path) as journal:
+            before = [f"c{number:02}" for number in range(200)]
+            for name in before:
+                await _say(journal, name, "word")
+            await _say(journal, "gone", "word")
+            await journal.delete("gone", epoch=1)
+        async with self.make_searching_journal(tmp_path) as journal:
+            assert len(await _found(journal, "word")) == len(before)
+        async with self.make_journal(tmp_path) as journal:
+            await _say(journal, "c", "word")
+        async with self.make_searching_journal(tmp_path) as journal:
+            assert len(await _found(journal, "word")) == len([*before, "c"])
+            page = await journal.search(SearchQuery(["word"], 500, prefix="c"))
+            assert ("c", 1) in [(row.conversation_id, row.seq) for row in page.rows]
+            assert page.complete_to_us is None
+
+    async def test_only_messages_of_users_and_agents_are_found(self, tmp_path: Path) -> None:
+        async with self.make_searching_journal(tmp_path) as journal:
+            claim = await journal.claim("c")
+            said = {"content": "word", "timestamp": "2024-01-01T00:00:00Z"}
+            odd: list[tuple[str, object]] = [
+                ("observation", said),
+                ("message_queued", said),
+                ("user_message", {**said, "is_reminder": True}),
+                ("user_message", {"content": 7}),
+                ("user_message", ["word"]),
+                ("retraction", {"retracted_event_ids": 7}),
+                ("condensation", {"forgotten_event_ids": [7, "e1"]}),
+                ("agent_message", {**said, "timestamp": "word"}),
+            ]
+            payloads = [(kind, json.dumps(payload).encode()) for kind, payload in odd]
+            payloads += [("user_message", b"word"), ("retraction", b"\xff")]
+            for seq, (kind, payload) in enumerate(payloads, 1):
+                await journal.append(
+                    "c",
+                    [Record(f"e{seq}", kind, payload)],
+                    epoch=claim.epoch,
+                    expected_seq=seq,
+                    is_unfinished=False,
+                )
+
+            assert await _found(journal, "word") == ["c8"]
+
+    async def test_the_first_64_kib_of_a_message_are_searched(self, tmp_path: Path) -> None:
+        long = f"first {'x' * 65_500} later {'y' * 100_000} last"
+        async with self.make_searching_journal(tmp_path) as journal:
+            await _say(journal, "c", f"{'é ' * 30_000}é last", long, "last")
+
+            assert await _found(journal, "first") == ["c2"]
+            assert await _found(journal, "later") == ["c2"]
+            assert await _found(journal, "last") == ["c3"]
+            (hit,) = (await journal.search(SearchQuery(["later"], 9))).rows
+            assert "later" in hit.snippet
+            assert len(hit.snippet) <= SNIPPET_LENGTH_MAX
+
+    async def test_a_message_that_has_left_the_view_is_marked(self, tmp_path: Path) -> None:
+        async with self.make_searching_journal(tmp_path) as journal:
+            claim = await _say(journal, "c", *["word"] * 4)
+            left = {
+                "condensation": {"forgotten_event_ids": ["c 1", "c 2"]},
+                "retraction": {"retracted_event_ids": ["c 2", "c 3"]},
+            }
+            for seq, (kind, payload) in enumerate((*left.items(), *left.items()), 5):
+                record = Record(f"left {seq}", kind, json.dumps(payload).encode())
+                await journal.append(
+                    "c", [record], epoch=claim.epoch, expected_seq=seq, is_unfinished=False
+                )
+                await journal.index()
+
+            page = await journal.search(SearchQuery(["word"], 9))
+            assert {row.seq: row.left_view for row in page.rows} == {
+                1: "condensed",
+                2: "retracted",
+                3: "retracted",
+                4: "",
+            }
+
+    async def test_the_prefix_of_a_fork_is_found_as_its_parents_alone(self, tmp_path: Path) -> None:
+        async with self.make_searching_journal(tmp_path) as journal:
+            claim = await _say(journal, "c", "shared word", "another word")
+            retracted = {"retracted_event_ids": ["c 1", "f 3"]}
+            await journal.fork(
+                "c",
+                "f",
+                at=2,
+                records=[
+                    _message("f", 3, "own word"),
+                    Record("r", "retraction", json.dumps(retracted).encode()),
+                ],
+                is_unfinished=False,
+            )
+            await journal.index()
+
+            page = await journal.search(SearchQuery(["word"], 9))
+            assert [(row.conversation_id, row.seq, row.left_view) for row in page.rows] == [
+                ("f", 3, "retracted"),
+                ("c", 2, ""),
+                ("c", 1, ""),  # the fork has retracted it in its own view
+            ]
+            await journal.delete("c", epoch=claim.epoch)
+            assert await _found(journal, "word") == ["f3"]
+
+    async def test_words_of_a_deleted_conversation_are_not_found(self, tmp_path: Path) -> None:
+        async with self.make_searching_journal(tmp_path) as journal:
+            texts = ["word"] * 100
+            claim = await _say(journal, "c", *texts)
+            await _say(journal, "d", "word")
+            assert len(await _found(journal, "word")) == len([*texts, "word"])
+            await journal.delete("c", epoch=claim.epoch)
+            assert [row.conversation_id for row in await _hits(journal, "word")] == ["d"]
+            claim = await _say(journal, "c", "new word")
+            # Deleted before it was indexed, perhaps.
+            await journal.delete("c", epoch=claim.epoch)
+            assert await _found(journal, "word") == ["d1"]
+            await _say(journal, "c", "newer word")
+            assert await _found(journal, "word") == ["d1", "c1"]
+        async with self.make_searching_journal(tmp_path) as journal:
+            assert await _found(journal, "word") == ["d1", "c1"]
+
+    async def test_a_search_keeps_to_its_owner_prefix_and_label(self, tmp_path: Path) -> None:
+        async with self.make_searching_journal(tmp_path) as journal:
+            names = [f"{'ab'[n % 2]}/{n:02}" for n in range(20)] + ["ab", "a"]
+            for at, name in enumerate(names):
+                labels = {"x": "yz"[at % 3 == 0]}
+                listing = Listing(2, f"o{at // 2 % 2}", "idle", 1, 1, labels)
+                await _say(journal, name, "word", "word", listing=listing)
+            await journal.index()
+            every = {
+                (name, seq): (f"o{at // 2 % 2}", "yz"[at % 3 == 0])
+                for at, name in enumerate(names)
+                for seq in (1, 2)
+            }
+            for owner in (None, "o0", "o1", "o2", ""):
+                for prefix in ("", "a", "a/", "b/", "a/1", "ab", "c/", "/"):
+                    for label in (None, ("x", "y"), ("x", "w")):
+                        wanted = {
+                            (name, seq)
+                            for (name, seq), (has, value) in every.items()
+                            if owner in {None, has}
+                            and name.startswith(prefix)
+                            and label in {None, ("x", value)}
+                        }
+                        query = SearchQuery(
+                            ["word"], 1_000, prefix=prefix, owner=owner, label=label
+                        )
+                        short = query._replace(limit=2, scan_max=3)
+                        for one in (query, query._replace(limit=3), short):
+                            found = await _walk_hits(journal, one)
+                            assert len(found) == len(wanted), one
+                            assert set(found) == wanted, one
+
+    async def test_a_search_follows_a_conversation_to_its_new_owner(self, tmp_path: Path) -> None:
+        async with self.make_searching_journal(tmp_path) as journal:
+            texts = ["word"] * 250
+            listing = Listing(len(texts), "a", "idle", 1, 1)
+            claim = await _say(journal, "c", *texts, listing=listing)
+            assert len(await _found(journal, "word", owner="a")) == len(texts)
+            await journal.append(
+                "c",
+                [Record("change", "conversation_changed", b'{"owner": "b"}')],
+                epoch=claim.epoch,
+                expected_seq=251,
+                is_unfinished=False,
+                listing=Listing(251, "b", "idle", 1, 1),
+            )
+            # At once for the old one, whatever the index has.
+            assert not (await journal.search(SearchQuery(["word"], 9, owner="a"))).rows
+            assert len(await _found(journal, "word", owner="b")) == len(texts)
+            assert not await _found(journal, "word", owner="a")
+            # A listing that is written later names yet another one.
+            await journal.write_listing("c", Listing(251, "d", "idle", 1, 1), epoch=claim.epoch)
+            assert len(await _found(journal, "word", owner="d")) == len(texts)
+            assert not await _found(journal, "word", owner="b")
+
+    async def test_a_search_says_up_to_when_it_is_complete(self, tmp_path: Path) -> None:
+        async with self.make_searching_journal(tmp_path) as journal:
+            assert (await journal.search(SearchQuery(["word"], 9))).rows == []
+            await _say(journal, "c", "word")
+            page = await journal.search(SearchQuery(["word"], 9))
+            # Found, or said to be missing.
+            assert len(page.rows) == 1 or page.complete_to_us is not None
+            await journal.index()
+            page = await journal.search(SearchQuery(["word"], 9))
+            assert (len(page.rows), page.complete_to_us) == (1, None)
+
+    async def test_messages_of_one_moment_are_found_once_each(self, tmp_path: Path) -> None:
+        async with self.make_searching_journal(tmp_path) as journal:
+            names = [f"c{number}" for number in range(30)]
+            for name in names:
+                claim = await journal.claim(name)
+                for at in (1, 2):
+                    await journal.append(
+                        name,
+                        [_message(name, at, "word", at="2024-01-01T00:00:00Z")],
+                        epoch=claim.epoch,
+                        expected_seq=at,
+                        is_unfinished=False,
+                    )
+            await journal.index()
+            found = await _walk_hits(journal, SearchQuery(["word"], 7))
+            assert len(found) == len(set(found)) == 2 * len(names)
+
+
+def _message(name: str, seq: int, text: str, *, at: str = "") -> Record:
+    """Return a chat message: by the user and by the agent in turns, a second after the other."""
+    by = ("user_message", "agent_message")[(seq - 1) % 2]
+    moment = datetime.fromtimestamp(seq, UTC) + timedelta(microseconds=sum(name.encode()))
+    event = {"content": text, "timestamp": at or moment.isoformat()}
+    return Record(f"{name} {seq}", by, json.dumps(event).encode())
+
+
+async def _say(journal: Journal, name: str, *texts: str, listing: Listing | None = None) -> Claim:
+    """Append messages to a conversation; those of another one are of another moment."""
+    claim = await journal.claim(name, any_name=True)
+    records = [_message(name, seq, text) for seq, text in enumerate(texts, claim.head + 1)]
+    await journal.append(
+        name,
+        records,
+        epoch=claim.epoch,
+        expected_seq=claim.head + 1,
+        is_unfinished=False,
+        listing=listing,
+    )
+    return claim
+
+
+async def _hits(journal: Journal, *words: str, **asked: Any) -> Sequence[FoundMessage]:  # noqa: ANN401 - of a query
+    await journal.index()
+    return (await journal.search(SearchQuery(words, 1_000, **asked))).rows
+
+
+async def _found(journal: Journal, *words: str, **asked: Any) -> list[str]:  # noqa: ANN401 - of a query
+    return [f"{one.conversation_id}{one.seq}" for one in await _hits(journal, *words, **asked)]
+
+
+async def _walk_hits(journal: Journal, query: SearchQuery) -> list[tuple[str, int]]:
+    """Return the messages of all pages."""
+    found: list[tuple[str, int]] = []
+    while True:
+        page = await journal.search(query)
+        assert len(page.rows) <= query.limit
+        found += [(row.conversation_id, row.seq) for row in page.rows]
+        if page.next is None:
+            return found
+        assert page.rows or not page.is_complete
+        query = query._replace(after=page.next)
+
 
 _FILTERS: Sequence[Mapping[str, Any]] = (
     {},
-    {"prefix": "a/"},
+    {"prefix": "a:"},
     {"owner": "a"},
     {"owner": "nobody"},
-    {"owner": "a", "prefix": "a/1"},
+    {"owner": "a", "prefix": "a:1"},
     {"owner": "a", "status": "running"},
     {"owner": "a", "status": "idle"},
     {"owner": "b", "label": ("project", "x")},
     {"status": "running"},
     {"label": ("project", "x")},
-    {"owner": "a", "status": "running", "label": ("project", "x"), "prefix": "a/"},
+    {"owner": "a", "status": "running", "label": ("project", "x"), "prefix": "a:"},
 )
 
 
@@ -962,7 +1281,7 @@ async def _fill_lists(journal: Journal) -> dict[str, Listing]:
     """Make conversations in an order that is none of the orders of a list."""
     listed: dict[str, Listing] = {}
     for number in range(24):
-        name = f"{'ab'[number % 2]}/{number * 7 % 24}é"
+        name = f"{'ab'[number % 2]}:{number * 7 % 24}é"
         listing = Listing(
             1,
             "ab"[number // 2 % 2],

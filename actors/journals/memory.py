@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import anyio.lowlevel
 
@@ -23,21 +23,26 @@ from ..errors import (
     JournalRefused,
     OwnedElsewhere,
     RecordNotFound,
+    SearchIsOff,
 )
 from ..journal import (
     LISTED_KINDS,
     Claim,
     ConversationInfo,
     Deletion,
+    FoundMessage,
     Listing,
     ListPage,
     ListQuery,
     ListRow,
     Record,
     Rejection,
+    SearchPage,
+    SearchQuery,
     Snapshot,
     StoredRecord,
 )
+from ..values.words import words_of
 from .shared.append_rules import (
     check_append,
     check_deletion,
@@ -54,6 +59,16 @@ from .shared.limits import (
     checked_rejections,
 )
 from .shared.list_pages import ListKey, bare_listing, drive_of, fill_page, is_surely_stale
+from .shared.searching import (
+    LEFT,
+    Candidate,
+    Said,
+    fill_search_page,
+    find_said,
+    found_message,
+    left_ids,
+    message_number,
+)
 
 
 @dataclass(slots=True)
@@ -168,11 +183,13 @@ class MemoryJournal:
         store: MemoryStore | None = None,
         *,
         address: str = "another memory journal",
+        search: bool = False,
         rejection_age_s_max: float = 30 * 86_400.0,
         ports: Ports | None = None,
     ) -> None:
         self._store = store or MemoryStore()
         self._address = address
+        self._is_searching = search
         self._rejection_age_s_max = rejection_age_s_max
         self._ports = ports or Ports()
         self._is_entered = False
@@ -191,9 +208,11 @@ class MemoryJournal:
     def watch_lease(self, on_loss: Callable[[], None]) -> None:
         """Do nothing: this lease has no end."""
 
-    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+    async def claim(
+        self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+    ) -> Claim:
         self._refuse_if_left()
-        await check_new_name(self, conversation_id)
+        await check_new_name(self, conversation_id, any_name=any_name)
         log = self._store.log(conversation_id)
         owner = log.owner
         if owner is not None and self._is_rival(owner) and not takeover:
@@ -322,6 +341,35 @@ class MemoryJournal:
             owned, address = "elsewhere", log.owner._address  # noqa: SLF001 - of this class
         updated_us = round(log.updated_at * 1_000_000)
         return ListRow(name, len(log.records), updated_us, log.listing, is_stale, owned, address)
+
+    async def search(self, query: SearchQuery) -> SearchPage:
+        self._refuse_if_left()
+        self._refuse_if_search_is_off()
+        matching = [one for one in _messages(self._store.logs()) if _is_match(one, query)]
+
+        def find(after: int | None, limit: int) -> Sequence[Candidate]:
+            below = [one for one in matching if after is None or one.number < after]
+            return [
+                Candidate(one.number, one.name, _has_label(one.log, query), one)
+                for one in below[:limit]
+            ]
+
+        def show(wanted: Sequence[Candidate]) -> Sequence[FoundMessage]:
+            return [_shown(query, one.place) for one in wanted]
+
+        page = fill_search_page(query, find, show, None)
+        await anyio.lowlevel.checkpoint()
+        return page
+
+    async def index(self) -> None:
+        """Do nothing: a search here looks at each message."""
+        self._refuse_if_left()
+        self._refuse_if_search_is_off()
+        await anyio.lowlevel.checkpoint()
+
+    def _refuse_if_search_is_off(self) -> None:
+        if not self._is_searching:
+            raise SearchIsOff("this memory journal")
 
     async def write_listing(self, conversation_id: str, listing: Listing, *, epoch: int) -> None:
         self._refuse_if_left()
@@ -497,6 +545,65 @@ class MemoryJournal:
     def _refuse_if_left(self) -> None:
         if not self._is_entered:
             raise JournalRefused("this memory journal is not open; nothing was done")
+
+
+class _Message(NamedTuple):
+    number: int
+    name: str
+    log: _Log
+    record: StoredRecord
+    said: Said
+    left: int
+
+
+def _messages(logs: Mapping[str, _Log]) -> list[_Message]:
+    """Return the chat messages of all logs, each where it was written, the newest first."""
+    found: list[_Message] = []
+    for name, log in logs.items():
+        own = log.records[log.prefix[0][1] if log.prefix else 0 :]
+        left: dict[str, int] = {}
+        for record in own:
+            if record.kind in LEFT:
+                for event_id in left_ids(record.kind, record.payload):
+                    left[event_id] = max(left.get(event_id, 0), LEFT[record.kind])
+        for record in own:
+            said = find_said(record.kind, record.payload)
+            if said is not None:
+                number = message_number(said.at_us, record.seq)
+                how = left.get(record.event_id, 0)
+                found.append(_Message(number, name, log, record, said, how))
+    found.sort(key=lambda one: (one.number, one.name))
+    last = -1
+    for at, one in enumerate(found):
+        last = max(last + 1, one.number)
+        found[at] = one._replace(number=last)
+    return found[::-1]
+
+
+def _is_match(one: _Message, query: SearchQuery) -> bool:
+    if query.owner not in {None, one.log.listing.owner}:
+        return False
+    words = words_of(one.said.text)
+    return set(query.words).issubset(words) and (
+        not query.begins or any(word.startswith(query.begins) for word in words)
+    )
+
+
+def _has_label(log: _Log, query: SearchQuery) -> bool:
+    return query.label is None or log.listing.labels.get(query.label[0]) == query.label[1]
+
+
+def _shown(query: SearchQuery, one: _Message) -> FoundMessage:
+    record = one.record
+    return found_message(
+        query,
+        one.name,
+        record.seq,
+        record.event_id,
+        one.said,
+        number=one.number,
+        left=one.left,
+    )
 
 
 def _key(name: str, listing: Listing, query: ListQuery) -> tuple[str | int, ...]:

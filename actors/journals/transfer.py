@@ -162,7 +162,7 @@ async def import_lines(
 
 async def _import_one(journal: Journal, reader: _Lines, header: dict[str, Any]) -> int:
     name, head, is_unfinished = header["conversation"], header["head"], header["is_unfinished"]
-    claim = await journal.claim(name)
+    claim = await journal.claim(name, any_name=True)
     if claim.head > head:
         raise ConversationExists(name, claim.head)
     at = added = 0

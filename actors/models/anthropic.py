@@ -58,6 +58,7 @@ __all__ = ["AnthropicModel"]
 class AnthropicModel(ProviderModel[AsyncAnthropic]):
     """A model behind the Messages API."""
 
+    provider = "anthropic"
     _shape = "anthropic"
 
     def __init__(

@@ -124,7 +124,8 @@ class Model(Protocol):
     """Answers requests, one attempt each.
 
     It may have the attributes `model`, its name, and `parameters`, a mapping of all settings that
-    its requests have; the log names both, the parameters by a digest.
+    its requests have; the log names both, the parameters by a digest. Traces name its `provider`,
+    such as "openai", if it has that.
     """
 
     async def respond(

@@ -67,6 +67,7 @@ __all__ = ["OpenAIChatModel", "OpenAIResponsesModel"]
 class _OpenAIModel(ProviderModel[AsyncOpenAI]):
     """Base of the two adapters."""
 
+    provider = "openai"
     _tools_max = 128
 
     def __init__(

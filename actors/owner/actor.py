@@ -45,6 +45,7 @@ from turnkeeper.runtime.lowlevel import clear_stray_cancellation
 
 from ..agents.agent import Agent
 from ..agents.turn_context import TurnContext
+from ..agents.watcher import NoteFailure, Watcher, Watching
 from ..core.admission import AdmissionRefused
 from ..core.commands import (
     Append,
@@ -55,6 +56,7 @@ from ..core.commands import (
     Delete,
     DropOverdue,
     EndTurn,
+    FromOutside,
     GetView,
     NoteRequest,
     Pause,
@@ -86,6 +88,7 @@ from ..core.working_state import (
 )
 from ..errors import (
     ConversationDeleted,
+    ConversationNotFound,
     ConversationsClosed,
     LeaseExpired,
     ResultNotKept,
@@ -149,6 +152,7 @@ class Setup:
     limits: Limits
     ports: Ports
     drain: Drain
+    watching: Watching
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +243,7 @@ class ConversationActor(Actor[Command | Query]):
             if parked.ticket.delivery is not None:
                 error = ResultNotKept(self._conversation_id, parked.event.tool_call_id)
                 parked.ticket.delivery.fail(error)
+        self.watcher.released(self._conversation_id)
         is_draining = self._setup.drain.messages is not None
         self._setup.subscriptions.owner_ended(
             self._conversation_id, is_wanted=self._is_wanted and not is_draining
@@ -291,8 +296,16 @@ class ConversationActor(Actor[Command | Query]):
 
         So messages sent before this are gone with the log, and later ones are not.
         """
-        command, state = delivery.message, self._working.state
-        if isinstance(command, Delete) and command.head not in {None, state.seq}:
+        (taken,) = await self._take([delivery])
+        try:
+            decide(self._working, taken.command, taken.stamp)
+        except Refused as refusal:
+            delivery.fail(refusal)
+            return
+        if isinstance(taken.command, Delete) and taken.command.head not in {
+            None,
+            self._working.state.seq,
+        }:
             delivery.reply(None)
             return
         journal, epoch = self._setup.journal, self._working.epoch
@@ -339,6 +352,9 @@ class ConversationActor(Actor[Command | Query]):
         for delivery in deliveries:
             command = delivery.message
             stamp = Stamp(now, ports.ids.block())
+            expected = command.expected if isinstance(command, FromOutside) else None
+            if expected is not None and expected.event_id is not None:
+                stamp.expected_event = await self._look_up_event(expected.event_id)
             match command:
                 case Send(message_id=message_id, replaces=replaces):
                     stamp.known_message = await self._look_up_message(message_id)
@@ -477,16 +493,17 @@ class ConversationActor(Actor[Command | Query]):
             return
         first = working.state.seq - len(records) + 1
         listing = self._new_listing(records)
-        seqs = await self.context.wait_for(
-            journal.append(
-                self._conversation_id,
-                records,
-                epoch=working.epoch,
-                expected_seq=first,
-                listing=listing,
-                is_unfinished=working.state.turns.has_work,
+        with self.watcher.committing(self._conversation_id, len(records)):
+            seqs = await self.context.wait_for(
+                journal.append(
+                    self._conversation_id,
+                    records,
+                    epoch=working.epoch,
+                    expected_seq=first,
+                    listing=listing,
+                    is_unfinished=working.state.turns.has_work,
+                )
             )
-        )
         if seqs[0] != first or seqs[-1] != working.state.seq:
             raise InvariantViolation(
                 f"conversation {self._conversation_id}: decided seqs {first} to "
@@ -517,15 +534,13 @@ class ConversationActor(Actor[Command | Query]):
         for one in decided:
             if (piece := one.decision.piece) is not None and piece.text:
                 # Its place is between the events decided before it and those decided after it.
-                if events:
-                    subscriptions.publish(self._conversation_id, events)
-                    events = []
+                self._publish_events(events)
+                events = []
                 subscriptions.publish_piece(self._conversation_id, piece, seq)
             for event in one.decision.events:
                 seq += 1
                 events.append(LoggedEvent(seq, event))
-        if events:
-            subscriptions.publish(self._conversation_id, events)
+        self._publish_events(events)
         for one in decided:
             delivery = one.taken.delivery
             if delivery is None:
@@ -535,6 +550,11 @@ class ConversationActor(Actor[Command | Query]):
                 delivery.reply(one.decision.reply)
             else:
                 delivery.fail(one.refusal)
+
+    def _publish_events(self, events: Sequence[LoggedEvent]) -> None:
+        if events:
+            self.watcher.committed(self._conversation_id, events)
+            self._setup.subscriptions.publish(self._conversation_id, events)
 
     def _show_state(self) -> None:
         """Show the working state, which is committed now, to queries and effects."""
@@ -547,6 +567,7 @@ class ConversationActor(Actor[Command | Query]):
         self.steps = state.iteration
         self._running = running = turns.running
         self._is_wanted = turns.has_work
+        self.watcher.owned(self._conversation_id, len(turns.queued))
         self._is_step_held = running is not None and (
             turns.waits_for is not None
             or any(waiting.steers == running.turn_id for waiting in turns.queued.values())
@@ -624,12 +645,17 @@ class ConversationActor(Actor[Command | Query]):
         working = self._working
         self.check_lease()
         # From the check above to the agent's first await there is none.
-        self.running_turn(turn_id)  # raises if the turn has ended before its agent began
+        running = self.running_turn(turn_id)  # raises if it has ended before its agent began
         turn = TurnContext(self._conversation_id, turn_id, working.epoch, self, unstarted)
+        with self.watcher.running(self._conversation_id, running, self._setup.agent) as note:
+            await self._run_agent(turn, working.epoch, note)
+
+    async def _run_agent(self, turn: TurnContext, epoch: int, note_failure: NoteFailure) -> None:
+        turn_id = turn.turn_id
         inside = Inside(self._setup.wait_graph, self._conversation_id)
         turn_of.set(inside)
         failure: BaseException | None = None
-        end = EndTurn(turn_id, working.epoch)
+        end = EndTurn(turn_id, epoch)
         try:
             await self._setup.agent.run(turn)
         except LeaseExpired:
@@ -640,7 +666,8 @@ class ConversationActor(Actor[Command | Query]):
             if isinstance(error, StaleTurn | TurnSuspended) and not self._is_going_on(turn):
                 return  # ended or held from outside, which the log has already
             failure = error
-            end = EndTurn(turn_id, working.epoch, type(error).__name__, error_text(error))
+            note_failure(error)
+            end = EndTurn(turn_id, epoch, type(error).__name__, error_text(error))
         finally:
             inside.is_over = True
         if turn.is_held:
@@ -670,6 +697,10 @@ class ConversationActor(Actor[Command | Query]):
         return self._setup.ports
 
     @property
+    def watcher(self) -> Watcher:
+        return self._setup.watching.watcher
+
+    @property
     def is_step_held(self) -> bool:
         is_leaving = self._setup.drain.messages is not None and self._working.hands_turns_over
         return self._is_step_held or is_leaving
@@ -677,6 +708,10 @@ class ConversationActor(Actor[Command | Query]):
     @property
     def is_agent_resumable(self) -> bool:
         return self._setup.settings.is_resumable
+
+    @property
+    def limits(self) -> Limits:
+        return self._setup.limits
 
     @property
     def answer_length_max(self) -> int:
@@ -788,9 +823,11 @@ class ConversationActor(Actor[Command | Query]):
         except (Unavailable, OutcomeUnknown) as error:
             log_unavailable("view not verified", error, conversation=self._conversation_id)
             return
+        except ConversationNotFound:
+            return  # deleted meanwhile, perhaps just now: the owner opens its new log after that
         except Refused:
             if self._working is not working:
-                return  # deleted meanwhile
+                return  # deleted, and begun anew
             raise
         found = check.find_divergence(view)
         if found is not None and self._working is working:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import get_args
 
 import anyio
 
@@ -16,11 +17,11 @@ from turnkeeper.runtime import Ports, Region, TurnkeeperError
 
 from ..core.commands import Command, Leave, Query
 from ..core.working_state import WhileDraining
-from ..errors import Draining
+from ..errors import Draining, InvalidInput
 from ..log_lines import log_unavailable
 from .subscriptions import Subscriptions
 
-__all__ = ["Drain", "Drained", "hand_over"]
+__all__ = ["Drain", "Drained", "check_drain", "hand_over"]
 
 _LOOK_S = 0.1
 """The pause between two looks for conversations that have come to rest."""
@@ -50,6 +51,14 @@ class Drain:
         """Begin to drain, or shorten the grace."""
         self.messages = messages
         self.until = min(self.until, until)
+
+
+def check_drain(grace_s: float, messages: str) -> None:
+    """Raise `InvalidInput` if a process cannot be drained like this."""
+    if messages not in get_args(WhileDraining):
+        raise InvalidInput(f'messages is {messages!r}; it takes "queue" or "refuse"')
+    if not 0 <= grace_s < inf:
+        raise InvalidInput(f"grace_s is {grace_s!r}; it takes seconds from 0 on")
 
 
 async def hand_over(

@@ -99,6 +99,19 @@ class Subscriptions:
         """True if an owner is active here, so that every event is published when it is written."""
         return conversation_id in self._owned
 
+    @property
+    def owned_count(self) -> int:
+        """How many conversations have an owner here."""
+        return len(self._owned)
+
+    @property
+    def readers_count(self) -> int:
+        """How many live readers there are; the dropped ones count until their place is looked at.
+
+        Asked for in any thread.
+        """
+        return sum(map(len, list(self._readers.values())))
+
     def owner_began(self, conversation_id: str, doubt: Callable[[], bool]) -> None:
         """Send readers to the journal for events that an earlier owner could not publish.
 

@@ -1,9 +1,11 @@
 """Recorded conversations in the OpenAI chat format, read into exchanges that can be replayed.
 
 A file is a JSON list, or JSON Lines; each item is a list of messages, or an object that has them
-under `messages` or `traj`. An item that cannot be used is left out and reported as an
-`InputProblem` that names file, item, message and field; the others are still read. Items and
-messages are counted from 1, and an item of JSON Lines by its line.
+under `messages` or `traj`, and may have its name under `id`, `conversation_id` or `session_id`. A
+list or lines of messages are one conversation. Functions as they were called before tools
+(`function_call`, and results with the role `function`) are read too. An item that cannot be used is
+left out and reported as an `InputProblem` that names file, item, message and field; the others are
+still read. Items and messages are counted from 1, and an item of JSON Lines by its line.
 
 Providers reuse call ids within one conversation. Results are matched with the calls that are open,
 so a reused id does no harm; it is kept as `provider_call_id` only.
@@ -23,10 +25,13 @@ from ..values.frozen import FrozenObject
 
 __all__ = [
     "InputProblem",
+    "NamedMessages",
+    "Parsed",
     "RecordedCall",
     "RecordedConversation",
     "RecordedExchange",
     "RecordedStep",
+    "parse_messages",
     "parse_recorded",
 ]
 
@@ -65,6 +70,8 @@ class RecordedConversation(Recorded):
     """One item of a file."""
 
     item: int
+    name: str | None = None
+    """The name that the recording gives it, if it does."""
     system_prompt: str | None = None
     opening: tuple[str, ...] = ()
     """The agent's messages before the first user message."""
@@ -80,6 +87,8 @@ class InputProblem(Recorded):
     """The reason why a file or an item cannot be used."""
 
     file: str
+    place: str | None = None
+    """The place in a recording whose parts have names of their own."""
     item: int | None = None
     message: int | None = None
     field: str | None = None
@@ -87,7 +96,7 @@ class InputProblem(Recorded):
 
     def __str__(self) -> str:
         """Return the place, then the problem."""
-        places = [self.file]
+        places = [self.file] if self.place is None else [self.file, self.place]
         if self.item is not None:
             places.append(f"item {self.item}")
         if self.message is not None:
@@ -102,6 +111,16 @@ class Parsed(NamedTuple):
 
     conversations: tuple[RecordedConversation, ...]
     problems: tuple[InputProblem, ...]
+    left_out: tuple[str, ...] = ()
+    """What was left out of conversations that can be used otherwise."""
+
+
+class NamedMessages(NamedTuple):
+    """The messages of one conversation of another program, each with its place there."""
+
+    name: str
+    messages: Sequence[Mapping[str, object]]
+    places: Sequence[str]
 
 
 def parse_recorded(content: bytes, file: str) -> Parsed:
@@ -119,6 +138,24 @@ def parse_recorded(content: bytes, file: str) -> Parsed:
             conversations.append(_Reader(number, item).read())
         except _Unusable as unusable:
             problems.append(unusable.problem(file, number))
+    return Parsed(tuple(conversations), tuple(problems))
+
+
+def parse_messages(chats: Sequence[NamedMessages], file: str) -> Parsed:
+    """Read conversations whose messages were taken from elsewhere; `file` only names it."""
+    conversations: list[RecordedConversation] = []
+    problems: list[InputProblem] = []
+    for number, chat in enumerate(chats, 1):
+        try:
+            read = _Reader(number, list(chat.messages)).read()
+        except _Unusable as unusable:
+            at = unusable.message
+            place = f"conversation {chat.name}"
+            place += "" if at is None else f", {chat.places[at - 1]}"
+            problem = unusable.problem(file)
+            problems.append(problem.model_copy(update={"place": place, "message": None}))
+        else:
+            conversations.append(read.model_copy(update={"name": chat.name}))
     return Parsed(tuple(conversations), tuple(problems))
 
 
@@ -158,17 +195,27 @@ def _items(content: bytes, *, is_lines: bool) -> Iterator[tuple[int, object]]:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     whole = _Broken("") if is_lines else _loaded(text)
     match whole:
+        case list() if _are_messages(whole):
+            yield 1, whole
         case list():
             yield from enumerate(whole, 1)
         case dict():
             yield 1, whole
         case _Broken() if is_lines or (lines and isinstance(_loaded(lines[0][1]), list | dict)):
-            for number, line in lines:
-                yield number, _loaded(line)
+            loaded = [(number, _loaded(line)) for number, line in lines]
+            if _are_messages([item for _, item in loaded]):
+                yield 1, [item for _, item in loaded]
+            else:
+                yield from loaded
         case _Broken():
             _unusable(whole.found if lines else "it is empty")
         case _:
             _unusable(f"a list of conversations is needed, found {_name(whole)}")
+
+
+def _are_messages(items: Sequence[object]) -> bool:
+    """True if these are the messages of one conversation."""
+    return bool(items) and all(isinstance(item, dict) and "role" in item for item in items)
 
 
 def _loaded(text: str) -> object:
@@ -221,6 +268,7 @@ class _Reader:
 
     def __init__(self, item: int, value: object) -> None:
         self._item = item
+        self._name = _name_of(value)
         self._messages = _messages(value)
         self._system_prompt: str | None = None
         self._opening: list[str] = []
@@ -234,6 +282,9 @@ class _Reader:
             match message.role:
                 case "tool":
                     self._tool(message)
+                    continue
+                case "function":
+                    self._function(message)
                     continue
                 case _:
                     self._close_calls(number)
@@ -252,6 +303,7 @@ class _Reader:
             _unusable("there is no user message in it")
         return RecordedConversation(
             item=self._item,
+            name=self._name,
             system_prompt=self._system_prompt,
             opening=tuple(self._opening),
             exchanges=tuple(self._exchanges),
@@ -283,6 +335,14 @@ class _Reader:
             message.unusable(f"a second result for the call {call_id!r}")
         call.result = message.text()
 
+    def _function(self, message: _Message) -> None:
+        """Take a result of the time before tools, which names its function and has no id."""
+        name = message.string("name")
+        call = next((call for call in self._calls.values() if call.name == name), None)
+        if call is None or call.result is not None:
+            message.unusable(f"a result without its call: no function {name!r} was called")
+        call.result = message.text()
+
     def _close_calls(self, number: int | None) -> None:
         """Make a step of the open calls; each of them must have its result."""
         calls = []
@@ -309,6 +369,20 @@ class _Reader:
     def _add(self, step: RecordedStep) -> None:
         last = self._exchanges[-1]
         self._exchanges[-1] = last.model_copy(update={"steps": (*last.steps, step)})
+
+
+def _name_of(value: object) -> str | None:
+    """Return the name that an item has for itself."""
+    if isinstance(value, dict):
+        for field in ("conversation_id", "session_id", "id"):
+            match value.get(field):
+                case str(name) if name:
+                    return name
+                case int(number) if not isinstance(number, bool):
+                    return str(number)
+                case _:
+                    pass
+    return None
 
 
 def _messages(value: object) -> Sequence[object]:
@@ -393,7 +467,7 @@ class _Message:
         """Return the tool calls by id."""
         values = self._fields.get("tool_calls")
         if values is None:
-            return {}
+            return self._function_call()
         if not isinstance(values, list):
             self.unusable(f"a list is needed, found {_name(values)}", field="tool_calls")
         calls: dict[str, _OpenCall] = {}
@@ -413,6 +487,21 @@ class _Message:
             arguments = self._arguments(text, f"{field}.function.arguments")
             calls[call_id] = _OpenCall(self.number, name, arguments)
         return calls
+
+    def _function_call(self) -> dict[str, _OpenCall]:
+        """Return the call of the time before tools, under an id of our own."""
+        found = self._fields.get("function_call")
+        if found is None:
+            return {}
+        match found:
+            case {"name": str(name), "arguments": str(text)}:
+                pass
+            case _:
+                self.unusable(
+                    "a call needs a `name` and `arguments`, both strings", field="function_call"
+                )
+        arguments = self._arguments(text, "function_call.arguments")
+        return {f"function_call_{self.number}": _OpenCall(self.number, name, arguments)}
 
     def _arguments(self, text: str, field: str) -> FrozenObject:
         arguments = {} if text == "" else _loaded(text)

@@ -16,6 +16,7 @@ import structlog
 from turnkeeper.runtime import Ports
 from turnkeeper.runtime.testing import Policy, Run, Tape, shrink, simulate
 
+from ._jobs import Block, blocks, run_blocks, trace_of, usable_jobs
 from ._search import Search
 from ._world import MARKS, ConversationWorld
 
@@ -35,6 +36,7 @@ _CHECKED_EVERY = 20
 """One seed in so many is run again from its tape, and must leave the same trace."""
 _COLLECTED_EVERY = 20
 """After so many runs their garbage is collected."""
+_REPORTED_EVERY_S = 0.25
 _STEPS_MAX = 20_000
 _NOTES_OF_A_REPLAY = 100_000
 
@@ -58,7 +60,7 @@ class Campaign:
     """The same for the same seeds, in whichever process."""
     elapsed_s: float = 0.0
     places: int = 0
-    """How many different places the runs have come to; see `_search.py`."""
+    """How many different places the runs have come to, in one process; see `_search.py`."""
 
     @property
     def missing_marks(self) -> Sequence[str]:
@@ -111,12 +113,88 @@ def run_campaign(
     world: Callable[[], ConversationWorld] = ConversationWorld,
     on_progress: Callable[[Campaign], None] = lambda _: None,
     ports: Ports | None = None,
+    jobs: int = 1,
 ) -> Campaign:
     """Run seeds from `first_seed` on, until there were so many, or the time is up.
 
-    It goes on after a failure, and gives up at `failures_max` of them.
+    It goes on after a failure, and gives up at `failures_max` of them. With more than one of
+    `jobs`, the seeds are dealt out to forked processes, a block to each; without a number of
+    seeds, the blocks begin a million apart. If a process cannot be forked here, or other threads
+    are running, this one does it all.
     """
-    now = (ports or Ports()).monotonic
+
+    def run(block: Block, report: Callable[[Campaign], None]) -> Campaign:
+        return _run_block(
+            *block,
+            seconds=seconds,
+            policy=policy,
+            failures_max=failures_max,
+            shrinks=shrinks,
+            aims=aims,
+            world=world,
+            on_progress=report,
+            now=(ports or Ports()).monotonic,
+        )
+
+    dealt = blocks(first_seed, seeds, usable_jobs(jobs))
+    if len(dealt) <= 1:
+        return run((first_seed, seeds), on_progress)
+
+    def run_apart(block: Block, send: Callable[[Campaign], None]) -> None:
+        told = 0.0
+
+        def report(campaign: Campaign) -> None:
+            nonlocal told
+            if campaign.elapsed_s >= told:
+                told = campaign.elapsed_s + _REPORTED_EVERY_S
+                send(campaign)
+
+        send(run(block, report))
+
+    campaign = Campaign(first_seed)
+    for parts in run_blocks(
+        dealt, run_apart, is_over=lambda parts: _failures_of(parts) >= failures_max
+    ):
+        campaign = _merged(first_seed, parts, failures_max)
+        on_progress(campaign)
+    return campaign
+
+
+def _failures_of(parts: Sequence[Campaign]) -> int:
+    return sum(len(part.failures) for part in parts)
+
+
+def _merged(first_seed: int, parts: Sequence[Campaign], failures_max: int) -> Campaign:
+    """Return what several campaigns have come to, as one."""
+    failures = sorted((run for part in parts for run in part.failures), key=lambda run: run.seed)
+    return Campaign(
+        first_seed,
+        seeds=sum(part.seeds for part in parts),
+        steps=sum(part.steps for part in parts),
+        virtual_s=sum(part.virtual_s for part in parts),
+        checked=sum(part.checked for part in parts),
+        marks=sum((part.marks for part in parts), Counter()),
+        failures=failures[:failures_max],
+        failed=sum(part.failed for part in parts),
+        trace=trace_of([part.trace for part in parts]),
+        elapsed_s=max((part.elapsed_s for part in parts), default=0.0),
+        places=max((part.places for part in parts), default=0),
+    )
+
+
+def _run_block(
+    first_seed: int,
+    seeds: int | None,
+    *,
+    seconds: float | None,
+    policy: Policy | None,
+    failures_max: int,
+    shrinks: bool,
+    aims: bool,
+    world: Callable[[], ConversationWorld],
+    on_progress: Callable[[Campaign], None],
+    now: Callable[[], float],
+) -> Campaign:
     began = now()
     campaign = Campaign(first_seed)
     search = Search(first_seed, policy, aims)
@@ -139,6 +217,7 @@ def run_campaign(
             campaign.seeds += 1
             if campaign.seeds % _COLLECTED_EVERY == 0:
                 gc.collect()
+                gc.freeze()  # what the search keeps is looked at no more
             campaign.steps += run.steps
             campaign.virtual_s += run.seconds
             campaign.marks.update(run.marks)

@@ -99,6 +99,8 @@ class Disk:
     """What was taken from a journal whose lease had not run out."""
     on_fault: Callable[[str], None] = lambda _: None
     """Called with what goes wrong with a call."""
+    on_append: Callable[[SimulatedJournal, str, Sequence[Record]], None] = lambda *_: None
+    """Called with each append as a process asks for it, before anything goes wrong."""
     _stuck: list[OneShot[None]] = field(default_factory=list)
 
     def heal(self) -> None:
@@ -281,13 +283,14 @@ class SimulatedJournal(MemoryJournal):
         elif not self._disk.is_healed:
             await linger(simulation, "disk", 0.2)
 
-    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
-        return await self.ask(
-            "claim", partial(self._claim, conversation_id, takeover or self._takes_over),
-            is_write=True,
-        )  # fmt: skip
+    async def claim(
+        self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+    ) -> Claim:
+        takeover = takeover or self._takes_over
+        claim = partial(self._claim, conversation_id, takeover=takeover, any_name=any_name)
+        return await self.ask("claim", claim, is_write=True)
 
-    async def _claim(self, conversation_id: str, takeover: bool) -> Claim:  # noqa: FBT001
+    async def _claim(self, conversation_id: str, *, takeover: bool, any_name: bool) -> Claim:
         disk = self._disk
         self._refuse_if_left()
         log = self._store.log(conversation_id)
@@ -304,7 +307,7 @@ class SimulatedJournal(MemoryJournal):
                 disk.simulation.mark("takeover")
                 disk.lost_by_force.discard((owner, conversation_id))
         disk.lost_by_force.discard((self, conversation_id))
-        claim = await super().claim(conversation_id, takeover=True)
+        claim = await super().claim(conversation_id, takeover=True, any_name=any_name)
         key = conversation_id, claim.epoch
         disk.simulation.require(
             key not in disk.granted, "O1", f"epoch {claim.epoch} of {conversation_id} twice"
@@ -323,6 +326,7 @@ class SimulatedJournal(MemoryJournal):
         is_unfinished: bool,
         listing: Listing | None = None,
     ) -> Awaitable[Sequence[int]]:
+        self._disk.on_append(self, conversation_id, records)
         do = partial(
             super().append,
             conversation_id,

@@ -17,6 +17,7 @@ from turnkeeper.runtime.testing import Simulation
 
 from ..core.state import Folded
 from ..core.view import View
+from ..core.working_state import WhileDraining
 from ..events import (
     ActionEvent,
     AgentErrorEvent,
@@ -31,6 +32,7 @@ from ..events import (
     ObservationEvent,
     StepFinishedEvent,
     StepUnfinishedEvent,
+    SystemPromptEvent,
     TextDelta,
     TurnEndedEvent,
     TurnStartedEvent,
@@ -38,7 +40,7 @@ from ..events import (
     UserRejectEvent,
     decode_event,
 )
-from ..journal import LISTED_KINDS, Listing, StoredRecord
+from ..journal import LISTED_KINDS, Listing, Record, StoredRecord
 from ._disk import Disk, SimulatedJournal, owner_of
 
 __all__ = ["INVARIANTS", "Oracles", "Sending", "ShownAnswer", "ToolLedger"]
@@ -53,6 +55,8 @@ INVARIANTS: Final = {
     "V1": "every view that was shown is the fold of a prefix of its log, and not an old one",
     "V2": "the view kept event by event is the one rebuilt from the log",
     "V3": "a view never has a call without its result behind one with a result, nor a lone result",
+    "V4": "a view begins with the newest system prompt of its log, and has no other",
+    "V5": "a turn starts under its process's system prompt, or under the pinned one",
     "O1": "an epoch is granted to one owner",
     "O2": "no external effect starts under an owner whose lease ran out and was taken over",
     "O3": "epochs in a log never decrease, and each event is of the newest epoch",
@@ -82,6 +86,9 @@ INVARIANTS: Final = {
     "E1": "what the sender was told of the end of its turn is what the log says",
     "E2": "a message whose cancellation was confirmed is withdrawn, or its turn interrupted",
     "E3": "a turn whose agent raised is not told as completed",
+    "H1": "a process that drains starts no turn, and takes no message if it refuses them",
+    "H2": "a process that was drained is done in bounded time, and so are its readers",
+    "H3": "what a process writes while it drains, another one can claim as it is done",
     "M2": "every request ends: with an answer, an error, or its node",
     "B1": "queues and buffers stay under their limits",
     "P1": "after the faults have ended, all accepted work is done in bounded time",
@@ -158,6 +165,8 @@ class _Shadow:
         self.messages: dict[str, list[tuple[int, Event]]] = {}
         """The events that carry each message id, with their seqs."""
         self.epoch = 0
+        self.prompts: list[SystemPromptEvent] = []
+        """The system prompts of the log, in their order."""
 
 
 class Oracles:
@@ -195,6 +204,15 @@ class Oracles:
         """The logs that were deleted, as they were last seen."""
         self._ended_at: dict[tuple[str, str], float] = {}
         """When each turn of each conversation ended."""
+        self.prompts: dict[SimulatedJournal, str | None] = {}
+        """The system prompt of each process."""
+        self.is_pinned = False
+        """Conversations keep their prompts."""
+        self._draining: dict[SimulatedJournal, WhileDraining] = {}
+        """The processes that drain, with what they do about new messages."""
+        self._written_while_draining: set[tuple[SimulatedJournal, str]] = set()
+        self._handed_over: set[str] = set()
+        """The conversations that a drained process gave back with work to do."""
         self.places: set[Hashable] = set()
         """The pairs of neighbouring moments that this run has had."""
         self._moments: dict[str, Hashable] = {}
@@ -204,6 +222,7 @@ class Oracles:
         self._shadows: dict[str, _Shadow] = {}
         self._acknowledged: dict[str, list[tuple[int, int]]] = {}
         store.on_write = self._observe
+        disk.on_append = self._asked_to_append
 
     def broken(self, invariant: str, detail: str) -> None:
         self.simulation.broken(invariant, f"{INVARIANTS[invariant]}: {detail}")
@@ -277,11 +296,13 @@ class Oracles:
         shadow.records.append(record)
         shadow.events.append(event)
         shadow.state.fold(event)
-        view = tuple(e.id for e in shadow.state.view)
+        view = tuple([e.id for e in shadow.state.view])
+        if view != shadow.view_ids[-1]:
+            self._check_view(shadow, record.seq)
         shadow.views[view] = record.seq
         shadow.view_ids.append(view)
-        self.simulation.note(f"{name}[{record.seq}] e{record.epoch} {brief(event)}")
-        self._check_view(shadow, record.seq)
+        told = f"{name}[{record.seq}] e{record.epoch} {brief(event)}"
+        self.simulation.note(told)
         self.last_writer = owner_of(self._store, name)
         message_id = vars(event).get("message_id")
         if message_id is not None:
@@ -298,8 +319,9 @@ class Oracles:
                     self.broken("T10", f"{name}[{record.seq}] turn {turn_id}")
             case _:
                 pass
-        self._check_turn(shadow, event, f"{name}[{record.seq}] {brief(event)}")
-        self._check_replaced(shadow, event, f"{name}[{record.seq}] {brief(event)}")
+        self._check_turn(shadow, event, told)
+        self._check_replaced(shadow, event, told)
+        self._check_prompt(shadow, event, record.epoch)
         self._mark(event)
         self.moment(name, f"{event.kind} {record.epoch != before}")
         # What a rollback puts back into the queue had its place there before.
@@ -340,6 +362,66 @@ class Oracles:
         gone = {e.turn_id for e in shadow.events[begun[-1] - 1 : -1]} - {None, event.turn_id}
         if any(e.turn_id in gone for e in shadow.state.view):
             self.broken("T15", where)
+
+    def _check_prompt(self, shadow: _Shadow, event: Event, epoch: int) -> None:
+        """Check the system prompts of the view, and the one that a turn starts under."""
+        name, prompts = shadow.conversation_id, shadow.prompts
+        where = f"{name}[{len(shadow.events)}] {event.kind}"
+        if isinstance(event, SystemPromptEvent):
+            if prompts:
+                self.simulation.mark("system prompt changed")
+            prompts.append(event)
+        if prompts:
+            shown = [e for e in shadow.state.view if isinstance(e, SystemPromptEvent)]
+            if shown != prompts[-1:] or shadow.state.view[0] is not shown[0]:
+                self.broken("V4", f"{where}: {[e.content for e in shown]}, not {prompts[-1]}")
+        # The events that a fork shares were granted to no process under its name.
+        writer = self._disk.granted.get((name, epoch))
+        own = None if writer is None else self.prompts.get(writer)
+        if not isinstance(event, TurnStartedEvent) or own is None:
+            return
+        newest = prompts[-1].content if prompts else None
+        if not self.is_pinned and newest != own:
+            self.broken("V5", f"{where}: {newest}, not {own}")
+        elif self.is_pinned and newest != own:
+            self.simulation.mark("pinned prompt kept")
+        if self.is_pinned and len(prompts) > 1:
+            self.broken("V5", f"{where}: {[prompt.content for prompt in prompts]}")
+
+    # --- drains ----------------------------------------------------------------------------------
+
+    def drain_begins(self, journal: SimulatedJournal, messages: WhileDraining) -> None:
+        """Note that a process begins to drain, in this very step."""
+        self._draining[journal] = messages
+
+    def _asked_to_append(
+        self, journal: SimulatedJournal, name: str, records: Sequence[Record]
+    ) -> None:
+        """Look at what a process is about to write."""
+        shadow = self._shadows.get(name)
+        if name in self._handed_over and any(record.kind == "turn_started" for record in records):
+            self._handed_over.discard(name)
+            self.simulation.mark("went on after a drain")
+        messages = self._draining.get(journal)
+        if messages is None:
+            return
+        self._written_while_draining.add((journal, name))
+        for record in records:
+            if record.kind == "turn_started":
+                self.broken("H1", f"{name}: {journal.node} starts a turn")
+            known = () if shadow is None else shadow.messages
+            if record.message_id is not None and record.message_id not in known:
+                if messages == "refuse":
+                    self.broken("H1", f"{name}: {journal.node} takes {record.message_id}")
+                self.simulation.mark("message kept while draining")
+
+    def drained(self, journal: SimulatedJournal, *, is_sure: bool) -> None:
+        """Check a process that has just been drained; `is_sure`: nothing has failed there."""
+        for writer, name in self._written_while_draining:
+            if writer is journal and self.is_unfinished(name):
+                self._handed_over.add(name)
+            if writer is journal and is_sure and owner_of(self._store, name) is journal:
+                self.broken("H3", f"{name} is still held on {journal.node}")
 
     def _mark(self, event: Event) -> None:
         match event:

@@ -32,16 +32,19 @@ from ..conversations.turn import Turn
 from ..core.commands import OnOverlap
 from ..core.condensation import Condenser, NoCondenser, RollingCondenser, SummarizingCondenser
 from ..core.limits import Limits
+from ..core.working_state import PromptPolicy, WhileDraining
 from ..errors import (
     ConversationDeleted,
     ConversationNotFound,
     ConversationsClosed,
+    Draining,
     MessageNotFound,
     NotReplaceable,
     QueueFull,
     TurnInProgress,
 )
 from ..events import LoggedEvent
+from ..owner.subscriptions import EventReader
 from ._agents import (
     SWALLOWS_S,
     CarelessCondenser,
@@ -86,6 +89,8 @@ CATCH_UP_S = LEASE_S / 3 + SLOW_S_MAX + READ_S_MAX + 2.0
 journal. The rest is the longest answer that may be under way as the disk is healed, what a
 subscriber does with an event, and one look each of the subscriber and the world."""
 _OPERATOR_PAUSE_S = 1.0
+_READERS_END_S = 2.0
+"""How long a reader takes to end, or to read a page, where nothing fails."""
 
 MARKS = frozenset(
     {
@@ -125,6 +130,15 @@ MARKS = frozenset(
         "reader interrupted",
         "wall clock jumped",
         "look-up beyond memory",
+        "drained, messages queue",
+        "drained, messages refuse",
+        "refused while draining",
+        "message kept while draining",
+        "interrupted by a drain",
+        "went on after a drain",
+        "reader ended by a drain",
+        "system prompt changed",
+        "pinned prompt kept",
     }
 )
 """The interesting places: a campaign that does not reach each of them proves less than it says."""
@@ -170,6 +184,11 @@ class Options:
     """How many follow a conversation for the whole run; drawn if None."""
     interrupts: float = 0.15
     """How often a subscriber stops waiting for an event, and waits again."""
+    drains: bool = False
+    """Nodes are drained, and replaced by others of their name."""
+    has_prompts: bool = False
+    """Each incarnation of a node draws its system prompt."""
+    prompt_policy: PromptPolicy = "current"
 
     @property
     def is_calm(self) -> bool:
@@ -182,13 +201,15 @@ class Options:
             or self.takes_over
             or self.strikes_at_writes
             or self.off_clocks
+            or self.drains
         )
 
     @staticmethod
     def drawn(simulation: Simulation) -> Options:
         """Draw the options of a run."""
-        chance, pick = simulation.chance, simulation.pick
-        profile = pick("profile", _PROFILES)
+        chance, pick, tape = simulation.chance, simulation.pick, simulation.tape
+        turn = tape.seed % len(_PROFILES) if isinstance(tape.seed, int) else None
+        profile = _PROFILES[tape.draw("profile", len(_PROFILES), turn)]
         if profile is not None:
             return profile(simulation)
         has_faults = not chance("is calm", 0.2)
@@ -226,6 +247,9 @@ class Options:
             strikes_at_writes=(
                 pick("strikes at writes", (0.0, 0.0, 0.05, 0.2)) if has_faults else 0.0
             ),
+            drains=has_faults and chance("has drains", 0.2),
+            has_prompts=chance("has prompts", 0.3),
+            prompt_policy=pick("prompt policy", ("current", "pinned")),
         )
 
     @staticmethod
@@ -253,6 +277,7 @@ class Options:
             impatient=True,
             is_busy=True,
             queued_max=3,
+            extras=("cancel", "fork"),
         )
 
     @staticmethod
@@ -264,8 +289,10 @@ class Options:
             messages=3,
             has_small_limits=True,
             idle_s=simulation.pick("idle", (None, 1.0, 300.0)),
-            extras=("follow", "read"),
+            extras=("follow", "read", "fork"),
             is_busy=True,
+            resends=True,
+            queued_max=3,
             subscribers=3,
             interrupts=0.5,
         )
@@ -282,6 +309,8 @@ class Options:
             misbehaves=True,
             extras=("delete", "read", "view"),
             is_busy=True,
+            resends=True,
+            queued_max=3,
             subscribers=2,
         )
 
@@ -310,6 +339,9 @@ class Options:
             agent=simulation.pick("agent", ("tool", "plain")),
             extras=("cancel", "end", "follow"),
             is_busy=True,
+            has_small_limits=True,
+            resends=True,
+            queued_max=3,
         )
 
     @staticmethod
@@ -321,6 +353,9 @@ class Options:
             overlaps=("steer", "steer", "rollback"),
             agent="tool",
             is_busy=True,
+            has_small_limits=True,
+            resends=True,
+            queued_max=3,
         )
 
     @staticmethod
@@ -348,6 +383,8 @@ class Options:
             messages=4,
             has_small_limits=True,
             resends=True,
+            impatient=True,
+            queued_max=3,
             idle_s=1.0,
             condenser=simulation.pick("condenser", ("rolling", "careless", "none")),
             extras=("retract", "fork", "view", "cancel"),
@@ -377,26 +414,56 @@ class Options:
         )
 
     @staticmethod
+    def replaced(simulation: Simulation) -> Options:
+        """Drain nodes again and again, as at a rolling change of a program and its prompt."""
+        return Options(
+            nodes=simulation.pick("nodes", (2, 2, 3, 1)),
+            clients=2,
+            messages=4,
+            overlaps=simulation.pick("overlaps", _OVERLAPS_DRAWN),
+            impatient=True,
+            idle_s=simulation.pick("idle", (300.0, 1.0)),
+            crashes=simulation.chance("has crashes", 0.2),
+            condenser=simulation.pick("condenser", ("none", "rolling", "careless")),
+            agent=simulation.pick("agent", ("tool", "plain")),
+            confirms=simulation.chance("confirms", 0.3),
+            unfinished=simulation.pick("unfinished", ("end", "resume")),
+            extras=("follow", "pause", "view", "fork"),
+            subscribers=2,
+            drains=True,
+            has_prompts=True,
+            prompt_policy=simulation.pick("prompt policy", ("current", "pinned")),
+        )
+
+    @staticmethod
     def plain() -> Options:
         """Return the options of a small run without faults, for sweeps to strike."""
         return Options(nodes=2, clients=2, messages=2, extras=EXTRAS, agent="tool", confirms=True)
 
 
 _PROFILES: Sequence[Callable[[Simulation], Options] | None] = (
-    *[None] * 4,
-    Options.edited,
-    Options.standing_still,
-    Options.standing_still,
     Options.crowded,
+    None,
+    Options.reloaded,
+    Options.steered,
+    Options.deleting,
+    Options.replaced,
+    Options.standing_still,
+    Options.edited,
+    Options.held,
+    Options.crowded,
+    None,
+    Options.reloaded,
     Options.watched,
     Options.deleting,
-    Options.held,
+    Options.replaced,
+    Options.standing_still,
     Options.talked_over,
-    Options.steered,
     Options.crashing,
-    Options.reloaded,
 )
-"""The kinds of runs. A run of None draws everything; the others are each hard on one thing."""
+"""The kinds of runs: each seed takes the next one, so that a short search has tried all of them. A
+run of None draws everything; the others are each hard on one thing. Those that find most come
+twice, half a round apart."""
 _EXTRAS_DRAWN: Sequence[Sequence[Extra]] = (
     EXTRAS,
     (*EXTRAS, "delete", "delete"),
@@ -407,6 +474,7 @@ _EXTRAS_DRAWN: Sequence[Sequence[Extra]] = (
     (),
 )
 """As with the overlaps: a run with few kinds of extras has more of each."""
+_PROMPTS = (None, "be kind", "be brief", "be kind and brief")
 _OVERLAPS_DRAWN: Sequence[Sequence[OnOverlap]] = (
     OVERLAPS,
     ("steer", "steer", "rollback"),
@@ -430,6 +498,8 @@ class _Server:
     journal: SimulatedJournal
     stop: anyio.Event = field(default_factory=anyio.Event)
     conversations: Conversations | None = None
+    waiting: dict[EventReader, float] = field(default_factory=dict)
+    """The readers that wait for an event there, and since when."""
 
 
 class ConversationWorld:
@@ -538,6 +608,7 @@ class _Run:
             simulation.start_soon(self._operate, name)
         async with anyio.create_task_group() as others:
             others.start_soon(self._strike_nodes)
+            others.start_soon(self._drain_nodes)
             subscribers = self.options.subscribers
             if subscribers is None:
                 subscribers = simulation.draw("subscribers", 3)
@@ -624,6 +695,8 @@ class _Run:
             queued_messages_max=self.queued_max,
             verify="always" if options.verifies else "off",
             unfinished=options.unfinished,
+            system_prompt=self._prompt_of(journal),
+            prompt_policy=options.prompt_policy,
         )
         before = self._left_unfinished()
         async with conversations:
@@ -702,6 +775,52 @@ class _Run:
                 node.wall_clock_off_s = simulation.pick("jump to", (-5.0, 3600.0, -3600.0, 0.0))
             case _:
                 node.cancel()
+
+    def _prompt_of(self, journal: SimulatedJournal) -> str | None:
+        """Draw the system prompt of a process."""
+        if not self.options.has_prompts:
+            return None
+        self.oracles.is_pinned = self.options.prompt_policy == "pinned"
+        prompt = self.simulation.pick("system prompt", _PROMPTS)
+        self.oracles.prompts[journal] = prompt
+        return prompt
+
+    async def _drain_nodes(self) -> None:
+        """Drain a node now and then, as an operator does before it is replaced."""
+        simulation = self.simulation
+        if not self.options.drains:
+            return
+        while not self.is_healed:
+            await simulation.sleep(0.2 + 0.2 * simulation.draw("next drain", 50))
+            server = self.servers.get(simulation.pick("drain whom", self.names))
+            if server is not None and not self.is_healed:
+                server.node.start_soon(partial(self._drain, server))
+
+    async def _drain(self, server: _Server) -> None:
+        """Drain a node, let it stand for a while, and stop it; runs in the node."""
+        simulation, conversations = self.simulation, server.conversations
+        if conversations is None or conversations.is_draining:
+            return
+        messages = simulation.pick("messages while draining", get_args(WhileDraining))
+        grace_s = simulation.pick("grace", (1.0, 0.0, 5.0, 20.0))
+        self.oracles.drain_begins(server.journal, messages)
+        is_sure = not (self.options.journal_faults or self.options.freezes) and (
+            self._strike_of_journal is None and self.struck_s is None
+        )
+        with anyio.move_on_after(grace_s + STOP_S) as bound:
+            drained = await conversations.drain(grace_s, messages=messages)
+            simulation.mark(f"drained, messages {messages}")
+            if drained.interrupted:
+                simulation.mark("interrupted by a drain")
+            self.oracles.drained(server.journal, is_sure=is_sure)
+        if bound.cancelled_caught and is_sure:
+            self.oracles.broken("H2", f"{server.node} drains")
+        drained_at = simulation.now()
+        await simulation.sleep(simulation.pick("stands drained", (0.0, 5.0, 20.0)))
+        waited_s = [simulation.now() - max(s, drained_at) for s in server.waiting.values()]
+        if is_sure and max(waited_s, default=0.0) > _READERS_END_S:
+            self.oracles.broken("H2", f"readers wait on {server.node}")
+        server.stop.set()
 
     def _heal(self) -> None:
         self.simulation.note("healed")
@@ -847,6 +966,8 @@ class _Run:
             case NotReplaceable() | MessageNotFound() if sending.replaces is not None:
                 simulation.mark(f"not replaced: {getattr(refusal, 'reason', 'not found')}")
                 sending.is_dropped = sending.attempts > 1
+            case Draining():
+                simulation.mark("refused while draining")
             case OwnershipLost() | Unavailable() | ConversationsClosed():
                 pass
             case _:
@@ -1051,16 +1172,17 @@ class _Run:
             reader = conversations[conversation_id].events(after=cursor)
             was_live = False
             while True:
-                with anyio.CancelScope() as scope:
+                try:
                     if simulation.chance("reader interrupted", self.options.interrupts):
-                        scope.deadline = anyio.current_time() + 0.05 * simulation.draw("for", 3)
                         simulation.mark("reader interrupted")
-                    try:
-                        logged = await anext(reader)
-                    except StopAsyncIteration:
-                        return
-                if scope.cancelled_caught:
-                    continue  # it lost nothing, and goes on where it was
+                        with anyio.move_on_after(0.05 * simulation.draw("for", 3)) as scope:
+                            logged = await self._wait_at(server, reader)
+                        if scope.cancelled_caught:
+                            continue  # it lost nothing, and goes on where it was
+                    else:
+                        logged = await self._wait_at(server, reader)
+                except StopAsyncIteration:
+                    return
                 if number != attempt:
                     return  # it was given up, in a node that stood still; another one reads
                 nonlocal reads
@@ -1094,6 +1216,19 @@ class _Run:
             except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
                 simulation.mark("subscriber moved on")
             await self.simulation.sleep(0.5)
+
+    async def _wait_at(self, server: _Server, reader: EventReader) -> LoggedEvent:
+        """Wait for the next event, as a subscriber of this node."""
+        conversations = server.conversations
+        server.waiting[reader] = self.simulation.now()
+        try:
+            return await anext(reader)
+        except StopAsyncIteration:
+            if conversations is not None and conversations.is_draining:
+                self.simulation.mark("reader ended by a drain")
+            raise
+        finally:
+            del server.waiting[reader]
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -6,14 +6,19 @@ A user's text with one is refused at the boundary; the text of models and tools 
 
 from __future__ import annotations
 
-from ..errors import InvalidInput
+from collections.abc import Callable
+
+from ..errors import InvalidConversationId, InvalidInput
 
 __all__ = [
     "ID_LENGTH_MAX",
+    "check_conversation_id",
     "check_id",
     "check_length",
+    "check_new_conversation_id",
     "check_new_id",
     "check_short",
+    "check_shown",
     "check_text",
     "error_text",
     "hold_back_half",
@@ -81,10 +86,16 @@ def check_length(what: str, length: int, length_max: int = EVENT_LENGTH_MAX) -> 
 
 
 def check_short(what: str, text: object, length_max: int) -> None:
-    """As `check_text`; also raise if it is longer than this, or has a control character."""
+    """As `check_shown`; also raise if it is longer than this."""
     check_text(what, text)
     if isinstance(text, str) and len(text) > length_max:
         raise InvalidInput(f"{what} has {len(text)} characters; it takes {length_max} at most")
+    check_shown(what, text)
+
+
+def check_shown(what: str, text: object) -> None:
+    """As `check_text`; also raise if it has a control character."""
+    check_text(what, text)
     if isinstance(text, str):
         _check_letters(what, text)
 
@@ -112,10 +123,41 @@ def check_new_id(what: str, text: object) -> None:
         _check_letters(what, text)
 
 
+def check_conversation_id(conversation_id: object) -> None:
+    """As `check_id`; raise `InvalidConversationId` for a str that no conversation has as its id."""
+    _check_as_conversation_id(check_id, conversation_id)
+
+
+def check_new_conversation_id(conversation_id: object) -> None:
+    """As `check_new_id`; raise `InvalidConversationId`, also for what means a place in a path.
+
+    Ids become parts of addresses, of file names, and of the ids of a gateway.
+    """
+    _check_as_conversation_id(check_new_id, conversation_id)
+    if isinstance(conversation_id, str):
+        if "/" in conversation_id:
+            found = f"conversation id has a slash at position {conversation_id.index('/')}"
+            raise InvalidConversationId(conversation_id, found)
+        if conversation_id in (".", ".."):
+            found = f"conversation id {conversation_id!r} means a folder in a path or a URL"
+            raise InvalidConversationId(conversation_id, found)
+
+
+def _check_as_conversation_id(
+    check: Callable[[str, object], None], conversation_id: object
+) -> None:
+    try:
+        check("conversation id", conversation_id)
+    except InvalidInput as error:
+        if not isinstance(conversation_id, str):
+            raise
+        raise InvalidConversationId(conversation_id, str(error)) from error
+
+
 def _check_letters(what: str, text: str) -> None:
     for at, letter in enumerate(text):
         if letter < " " or "\x7f" <= letter < "\xa0":
             raise InvalidInput(
-                f"{what} has the control character {letter!r} at position {at}; nothing was "
-                "written; use letters that can be seen"
+                f"{what} has the control character {letter!r} at position {at}; use letters that "
+                "can be seen"
             )

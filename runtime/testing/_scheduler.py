@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ._simulation import Node, Policy, Simulation, Strike
     from ._story import Story
 
-__all__ = ["Scheduler"]
+__all__ = ["Scheduler", "Tasks"]
 
 Entry = TypeVar("Entry")
 
@@ -31,6 +32,19 @@ _PCT_RUN_MAX = 64
 otherwise starve the task that it waits for."""
 _MASK = (1 << 64) - 1
 _CLEAN_UP_STEPS_MAX = 200_000
+
+
+class Tasks(Protocol):
+    """A group of tasks: anyio's, or trio's own."""
+
+    @property
+    def cancel_scope(self) -> Any:  # noqa: ANN401 - of anyio or of trio
+        ...
+
+    # Any: nothing is sent to these coroutines but by their backend.
+    def start_soon(
+        self, run: Callable[..., Coroutine[Any, Any, None]], *arguments: object, name: object = None
+    ) -> object: ...
 
 
 class Scheduler(ABC, Generic[Entry]):
@@ -89,6 +103,10 @@ class Scheduler(ABC, Generic[Entry]):
     async def sleep(self, seconds: float) -> None:
         """Wait until so much virtual time has passed."""
         await anyio.sleep(seconds)
+
+    def open_tasks(self) -> AbstractAsyncContextManager[Tasks]:
+        """Open a group of tasks, as `anyio.create_task_group` does."""
+        return anyio.create_task_group()
 
     @abstractmethod
     def _node_of(self, entry: Entry) -> Node | None:

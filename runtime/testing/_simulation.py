@@ -25,9 +25,7 @@ from ..ports import Ids, Ports
 from ._tape import Tape
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
-
-    from ._scheduler import Scheduler
+    from ._scheduler import Scheduler, Tasks
 
 __all__ = [
     "Backend",
@@ -163,7 +161,7 @@ class Node:
         self._simulation = simulation
         self._clock_rate = clock_rate
         self.held: list[Any] = []  # Any: entries of the backend's scheduler
-        self._tasks: TaskGroup | None = None
+        self._tasks: Tasks | None = None
         self._scope = anyio.CancelScope()
         self._calls: dict[OneShot[Any], None] = {}  # Any: each call has its own kind of answer
         self._over: list[OneShot[None]] = []
@@ -290,7 +288,7 @@ class Node:
     # Any, here and above: nothing is sent to these coroutines but by their backend.
     def _spawn(
         self,
-        tasks: TaskGroup,
+        tasks: Tasks,
         function: Callable[[], Coroutine[Any, Any, None]],
         name: str | None = None,
     ) -> None:
@@ -304,7 +302,7 @@ class Node:
         """Run the main function, and whatever it started, to their end."""
         try:
             with self._scope:
-                async with anyio.create_task_group() as self._tasks:
+                async with self._simulation.scheduler.open_tasks() as self._tasks:
                     try:
                         await main(self)
                     finally:
@@ -376,7 +374,7 @@ class Simulation:
         self.first_broken: Broken | None = None
         self.is_over = False
         self._notes: deque[str] = deque(maxlen=notes_max)
-        self._tasks: TaskGroup | None = None
+        self._tasks: Tasks | None = None
         self.incarnations: list[Node] = []
         """All nodes that were started, oldest first."""
 
@@ -492,7 +490,7 @@ class Simulation:
     async def run(self, world: Callable[[Simulation], Awaitable[None]]) -> None:
         """Run the world, and then end everything that it left behind."""
         try:
-            async with anyio.create_task_group() as self._tasks:
+            async with self.scheduler.open_tasks() as self._tasks:
                 with anyio.CancelScope() as scope:
                     self.scheduler.begin(scope)
                     try:

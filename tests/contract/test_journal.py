@@ -23,10 +23,16 @@ class TestMemoryJournal(JournalContract):
     def make_journal(self, place: Path, *, takeover: bool = False) -> MemoryJournal:
         return MemoryJournal(self.stores.setdefault(place, MemoryStore()))
 
+    def make_searching_journal(self, place: Path) -> MemoryJournal:
+        return MemoryJournal(self.stores.setdefault(place, MemoryStore()), search=True)
+
 
 class TestSQLiteJournal(JournalContract):
     def make_journal(self, place: Path, *, takeover: bool = False) -> SQLiteJournal:
         return SQLiteJournal(place / "chats.db", takeover=takeover, owner_wait_s=0)
+
+    def make_searching_journal(self, place: Path) -> SQLiteJournal:
+        return SQLiteJournal(place / "chats.db", search=True, owner_wait_s=0)
 
 
 class TestPostgresJournal(JournalContract):
@@ -37,3 +43,6 @@ class TestPostgresJournal(JournalContract):
 
     def make_journal(self, place: Path, *, takeover: bool = False) -> PostgresJournal:
         return PostgresJournal(postgres.conninfo(), schema=self.schema)
+
+    def make_searching_journal(self, place: Path) -> PostgresJournal:
+        return PostgresJournal(postgres.conninfo(), schema=self.schema, search=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,9 +74,10 @@ def test_the_example_is_served_and_its_conversations_outlive_a_kill(tmp_path: Pa
         assert again.json()["end"] == sent.json()["end"]
 
 
-def test_a_signal_drains_and_ends_each_stream_with_a_word(tmp_path: Path) -> None:
-    with served(tmp_path, f"{EXAMPLE}:support") as (address, process):
-        send(address)
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_signal_drains_and_ends_each_stream_with_a_word(tmp_path: Path, backend: str) -> None:
+    with served(tmp_path, f"{EXAMPLE}:support", "--backend", backend) as (address, process):
+        assert send(address).json()["end"]["outcome"] == "completed"
         url = f"{address}/v1/conversations/alice/events"
         with httpx.stream("GET", url, timeout=BOUND_S) as stream:
             lines = stream.iter_lines()
@@ -85,6 +87,47 @@ def test_a_signal_drains_and_ends_each_stream_with_a_word(tmp_path: Path) -> Non
         assert process.wait(BOUND_S) == 0
 
     assert [json.loads(line.removeprefix("data:")) for line in rest] == [{"why": "draining"}]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("is_hurried", [False, True])
+def test_a_turn_may_end_within_the_grace_and_a_second_signal_ends_the_grace(
+    tmp_path: Path, backend: str, *, is_hurried: bool
+) -> None:
+    (tmp_path / "slow.py").write_text(AGENT)
+    arguments = ("--backend", backend, "--grace", "600")
+    with served(tmp_path, "slow.py:slow", *arguments) as (address, process):
+        httpx.post(f"{address}/v1/conversations/alice/messages", json=HELLO)
+        url = f"{address}/v1/conversations/alice/events"
+        with httpx.stream("GET", url, timeout=BOUND_S) as stream:
+            lines = stream.iter_lines()
+            next(line for line in lines if '"observation"' in line)
+            process.send_signal(signal.SIGTERM)
+            while httpx.get(f"{address}/readyz").status_code == 200:
+                pass
+            if is_hurried:
+                process.send_signal(signal.SIGTERM)
+            else:
+                (tmp_path / "gate").touch()
+            rest = [line for line in lines if line.startswith("data:")]
+        assert process.wait(BOUND_S) == 0
+
+    assert json.loads(rest[-1].removeprefix("data:")) == {"why": "draining"}
+    assert any("All is well." in line for line in rest) is not is_hurried
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_ipv6_address_is_served_under_its_own_name(tmp_path: Path, backend: str) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("without IPv6")
+    arguments = ("--host", "::1", "--backend", backend)
+    with served(tmp_path, f"{EXAMPLE}:support", *arguments) as (address, _):
+        assert address.startswith("http://[::1]:")
+        assert send(address).status_code == 200
+        foreign = httpx.get(f"{address}/healthz", headers={"Host": "[::2]"})
+        assert foreign.status_code == 421
 
 
 def test_a_token_that_was_made_lets_its_principal_in_and_no_other(tmp_path: Path) -> None:
@@ -174,5 +217,40 @@ def test_a_client_whose_server_was_killed_comes_back_to_the_same_turn(tmp_path: 
         assert shown["messages"] == transcript.json()["messages"]
         texts = [part["text"] for part in shown["messages"][1]["parts"] if part["type"] == "text"]
         assert texts == ["Let me see.", "All is well."]
+
+    anyio.run(talk)
+
+
+def test_a_client_that_resumes_outlives_its_server_in_the_middle_of_an_answer(
+    tmp_path: Path,
+) -> None:
+    """A stock AG-UI client with the subclass of the docs; it is told of nothing."""
+    node = install()
+    (tmp_path / "slow.py").write_text(AGENT)
+
+    async def talk() -> None:
+        async with client(node, "ag_ui.mjs") as program:
+            with served(tmp_path, "slow.py:slow") as (address, process):
+                url = f"{address}/v1/ag-ui"
+                await program.do("open", threadId="chat", url=url, resumes=True)
+                await program.do("send", text="hello", id="m1", runId="r1")
+                while "seen" not in json.dumps(shown := await program.do("show")):
+                    pass
+                process.kill()
+                process.wait()
+            port = address.rpartition(":")[2]
+            with served(tmp_path, "slow.py:slow", "--port", port) as (address, _):
+                while len((await program.do("show"))["statuses"]) < 2:
+                    pass
+                (tmp_path / "gate").touch()
+                shown = await program.do("done")
+                async with httpx.AsyncClient(base_url=address) as http:
+                    path = "/v1/conversations/chat/messages?shape=ag-ui"
+                    transcript = await http.get(path)
+
+        assert shown["statuses"] == [200, 200]
+        assert shown["messages"] == transcript.json()["messages"]
+        assert shown["types"].count("RUN_STARTED") == shown["types"].count("TOOL_CALL_START") == 1
+        assert shown["messages"][-1]["content"] == "All is well."
 
     anyio.run(talk)

@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from turnkeeper.runtime import Actor, ActorFailed, Backoff, Ref, Runtime, Supervision
-from turnkeeper.runtime.otel import instrument
-from turnkeeper.runtime.testing import settle
+from turnkeeper.runtime.otel import instrument, observe
+from turnkeeper.runtime.testing import VirtualClock, settle
 
 from .actors import Add, Counter, Fail, Get, Run, SyncCounter
 from .test_runtime import Ask, Batching
@@ -135,6 +135,32 @@ async def test_metrics_tell_durations_failures_and_what_waits(world: World) -> N
         assert metrics["turnkeeper.actors"].value == 1  # type: ignore[attr-defined]
         assert metrics["turnkeeper.messages.waiting"].value == 0  # type: ignore[attr-defined]
         assert metrics["turnkeeper.dead_letters"].value == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_how_late_the_loop_is_is_looked_at_each_second(world: World, is_open: bool) -> None:
+    clock = VirtualClock()
+    runtime = Runtime(ports=clock.ports())
+    if not is_open:
+        world.instrument(runtime)
+    async with runtime:
+        if is_open:
+            world.instrument(runtime)
+        await clock.advance(2.0)
+        in_time = world.metrics()["turnkeeper.loop.lateness"]
+        clock._now += 3.5  # the loop stood still, and was due after one second
+        await clock.advance(0.0)
+        late = world.metrics()["turnkeeper.loop.lateness"]
+    assert (in_time.count, in_time.sum) == (2, 0.0)  # type: ignore[attr-defined]
+    assert (late.count, late.sum) == (3, 2.5)  # type: ignore[attr-defined]
+
+
+async def test_a_runtime_is_observed_once(world: World) -> None:
+    async with Runtime() as runtime:
+        observe(runtime, meter_provider=world.meters)
+        world.instrument(runtime)
+        runtime.spawn(Counter, name="counter")
+        assert world.metrics()["turnkeeper.actors"].value == 1  # type: ignore[attr-defined]
 
 
 def test_the_core_does_not_import_opentelemetry() -> None:

@@ -12,6 +12,7 @@ import textwrap
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from turnkeeper.actors.agents.tool_agent import _Run
@@ -28,7 +29,7 @@ from turnkeeper.actors.journals import memory
 from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.actors.journals.sqlite import state as state_shell
 from turnkeeper.actors.models import base as models_base
-from turnkeeper.actors.owner import loading
+from turnkeeper.actors.owner import draining, loading
 from turnkeeper.actors.owner.actor import ConversationActor
 from turnkeeper.actors.owner.recovery import Recovery
 from turnkeeper.actors.owner.subscriptions import EventReader, Subscriptions
@@ -56,6 +57,18 @@ class Mutant(NamedTuple):
     test: str = ""
     """The test that finds it, if the simulated world cannot see it, or hardly: `FILE::NAME`."""
 
+
+_REPLACED = Options(
+    nodes=2,
+    clients=2,
+    messages=4,
+    agent="tool",
+    extras=("follow", "pause", "view"),
+    subscribers=2,
+    drains=True,
+    has_prompts=True,
+)
+"""Runs in which nodes are drained and replaced by others with another system prompt."""
 
 MUTANTS = [
     Mutant(
@@ -674,6 +687,78 @@ PROMISES = [
         "pass",
         test="tests/actors/conversations/test_turns.py::"
         "test_what_an_agent_that_waits_in_its_place_says_is_decided_after_the_pause",
+    ),
+    Mutant(
+        "a turn starts in a process that drains",
+        turn_rules,
+        "_begin_with",
+        "if draft.working.draining:",
+        "if False:",
+        options=_REPLACED,
+    ),
+    Mutant(
+        "the next message gets its turn in a process that drains",
+        turn_rules,
+        "_then_next_queued",
+        "if waiting is None or draft.working.draining:",
+        "if waiting is None:",
+        options=_REPLACED,
+    ),
+    Mutant(
+        "a process that drains takes messages though it refuses them",
+        turn_rules,
+        "_send",
+        'if working.draining == "refuse":',
+        "if False:",
+        options=_REPLACED,
+    ),
+    Mutant(
+        "a process that was drained keeps its conversations",
+        ConversationActor,
+        "on_stop",
+        "await self._release()",
+        "pass",
+        options=_REPLACED,
+    ),
+    Mutant(
+        "the readers of a process that was drained wait on",
+        draining,
+        "hand_over",
+        "subscriptions.end_live()",
+        "pass",
+        options=_REPLACED,
+    ),
+    Mutant(
+        "a turn that cannot be resumed outlasts the grace",
+        draining,
+        "hand_over",
+        "if left_s <= 0 or not region.active:",
+        "if not region.active:",
+        options=_REPLACED,
+    ),
+    Mutant(
+        "a changed system prompt is not noticed",
+        turn_rules,
+        "_add_changed_prompt",
+        "and event.content == prompt for",
+        "for",
+        options=_REPLACED,
+    ),
+    Mutant(
+        "a changed system prompt stands beside the one before it",
+        ViewFold,
+        "_put_first",
+        "events[len(left) :]",
+        "events",
+        options=_REPLACED,
+    ),
+    Mutant(
+        "a pinned conversation takes the system prompt of now",
+        turn_rules,
+        "_add_changed_prompt",
+        'settings.prompt_policy == "pinned"',
+        "False",
+        options=replace(_REPLACED, prompt_policy="pinned"),
     ),
     Mutant(
         "an append that is sent again is refused",

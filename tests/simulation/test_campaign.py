@@ -18,11 +18,12 @@ from turnkeeper.actors.simulation import (
     run_campaign,
     silent_logs,
 )
+from turnkeeper.actors.simulation._jobs import blocks
 from turnkeeper.runtime.testing import simulate
 
 from ..drawn import first_seed, is_whole
 from .corpus import CORPUS, Kept
-from .mutants import planted
+from .mutants import MUTANTS, planted
 
 FRESH_SEEDS_MIN = 300
 """So many reach every interesting place."""
@@ -119,3 +120,43 @@ def test_a_long_campaign_that_misses_an_interesting_place_is_not_ok() -> None:
 
 def test_each_invariant_has_a_sentence_of_its_own() -> None:
     assert len(set(INVARIANTS.values())) == len(INVARIANTS)
+
+
+@pytest.mark.alone
+def test_the_seeds_of_several_jobs_are_the_campaigns_of_their_blocks() -> None:
+    together = run_campaign(9_000, seeds=9, jobs=2)
+
+    apart = [run_campaign(9_000, seeds=4), run_campaign(9_004, seeds=5)]
+    assert together.seeds == 9
+    assert together.steps == sum(each.steps for each in apart)
+    assert together.marks == apart[0].marks + apart[1].marks
+    assert together.trace == run_campaign(9_000, seeds=9, jobs=2).trace
+    assert together.ok
+
+
+@pytest.mark.alone
+def test_the_first_failure_of_any_job_ends_them_all() -> None:
+    (fault,) = (each for each in MUTANTS if each.name == "an answer goes out before the commit")
+    with planted(fault):
+        campaign = run_campaign(0, seeds=1_000_000, jobs=2, failures_max=1, shrinks=False)
+
+    (failure,) = campaign.failures
+    assert failure.broken is not None
+    assert failure.broken.invariant == "C1"
+    assert campaign.seeds < 1_000
+    with planted(fault):
+        assert str(replay(TapeFile.of(failure)).broken) == str(failure.broken)
+
+
+@pytest.mark.parametrize(("seeds", "jobs"), [(10, 3), (2, 5), (1, 1), (None, 3)])
+def test_each_seed_is_dealt_to_one_job(seeds: int | None, jobs: int) -> None:
+    dealt = blocks(7, seeds, jobs)
+
+    assert len(dealt) == (jobs if seeds is None else min(jobs, seeds))
+    starts = [first for first, _ in dealt]
+    assert starts == sorted(set(starts))
+    assert starts[0] == 7
+    if seeds is not None:
+        assert [seed for first, count in dealt for seed in range(first, first + (count or 0))] == [
+            *range(7, 7 + seeds)
+        ]

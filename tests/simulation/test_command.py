@@ -37,6 +37,15 @@ def test_the_same_seeds_are_told_the_same() -> None:
     assert len(traces) == 1
 
 
+@pytest.mark.alone
+def test_several_jobs_run_all_the_seeds() -> None:
+    options = ["simulate", "--seeds", "4", "--seed", "5", "--jobs", "2", "--json"]
+    done = CliRunner().invoke(app, options)
+
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["seeds"] == 4
+
+
 def test_a_failure_is_told_with_its_invariant_and_a_tape_that_plays_it_again(
     tmp_path: Path,
 ) -> None:

@@ -33,7 +33,7 @@ import anyio
 from turnkeeper.runtime import Ports
 from turnkeeper.runtime.lowlevel import OneShot, thread_caller
 
-from ...errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
+from ...errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable, SearchIsOff
 from ...journal import (
     Claim,
     ConversationInfo,
@@ -79,6 +79,7 @@ class PostgresJournal(DatabaseJournal):
         *,
         schema: str = "turnkeeper",
         read_only: bool = False,
+        search: bool = False,
         address: str | None = None,
         lease_s: float = 15.0,
         tcp_timeout_s: float = 10.0,
@@ -95,7 +96,9 @@ class PostgresJournal(DatabaseJournal):
     ) -> None:
         """Open nothing yet; entering does.
 
-        `address` names this process to those that are refused a conversation of its own.
+        `search` keeps an index of the words of chat messages; a schema that has none gets it bit by
+        bit, beside its use. `address` names this process to those that are refused a conversation
+        of its own.
         `failpoint` is for tests: the writing thread calls it with "begin" before and "committed"
         after each statement. Raises `ValueError` if `schema` is not a plain name.
         """
@@ -104,6 +107,7 @@ class PostgresJournal(DatabaseJournal):
         self._conninfo = conninfo
         self._schema = schema
         self._is_read_only = read_only
+        self._is_searching = search
         self._address = address or f"process {os.getpid()} on {socket.gethostname()}"
         self._lease_s = lease_s
         self._tcp_timeout_s = tcp_timeout_s
@@ -140,8 +144,16 @@ class PostgresJournal(DatabaseJournal):
             group_items_max=8,  # a group of reads is answered together; more would only wait
             group_bytes_max=group_bytes_max,
         )
+        self._make_indexer = partial(
+            thread,
+            f"indexer of {schema}",
+            self._open_indexer,
+            group_items_max=1,
+            group_bytes_max=group_bytes_max,
+        )
         self._writer = self._make_writer()
         self._reader = self._make_reader()
+        self._indexer = self._make_indexer()
 
     async def __aenter__(self) -> Self:
         if self._is_entered:
@@ -160,6 +172,8 @@ class PostgresJournal(DatabaseJournal):
             if not self._is_read_only:
                 await self._writer.start()
             await self._reader.start()
+            if self._is_searching and not self._is_read_only:
+                await self._indexer.start()
         except BaseException:
             await self._leave()
             raise
@@ -169,6 +183,7 @@ class PostgresJournal(DatabaseJournal):
         await self._leave()
 
     async def _leave(self) -> None:
+        await self._indexer.stop()
         await self._reader.stop()
         await self._writer.stop()
         presence, self._presence = self._presence, None
@@ -179,6 +194,7 @@ class PostgresJournal(DatabaseJournal):
                 await self._presence_ended.wait()
         self._writer = self._make_writer()
         self._reader = self._make_reader()
+        self._indexer = self._make_indexer()
         self._on_lease_loss = _ignore
         self._is_entered = False
 
@@ -209,10 +225,12 @@ class PostgresJournal(DatabaseJournal):
         node = -1 if self._presence is None else self._presence.node
         return await self._read(lambda reader: reader.find_abandoned(node))
 
-    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+    async def claim(
+        self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+    ) -> Claim:
         from .writer import Claiming  # noqa: PLC0415 - needs psycopg
 
-        await check_new_name(self, conversation_id)
+        await check_new_name(self, conversation_id, any_name=any_name)
         return await self._submit(Claiming(conversation_id, takeover=takeover))
 
     async def fork(
@@ -259,6 +277,15 @@ class PostgresJournal(DatabaseJournal):
         check_asked(conversation_id)
         await self._change(lambda writer: writer.release(conversation_id, epoch))
 
+    async def index(self) -> None:
+        from .search import Indexing  # noqa: PLC0415 - needs psycopg
+
+        self._refuse_if_search_is_off()
+        if self._is_read_only:
+            raise JournalRefused(f"schema {self._schema} is open read-only; nothing was written")
+        while await self._indexer.do(Indexing()):
+            pass
+
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         """Return when a log does not end at `after`; woken by each commit, else by polling."""
         check_asked(conversation_id)
@@ -289,6 +316,10 @@ class PostgresJournal(DatabaseJournal):
         from .reader import Read  # noqa: PLC0415 - needs psycopg
 
         return await self._reader.do(Read(apply))
+
+    def _refuse_if_search_is_off(self) -> None:
+        if not self._is_searching:
+            raise SearchIsOff(f"schema {self._schema}")
 
     def _connect(self, *, answer_s: float | None = None) -> BoundedConnection:
         from .connections import connect  # noqa: PLC0415 - needs psycopg
@@ -327,6 +358,20 @@ class PostgresJournal(DatabaseJournal):
             rejection_age_s_max=self._rejection_age_s_max,
         )
 
+    def _open_indexer(self) -> Worker:
+        from .schema import refusal  # noqa: PLC0415 - needs psycopg
+        from .search import PostgresIndexer, start_search  # noqa: PLC0415 - needs psycopg
+
+        with refusal(self._schema):
+            with self._connect() as connection:
+                start_search(connection)
+            return PostgresIndexer(
+                self._connect,
+                schema=self._schema,
+                ports=self._ports,
+                failpoint=self._failpoint,
+            )
+
     def _make_presence(self) -> Presence:
         from .presence import RENEWALS_PER_LEASE, Presence  # noqa: PLC0415 - needs psycopg
 
@@ -360,5 +405,5 @@ class PostgresJournal(DatabaseJournal):
                 with self._connect() as connection:
                     check_version(connection, self._schema)
             node = -1 if self._presence is None else self._presence.node
-            self._reading = PostgresReader(self._connect, self._ports.monotonic, node)
+            self._reading = PostgresReader(self._connect, self._ports.monotonic, node, self._schema)
             return self._reading

@@ -19,6 +19,8 @@ from ...journal import (
     ListPage,
     ListQuery,
     Rejection,
+    SearchPage,
+    SearchQuery,
     Snapshot,
     StoredRecord,
 )
@@ -28,6 +30,7 @@ from .connections import BoundedConnection, Link
 from .listings import read_page
 from .log import Tail, find_ids, find_mark, read_records, read_tail
 from .schema import UNENCODABLE, unencodable
+from .search import read_search_page
 
 T = TypeVar("T")
 
@@ -59,7 +62,11 @@ class PostgresReader:
     """A `Worker` that does `Read` jobs."""
 
     def __init__(
-        self, connect: Callable[[], BoundedConnection], monotonic: Callable[[], float], node: int
+        self,
+        connect: Callable[[], BoundedConnection],
+        monotonic: Callable[[], float],
+        node: int,
+        schema: str,
     ) -> None:
         def connect_for_reading() -> BoundedConnection:
             connection = connect()
@@ -71,6 +78,7 @@ class PostgresReader:
         # Set in any thread, cleared in this one.
         self._is_server_demoted = False
         self._node = node
+        self._schema = schema
 
     @property
     def _connection(self) -> BoundedConnection:
@@ -85,6 +93,9 @@ class PostgresReader:
 
     def close(self) -> None:
         self._connection.close()
+
+    def rest(self) -> float | None:
+        return None
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
         for job in jobs:
@@ -145,6 +156,9 @@ class PostgresReader:
 
     def page(self, query: ListQuery) -> ListPage:
         return read_page(self._connection, query, self._node)
+
+    def search(self, query: SearchQuery) -> SearchPage:
+        return read_search_page(self._connection, query, self._schema)
 
     def find_abandoned(self, node: int) -> Sequence[ConversationInfo]:
         """Return the unfinished conversations that no living process but `node` owns."""

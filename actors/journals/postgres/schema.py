@@ -134,6 +134,34 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX label_created ON label (owner, label, value, created_us, conversation);
     CREATE INDEX label_active ON label (owner, label, value, active_us, conversation);
     """,
+    """
+    -- Empty until a process asks for search.
+    CREATE TABLE search (               -- one row
+        swept bigint,                   -- conversations up to this id were queued; null: all
+        rules integer NOT NULL          -- the number of the rules that say what a word is
+    );
+    CREATE TABLE search_queue (         -- logs that have messages that are not in the index
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        log bigint NOT NULL,
+        at_us bigint NOT NULL,          -- when they were written, by the database's clock
+        is_moved boolean NOT NULL       -- the owner in its listing may have changed
+    );
+    CREATE TABLE search_log (
+        log bigint PRIMARY KEY,
+        seq bigint NOT NULL,            -- the log up to here is in the index
+        is_moved boolean NOT NULL
+    );
+    CREATE TABLE search_message (
+        id bigint PRIMARY KEY,          -- sorts by time
+        log bigint NOT NULL,
+        seq bigint NOT NULL,
+        left_view smallint NOT NULL,    -- 1: condensed, 2: retracted
+        owner text NOT NULL,            -- whose word is among its words
+        words tsvector NOT NULL
+    );
+    CREATE UNIQUE INDEX search_message_at ON search_message (log, seq);
+    CREATE INDEX search_message_words ON search_message USING gin (words);
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -47,6 +47,7 @@ from ..shared.append_rules import (
 from ..shared.job_thread import Job
 from ..shared.list_pages import bare_listing, labels_text, listing_seal
 from ..shared.record_chain import log_number, next_mark, seal
+from ..shared.searching import SEARCHED_KINDS
 from .connections import BoundedConnection, Link
 from .listings import LISTED, erase_listing, read_listing, store_listing
 from .log import (
@@ -60,6 +61,7 @@ from .log import (
 )
 from .presence import CHANNEL, Presence
 from .schema import UNENCODABLE, schema_number, unencodable
+from .search import QUEUED, erase_words, move_owner
 
 T = TypeVar("T")
 
@@ -94,10 +96,17 @@ _APPEND_TEXT = f"""
         WHERE e.log IN (SELECT log FROM moved)
     )
     LISTED
+    QUEUED
     SELECT id, ({_NOTIFY}) FROM moved
 """  # noqa: S608 - our own text
-_APPEND = _APPEND_TEXT.replace("LISTED\n", "\n")
-_APPEND_LISTED = _APPEND_TEXT.replace("LISTED\n", f"{LISTED}\n")
+# By two facts: an append has listings, and it has messages that search may look for.
+_APPENDS = {
+    (is_listed, is_said): _APPEND_TEXT.replace("LISTED\n", f"{LISTED if is_listed else ''}\n")
+    .replace("QUEUED\n", f"{QUEUED if is_said else ''}\n")
+    .encode()
+    for is_listed in (False, True)
+    for is_said in (False, True)
+}
 
 _CLAIM = """
     INSERT INTO conversation AS c (name, incarnation, log, owner, epoch, head, tip, forked_at,
@@ -202,6 +211,9 @@ class PostgresWriter:
 
     def close(self) -> None:
         self.connection.close()
+
+    def rest(self) -> float | None:
+        return None
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
         self._is_connected = False
@@ -481,6 +493,7 @@ class PostgresWriter:
         found = read_listing(self.connection, tail.number)
         if found is None or found.seq <= listing.seq:
             store_listing(self.connection, tail.number, name, listing)
+            move_owner(self.connection, tail.log)
 
     def fork(
         self,
@@ -593,6 +606,7 @@ class PostgresWriter:
         """
         self._lock()
         done = self.connection.execute(_DROP_REJECTIONS, (log, _ERASED_MAX)).rowcount
+        done += erase_words(self.connection, log)
         kept = self._needed(log)
         done += self.connection.execute(
             _DROP_EVENTS, {"log": log, "kept": kept, "records": _ERASED_MAX, "bytes": _ERASED_BYTES}
@@ -703,6 +717,7 @@ class _Statement:
         self._marks: list[int] = []
         self._payloads: list[bytes] = []
         self._listings: dict[int, tuple[str, Listing]] = {}
+        self._said_logs: set[int] = set()
 
     @property
     def added(self) -> Sequence[tuple[Tail, list[Append]]]:
@@ -737,6 +752,8 @@ class _Statement:
         self._message_ids += [record.message_id for record in job.records]
         self._marks += marks
         self._payloads += [record.payload for record in job.records]
+        if any(record.kind in SEARCHED_KINDS for record in job.records):
+            self._said_logs.add(tail.log)
         job.settle(range(tail.head + 1, seq + 1))
         tail.head, tail.tip = seq, mark
         tail.is_unfinished = job.is_unfinished
@@ -754,9 +771,10 @@ class _Statement:
         tails = [tail for tail, _ in self._by_name.values()]
         failpoint("begin")
         rows = connection.execute(
-            (_APPEND_LISTED if self._listings else _APPEND).encode(),
+            _APPENDS[bool(self._listings), bool(self._said_logs)],
             {
                 **self._listed(),
+                "said_logs": _array(sorted(self._said_logs)),
                 "now_us": self._now_us,
                 "ids": _array(tail.number for tail in tails),
                 "epochs": _array(tail.epoch for tail in tails),

@@ -17,6 +17,8 @@ from ...journal import (
     ListQuery,
     Record,
     Rejection,
+    SearchPage,
+    SearchQuery,
     Snapshot,
     StoredRecord,
 )
@@ -37,6 +39,7 @@ class LogReader(Protocol):
     def info(self, name: str, /) -> ConversationInfo: ...
     def list(self) -> Sequence[ConversationInfo]: ...
     def page(self, query: ListQuery, /) -> ListPage: ...
+    def search(self, query: SearchQuery, /) -> SearchPage: ...
     def find_events(self, name: str, event_ids: Sequence[str], /) -> Mapping[str, int]: ...
     def find_messages(self, name: str, message_ids: Sequence[str], /) -> Mapping[str, int]: ...
     def rejections(self, name: str, /) -> Sequence[Rejection]: ...
@@ -57,7 +60,11 @@ def _erase_slice(log: int, writer: LogWriter) -> int | None:
 
 
 class DatabaseJournal:
-    """Inherit, and implement `_submit`, `_change` and `_read`."""
+    """Inherit, and implement `_submit`, `_change`, `_read` and `_refuse_if_search_is_off`."""
+
+    def _refuse_if_search_is_off(self) -> None:
+        """Raise `SearchIsOff` unless this journal was asked to search."""
+        raise NotImplementedError
 
     def _submit(self, job: Job[T]) -> Awaitable[T]:
         """Give a job to the writing thread; raises if this journal may not write."""
@@ -111,6 +118,10 @@ class DatabaseJournal:
 
     async def page(self, query: ListQuery) -> ListPage:
         return await self._read(lambda reader: reader.page(query))
+
+    async def search(self, query: SearchQuery) -> SearchPage:
+        self._refuse_if_search_is_off()
+        return await self._read(lambda reader: reader.search(query))
 
     async def write_listing(self, conversation_id: str, listing: Listing, *, epoch: int) -> None:
         await self._change(

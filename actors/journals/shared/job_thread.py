@@ -69,6 +69,13 @@ class Worker(Protocol):
     def work(self, jobs: Sequence[Job[object]]) -> None:
         """Settle or refuse each job. Raises only if the worker itself is broken."""
 
+    def rest(self) -> float | None:
+        """Do a little work of its own while no job waits.
+
+        Returns the seconds until it is called again, unless a job comes before; None: not until
+        after the next group. Raises only if the worker itself is broken.
+        """
+
     def close(self) -> None:
         """Release resources. This is the last call, and comes from the same thread."""
 
@@ -109,6 +116,7 @@ class JobThread:
         self._until: float | None = None
         self.more_s = 0.0
         """Set by the worker: the seconds that opening, or any group, may take beyond the bound."""
+        self._rest: Callable[[], float | None]
         self._is_over = threading.Event()
         self.is_hung = False
         self._is_open = False
@@ -277,6 +285,7 @@ class JobThread:
             worker.close()
             return
         call_in_loop(partial(self._opened.set, None))
+        self._rest = worker.rest
         try:
             while group := self._take():
                 bound_s = self._answer_wait_s + max(self.more_s, *(job.more_s for job in group))
@@ -298,9 +307,20 @@ class JobThread:
             finally:
                 call_in_loop(self._end)
 
+    def _wait(self) -> Job[object] | None:
+        """Return the next job; let the worker rest until it comes."""
+        while True:
+            with contextlib.suppress(Empty):
+                return self._queue.get_nowait()
+            self._until = self._ports.monotonic() + self._answer_wait_s + self.more_s
+            pause_s = self._rest()
+            self._until = None
+            with contextlib.suppress(Empty):
+                return self._queue.get(timeout=pause_s)
+
     def _take(self) -> list[Job[object]]:
         """Return the waiting jobs, up to the limits of a group; none if the thread shall end."""
-        job = self._queue.get()
+        job = self._wait()
         if job is None:
             return []
         group = self._in_hand = [job]

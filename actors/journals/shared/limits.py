@@ -10,9 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...errors import ConversationNotFound, InvalidInput
+from ...errors import ConversationNotFound, InvalidConversationId, InvalidInput
 from ...journal import Journal, Record, Rejection, Snapshot
-from ...values.text import check_new_id, check_text
+from ...values.text import (
+    check_conversation_id,
+    check_new_conversation_id,
+    check_new_id,
+    check_text,
+)
 
 __all__ = [
     "PAYLOAD_BYTES_MAX",
@@ -83,19 +88,18 @@ def _check_size(what: str, payload: bytes) -> None:
         )
 
 
-async def check_new_name(journal: Journal, conversation_id: str) -> None:
-    """Raise `InvalidInput` for a name that no conversation should be given, unless one has it."""
+async def check_new_name(journal: Journal, conversation_id: str, *, any_name: bool = False) -> None:
+    """Raise `InvalidConversationId` for a name that no new conversation can have.
+
+    The journal may have a conversation of that name already: then it goes on. With `any_name`, it
+    need only be a name that each journal can keep.
+    """
+    check_conversation_id(conversation_id)
+    if any_name:
+        return
     try:
-        check_new_id("conversation id", conversation_id)
-        if conversation_id in (".", ".."):
-            raise InvalidInput(
-                f"the conversation id {conversation_id!r} means a folder in a path or a URL; "
-                "nothing was written; take another name"
-            )
-    except InvalidInput:
-        check_text("conversation id", conversation_id)
-        if "\0" in conversation_id:
-            raise
+        check_new_conversation_id(conversation_id)
+    except InvalidConversationId:
         try:
             await journal.info(conversation_id)
         except ConversationNotFound:

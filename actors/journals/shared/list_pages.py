@@ -72,13 +72,17 @@ def fill_page(
         or (query.status is not None and drive != "status")
         or (query.label is not None and drive != "label")
     )
-    at_once = min(_SCANNED_AT_ONCE, query.scan_max) if has_rest else query.limit + 1
+    if not has_rest:
+        found = fetch(query.after, query.limit + 1)
+        page = [row for row, _ in found[: query.limit]]
+        return ListPage(page, found[query.limit - 1][1] if len(found) > query.limit else None)
+    at_once = min(_SCANNED_AT_ONCE, query.scan_max)
     rows: list[_Found] = []
     after, looked_at = query.after, 0
     while True:
         found = fetch(after, at_once)
         for row, key in found:
-            if not has_rest or _is_wanted(row, query):
+            if _is_wanted(row, query):
                 if len(rows) == query.limit:
                     return ListPage([one.row for one in rows], rows[-1].key)
                 rows.append(_Found(row, key))
@@ -86,7 +90,7 @@ def fill_page(
         looked_at += len(found)
         if len(found) < at_once:
             return ListPage([one.row for one in rows], None)
-        if looked_at >= query.scan_max and has_rest:
+        if looked_at >= query.scan_max:
             return ListPage([one.row for one in rows], after, is_complete=False)
 
 

@@ -85,6 +85,10 @@ def erase_slice(connection: sqlite3.Connection, log: int) -> int | None:
         raise CorruptLog("?", head, "the row of a deleted log is damaged")
     if connection.execute(_DROP_REJECTIONS, (log, _RECORDS_MAX)).rowcount == _RECORDS_MAX:
         return log
+    from .search import erase_words  # noqa: PLC0415 - a program that begins needs it not yet
+
+    if erase_words(connection, log):
+        return log
     parent, base = connection.execute(
         "SELECT parent, seq FROM fork WHERE log = ?", (log,)
     ).fetchone() or (0, 0)

@@ -37,6 +37,7 @@ from ...errors import (
     JournalRefused,
     JournalUnavailable,
     OwnedElsewhere,
+    SearchIsOff,
 )
 from ...journal import Claim, ConversationInfo, Deletion, Listing, Record
 from ..shared.database_journal import DatabaseJournal
@@ -77,10 +78,14 @@ def _no_failpoint(_: str) -> None:
 
 
 def _erase(writer: SQLiteWriter) -> bool:
-    return writer.guard.erase()
+    from .search import is_clean  # noqa: PLC0415 - a program that begins needs it not yet
+
+    return writer.guard.erase() and is_clean(writer.connection)
 
 
 def _vacuum(path: Path, writer: SQLiteWriter) -> int:
+    while writer.merge_slice(is_forced=True):
+        pass
     writer.guard.erase()
     before = path.stat().st_size
     writer.connection.execute("VACUUM")
@@ -97,6 +102,7 @@ class SQLiteJournal(DatabaseJournal):
         *,
         read_only: bool = False,
         takeover: bool = False,
+        search: bool = False,
         synchronous: Synchronous = "FULL",
         address: str | None = None,
         owner_wait_s: float = 5.0,
@@ -115,6 +121,8 @@ class SQLiteJournal(DatabaseJournal):
     ) -> None:
         """Set up a journal; it opens nothing until it is entered.
 
+        `search` keeps an index of the words of chat messages; a file that has none gets it bit by
+        bit, beside its use.
         `address` names this process to writers that are refused because it owns the file. A disk
         that does not answer for `answer_wait_s`, and a second more for each 4 MiB of a long
         write-ahead log, counts as hung: all that wait for it get an error, and the journal takes
@@ -126,6 +134,7 @@ class SQLiteJournal(DatabaseJournal):
         self._path = real_path(path)
         self._is_read_only = read_only
         self._is_takeover = takeover
+        self._is_searching = search
         self._synchronous: Synchronous = synchronous
         self._owner = address or f"process {os.getpid()} on {socket.gethostname()}"
         self._owner_wait_s = owner_wait_s
@@ -270,14 +279,26 @@ class SQLiteJournal(DatabaseJournal):
     def watch_lease(self, on_loss: Callable[[], None]) -> None:
         self._on_lease_loss = on_loss
 
-    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:  # noqa: ARG002 - entering has decided that
+    async def claim(
+        self,
+        conversation_id: str,
+        *,
+        takeover: bool = False,  # noqa: ARG002 - entering has decided that
+        any_name: bool = False,
+    ) -> Claim:
         """Take the next epoch; a process that has entered owns all conversations of the file."""
-        await check_new_name(self, conversation_id)
+        await check_new_name(self, conversation_id, any_name=any_name)
         return await self._change(lambda writer: writer.claim(conversation_id))
 
     async def find_abandoned(self) -> Sequence[ConversationInfo]:
-        # The file has one owner, which is this process if any is alive.
-        return [info for info in await self.list() if info.is_unfinished]
+        # The file has one owner, which is this process if any is alive. Each slice is a read of its
+        # own, so that however large the file is, none passes the bound on an answer.
+        found: list[ConversationInfo] = []
+        after: int | None = -1
+        while after is not None:
+            infos, after = await self._read(partial(SQLiteReader.unfinished, after=after))
+            found += infos
+        return sorted(found, key=lambda info: info.conversation_id)
 
     async def release(self, conversation_id: str, *, epoch: int) -> None:  # noqa: ARG002 - the port's
         """Do nothing: the file is given back as a whole, on leaving."""
@@ -322,10 +343,17 @@ class SQLiteJournal(DatabaseJournal):
         kept, forks, log = await self._change(lambda writer: delete(writer, conversation_id, epoch))
         try:
             await self._erase_log(log)
+            while await self._change(SQLiteWriter.merge_slice):
+                pass
             is_erased = await self._writer.do(Upkeep(_erase))
         except (JournalUnavailable, JournalOutcomeUnknown, OwnedElsewhere, CorruptLog):
             is_erased = False
         return Deletion(kept, forks, is_erased)
+
+    async def index(self) -> None:
+        self._refuse_if_search_is_off()
+        while await self._change(SQLiteWriter.index_slice):
+            pass
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         check_asked(conversation_id)
@@ -356,6 +384,10 @@ class SQLiteJournal(DatabaseJournal):
     async def _read(self, apply: Callable[[SQLiteReader], T]) -> T:
         return await self._reader.do(Read(apply))
 
+    def _refuse_if_search_is_off(self) -> None:
+        if not self._is_searching:
+            raise SearchIsOff(str(self._path))
+
     def _refuse_if_read_only(self) -> None:
         if self._is_read_only:
             raise JournalRefused(f"{self._path} is open read-only; nothing was written")
@@ -384,6 +416,7 @@ class SQLiteJournal(DatabaseJournal):
                 failpoint=self._failpoint,
                 tails_max=self._active_conversations_max,
                 rejection_age_s_max=self._rejection_age_s_max,
+                is_searching=self._is_searching,
                 on_closed=self._close_for_writing,
                 on_log_bytes=partial(self._allow_for_log, self._writer),
             )

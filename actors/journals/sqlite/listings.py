@@ -25,6 +25,9 @@ from .log import CHAIN
 Owned = Literal["here", "elsewhere", "none"]
 
 __all__ = [
+    "LISTING_COLUMNS",
+    "LISTING_WIDTH",
+    "NO_LISTING",
     "WRITE_LISTING",
     "erase_listing",
     "has_moved",
@@ -34,87 +37,70 @@ __all__ = [
     "store_listing",
 ]
 
-# The last column of `incoming`, as the trigger below takes it apart.
-_COLUMNS = (
-    "name",
-    "seq",
-    "owner",
-    "status",
-    "created_us",
-    "active_us",
-    "labels",
-    "payload",
-    "seal",
-)
-_PART = {name: f"json_extract(NEW.listing, '$[{at}]')" for at, name in enumerate(_COLUMNS)}
+# The last columns of `incoming`; all of them are NULL if the record brings no listing.
+_STORED = ("seq", "owner", "status", "created_us", "active_us", "labels", "payload", "seal")
+LISTING_WIDTH = len(_STORED)
+NO_LISTING = (None,) * LISTING_WIDTH
+LISTING_COLUMNS = ", ".join(f"0 AS listing_{name}" for name in _STORED)
 
 # An update of columns that an index has writes that index, also if the values are the same. So the
-# usual update leaves out those that hardly ever change.
+# usual update leaves out those that hardly ever change, and most conversations have no labels.
 _MOVING = ("seq", "status", "active_us", "labels", "payload", "seal")
 WRITE_LISTING = f"""
-    CREATE TEMP TRIGGER write_listing INSTEAD OF INSERT ON incoming WHEN NEW.listing IS NOT NULL
+    CREATE TEMP TRIGGER write_listing INSTEAD OF INSERT ON incoming
+        WHEN NEW.listing_seq IS NOT NULL
     BEGIN
-        UPDATE listing SET {", ".join(f"{name} = {_PART[name]}" for name in _MOVING)}
-        WHERE conversation = NEW.conversation AND owner = {_PART["owner"]}
-            AND created_us = {_PART["created_us"]};
+        UPDATE listing SET {", ".join(f"{name} = NEW.listing_{name}" for name in _MOVING)}
+        WHERE conversation = NEW.conversation AND owner = NEW.listing_owner
+            AND created_us = NEW.listing_created_us;
         INSERT INTO listing
-            SELECT NEW.conversation, {", ".join(_PART.values())} WHERE changes() = 0
+            SELECT c.id, c.name, {", ".join(f"NEW.listing_{name}" for name in _STORED)}
+            FROM conversation c WHERE c.id = NEW.conversation AND changes() = 0
             ON CONFLICT (conversation) DO UPDATE SET
-                {", ".join(f"{name} = excluded.{name}" for name in _COLUMNS[1:])};
+                {", ".join(f"{name} = excluded.{name}" for name in _STORED)};
+    END;
+    CREATE TEMP TRIGGER write_labels INSTEAD OF INSERT ON incoming
+        WHEN NEW.listing_seq IS NOT NULL AND (
+            NEW.listing_labels <> '{{}}'
+            OR EXISTS (SELECT 1 FROM label WHERE conversation = NEW.conversation)
+        )
+    BEGIN
         DELETE FROM label WHERE conversation = NEW.conversation AND (
-            owner <> {_PART["owner"]} OR created_us <> {_PART["created_us"]} OR NOT EXISTS (
-                SELECT 1 FROM json_each({_PART["labels"]}) j
+            owner <> NEW.listing_owner OR created_us <> NEW.listing_created_us OR NOT EXISTS (
+                SELECT 1 FROM json_each(NEW.listing_labels) j
                 WHERE j.key = label.label AND j.value = label.value
             )
         );
-        UPDATE label SET active_us = {_PART["active_us"]} WHERE conversation = NEW.conversation;
+        UPDATE label SET active_us = NEW.listing_active_us WHERE conversation = NEW.conversation;
         INSERT OR IGNORE INTO label
-            SELECT NEW.conversation, key, value, {_PART["owner"]}, {_PART["name"]},
-                {_PART["created_us"]}, {_PART["active_us"]}
-            FROM json_each({_PART["labels"]});
+            SELECT c.id, j.key, j.value, NEW.listing_owner, c.name,
+                NEW.listing_created_us, NEW.listing_active_us
+            FROM conversation c, json_each(NEW.listing_labels) j WHERE c.id = NEW.conversation;
     END;
 """  # noqa: S608 - our own text
 
 
-def listing_columns(name: str, listing: Listing) -> str:
-    """Return a listing as the trigger takes it."""
+def listing_columns(name: str, listing: Listing) -> Sequence[object]:
+    """Return a listing as the triggers take it: its values for the last columns of `incoming`."""
     labels = labels_text(listing)
-    return _encode(
-        (
-            name,
-            listing.seq,
-            listing.owner,
-            listing.status,
-            listing.created_us,
-            listing.active_us,
-            labels,
-            listing.payload,
-            listing_seal(name, listing, labels),
-        )
+    return (
+        listing.seq,
+        listing.owner,
+        listing.status,
+        listing.created_us,
+        listing.active_us,
+        labels,
+        listing.payload,
+        listing_seal(name, listing, labels),
     )
-
-
-_encode = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
 
 
 def store_listing(connection: sqlite3.Connection, number: int, name: str, listing: Listing) -> None:
     """Write a listing beside the log, without an append."""
     erase_listing(connection, number)
-    labels = labels_text(listing)
     connection.execute(
         "INSERT INTO listing VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            number,
-            name,
-            listing.seq,
-            listing.owner,
-            listing.status,
-            listing.created_us,
-            listing.active_us,
-            labels,
-            listing.payload,
-            listing_seal(name, listing, labels),
-        ),
+        (number, name, *listing_columns(name, listing)),
     )
     facts = (listing.owner, name, listing.created_us, listing.active_us)
     for label, value in listing.labels.items():

@@ -12,16 +12,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from turnkeeper.runtime import InvariantViolation, TurnkeeperError
 
-from ...errors import ConversationNotFound, CorruptLog, JournalRefused, JournalUnavailable
+from ...errors import (
+    ConversationNotFound,
+    CorruptLog,
+    JournalRefused,
+    JournalUnavailable,
+    SearchIsOff,
+)
 from ...journal import (
     ConversationInfo,
     ListPage,
     ListQuery,
     Rejection,
+    SearchPage,
+    SearchQuery,
     Snapshot,
     StoredRecord,
 )
@@ -39,17 +47,28 @@ from .log import (
 )
 from .misreads import unless_misread
 from .owner_lock import OwnerLock
-from .schema import LISTING_VERSION, is_damage, open_for_reading, real_path, refuse_bad_log
+from .schema import (
+    LISTING_VERSION,
+    SEARCH_VERSION,
+    is_damage,
+    open_for_reading,
+    real_path,
+    refuse_bad_log,
+)
 
 T = TypeVar("T")
 
 _READS_MAX = 100  # that writers come in between of
 
 _LIST_PAGE = 1000
-_LIST = """
-    SELECT json_group_array(json_array(id, name, incarnation, log, epoch, head, last, tip,
-                                       forked_at, is_unfinished, updated_us, seal))
-    FROM (SELECT * FROM conversation WHERE id > ? ORDER BY id LIMIT ?)
+_TAIL = """json_array(id, name, incarnation, log, epoch, head, last, tip, forked_at, is_unfinished,
+                     updated_us, seal)"""
+_NEXT = "FROM (SELECT * FROM conversation WHERE id > ? ORDER BY id LIMIT ?)"
+_LIST = f"SELECT json_group_array({_TAIL}) {_NEXT}"
+
+_SLICE = 10_000  # a few milliseconds: other reads wait no longer
+_UNFINISHED = f"""
+    SELECT count(*), max(id), json_group_array({_TAIL}) FILTER (WHERE is_unfinished) {_NEXT}
 """
 _COUNT = "SELECT count(*) FROM conversation INDEXED BY sqlite_autoindex_conversation_1"
 
@@ -82,10 +101,14 @@ class SQLiteReader:
         self._is_owner = is_owner
         self.connection: sqlite3.Connection
         self._state: tuple[int, ...] = ()
+        self._may_have_search = False
         self._open()
 
     def close(self) -> None:
         self.connection.close()
+
+    def rest(self) -> float | None:
+        return None
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
         for job in jobs:
@@ -219,14 +242,46 @@ class SQLiteReader:
         infos = [_info(tail) for tail in tails if tail.head]
         return sorted(infos, key=lambda info: info.conversation_id)
 
+    def unfinished(self, after: int) -> tuple[Sequence[ConversationInfo], int | None]:
+        """Return the unfinished conversations among the next rows, and the last row's number.
+
+        The number is None at the end. The rows of finished conversations are passed over
+        unchecked: this is called again and again, also in a file that has a million of them.
+        """
+        count, last, rows = self.connection.execute(_UNFINISHED, (after, _SLICE)).fetchone()
+        infos = [_info(tail) for tail in map(tail_of_row, _parsed(rows)) if tail.head]
+        return infos, last if count == _SLICE else None
+
     @property
     def has_listings(self) -> bool:
         """False if the file is of a version that had none."""
+        return self._version >= LISTING_VERSION
+
+    @property
+    def has_search(self) -> bool:
+        """True if the file has an index of words."""
+        from .search import has_search  # noqa: PLC0415 - a program that begins needs it not yet
+
+        return self._version >= SEARCH_VERSION and has_search(self.connection)
+
+    @property
+    def _version(self) -> int:
         (version,) = self.connection.execute("PRAGMA user_version").fetchone()
-        return bool(version >= LISTING_VERSION)
+        return int(version)
 
     def page(self, query: ListQuery) -> ListPage:
         return read_page(self.connection, query, owned=self._owned)
+
+    def search(self, query: SearchQuery) -> SearchPage:
+        from .search import read_search_page  # noqa: PLC0415 - as above
+
+        page = None
+        if self._may_have_search or self._version >= SEARCH_VERSION:
+            self._may_have_search = True
+            page = read_search_page(self.connection, query)
+        if page is None:
+            raise SearchIsOff(str(self._path))
+        return page
 
     def _owned(self) -> tuple[Literal["here", "elsewhere", "none"], str]:
         """Return the process that owns the file, as far as a reader knows."""
@@ -241,10 +296,7 @@ class SQLiteReader:
         last = -1
         while True:
             (rows,) = self.connection.execute(_LIST, (last, _LIST_PAGE)).fetchone()
-            try:
-                page = json.loads(rows)
-            except ValueError as error:
-                raise CorruptLog("?", 0, "a conversation's own row is damaged") from error
+            page = _parsed(rows)
             yield from map(tail_of_row, page)
             if len(page) < _LIST_PAGE:
                 return
@@ -317,6 +369,14 @@ def reading(
         yield reader
     finally:
         reader.close()
+
+
+def _parsed(rows: str) -> Sequence[Sequence[Any]]:
+    try:
+        page: Sequence[Sequence[Any]] = json.loads(rows)
+    except ValueError as error:
+        raise CorruptLog("?", 0, "a conversation's own row is damaged") from error
+    return page
 
 
 def _info(tail: Tail) -> ConversationInfo:

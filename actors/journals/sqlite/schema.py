@@ -177,6 +177,29 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX label_created ON label (owner, label, value, created_us, conversation);
     CREATE INDEX label_active ON label (owner, label, value, active_us, conversation);
     """,
+    """
+    -- Empty until a process asks for search. The words are in `search_word`, an FTS5 table that is
+    -- made then.
+    CREATE TABLE search (               -- one row
+        cursor INTEGER NOT NULL,        -- the id of the last event that was looked at
+        complete_us INTEGER NOT NULL,   -- what was written before this time is in the index
+        rules INTEGER NOT NULL,         -- the number of the rules that say what a word is
+        is_clean INTEGER NOT NULL       -- 0: words of deleted messages are left in its pages
+    );
+    CREATE TABLE search_message (
+        id INTEGER PRIMARY KEY,         -- sorts by time
+        log INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        event INTEGER NOT NULL,         -- the id of its event
+        left_view INTEGER NOT NULL,     -- 1: condensed, 2: retracted
+        owner TEXT NOT NULL,            -- whose word is the first of its words
+        words TEXT NOT NULL
+    );
+    CREATE UNIQUE INDEX search_message_at ON search_message (log, seq);
+    CREATE TABLE search_again (         -- logs whose messages may have the word of another owner
+        log INTEGER PRIMARY KEY
+    );
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)
@@ -186,6 +209,8 @@ READABLE_VERSION_MIN = 1
 _STAMPED_VERSION_MIN = 2
 
 
+# The first version that may have an index of words.
+SEARCH_VERSION = 5
 # The first version with listings; an older file that is only read shows none.
 LISTING_VERSION = 4
 _NO_LISTINGS = """
@@ -456,7 +481,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> int:
 def _read_schema(connection: sqlite3.Connection) -> Sequence[object]:
     return connection.execute(
         "SELECT type, name, tbl_name, sql FROM sqlite_schema "
-        "WHERE name NOT LIKE 'sqlite_stat%' ORDER BY name"
+        "WHERE name NOT LIKE 'sqlite_stat%' AND tbl_name NOT LIKE 'search_word%' ORDER BY name"
     ).fetchall()
 
 

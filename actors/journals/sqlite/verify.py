@@ -26,6 +26,7 @@ from .log import Tail, fork_seal, read_records, read_tail
 from .misreads import refuse_unreadable
 from .reader import SQLiteReader, reading
 from .schema import real_path
+from .search import LogWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,17 +187,26 @@ class _Verifier:
         if not tail.head:
             return
         self._conversations += 1
+        has_search = self._reader.has_search
+        words = LogWords(self._connection, tail.log, name) if has_search else None
         for record in self._records_of(tail, tail.head):
             self._records += 1
-            if self._connection.execute(
-                "SELECT seq FROM event WHERE event_id = ? AND log = ?",
+            row = self._connection.execute(
+                "SELECT seq, id FROM event WHERE event_id = ? AND log = ?",
                 (record.event_id, tail.log_of(record.seq)),
-            ).fetchone() != (record.seq,):
+            ).fetchone()
+            if row is None or row[0] != record.seq:
                 self._found("its id leads elsewhere", name, record.seq)
+            elif words is not None and record.seq > tail.forked_at:
+                problem = words.add(row[1], record)
+                if problem is not None:
+                    self._found(problem, name, record.seq)
             if self._check_record is not None:
                 found = self._check_record(name, record)
                 if found is not None:
                     self._found(found, name, record.seq)
+        if words is not None and (at := words.end()) is not None:
+            self._found(at[1], name, at[0])
         self._check_snapshot_of(tail)
         self._check_listing_of(tail)
 
@@ -261,6 +271,11 @@ class _Verifier:
             if count != expected and not (log in erasing and count > expected):
                 self._found(f"log {log} has {count} records instead of {expected}")
 
+        if self._reader.has_search:
+            logs = self._connection.execute("SELECT DISTINCT log FROM search_message").fetchall()
+            for (log,) in logs:
+                if log not in self._expected and log not in erasing:
+                    self._found(f"log {log} has words in the index, but no conversation")
         for (log,) in self._connection.execute("SELECT log FROM snapshot").fetchall():
             if log not in self._expected:
                 self._found(f"log {log} has a snapshot, but belongs to no conversation")

@@ -57,7 +57,15 @@ from ..shared.payload_parts import PART_BYTES_MIN, split
 from ..shared.record_chain import log_number, next_mark, seal
 from .erasure import erase_slice, erasures
 from .file_guard import CHECK_INTERVAL_S, FileGuard
-from .listings import WRITE_LISTING, listing_columns, read_listing, store_listing
+from .listings import (
+    LISTING_COLUMNS,
+    LISTING_WIDTH,
+    NO_LISTING,
+    WRITE_LISTING,
+    listing_columns,
+    read_listing,
+    store_listing,
+)
 from .log import Tail, empty_tail, find_events, find_messages, find_record, read_tail
 from .misreads import is_corrupt, refuse_unreadable
 from .schema import error_code, is_damage, log_bytes
@@ -70,16 +78,20 @@ _MANY_JOBS = 32
 _LOG_PAGES_SHORT = 256
 _LOG_PAGES_LONG = 2_000
 
+_INDEX_PAUSE_S = 0.25  # without a job, before what was written is indexed
+_INDEX_LAG_S_MAX = 1.0
+_INDEX_RETRY_S = 10.0
+
 # Appends go in through a temporary view with a trigger, so that one statement does all of it: it
 # checks epoch, head and generation, writes the event, and advances the tail. Outside a transaction
 # the statement is its own transaction, and it releases the interpreter lock only once; each further
 # statement would wait for a busy event loop.
-_WIDTH = 14
+_WIDTH = 13 + LISTING_WIDTH
 _INCOMING = """
     CREATE TEMP VIEW incoming AS SELECT
         0 AS id, 0 AS seq, 0 AS epoch, 0 AS event_id, 0 AS kind, 0 AS message_id, 0 AS mark,
         0 AS payload, 0 AS parts, 0 AS conversation, 0 AS is_unfinished, 0 AS seal,
-        0 AS updated_us, 0 AS listing;
+        0 AS updated_us, {listing_columns};
     CREATE TEMP TRIGGER write_incoming INSTEAD OF INSERT ON incoming WHEN NEW.id IS NOT NULL
     BEGIN
         INSERT INTO event
@@ -96,6 +108,8 @@ _INCOMING = """
     END;
     {write_listing}
 """
+# The words of messages stand with the owner that the listing had when they were indexed.
+_MOVE_OWNER = "INSERT OR IGNORE INTO search_again SELECT ? FROM search"
 # The numbers of rows that a statement may have. Unused rows are NULL, and the trigger skips them.
 # So few statement texts stay prepared, and few rows are empty.
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -144,6 +158,7 @@ class SQLiteWriter:
         failpoint: Callable[[str], None],
         tails_max: int,
         rejection_age_s_max: float,
+        is_searching: bool,
         on_closed: Callable[[Exception], None],
         on_log_bytes: Callable[[int], None],
     ) -> None:
@@ -172,10 +187,25 @@ class SQLiteWriter:
         self.guard = FileGuard(path, connection)
         self._checked_at = ports.monotonic()
         connection.executescript(
-            _INCOMING.format(generation=self._generation, write_listing=WRITE_LISTING)
+            _INCOMING.format(
+                generation=self._generation,
+                listing_columns=LISTING_COLUMNS,
+                write_listing=WRITE_LISTING,
+            )
         )
-        # No other process adds rows as long as the generation is ours.
-        (self._last_id,) = self._execute("SELECT ifnull(max(id), 0) FROM event").fetchone()
+        # No other process adds rows as long as the generation is ours. The newest rows may have
+        # been deleted since the index looked at them.
+        (self._last_id,) = self._execute(
+            "SELECT ifnull(max(id), 0) FROM "
+            "(SELECT max(id) AS id FROM event UNION ALL SELECT cursor FROM search)"
+        ).fetchone()
+        self._is_searching = is_searching
+        self._has_worked = False
+        self._behind_since: float | None = None
+        if is_searching:
+            from .search import start_search  # noqa: PLC0415 - few search, and it takes a while
+
+            start_search(connection)
 
     def close(self) -> None:
         if self._closed_by is None:
@@ -185,7 +215,38 @@ class SQLiteWriter:
                 _log.error("journal lost", journal=str(self._path), found=_told(error))
         self.connection.close()
 
+    def rest(self) -> float | None:
+        """Fill the index of words, a slice at a time; as much time is left between two of them."""
+        if not self._is_searching or self._closed_by is not None:
+            return None
+        has_worked, self._has_worked = self._has_worked, False
+        if has_worked and not self._is_index_late():
+            return _INDEX_PAUSE_S
+        return self._index_more()
+
+    def _is_index_late(self) -> bool:
+        since = self._behind_since
+        return since is not None and self._ports.monotonic() - since >= _INDEX_LAG_S_MAX
+
+    def _index_more(self) -> float | None:
+        """Do a slice; return the seconds until the next one, or None if nothing is left to do."""
+        began = self._ports.monotonic()
+        job: Job[object] = Change(SQLiteWriter.tend_index)
+        if not self._transact([job], self._together):
+            self._transact([job], self._one_by_one)
+        if job.error is not None:
+            _log.error("not indexed", journal=str(self._path), error=type(job.error).__name__)
+            return _INDEX_RETRY_S
+        if job.value:
+            return self._ports.monotonic() - began
+        self._behind_since = None
+        return None
+
     def work(self, jobs: Sequence[Job[object]]) -> None:
+        if self._is_searching:
+            self._has_worked = True
+            if self._behind_since is None:
+                self._behind_since = self._ports.monotonic()
         if self._closed_by is None:
             try:
                 self._set_checkpoint(len(jobs))
@@ -226,6 +287,8 @@ class SQLiteWriter:
                 self.guard.check()
                 self._on_log_bytes(log_bytes(self._path))
                 self._erase_more()
+                if self._is_searching and self._is_index_late():
+                    self._index_more()
         return self._closed_by is None
 
     def _erase_more(self) -> None:
@@ -553,7 +616,11 @@ class SQLiteWriter:
                 is_unfinished,
                 tail.seal(),
                 self.now_us,
-                None if seq < upto or listing is None else listing_columns(tail.name, listing),
+                *(
+                    NO_LISTING
+                    if seq < upto or listing is None
+                    else listing_columns(tail.name, listing)
+                ),
             )
         return range(first, seq + 1)
 
@@ -661,6 +728,24 @@ class SQLiteWriter:
         """Remove some records of a deleted log; see `erasure`."""
         return erase_slice(self.connection, log)
 
+    def index_slice(self) -> bool:
+        """Index some of what was written, or clear away what was deleted; True if there is more."""
+        from .search import index_slice, merge_slice  # noqa: PLC0415 - as above
+
+        return index_slice(self.connection, self.now_us) or merge_slice(self.connection)
+
+    def tend_index(self) -> bool:
+        """As `index_slice`; also make searches faster, while there is time for it."""
+        from .search import join_slice  # noqa: PLC0415 - as above
+
+        return self.index_slice() or join_slice(self.connection)
+
+    def merge_slice(self, *, is_forced: bool = False) -> bool:
+        """Clear some words of deleted messages out of the index; True if there are more."""
+        from .search import merge_slice  # noqa: PLC0415 - as above
+
+        return merge_slice(self.connection, is_forced=is_forced)
+
     def write_listing(self, name: str, listing: Listing, epoch: int) -> None:
         """Replace a listing that is not newer."""
         tail = self.load(name)
@@ -677,6 +762,7 @@ class SQLiteWriter:
         found = read_listing(self.connection, tail.number)
         if found is None or found[0].seq <= listing.seq:
             store_listing(self.connection, tail.number, name, listing)
+            self._execute(_MOVE_OWNER, (tail.log,))
 
     # --- the file's generation --------------------------------------------------------------------
 

@@ -32,8 +32,20 @@ from turnkeeper.actors import (
     ToolAgent,
     ToolCall,
 )
-from turnkeeper.actors.errors import InvalidInput, TurnNotCompleted
-from turnkeeper.actors.events import ActionEvent, ImageContent, ThinkingBlock, UserRejectEvent
+from turnkeeper.actors.core.limits import Limits
+from turnkeeper.actors.errors import (
+    InvalidInput,
+    JsonNumberTooLong,
+    JsonTooDeep,
+    TurnNotCompleted,
+)
+from turnkeeper.actors.events import (
+    ActionEvent,
+    ImageContent,
+    ObservationEvent,
+    ThinkingBlock,
+    UserRejectEvent,
+)
 from turnkeeper.actors.models.base import (
     ContextOverflow,
     MalformedHistory,
@@ -43,6 +55,7 @@ from turnkeeper.actors.models.base import (
 )
 from turnkeeper.actors.models.messages import to_llm_messages
 from turnkeeper.actors.models.scripted import Reply
+from turnkeeper.actors.values.frozen import FrozenObject
 from turnkeeper.runtime import Backoff, DaemonThreads, Ports
 from turnkeeper.runtime.testing import VirtualClock, settle
 
@@ -147,6 +160,43 @@ async def test_a_bad_call_is_answered_in_place_and_the_next_request_is_well_form
             "the arguments are ",
             "there is no tool f",
         ]
+
+
+async def test_arguments_have_a_depth_and_digits_that_the_application_sets() -> None:
+    def note(value: list[Any]) -> str:
+        """Note it."""
+        return f"noted {value}"
+
+    values: Sequence[object] = ([[12]], [[[]]], [123], [-123], [99])
+    model = scripted(
+        ModelResponse(calls=[ToolCall("note", {"value": value}) for value in values]), "Done."
+    )
+    limits = Limits(arguments_depth_max=3, arguments_digits_max=2)
+    async with serving(ToolAgent(model, [note]), limits=limits) as chat:
+        assert await (await chat.send("go")).reply() == "Done."
+
+        calls = [event for event in await events_of(chat) if isinstance(event, ActionEvent)]
+        results = {
+            e.tool_call_id: e for e in await events_of(chat) if isinstance(e, ObservationEvent)
+        }
+        assert [results[call.tool_call_id].is_error for call in calls] == [0, 1, 1, 1, 0]
+        assert [call.malformed_arguments for call in calls] == [
+            None, "{'value': [[[]]]}", "{'value': [123]}", "{'value': [-123]}", None
+        ]  # fmt: skip
+        # Appended by hand, nothing mends them.
+        odd: list[tuple[dict[str, Any], type[InvalidInput]]] = [
+            ({"a": [[[]]]}, JsonTooDeep),
+            ({"a": 123}, JsonNumberTooLong),
+        ]
+        for arguments, error in odd:
+            call = calls[0].model_copy(
+                update={"id": "new", "tool_call_id": "x", "arguments": FrozenObject(arguments)}
+            )
+            with pytest.raises(error):
+                await chat.append(call)
+            with pytest.raises(error):
+                await chat.append_all([call])
+        assert calls == [e for e in await events_of(chat) if isinstance(e, ActionEvent)]
 
 
 async def test_after_so_many_model_calls_the_turn_fails_and_the_next_one_goes_on() -> None:

@@ -324,7 +324,7 @@ async def test_calls_that_cannot_be_run_are_answered_in_place_and_the_others_run
             NO_FIT,
             True,
         ),
-        ("the arguments are not a JSON object; nothing happened; write them as one", True),
+        ("the arguments are not a plain JSON object; nothing happened; write them as one", True),
         ("the arguments do not fit: 'odd'; nothing happened", True),
         ("noted 4", False),
     ]

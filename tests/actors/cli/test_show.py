@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
 from pathlib import Path
 
 import anyio
@@ -15,8 +18,11 @@ from turnkeeper.actors import (
     Conversations,
     Event,
     ImageContent,
+    ModelResponse,
+    ScriptedModel,
     SQLiteJournal,
     TokenUsage,
+    ToolAgent,
     TurnContext,
     agent,
 )
@@ -38,7 +44,6 @@ from turnkeeper.actors.events import (
     encode_event,
 )
 from turnkeeper.actors.journal import Record, Rejection
-from turnkeeper.actors.journals.sqlite import journal as sqlite_journal
 from turnkeeper.actors.values.frozen import FrozenObject
 
 CHAT: Sequence[Event] = (
@@ -68,7 +73,7 @@ CHAT: Sequence[Event] = (
 
 async def write(path: Path, name: str, records: Sequence[Record], *, unfinished: bool) -> None:
     async with SQLiteJournal(path) as journal:
-        claim = await journal.claim(name)
+        claim = await journal.claim(name, any_name=True)
         await journal.append(
             name,
             records,
@@ -83,20 +88,15 @@ def records_of(events: Sequence[Event]) -> Sequence[Record]:
 
 
 @pytest.fixture
-def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with a name from before control characters in new names were refused."""
+def db(tmp_path: Path) -> Path:
+    """A file with a name that no new conversation can have."""
     path = tmp_path / "chats.db"
-
-    async def let_pass(*_: object) -> None:
-        pass
 
     async def fill() -> None:
         await write(path, "alice", records_of(CHAT), unfinished=False)
         await write(path, "bob\x1b[2J", records_of(CHAT[:2]), unfinished=True)
 
-    with monkeypatch.context() as before:
-        before.setattr(sqlite_journal, "check_new_name", let_pass)
-        anyio.run(fill)
+    anyio.run(fill)
     return path
 
 
@@ -157,8 +157,12 @@ def test_the_list_as_json_is_one_object(db: Path) -> None:
 
 
 def test_a_conversation_reads_as_a_chat(db: Path) -> None:
-    lines = [" ".join(line.split()) for line in show(db, "alice").stdout.splitlines()]
+    day, *shown = show(db, "alice").stdout.splitlines()
+    lines = [re.sub(r" \d\d:\d\d:\d\d ", " ", " ".join(line.split())) for line in shown]
 
+    assert day == f"{CHAT[0].timestamp:%Y-%m-%d}, times in UTC"
+    assert shown[0].startswith(f"  1  {CHAT[0].timestamp:%H:%M:%S}  system     Be kind.")
+    assert not any(line.endswith(" ") for line in shown)
     assert lines[:8] == [
         "1 system Be kind.",
         "2 event turn_started",
@@ -167,7 +171,7 @@ def test_a_conversation_reads_as_a_chat(db: Path) -> None:
         "4 call Let me see.",
         "find(order=7, fast=true)",
         "5 queued And mine?",
-        f"6 result {'x' * 63}",
+        f"6 result {'x' * 54}",
     ]
     assert any(line.endswith("… (and 1,400 characters)") for line in lines)
     assert "8 condensed 2 events leave the view: they spoke" in lines
@@ -289,3 +293,311 @@ def test_what_admission_refused_is_shown_with_why(db: Path) -> None:
     (as_json,) = json.loads(show(db, "alice", "--rejected", "--json").stdout)["rejected"]
     assert (as_json["violation"], as_json["event"]) == ("unmatched_tool_result", '{"id": "9"}')
     assert show(db, "bob\x1b[2J", "--rejected").stdout == ""
+
+
+# --- a part of it --------------------------------------------------------------------------------
+
+
+def seqs(result: Result) -> list[int]:
+    """The seqs of the events that a chat begins its lines with."""
+    assert result.exit_code == 0, result.stderr
+    return [int(found) for found in re.findall(r"^ *(\d+)  \d\d:", result.stdout, re.MULTILINE)]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (["--limit", "2"], [1, 2]),
+        (["--tail", "2"], [11, 12]),
+        (["--tail", "99"], [*range(1, 13)]),
+        (["--at", "3"], [1, 2, 3]),
+        (["--at", "12", "--tail", "1"], [12]),
+        (["--at", "4", "--tail", "1"], [4]),
+        (["--match", "WHERE"], [3]),
+        (["--match", "order"], [4]),
+        (["--match", "turn", "--limit", "1"], [2]),
+        (["--match", "x" * 1_000], [6]),
+        (["--match", "[31m"], [10]),
+        (["--match", "no such word"], []),
+    ],
+)
+def test_a_part_of_a_chat_is_shown(db: Path, options: list[str], found: list[int]) -> None:
+    assert seqs(show(db, "alice", *options)) == found
+    as_json = json.loads(show(db, "alice", "--json", *options).stdout)
+    assert [event["seq"] for event in as_json["events"]] == found
+
+
+def test_a_part_of_the_list_is_shown(db: Path) -> None:
+    def names(*options: str) -> list[str]:
+        listed = json.loads(show(db, "--json", *options).stdout)["conversations"]
+        assert len(show(db, *options).stdout.splitlines()) >= len(listed) + 1
+        return [one["conversation"] for one in listed]
+
+    assert names("--limit", "1") == ["alice"]
+    assert names("--match", "BOB") == ["bob\x1b[2J"]
+    assert names("--match", "o") == ["bob\x1b[2J"]
+    assert names("--match", "carol") == []
+
+
+def test_conversations_are_found_by_title_label_and_owner(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+
+    async def fill() -> None:
+        async with Conversations(quiet, journal=SQLiteJournal(path)) as conversations:
+            for name in ("a", "b", "c", "d"):
+                await (await conversations[name].send("Hello")).end()
+            await conversations["a"].change(title="Order 7")
+            await conversations["b"].change(labels={"area": "billing"})
+            await conversations["c"].change(owner="Zoë")
+
+    anyio.run(fill)
+    for word, name in (("ORDER", "a"), ("area=bill", "b"), ("ZOË", "c")):
+        (found,) = json.loads(show(path, "--json", "--match", word).stdout)["conversations"]
+        assert found["conversation"] == name
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["alice", "--at", "13"], "--at is 13; the log has 12 events"),
+        (["alice", "--step", "2"], "--step is 2; the log has 1 model call"),
+        (["alice", "--step", "1"], "step 1 does not say which view its model saw"),
+        (["alice", "--limit", "1", "--tail", "1"], "--limit and --tail do not go together"),
+        (["alice", "--view", "--html", "x.html"], "--view and --html do not go together"),
+        (["alice", "--at", "1", "--step", "1"], "--at and --step do not go together"),
+        (["--tail", "1"], "name a conversation"),
+        (["--html", "x.html"], "name a conversation"),
+    ],
+)
+def test_options_that_cannot_be_met_are_told_in_a_line(
+    db: Path, options: list[str], told: str
+) -> None:
+    result = show(db, *options)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+# --- the view, and the steps ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    """Two turns of a real agent; then the first exchange is forgotten, with a summary."""
+    path = tmp_path / "asked.db"
+    model = ScriptedModel(
+        [
+            ModelResponse(
+                "It is on its way.",
+                usage=TokenUsage(input_tokens=1_200, output_tokens=34, latency_s=1.5, model="m-1"),
+                provider_response_id="resp_9",
+            ),
+            "Tomorrow.",
+        ]
+    )
+
+    async def fill() -> None:
+        async with Conversations(ToolAgent(model), journal=SQLiteJournal(path)) as conversations:
+            alice = conversations["alice"]
+            await (await alice.send("Where is order 7?")).reply()
+            await (await alice.send("When will it be here?")).reply()
+            view = (await alice.view())[:2]
+            forgotten = tuple(event.id for event in view)
+        async with SQLiteJournal(path) as journal:
+            claim = await journal.claim("alice")
+            condensed = CondensationEvent(
+                forgotten_event_ids=forgotten, summary="Order 7 is on its way.", summary_offset=0
+            )
+            await journal.append(
+                "alice",
+                records_of([condensed]),
+                epoch=claim.epoch,
+                expected_seq=claim.head + 1,
+                is_unfinished=False,
+            )
+
+    anyio.run(fill)
+    return path
+
+
+def said(result: Result) -> list[str]:
+    """The lines of a chat: who, and what."""
+    assert result.exit_code == 0, result.stderr
+    found = re.findall(
+        r"^ *\d*  (?:\d\d:\d\d:\d\d|      ) *(\w+) +(.*)$", result.stdout, re.MULTILINE
+    )
+    return [f"{by} {text}" for by, text in found]
+
+
+def test_the_view_is_shown_as_it_is_and_as_it_was(asked: Path) -> None:
+    assert said(show(asked, "alice", "--view")) == [
+        "summary Order 7 is on its way.",
+        "user When will it be here?",
+        "agent Tomorrow.",
+    ]
+    assert said(show(asked, "alice", "--view", "--at", "7")) == [
+        "user Where is order 7?",
+        "agent It is on its way.",
+        "user When will it be here?",
+    ]
+    as_json = json.loads(show(asked, "alice", "--view", "--json").stdout)
+    assert as_json["at"] == 11
+    assert [event["seq"] for event in as_json["view"]] == [None, 7, 8]
+
+
+def test_a_step_is_shown_with_what_its_model_saw_and_answered(asked: Path) -> None:
+    first = show(asked, "alice", "--step", "1")
+    facts, *_ = first.stdout.splitlines()
+    assert facts == (
+        "step 1 of 2, finished, view at seq 2, m-1, 1,200 tokens in, 34 out, 1.5 s, response"
+    ) or facts.startswith("step 1 of 2, finished, view at seq 2, m-1, 1,200 tokens in, 34 out")
+    assert "response resp_9" in " ".join(first.stdout.split())
+    assert said(first) == ["user Where is order 7?", "agent It is on its way."]
+    assert said(show(asked, "alice", "--step", "2")) == [
+        "user Where is order 7?",
+        "agent It is on its way.",
+        "user When will it be here?",
+        "agent Tomorrow.",
+    ]
+    as_json = json.loads(show(asked, "alice", "--step", "1", "--json").stdout)
+    assert as_json["usage"]["input_tokens"] == 1_200
+    assert [event["seq"] for event in as_json["view"]] == [2]
+    assert [event["content"] for event in as_json["answer"]] == ["It is on its way."]
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+HOSTILE = "</div><script>alert(1)</script><img src=http://x/ onerror=alert(2)>&amp;\x1b[31m"
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, and its text."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: dict[str, list[str]] = {}
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(content)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            self.attributes.setdefault(name, []).append(value or "")
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data if "style" not in self.open else ""
+
+
+def page_of(db: Path, name: str, *options: str) -> Page:
+    file = db.parent / "page.html"
+    result = show(db, name, "--html", file, "--yes", *options)
+    assert (result.exit_code, result.stdout) == (0, f"written to {file}\n"), result.stderr
+    return Page(file.read_text(encoding="utf-8"))
+
+
+def test_the_page_needs_nothing_else_and_shows_whatever_was_said_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    events: Sequence[Event] = (
+        TurnStartedEvent(turn_id="t"),
+        UserMessageEvent(
+            turn_id="t", content=HOSTILE, message_id="m", images=(ImageContent(url=HOSTILE),)
+        ),
+        ActionEvent(
+            turn_id="t",
+            tool_call_id="c",
+            tool_name=HOSTILE,
+            arguments=FrozenObject({HOSTILE: HOSTILE}),
+            llm_response_id="r",
+        ),
+        ObservationEvent(turn_id="t", tool_call_id="c", content=HOSTILE),
+        StepFinishedEvent(turn_id="t", usage=TokenUsage(model=HOSTILE, latency_s=1.0)),
+        ConversationErrorEvent(turn_id="t", error=HOSTILE, detail=HOSTILE),
+        TurnEndedEvent(turn_id="t", outcome="failed", detail=HOSTILE),
+    )
+    anyio.run(lambda: write(path, HOSTILE, records_of(events), unfinished=False))
+
+    page = page_of(path, HOSTILE)
+
+    assert page.open == []
+    assert page.tags == {
+        "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "section", "div", "span"
+    }  # fmt: skip
+    assert set(page.attributes) == {
+        "lang", "charset", "http-equiv", "content", "name", "class", "style", "title"
+    }  # fmt: skip
+    assert any(value.startswith("default-src 'none'") for value in page.attributes["content"])
+    assert page.text.count("<script>alert(1)</script>") >= 9
+    assert "\x1b" not in page.text
+
+
+def test_the_page_has_each_turn_with_its_events_and_a_bar_for_what_took_time(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "chats.db"
+    begin = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+    def at(seconds: float) -> datetime:
+        return begin + timedelta(seconds=seconds)
+
+    events: Sequence[Event] = (
+        SystemPromptEvent(content="Be kind.", timestamp=at(-10)),
+        TurnStartedEvent(turn_id="t", timestamp=at(0)),
+        UserMessageEvent(turn_id="t", content="one", message_id="m", timestamp=at(0)),
+        ActionEvent(
+            turn_id="t", tool_call_id="c", tool_name="find", llm_response_id="r", timestamp=at(2)
+        ),
+        StepFinishedEvent(
+            turn_id="t", usage=TokenUsage(model="m-1", latency_s=2.0), timestamp=at(2)
+        ),
+        MessageQueuedEvent(turn_id="u", message_id="n", content="two", timestamp=at(3)),
+        ObservationEvent(turn_id="t", tool_call_id="c", content="x" * 900, timestamp=at(7)),
+        TurnEndedEvent(turn_id="t", outcome="completed", timestamp=at(10)),
+        TurnStartedEvent(turn_id="u", timestamp=at(10)),
+        UserMessageEvent(turn_id="u", content="two", message_id="n", timestamp=at(10)),
+    )
+    anyio.run(lambda: write(path, "alice", records_of(events), unfinished=True))
+
+    page = page_of(path, "alice")
+
+    assert "10 events, 2 turns, from 2026-01-02 03:03:55 to 2026-01-02 03:04:15 UTC" in page.text
+    assert "Turn 1 2026-01-02 03:04:05, 10.0 s, completed" in page.text
+    assert "Turn 2 2026-01-02 03:04:15, 0 ms, goes on" in page.text
+    bars = [value for value in page.attributes["style"] if value.startswith("left")]
+    assert bars == [
+        "left:0.00%;width:20.00%",
+        "left:20.00%;width:50.00%",
+        "left:0.00%;width:100.00%",
+    ]
+    assert "x" * 900 in page.text
+    assert [page.text.index(label) for label in ("model m-1", "find", "message waits")] == sorted(
+        page.text.index(label) for label in ("model m-1", "find", "message waits")
+    )
+    assert "Turn 2" not in page_of(path, "alice", "--at", "8").text
+
+
+def test_a_file_that_is_there_is_not_replaced_without_being_told_to(db: Path) -> None:
+    file = db.parent / "kept.html"
+    file.write_text("mine")
+    result = show(db, "alice", "--html", file)
+    assert result.exit_code == 2
+    assert "is there already, and will be replaced; nothing was done" in result.stderr
+    assert file.read_text() == "mine"
+
+
+def test_a_log_that_cannot_be_read_to_its_end_is_drawn_as_far_as_it_can(tmp_path: Path) -> None:
+    path, file = tmp_path / "chats.db", tmp_path / "page.html"
+    broken = Record("broken", "turn_ended", b'{"kind": "turn_ended"}')
+    anyio.run(lambda: write(path, "alice", [*records_of(CHAT[:3]), broken], unfinished=False))
+    result = show(path, "alice", "--html", file)
+    assert result.exit_code == 1
+    assert "Where is it?" in file.read_text()
+    assert result.stderr.startswith("turnkeeper: conversation alice cannot be read at seq 4: ")

@@ -25,6 +25,7 @@ from turnkeeper.actors import (
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.errors import (
+    InvalidConversationId,
     InvalidInput,
     NotAppendable,
 )
@@ -68,6 +69,20 @@ BAD_INPUT: dict[str, Callable[[Conversations], Awaitable[object]]] = {
     "no event": lambda cs: cs["c"].append("A"),  # type: ignore[arg-type]
     "negative seq": lambda cs: cs["c"].at(-1),
 }
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257, "a\0b", "a\nb", "a/b", ".", "..", "\ud83d"])
+async def test_no_conversation_begins_under_an_odd_id(name: str) -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        parent = conversations["c"]
+        await (await parent.send("A")).end()
+
+        with pytest.raises(InvalidConversationId) as refused:
+            await conversations[name].send("A")
+        assert refused.value.conversation_id == name
+        with pytest.raises(InvalidConversationId):
+            await parent.fork(name)
+        assert [row.conversation_id for row in (await conversations.list()).rows] == ["c"]
 
 
 @pytest.mark.parametrize("what", BAD_INPUT)

@@ -284,9 +284,11 @@ class HeldReads(MemoryJournal):
         self.held: anyio.Event | None = None
         self.reading = anyio.Event()
 
-    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+    async def claim(
+        self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+    ) -> Claim:
         self.claims += 1
-        return await super().claim(conversation_id, takeover=takeover)
+        return await super().claim(conversation_id, takeover=takeover, any_name=any_name)
 
     async def read(
         self, conversation_id: str, *, after: int = 0, limit: int = 512

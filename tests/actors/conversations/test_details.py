@@ -10,16 +10,19 @@ import pytest
 from tests.actors.conversations.worlds import HeldAgent, log_of, verified
 from turnkeeper.actors import Conversation, Duplicate, MemoryJournal
 from turnkeeper.actors.core.details import Details
+from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import (
     ConversationNotFound,
     EventIdConflict,
     InvalidInput,
     JournalOutcomeUnknown,
+    LabelTooLong,
     NotAppendable,
     TooManyLabels,
 )
 from turnkeeper.actors.events import ConversationChangedEvent
 from turnkeeper.actors.journal import Record
+from turnkeeper.actors.journals.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio
 
@@ -150,6 +153,34 @@ async def test_a_conversation_has_32_labels_at_most() -> None:
         await chat.change(labels={"one more": "x", "label 0": None})
 
         assert len((await details(chat)).labels) == 32
+
+
+async def test_labels_have_limits_that_the_application_sets() -> None:
+    store = MemoryStore()
+    async with verified(HeldAgent(), journal=MemoryJournal(store)) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        await chat.change(labels={"x" * 64: "y" * 256}, change_id="known")
+        for label in ({"x" * 65: None}, {"x": "y" * 257}):
+            with pytest.raises(LabelTooLong):
+                await chat.change(labels=label)
+
+    limits = Limits(labels_max=2, label_name_length_max=3, label_value_length_max=4)
+    async with verified(HeldAgent(), journal=MemoryJournal(store), limits=limits) as conversations:
+        chat = conversations["c"]
+        again = await chat.change(labels={"x" * 64: "y" * 256}, change_id="known")
+        assert isinstance(again, Duplicate)
+        with pytest.raises(LabelTooLong) as refused:
+            await chat.change(labels={"abcd": "1"})
+        assert (refused.value.length, refused.value.length_max) == (4, 3)
+        with pytest.raises(LabelTooLong) as refused:
+            await chat.change(labels={"abc": "12345"})
+        assert (refused.value.length, refused.value.length_max) == (5, 4)
+        await chat.change(labels={"abc": "1234"})
+        with pytest.raises(TooManyLabels) as too_many:
+            await chat.change(labels={"two": "1234"})
+        assert too_many.value.labels_max == 2
+        assert len((await details(chat)).labels) == 2
 
 
 async def test_only_the_owner_of_a_log_writes_a_change() -> None:

@@ -181,3 +181,28 @@ async def test_conversations_may_be_opened_and_closed_by_different_tasks(
 
     async with verified(HeldAgent(), journal=journal) as again:
         assert await log_of(again["c"]) == ["u:A", "a:a(A)"]
+
+
+async def test_closing_again_waits_until_the_first_close_is_done() -> None:
+    class Slow(MemoryJournal):
+        async def __aexit__(self, *exc_info: object) -> None:
+            leaving.set()
+            await let_go.wait()
+            await super().__aexit__(*exc_info)
+
+    leaving, let_go = anyio.Event(), anyio.Event()
+    conversations = await Conversations(HeldAgent(), journal=Slow()).start()
+    done: list[str] = []
+
+    async def close(name: str) -> None:
+        await conversations.aclose()
+        done.append(name)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(close, "first")
+        await leaving.wait()
+        group.start_soon(close, "second")
+        await settle()
+        assert done == []
+        let_go.set()
+    assert done == ["first", "second"]

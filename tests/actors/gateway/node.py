@@ -21,27 +21,27 @@ HERE = Path(__file__).parent / "npm"
 LINE_BYTES_MAX = 64 << 20
 
 
-def _without(what: str) -> NoReturn:
+def without(what: str) -> NoReturn:
     """Skip; but the continuous build has everything, and fails."""
     if os.environ.get("TURNKEEPER_CI"):
         pytest.fail(f"the continuous build is without {what}")
     pytest.skip(f"without {what}")
 
 
-def install() -> str:
+def install(folder: Path = HERE) -> str:
     """Install the packages of the lock, once for all processes; return the program `node`."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
-        _without("node and npm")
-    with (HERE / "package-lock.json").open("rb") as lock:
+        without("node and npm")
+    with (folder / "package-lock.json").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = HERE / "node_modules" / ".lock-installed"
+        done = folder / "node_modules" / ".lock-installed"
         if not done.exists() or done.read_bytes() != lock.read():
             command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            ran = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+            ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
             if ran.returncode:
-                _without(f"the packages from npm: {ran.stderr[-500:]}")
-            shutil.copy(HERE / "package-lock.json", done)
+                without(f"the packages from npm: {ran.stderr[-500:]}")
+            shutil.copy(folder / "package-lock.json", done)
     return node
 
 

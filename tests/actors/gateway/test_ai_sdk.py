@@ -18,7 +18,7 @@ from turnkeeper.actors import (
     ToolCall,
     TurnContext,
 )
-from turnkeeper.actors.events import ActionEvent, LoggedEvent
+from turnkeeper.actors.events import ActionEvent, LoggedEvent, UserMessageEvent
 from turnkeeper.actors.gateway import GatewayLimits
 
 from .node import Client, client, install
@@ -133,6 +133,39 @@ async def test_a_message_whose_reply_was_lost_is_sent_again_and_written_once(tal
 
     assert texts(shown["messages"]) == ["user: one", "assistant: a(one)"]
     assert shown["messages"] == await talk.transcript()
+
+
+async def test_files_come_to_the_agent_and_are_shown_as_they_were_sent(talk: Talk) -> None:
+    png = "iVBORw0KGgo="
+    files = [
+        {
+            "type": "file",
+            "mediaType": "text/plain",
+            "filename": "notes.txt",
+            "url": "data:text/plain;base64,YnV5IG1pbGs=",
+        },
+        {"type": "file", "mediaType": "image/png", "url": f"data:image/png;base64,{png}"},
+        {
+            "type": "file",
+            "mediaType": "application/pdf",
+            "filename": "order.pdf",
+            "url": "https://files.example/order.pdf",
+        },
+    ]
+
+    shown = await talk.said("what is this?", id="m1", files=files)
+
+    assert shown["messages"][0]["parts"][:3] == files
+    assert shown["messages"] == await talk.transcript()
+    (message, *_) = await talk.world.conversations["chat"].view()
+    assert isinstance(message, UserMessageEvent)
+    assert message.files[0].text == "buy milk"
+    assert [file.url for file in message.files] == [None, None, "https://files.example/order.pdf"]
+    head = (await talk.world.conversations["chat"].at()).seq
+    await talk.open("b")
+    again = await talk.said("what is this?", "b", id="m1", files=files)
+    assert again["messages"] == shown["messages"]
+    assert (await talk.world.conversations["chat"].at()).seq == head
 
 
 async def test_an_edited_message_replaces_what_came_from_it_on(talk: Talk) -> None:
@@ -430,6 +463,10 @@ async def test_what_a_client_says_of_the_agent_or_of_tools_is_refused() -> None:
             [{"id": "t", "role": "tool", "parts": []}],
             [user, {"id": "a", "role": "assistant", "parts": [output]}],
             [{**user, "parts": [{"type": "file", "mediaType": "text/html", "url": "x"}]}],
+            [{**user, "parts": [{"type": "file", "mediaType": "text/html", "url": "file:///x"}]}],
+            [{**user, "parts": [{"type": "file", "mediaType": "a/b", "url": "data:a/b,x"}]}],
+            [{**user, "parts": [{"type": "file", "mediaType": "a/b", "url": "data:;base64,x"}]}],
+            [{**user, "parts": [{"type": "file", "mediaType": "a", "url": "https://x/"}]}],
             [{**user, "parts": [{"type": "file", "mediaType": "image/png", "url": "\ud83d"}]}],
             [],
         ]

@@ -230,6 +230,32 @@ async def test_conversations_are_listed_by_pages(world: World) -> None:
     assert (forged.status_code, "planted" in forged.text) == (422, False)
 
 
+async def test_messages_are_searched_by_pages() -> None:
+    async with gateway_world(journal=MemoryJournal(search=True)) as world:
+        await world.answered("a", "where is my order")
+        await world.answered("b", "another order")
+
+        found = (await world.http.get("/v1/search", params={"words": "ORD*", "limit": 3})).json()
+        assert [(hit["conversation_id"], hit["by"]) for hit in found["hits"]] == [
+            ("b", "agent"),
+            ("b", "user"),
+            ("a", "agent"),
+        ]
+        assert (found["is_complete"], found["complete_to"]) == (True, None)
+        assert found["hits"][1]["snippet"] == "another order"
+        params = {"words": "ORD*", "limit": "3", "cursor": found["cursor"]}
+        rest = (await world.http.get("/v1/search", params=params)).json()
+        assert [hit["snippet"] for hit in rest["hits"]] == ["where is my order"]
+        assert rest["cursor"] is None
+        for odd in ({}, {"words": "!"}, {"words": "order", "cursor": "planted"}):
+            assert (await world.http.get("/v1/search", params=odd)).status_code == 422
+
+
+async def test_a_search_is_refused_where_none_is_kept(world: World) -> None:
+    found = await world.http.get("/v1/search?words=order")
+    assert (found.status_code, found.json()["type"]) == (404, "urn:turnkeeper:search-is-off")
+
+
 async def test_an_export_can_be_imported_again(world: World) -> None:
     await world.answered("alice", "one")
 
@@ -271,7 +297,11 @@ async def test_operators_see_the_actors_and_dead_letters_without_messages(world:
 
 
 async def test_a_caller_is_told_who_it_is(world: World) -> None:
-    assert (await world.http.get("/v1/self")).json() == {"principal": None, "scopes": None}
+    assert (await world.http.get("/v1/self")).json() == {
+        "principal": None,
+        "scopes": None,
+        "is_read_only": False,
+    }
 
 
 async def test_what_is_not_there_is_told_as_a_problem(world: World) -> None:

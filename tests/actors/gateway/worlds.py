@@ -18,9 +18,17 @@ import uvicorn
 from anyio.abc import SocketStream
 from hypercorn.config import Config
 from hypercorn.typing import ASGIFramework
+from starlette.types import ASGIApp
 
 from tests.actors.conversations.worlds import HeldAgent
-from turnkeeper.actors import Agent, Condenser, Conversations, MemoryJournal, gateway
+from turnkeeper.actors import (
+    Agent,
+    Condenser,
+    Conversations,
+    Journal,
+    MemoryJournal,
+    gateway,
+)
 
 BOUND_S = 60.0
 """How long a test waits for something that comes, or does not come at all."""
@@ -28,7 +36,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 @asynccontextmanager
-async def served(app: gateway.Gateway) -> AsyncIterator[str]:
+async def served(app: ASGIApp) -> AsyncIterator[str]:
     """Serve over HTTP on loopback, by uvicorn on asyncio and by hypercorn on trio."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -39,7 +47,7 @@ async def served(app: gateway.Gateway) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _by_uvicorn(app: gateway.Gateway, listener: socket.socket) -> AsyncIterator[None]:
+async def _by_uvicorn(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -51,11 +59,14 @@ async def _by_uvicorn(app: gateway.Gateway, listener: socket.socket) -> AsyncIte
     )
     server = uvicorn.Server(config)
 
+    ended = anyio.Event()
+
     async def serve() -> None:
         # Signals are the test runner's.
         server.config.load()
         server.lifespan = server.config.lifespan_class(server.config)
         await server._serve([listener])
+        ended.set()
 
     async with anyio.create_task_group() as group:
         group.start_soon(serve)
@@ -63,10 +74,13 @@ async def _by_uvicorn(app: gateway.Gateway, listener: socket.socket) -> AsyncIte
             yield
         finally:
             server.should_exit = True
+            # After a failure too: a loop that still knows a closed listener serves no other one.
+            with anyio.move_on_after(10, shield=True):
+                await ended.wait()
 
 
 @asynccontextmanager
-async def _by_hypercorn(app: gateway.Gateway, listener: socket.socket) -> AsyncIterator[None]:
+async def _by_hypercorn(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
     config = Config()
     config.bind = [f"fd://{listener.detach()}"]
     config.accesslog = config.errorlog = None
@@ -122,12 +136,13 @@ async def gateway_world(
     other: Agent | None = None,
     *,
     condenser: Condenser | None = None,
+    journal: Journal | None = None,
     limits: gateway.GatewayLimits = gateway.GatewayLimits(),
 ) -> AsyncIterator[World]:
     agent = HeldAgent()
     with anyio.fail_after(BOUND_S):
         async with Conversations(
-            other or agent, journal=MemoryJournal(), condenser=condenser
+            other or agent, journal=journal or MemoryJournal(), condenser=condenser
         ) as conversations:
             app = gateway.app(conversations, limits=limits)
             async with (

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from turnkeeper.actors import MemoryJournal, PostgresJournal, SQLiteJournal
-from turnkeeper.actors.errors import InvalidInput, JournalRefused
+from turnkeeper.actors.errors import InvalidConversationId, JournalRefused
 from turnkeeper.actors.journal import Journal, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.memory import MemoryStore
@@ -176,9 +176,9 @@ async def test_no_new_conversation_is_called_as_a_folder(journals: list[Journal]
     for journal in journals:
         claim = await journal.claim("c")
         await _append(journal, "c", claim.epoch, 1, make_record("e1"))
-        for name in (".", ".."):
-            with pytest.raises(InvalidInput, match="folder"):
+        for name, why in ((".", "folder"), ("..", "folder"), ("a/b", "slash at position 1")):
+            with pytest.raises(InvalidConversationId, match=why):
                 await journal.claim(name)
-            with pytest.raises(InvalidInput, match="folder"):
+            with pytest.raises(InvalidConversationId, match=why):
                 await _fork(journal, "c", name, 1)
         assert [info.conversation_id for info in await journal.list()] == ["c"]

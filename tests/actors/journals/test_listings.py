@@ -160,7 +160,8 @@ async def test_tables_without_listings_get_them_and_show_what_is_known() -> None
             postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
         ) as connection:
             connection.execute(
-                "DROP TABLE listing, label; UPDATE journal SET version = version - 1"
+                "DROP TABLE listing, label, search, search_queue, search_log, search_message; "
+                "UPDATE journal SET version = 2"
             )
         async with PostgresJournal(postgres.conninfo(), schema=schema) as journal:
             (row,) = (await journal.page(ListQuery(9, order="activity"))).rows

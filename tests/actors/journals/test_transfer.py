@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from turnkeeper.actors import ConversationState, MemoryJournal, SQLiteJournal
+from tests.actors.conversations.worlds import HeldAgent
+from turnkeeper.actors import Conversations, ConversationState, MemoryJournal, SQLiteJournal
 from turnkeeper.actors.core.details import Details
 from turnkeeper.actors.core.records import decode_record, encode_record
-from turnkeeper.actors.errors import ConversationExists, ConversationNotFound, ImportRefused
-from turnkeeper.actors.events import ConversationChangedEvent
+from turnkeeper.actors.errors import (
+    ConversationExists,
+    ConversationNotFound,
+    ImportRefused,
+    InvalidConversationId,
+)
+from turnkeeper.actors.events import AgentMessageEvent, ConversationChangedEvent
 from turnkeeper.actors.journal import Deletion, Journal, Record, Rejection
 from turnkeeper.actors.journals import transfer
 from turnkeeper.actors.journals.contract import make_record, read_all
@@ -151,6 +157,26 @@ async def test_an_interrupted_import_goes_on_where_it_was(
     assert await lines_of(journal) == exported
     assert (await import_lines(journal, exported)).records == 0
     assert await lines_of(journal) == exported
+
+
+@pytest.mark.parametrize("name", ["alice/order-7", "..", "a\tb"])
+async def test_a_conversation_keeps_its_name_in_another_journal_though_no_new_one_gets_it(
+    name: str,
+) -> None:
+    async with MemoryJournal() as first, MemoryJournal() as second:
+        claim = await first.claim(name, any_name=True)
+        record = encode_record(AgentMessageEvent(content="hello"))
+        await first.append(name, [record], epoch=claim.epoch, expected_seq=1, is_unfinished=False)
+
+        lines = await lines_of(first)
+        await import_lines(second, lines)
+
+        assert await lines_of(second) == lines
+        async with Conversations(HeldAgent(), journal=second) as conversations:
+            await (await conversations[name].send("hello")).end()
+            await conversations.delete(name)
+            with pytest.raises(InvalidConversationId):
+                await conversations[name].send("hello")
 
 
 async def test_another_conversation_of_that_name_is_not_mixed_up(

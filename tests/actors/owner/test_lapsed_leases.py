@@ -107,8 +107,10 @@ async def test_a_lease_that_was_lost_during_the_claim_is_no_lease_for_what_was_c
     class LosingJournal(MemoryJournal):
         lost_at: float | None = None
 
-        async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
-            claim = await super().claim(conversation_id, takeover=takeover)
+        async def claim(
+            self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+        ) -> Claim:
+            claim = await super().claim(conversation_id, takeover=takeover, any_name=any_name)
             if self.lost_at is None:
                 clock.jump(1.0)
                 self.lost_at = clock.monotonic()
@@ -138,9 +140,11 @@ async def test_what_the_last_owner_wrote_until_the_claim_is_read_by_the_next_one
             super().__init__(store)
             self._append = append
 
-        async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+        async def claim(
+            self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+        ) -> Claim:
             await self._append()
-            return await super().claim(conversation_id, takeover=True)
+            return await super().claim(conversation_id, takeover=True, any_name=any_name)
 
     store = MemoryStore()
     async with MemoryJournal(store) as last:

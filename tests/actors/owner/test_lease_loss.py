@@ -62,9 +62,11 @@ class LeasedJournal(MemoryJournal):
     def tell(self) -> None:
         self._on_loss()
 
-    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+    async def claim(
+        self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+    ) -> Claim:
         self.claims += 1
-        return await super().claim(conversation_id, takeover=takeover)
+        return await super().claim(conversation_id, takeover=takeover, any_name=any_name)
 
     async def append(
         self,
@@ -105,8 +107,10 @@ class LeasedJournal(MemoryJournal):
 class RivalJournal(MemoryJournal):
     """Takes over what the other one has lost."""
 
-    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
-        return await super().claim(conversation_id, takeover=True)
+    async def claim(
+        self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+    ) -> Claim:
+        return await super().claim(conversation_id, takeover=True, any_name=any_name)
 
 
 class World:
@@ -262,8 +266,10 @@ async def test_an_owner_that_claimed_after_the_loss_goes_on(world: World) -> Non
 
 async def test_a_lease_that_is_lost_while_an_owner_starts_ends_it(world: World) -> None:
     class Losing(LeasedJournal):
-        async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
-            claim = await super().claim(conversation_id, takeover=takeover)
+        async def claim(
+            self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+        ) -> Claim:
+            claim = await super().claim(conversation_id, takeover=takeover, any_name=any_name)
             if self.claims == 1:
                 self.lose()
                 self.tell()

@@ -209,9 +209,11 @@ class BrokenJournal(WatchedJournal):
     error: Exception | None = None
     claims = 0
 
-    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+    async def claim(
+        self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+    ) -> Claim:
         self.claims += 1
-        return await super().claim(conversation_id, takeover=takeover)
+        return await super().claim(conversation_id, takeover=takeover, any_name=any_name)
 
     async def before_append(self, records: Sequence[Record]) -> None:
         if self.error is not None:

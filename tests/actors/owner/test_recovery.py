@@ -25,11 +25,13 @@ class Refusing(MemoryJournal):
         self.claims: list[str] = []
         self.is_refusing = True
 
-    async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+    async def claim(
+        self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+    ) -> Claim:
         self.claims.append(conversation_id)
         if conversation_id == "bad" and self.is_refusing:
             raise JournalUnavailable("not now")
-        return await super().claim(conversation_id, takeover=takeover)
+        return await super().claim(conversation_id, takeover=takeover, any_name=any_name)
 
 
 async def leave_unfinished(store: MemoryStore, *names: str) -> None:
@@ -102,9 +104,11 @@ async def test_one_that_cannot_be_opened_is_tried_less_and_less_often_and_holds_
 
 async def test_opening_that_takes_long_does_not_put_off_the_next_look() -> None:
     class Slow(MemoryJournal):
-        async def claim(self, conversation_id: str, *, takeover: bool = False) -> Claim:
+        async def claim(
+            self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+        ) -> Claim:
             await clock.ports().sleep(TWO_LOOKS_S)
-            return await super().claim(conversation_id, takeover=takeover)
+            return await super().claim(conversation_id, takeover=takeover, any_name=any_name)
 
     store, clock = MemoryStore(), VirtualClock()
     async with Conversations(HeldAgent(), journal=Slow(store), ports=clock.ports()) as here:

@@ -169,7 +169,6 @@ def test_a_file_that_cannot_be_used_is_told_as_a_whole(
         ({}, "item 1: an object with neither `messages` nor `traj`"),
         ({"traj": None}, "item 1, traj: a list of messages is needed, found null"),
         ({"messages": {}}, "item 1, messages: a list of messages is needed, found an object"),
-        (USER, "item 1: a message where a conversation is needed: put its messages in a list"),
         ([], "item 1: there is no user message in it"),
         ([SYSTEM, AGENT], "item 1: there is no user message in it"),
         ([USER, "hi"], "item 1, message 2: a message is an object, found a string"),
@@ -331,3 +330,48 @@ def test_two_hundred_recorded_conversations_are_read_to_the_last_call() -> None:
     assert len(parsed.conversations) == 200
     assert sum(one.call_count for one in parsed.conversations) == 1_164
     assert sum(len(one.exchanges) for one in parsed.conversations) == 1_490
+
+
+def test_messages_beside_conversations_are_told_and_alone_are_one_conversation() -> None:
+    assert problems([[USER, AGENT], USER]) == [
+        "chats.json, item 2: a message where a conversation is needed: put its messages in a list"
+    ]
+    (alone,) = parse_recorded(json.dumps([USER, AGENT]).encode(), "chats.json").conversations
+    assert alone == read(USER, AGENT)
+
+
+def test_functions_of_the_time_before_tools_are_calls() -> None:
+    asked = {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": ""}}
+    answered = {"role": "function", "name": "f", "content": "42"}
+    (exchange,) = read(USER, asked, answered, AGENT).exchanges
+    ((recorded,), _) = (step.calls or (None,) for step in exchange.steps)
+    assert recorded is not None
+    assert (recorded.tool_name, recorded.result) == ("f", "42")
+    assert problems([[USER, asked, {**answered, "name": "g"}]]) == [
+        "chats.json, item 1, message 3: a result without its call: no function 'g' was called"
+    ]
+    assert problems([[USER, {**asked, "function_call": {"name": "f"}}]]) == [
+        (
+            "chats.json, item 1, message 2, function_call: a call needs a `name` and `arguments`, "
+            "both strings"
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"id": "a"}, "a"),
+        ({"id": 7}, "7"),
+        ({"id": "a", "session_id": "b"}, "b"),
+        ({"id": "a", "conversation_id": "c"}, "c"),
+        ({"id": ""}, None),
+        ({"id": True}, None),
+        ({"id": ["a"]}, None),
+        ({}, None),
+    ],
+)
+def test_an_item_may_have_a_name_of_its_own(fields: dict[str, object], name: str | None) -> None:
+    content = json.dumps([{**fields, "messages": [USER]}]).encode()
+    (found,) = parse_recorded(content, "chats.json").conversations
+    assert found.name == name

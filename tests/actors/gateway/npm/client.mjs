@@ -84,10 +84,10 @@ const operations = {
   cut: ({ chat, after }) => {
     chats[chat].cutAfter = after;
   },
-  send: ({ chat, text, id, messageId }) => {
+  send: ({ chat, text, id, messageId, files = [] }) => {
     const message =
       messageId === undefined
-        ? { role: 'user', parts: [{ type: 'text', text }], id }
+        ? { role: 'user', parts: [...files, { type: 'text', text }], id }
         : { text, messageId };
     running[chat] = chats[chat].chat.sendMessage(message);
   },

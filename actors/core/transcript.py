@@ -40,6 +40,8 @@ class Transcript:
         self._log: list[LoggedEvent] = []
         """Every event that is kept, those about turns too, in order."""
         self._retracted: set[str] = set()
+        self.retracted_at = 0
+        """The seq of the newest retraction; 0 if there is none."""
         self._waiting: dict[str, LoggedEvent] = {}
 
     @classmethod
@@ -54,6 +56,7 @@ class Transcript:
         match logged.event:
             case RetractionEvent(retracted_event_ids=ids):
                 self._retracted.update(ids)
+                self.retracted_at = logged.seq
             case MessageQueuedEvent(message_id=message_id):
                 self._waiting[message_id] = logged
             case MessageWithdrawnEvent(message_id=message_id):
@@ -65,6 +68,14 @@ class Transcript:
                 pass
             case _:
                 self._log.append(logged)
+
+    @property
+    def log(self) -> Sequence[LoggedEvent]:
+        """The events of the log, those retracted too; without reminders and what waits."""
+        return tuple(self._log)
+
+    def is_retracted(self, event_id: str) -> bool:
+        return event_id in self._retracted
 
     @property
     def waiting(self) -> Sequence[LoggedEvent]:

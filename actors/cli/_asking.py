@@ -1,0 +1,112 @@
+"""The questions and answers of the commands about a journal, and the options that they share."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from turnkeeper.runtime import TurnkeeperError
+
+from ..errors import ConversationNotFound, CorruptLog
+from ._display import printable
+from ._exits import BROKEN, INTERRUPTED, UNUSABLE, fail
+from ._journal_jobs import is_url
+from ._naming import is_text
+
+__all__ = [
+    "Db",
+    "Schema",
+    "Yes",
+    "confirm",
+    "many",
+    "refuse_missing",
+    "refuse_odd",
+    "refuse_url",
+    "say",
+    "told",
+    "without_password",
+]
+
+_PASSWORD = re.compile("//[^/@]*@")
+
+Db = Annotated[
+    str, typer.Argument(metavar="DB", help="An SQLite file, or the URL of a PostgreSQL database.")
+]
+Schema = Annotated[str, typer.Option(help="The schema of the journal in a PostgreSQL database.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def without_password(db: str) -> str:
+    """Return a path or a URL as it may be shown."""
+    return _PASSWORD.sub("//", db)
+
+
+@contextmanager
+def told(db: str) -> Iterator[None]:
+    """Turn errors into one line on standard error and an exit status."""
+    try:
+        yield
+    except ConversationNotFound as error:
+        refuse_missing([error.conversation_id], db)
+    except CorruptLog as error:
+        fail(BROKEN, str(error))
+    except TurnkeeperError as error:
+        fail(UNUSABLE, " ".join(str(error).split()))
+    except BrokenPipeError:
+        _forget_output()  # the reader of the pipe has left
+        raise typer.Exit(BROKEN) from None
+    except OSError as error:
+        _forget_output()
+        fail(UNUSABLE, f"{error.filename or 'output'}: {error.strerror}; the rest was not written")
+    except KeyboardInterrupt:
+        fail(INTERRUPTED, "stopped by Ctrl-C")
+
+
+def _forget_output() -> None:
+    """Discard buffered output, so that Python does not try to write it again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def refuse_url(db: str) -> None:
+    if is_url(db):
+        fail(UNUSABLE, "this command is for files; use the server's own tools for a database")
+
+
+def refuse_odd(names: Sequence[str], db: str) -> None:
+    refuse_missing([name for name in names if not is_text(name)], db)
+
+
+def refuse_missing(names: Sequence[str], db: str) -> None:
+    if names:
+        place = without_password(db)
+        listed = ", ".join(printable(name) for name in names)
+        fail(
+            UNUSABLE,
+            f"there is no conversation {listed} in {place}; `turnkeeper show {place}` lists the "
+            "existing ones",
+        )
+
+
+def confirm(consequence: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail(UNUSABLE, f"{consequence}; nothing was done; pass --yes to do it")
+    if not typer.confirm(f"{consequence}. Go on?", err=True):
+        fail(UNUSABLE, "nothing was done")
+
+
+def say(line: str) -> None:
+    Console(highlight=False).print(Text(line), soft_wrap=True)
+
+
+def many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,354 @@
+"""The command `torture`: many users of a server, over the wire alone, who give it a hard time."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, NoReturn, Self, TextIO
+
+import anyio
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from turnkeeper.runtime import Ports
+
+from ._display import print_list, printable
+from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, print_json
+
+if TYPE_CHECKING:
+    from ..torture.checker import Verdict
+    from ..torture.server import Server
+    from ..torture.torture import Torture
+
+__all__ = ["torture"]
+
+_SECONDS = 30.0
+_MILESTONES = 4
+
+
+class Protocols(StrEnum):
+    """The protocols that users speak."""
+
+    OWN = "own"
+    AI_SDK = "ai-sdk"
+    AG_UI = "ag-ui"
+    ALL = "all"
+
+
+_MEANT = {
+    "lost": "acknowledged or shown, and not there",
+    "doubled": "there more than once",
+    "reordered": "not in its place",
+    "unanswered": "no end of its turn, or no answer",
+    "blind": "the model did not see what it had to",
+    "foreign": "not sent here, or refused",
+    "torn": "no end of a stream, or pieces misfit",
+}
+
+
+def torture(
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            help="Where the server is. With a path: the route of the protocol's messages.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    users: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="How long.", show_default="30, unless --messages says how many"),
+    ] = None,
+    messages: Annotated[
+        int | None, typer.Option(min=1, help="How many each user sends, at most.")
+    ] = None,
+    protocol: Annotated[Protocols, typer.Option(help="What the users speak.")] = Protocols.OWN,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="Starts the server; it is killed and started again."),
+    ] = None,
+    kill: Annotated[
+        int | None,
+        typer.Option(metavar="PID", help="Kills this once; something else starts it again."),
+    ] = None,
+    kills: Annotated[
+        int | None,
+        typer.Option(min=0, help="How often to kill it.", show_default="3 with --server"),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="A bearer token a line; users share them."),
+    ] = None,
+    seed: Seed = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, metavar="FILE", help="Writes down what happens."),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, metavar="FILE", help="Checks such a file, and no more."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Torture a chat server over the wire, and check the history of it.
+
+    Users talk over their agents, cut connections at any byte, retry, come back with and without a
+    cursor; the server is killed if its process is told. Its agent has to answer with the markers
+    of all messages that its model saw; examples/torture_me.py does so.
+
+    Exit status: 0, nothing was found; 1, something was, or the server did not come back; 2, the
+    call cannot be used; 130, stopped by Ctrl-C.
+    """
+    if importlib.util.find_spec("h11") is None:
+        fail(UNUSABLE, "`torture` needs turnkeeper[torture]: there is no h11 here")
+    if check is not None:
+        _report(_checked(check), as_json=as_json, history=None)
+    if url is None:
+        fail(UNUSABLE, "say where the server is, or name a history to --check")
+    if server is not None and kill is not None:
+        fail(UNUSABLE, "--server and --kill are two ways; choose one")
+    ports = Ports()
+    seed = ports.random.randrange(SEEDS) if seed is None else seed
+    errors = Console(stderr=True, highlight=False)
+    with ExitStack() as stack:
+        file = None
+        if history is not None:
+            file = stack.enter_context(_opened(history))
+        display = _Display(errors)
+        made = _made(
+            url,
+            ports,
+            file,
+            display.changed,
+            users=users,
+            seconds=seconds if seconds or messages else _SECONDS,
+            messages=messages,
+            protocol=protocol,
+            server=server,
+            pid=kill,
+            kills=kills,
+            token_file=token_file,
+            seed=seed,
+        )
+        errors.print(Text(f"{users:,} users of {printable(url)}, seed {seed}"))
+        display.show(made)
+        _run(made, display)
+    from ..torture.checker import check as check_history  # noqa: PLC0415 - as above
+
+    if made.unread:
+        print_list(errors, "these could not be read at the end:", made.unread)
+    _report(
+        check_history(made.history.records),
+        as_json=as_json,
+        history=history,
+        status=BROKEN if made.unread else 0,
+    )
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        fail(UNUSABLE, f"{path} cannot be written: {error.strerror}")
+
+
+def _made(
+    url: str,
+    ports: Ports,
+    file: TextIO | None,
+    changed: Callable[[], None],
+    *,
+    users: int,
+    seconds: float | None,
+    messages: int | None,
+    protocol: Protocols,
+    server: str | None,
+    pid: int | None,
+    kills: int | None,
+    token_file: Path | None,
+    seed: int,
+) -> Torture:
+    from ..torture.exchanges import Site  # noqa: PLC0415 - an extra
+    from ..torture.history import Protocol  # noqa: PLC0415 - with it
+    from ..torture.server import GivenServer, OwnServer  # noqa: PLC0415 - with it
+    from ..torture.torture import Plan, Torture  # noqa: PLC0415 - with it
+
+    try:
+        site = Site(url)
+    except ValueError as error:
+        fail(UNUSABLE, str(error))
+    spoken: dict[Protocols, tuple[Protocol, ...]] = {
+        Protocols.OWN: ("own",),
+        Protocols.AI_SDK: ("ai-sdk",),
+        Protocols.AG_UI: ("ag-ui",),
+        Protocols.ALL: ("own", "ai-sdk", "ag-ui"),
+    }
+    tokens: list[str | None] = [None]
+    if token_file is not None:
+        tokens = [*token_file.read_text(encoding="utf-8").split()] or [None]
+    disturbed: Server | None = None
+    if server is not None:
+        disturbed = OwnServer(site, ports, shlex.split(server))
+    elif pid is not None:
+        disturbed = GivenServer(site, ports, pid)
+    if kills is None:
+        kills = 3 if server is not None else int(pid is not None)
+    plan = Plan(
+        seed=seed,
+        users=users,
+        seconds=seconds,
+        messages=messages,
+        protocols=spoken[protocol],
+        kills=kills,
+        tokens=tokens,
+        # A path names the route of another protocol, and the server may have nothing else.
+        has_log=protocol in (Protocols.OWN, Protocols.ALL) or not site.path,
+    )
+    return Torture(plan, site, server=disturbed, file=file, ports=ports, changed=changed)
+
+
+def _run(made: Torture, display: _Display) -> None:
+    from ..torture.server import ServerLost  # noqa: PLC0415 - an extra
+
+    try:
+        with display:
+            anyio.run(made.run)
+    except KeyboardInterrupt:
+        fail(INTERRUPTED, "stopped by Ctrl-C: the history is not whole, so it is not checked")
+    except ServerLost as lost:
+        status = BROKEN if made.history.counts["acknowledged"] else UNUSABLE
+        fail(status, printable(str(lost)))
+
+
+def _checked(path: Path) -> Verdict:
+    from ..torture.checker import check  # noqa: PLC0415 - loads pydantic's models
+    from ..torture.history import HistoryUnreadable, parse_history  # noqa: PLC0415 - with it
+
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return check(parse_history(lines))
+    except (HistoryUnreadable, UnicodeDecodeError) as error:
+        fail(UNUSABLE, f"{path} cannot be checked: {error}")
+
+
+class _Display:
+    """Progress: a line that is kept up to date on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._made: Torture | None = None
+        self._kills = self._milestone = 0
+        self._progress = Progress(
+            TextColumn("{task.fields[known]:,} messages"),
+            BarColumn(bar_width=14),
+            TextColumn("{task.fields[events]:,} events, {task.fields[cuts]:,} cut off"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=1.0, known=0, events=0, cuts=0)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, made: Torture) -> None:
+        """Show this one's progress from now on."""
+        self._made = made
+
+    def changed(self) -> None:
+        """Show what has happened."""
+        made = self._made
+        if made is None:
+            return
+        counts = made.history.counts
+        known = f"{counts['acknowledged']:,} times acknowledged"
+        if counts["killed"] > self._kills:
+            self._kills = counts["killed"]
+            self._say(f"server killed ({self._kills} of {made.plan.kills}), {known}")
+        milestone = int(_MILESTONES * made.progress)
+        if not self._console.is_terminal and milestone > self._milestone:
+            self._milestone = milestone
+            self._say(known)
+        self._progress.update(
+            self._task,
+            completed=made.progress,
+            known=counts["acknowledged"],
+            events=counts["seen"] + counts["piece"],
+            cuts=counts["unknown"] + counts["cut"],
+        )
+
+    def _say(self, line: str) -> None:
+        self._console.print(Text(line))
+
+
+def _report(verdict: Verdict, *, as_json: bool, history: Path | None, status: int = 0) -> NoReturn:
+    """Print the verdict, and exit with it; with the status if nothing was found."""
+    totals = verdict.totals
+    if not totals.get("acknowledged"):
+        refused = "; ".join(f"{why}: {count}" for why, count in verdict.refusals.items())
+        fail(UNUSABLE, f"nothing was acknowledged ({printable(refused) or 'no answer at all'})")
+    if as_json:
+        print_json(
+            {
+                "is_sound": verdict.is_sound,
+                "counts": verdict.counts,
+                "totals": totals,
+                "findings": [asdict(finding) for finding in verdict.findings],
+            }
+        )
+        raise typer.Exit(status if verdict.is_sound else BROKEN)
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for label, name in _ROWS:
+        table.add_row(label, Text(f"{totals.get(name, 0):,}", justify="right"), "")
+    for fault, count in verdict.counts.items():
+        style = "bold red" if count else "green"
+        table.add_row(f"… {fault}", Text(f"{count:,}", style, justify="right"), _MEANT[fault])
+    console.print(table)
+    if verdict.is_sound:
+        console.print(Text("Nothing was found.", style="green"))
+        raise typer.Exit(status)
+    lines = [
+        f"{finding.fault}: conversation {finding.room}, {finding.subject}: {finding.detail}"
+        for finding in verdict.findings
+    ]
+    print_list(console, f"FOUND, {len(lines):,} times:", lines)
+    if history is not None:
+        console.print(Text(f"the history is in {history}"), soft_wrap=True)
+    raise typer.Exit(BROKEN)
+
+
+_ROWS = (
+    ("conversations", "rooms"),
+    ("messages", "messages"),
+    ("… attempts to send them", "sent"),
+    ("… attempts refused", "refused"),
+    ("… attempts of unknown outcome", "unknown"),
+    ("… acknowledged", "known"),
+    ("answers that were told", "answered"),
+    ("streams and pages", "opened"),
+    ("… events in them", "seen"),
+    ("… pieces of answers in them", "piece"),
+    ("kills of the server", "kills"),
+)

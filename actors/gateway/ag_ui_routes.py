@@ -1,0 +1,403 @@
+"""The routes of AG-UI 1.0: `HttpAgent({url: "/v1/ag-ui"})` uses the first.
+
+A thread is a conversation, and a run one request's look at a turn. Of the messages that a client
+sends, only the newest user message is read, and the answers to calls in `resume`; nothing that it
+says of the agent or of tools is believed.
+
+Each event has an id. A client that was cut off sends the newest as `Last-Event-ID` to the second
+route, and goes on there, on any node, also after the server was killed. Without one, that route
+opens the newest run from its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Annotated, Literal
+
+from ag_ui.core import BaseEvent, RunErrorEvent
+from fastapi import APIRouter, Depends, Header
+from pydantic import Field
+from starlette.responses import Response
+
+from turnkeeper.runtime import TurnkeeperError
+
+from ..conversations.turn import Turn
+from ..core.commands import OnOverlap
+from ..core.transcript import Transcript
+from ..errors import ConversationNotFound, MessageNotFound
+from ..events import (
+    FileContent,
+    ImageContent,
+    LoggedEvent,
+    MessageQueuedEvent,
+    MessageWithdrawnEvent,
+    TextDelta,
+    TurnEndedEvent,
+    UserMessageEvent,
+)
+from ..values.text import check_text
+from .ag_ui import Out, Progress, RunCursor, RunEvents, Show, parse_run_cursor
+from .ai_sdk import NAMELESS
+from .bodies import Given, MayByBody
+from .names import ID_LENGTH_MAX, Cursor
+from .problems import OWN, ProblemRaised, problem_of
+from .replies import EventStream, Feed, Write
+from .service import ConversationCaller, Reading
+from .wire import sse
+
+__all__ = ["ag_ui"]
+
+ag_ui = APIRouter(prefix="/v1/ag-ui")
+
+HERE = "/{conversation_id}"
+
+Item = LoggedEvent | TextDelta
+FILE_PARTS = ("image", "audio", "video", "document")
+RUN_ID = "run_id"
+"""The name in a chat message's metadata of the run that it came with."""
+
+
+class Source(Given):
+    type: Literal["data", "url", "file"]
+    value: str
+    mime_type: str | None = Field(default=None, alias="mimeType")
+
+
+class Part(Given):
+    type: str
+    text: str | None = None
+    source: Source | None = None
+    metadata: object = None
+
+
+class Message(Given):
+    id: str = Field(max_length=ID_LENGTH_MAX)
+    role: Literal["user", "assistant", "tool", "reasoning", "activity"]
+    content: str | list[Part] | dict[str, object] | None = None
+
+
+class ResumeEntry(Given):
+    interrupt_id: str = Field(alias="interruptId")
+    status: Literal["resolved", "cancelled"]
+    payload: object = None
+
+
+class ForwardedProps(Given):
+    on_overlap: OnOverlap | None = None
+
+
+class RunInput(Given):
+    thread_id: str = Field(alias="threadId")
+    run_id: str = Field(alias="runId", min_length=1, max_length=ID_LENGTH_MAX)
+    messages: list[Message]
+    resume: list[ResumeEntry] | None = None
+    forwarded_props: ForwardedProps | None = Field(default=None, alias="forwardedProps")
+    tools: list[object] | None = None
+    context: list[object] | None = None
+    state: object = None
+
+
+Running = Annotated[ConversationCaller, Depends(MayByBody("write", "threadId"))]
+
+
+@ag_ui.post("", responses={200: {"content": {"text/event-stream": {}}}, 409: {}})
+async def run(caller: Running, body: RunInput) -> Response:
+    """Send the newest user message, or the answers to calls, and stream the turn."""
+    _check_is_served(body)
+    answers = _answers_of(body.resume or ())
+    message = None if answers else _newest_message(body.messages)
+    await _check_run_id(caller, body.run_id, None if message is None else message.id)
+    if message is not None:
+        turn = await _send(caller, message, body)
+    else:
+        turn = await _answer(caller, answers)
+    on_screen = [each.id for each in body.messages]
+    answered = tuple(answers)
+    events = await _run_events(caller, turn, body.run_id, answered=answered, on_screen=on_screen)
+    return EventStream(_feed(caller, turn, events))
+
+
+@ag_ui.get(
+    f"{HERE}/connect",
+    responses={200: {"content": {"text/event-stream": {}}}, 204: {}, 410: {}},
+)
+async def connect(
+    caller: Reading,
+    *,
+    after: str | None = None,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Go on with a run after a cursor; without one, stream the newest run from its beginning."""
+    given = last_event_id or after
+    cursor = None if given is None else _cursor_of(given)
+    await caller.check_exists()
+    newest = await _newest_run(caller)
+    if cursor is not None:
+        turn = await _turn_of(caller, cursor)
+        is_seen = newest is not None and await _is_end(caller, cursor.progress)
+        if newest is None or newest[0].message_id == turn.message_id or not is_seen:
+            events = await _run_events(caller, turn, cursor.run_id, after=cursor.progress)
+            return EventStream(_feed(caller, turn, events))
+    if newest is None:
+        return Response(status_code=204)
+    events = await _run_events(caller, *newest)
+    return EventStream(_feed(caller, newest[0], events))
+
+
+# --- reading what a client sends -----------------------------------------------------------------
+
+
+def _unusable(at: Sequence[str], rule: str) -> ProblemRaised:
+    return ProblemRaised(OWN["invalid-request"], {"errors": [{"at": ["body", *at], "rule": rule}]})
+
+
+def _check_is_served(body: RunInput) -> None:
+    """Refuse parts of the protocol that would otherwise be dropped without a word."""
+    if body.tools:
+        raise _unusable(["tools"], "empty: tools run on the server")
+    if body.context:
+        raise _unusable(["context"], "empty: the agent reads the conversation alone")
+    if body.state not in (None, {}):
+        raise _unusable(["state"], "empty: there is no state that is shared with the client")
+
+
+def _newest_message(messages: Sequence[Message]) -> Message:
+    for message in reversed(messages):
+        if message.role == "user":
+            return message
+    raise _unusable(["messages"], "at least one user message, or `resume`")
+
+
+def _answers_of(entries: Sequence[ResumeEntry]) -> dict[str, bool | str]:
+    """Return the answers of a client to the calls that wait."""
+    answers: dict[str, bool | str] = {}
+    for entry in entries:
+        payload = entry.payload if isinstance(entry.payload, dict) else {}
+        approved, reason = payload.get("approved"), payload.get("reason")
+        if entry.status == "cancelled":
+            answers[entry.interrupt_id] = False
+        elif isinstance(approved, bool) and isinstance(reason, str | None):
+            answers[entry.interrupt_id] = approved or reason or False
+        else:
+            raise _unusable(["resume", "payload"], "`approved`: true or false, and a `reason`")
+    return answers
+
+
+def _content_of(message: Message) -> tuple[str, list[ImageContent], list[FileContent]]:
+    if isinstance(message.content, str):
+        return message.content, [], []
+    texts, images, files = [], [], []
+    for part in message.content if isinstance(message.content, list) else ():
+        source = part.source
+        if part.type == "text" and part.text is not None:
+            texts.append(part.text)
+        elif part.type not in FILE_PARTS or source is None or not _is_usable(source):
+            rule = "a text, or a file by its bytes in base64 or its web address"
+            raise _unusable(["messages", "content"], rule)
+        elif part.type == "image" and source.mime_type is None:
+            images.append(ImageContent(url=source.value))
+        else:
+            files.append(_file_of(part, source))
+    return "\n".join(texts), images, files
+
+
+def _is_usable(source: Source) -> bool:
+    check_text("the address of a file", source.value)
+    if source.type == "data":
+        return source.mime_type is not None
+    return source.type == "url" and source.value.startswith(("https://", "http://"))
+
+
+def _file_of(part: Part, source: Source) -> FileContent:
+    name = part.metadata.get("name") if isinstance(part.metadata, dict) else None
+    media_type = source.mime_type or "application/octet-stream"
+    is_data = source.type == "data"
+    return FileContent(
+        name=name if isinstance(name, str) else NAMELESS,
+        media_type=media_type,
+        data=source.value if is_data else None,
+        url=None if is_data else source.value,
+    )
+
+
+def _cursor_of(given: str) -> RunCursor:
+    cursor = parse_run_cursor(given)
+    if cursor is None:
+        rule = "the id of an event of a run, as received"
+        raise ProblemRaised(OWN["invalid-request"], {"errors": [{"at": ["cursor"], "rule": rule}]})
+    return cursor
+
+
+# --- finding the turn of a run -------------------------------------------------------------------
+
+
+async def _check_run_id(caller: ConversationCaller, run_id: str, message_id: str | None) -> None:
+    """Raise if this run came with another message, or with one where this has answers."""
+    try:
+        async for logged in caller.conversation.events(live=False):
+            event = logged.event
+            if isinstance(event, UserMessageEvent | MessageQueuedEvent):
+                is_same = event.metadata.get(RUN_ID) == run_id
+                if is_same and event.message_id != message_id:
+                    raise ProblemRaised(OWN["run-id-conflict"])
+    except ConversationNotFound:
+        pass
+
+
+async def _send(caller: ConversationCaller, message: Message, body: RunInput) -> Turn:
+    if not message.id:
+        raise ProblemRaised(OWN["invalid-id"])
+    content, images, files = _content_of(message)
+    props = body.forwarded_props
+    return await caller.conversation.send(
+        content,
+        images=images,
+        files=files,
+        message_id=message.id,
+        author=caller.author,
+        on_overlap=None if props is None else props.on_overlap,
+        metadata={RUN_ID: body.run_id},
+    )
+
+
+async def _answer(caller: ConversationCaller, answers: dict[str, bool | str]) -> Turn:
+    """Answer the calls that wait, and return their turn, running or ended."""
+    await caller.check_exists()
+    await caller.conversation.answer(answers)
+    calls, message_id = set(answers), None
+    async for logged in caller.conversation.events(live=False):
+        event = logged.event
+        if isinstance(event, UserMessageEvent) and event.message_id and not event.is_reminder:
+            message_id = event.message_id
+        elif calls <= set(getattr(event, "tool_call_ids", ())):
+            break
+    assert message_id is not None, "calls were answered in a turn without a chat message"
+    return await caller.conversation.turn(message_id)
+
+
+async def _newest_run(caller: ConversationCaller) -> tuple[Turn, str] | None:
+    """Return the turn that began last, or of a message that waits, and the run it came with."""
+    newest: UserMessageEvent | MessageQueuedEvent | None = None
+    async for logged in caller.conversation.events(live=False):
+        event = logged.event
+        has_begun = isinstance(event, UserMessageEvent) and event.turn_id and event.message_id
+        if has_begun or (isinstance(event, MessageQueuedEvent) and newest is None):
+            assert isinstance(event, UserMessageEvent | MessageQueuedEvent), event.kind
+            newest = event
+    if newest is None or newest.message_id is None:
+        return None
+    try:
+        return await caller.conversation.turn(newest.message_id), _run_id_of(newest)
+    except MessageNotFound:
+        return None  # it waits in the conversation that this one was forked from
+
+
+def _run_id_of(event: UserMessageEvent | MessageQueuedEvent) -> str:
+    """Return the run that a chat message came with; its id, if it came in another way."""
+    run_id = event.metadata.get(RUN_ID)
+    return run_id if isinstance(run_id, str) and run_id else event.message_id or event.id
+
+
+async def _turn_of(caller: ConversationCaller, cursor: RunCursor) -> Turn:
+    """Return the turn of a cursor. Raises a problem if the log has another event there."""
+    origin = await caller.find(cursor.origin)
+    message_id = None if origin is None else getattr(origin.event, "message_id", None)
+    if not isinstance(message_id, str):
+        raise ProblemRaised(OWN["gone"])
+    return await caller.conversation.turn(message_id)
+
+
+async def _is_end(caller: ConversationCaller, progress: Progress) -> bool:
+    """True if a client with this progress has seen the end of its run's turn."""
+    newest = await caller.find(Cursor(progress.seq))
+    return newest is not None and isinstance(newest.event, TurnEndedEvent | MessageWithdrawnEvent)
+
+
+# --- streaming a run -----------------------------------------------------------------------------
+
+
+async def _run_events(
+    caller: ConversationCaller,
+    turn: Turn,
+    run_id: str,
+    *,
+    after: Progress | None = None,
+    answered: Sequence[str] = (),
+    on_screen: Sequence[str] | None = None,
+) -> RunEvents:
+    state = await caller.at()
+    return RunEvents(
+        caller.local_id,
+        run_id,
+        turn.message_id,
+        head=state.seq,
+        awaiting=state.turns.awaiting,
+        after=after,
+        answered=answered,
+        on_screen=on_screen,
+    )
+
+
+def _feed(caller: ConversationCaller, turn: Turn, events: RunEvents) -> Feed:
+    async def feed(write: Write) -> None:
+        streams = caller.service.streams
+        if streams.is_draining or streams.is_full:
+            why = "draining" if streams.is_draining else "overloaded"
+            await write(_frame(RunErrorEvent(message="connect again", code=why)))
+            return
+        with streams.opened():
+            try:
+                await _write_run(caller, turn, events, write)
+            except TurnkeeperError as error:
+                problem = problem_of(error)[0]
+                # Without an id it is no part of the run, which goes on when it is asked for again.
+                origin = events.origin or Cursor(turn.seq, turn.message_id)
+                is_over = problem.retry_after_s is None
+                cursor = RunCursor(origin, events.run_id, Progress(0)) if is_over else None
+                await write(
+                    _frame(RunErrorEvent(message=problem.detail, code=problem.name), cursor)
+                )
+
+    return feed
+
+
+async def _write_run(
+    caller: ConversationCaller, turn: Turn, events: RunEvents, write: Write
+) -> None:
+    async def put(outputs: Iterable[Out | Show]) -> None:
+        for out in outputs:
+            if isinstance(out, Show):
+                await put(events.show(out, await _transcript(caller)))
+            else:
+                cursor = None if out.progress is None else _cursor(events, out.progress)
+                await write(_frame(out.event, cursor))
+
+    items: AsyncIterator[Item] = aiter(turn)
+    while not events.has_ended:
+        try:
+            item = await caller.service.streams.until_beat(anext(items))
+        except StopAsyncIteration:
+            await put(events.end())
+            return
+        if item is None:
+            await write(b":\n\n")
+        else:
+            await put(events.take(item))
+
+
+async def _transcript(caller: ConversationCaller) -> Transcript:
+    transcript = Transcript()
+    async for logged in caller.conversation.events(live=False):
+        transcript.fold(logged)
+    return transcript
+
+
+def _cursor(events: RunEvents, progress: Progress) -> RunCursor:
+    assert events.origin is not None, "an event of the run before its chat message"
+    return RunCursor(events.origin, events.run_id, progress)
+
+
+def _frame(event: BaseEvent, cursor: RunCursor | None = None) -> bytes:
+    """Return a server-sent event; its id is the cursor of a client that got it."""
+    head = b"" if cursor is None else f"id: {cursor}\n".encode()
+    return head + sse(event.model_dump(mode="json", by_alias=True))

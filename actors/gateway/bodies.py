@@ -1,0 +1,40 @@
+"""Bodies in the shape of another protocol: read in part, with the conversation named inside."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict
+
+from .access import Action
+from .names import is_new_id
+from .problems import OWN, ProblemRaised
+from .service import ConversationCaller, May, Service
+
+__all__ = ["Given", "MayByBody"]
+
+
+class Given(BaseModel):
+    """A part of what a client sends; it may hold more, which is not read."""
+
+    model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
+
+
+class MayByBody(May):
+    """Lets a request through if its sender may do this to the conversation that its body names."""
+
+    def __init__(self, action: Action, field: str) -> None:
+        super().__init__(action)
+        self._field = field
+
+    async def __call__(self, request: Request) -> ConversationCaller:
+        service: Service = request.app.state.service
+        # Without a body it is the body's own check that refuses it.
+        body = await request.json() if await request.body() else None
+        local_id = body.get(self._field) if isinstance(body, dict) else None
+        if not isinstance(local_id, str):
+            local_id = ""
+        principal = await service.admit(request, self.action, local_id)
+        # An id with a tilde before it would mean another one in the other routes' paths.
+        if not is_new_id(local_id) or local_id.startswith("~"):
+            raise ProblemRaised(OWN["invalid-id"])
+        return await service.caller_in(principal, local_id)

@@ -1,0 +1,210 @@
+"""Looking back quickly: the state at any seq, and the outline of a log, for any length of log.
+
+A state is folded from the nearest one below it. The journal keeps one snapshot of a conversation,
+near its end; here more of them are kept, of the conversations that were looked at last, evenly over
+the log. It promises:
+
+1. `at` returns what `Conversation.at` returns.
+2. Work that was cancelled is not lost: the next look goes on from the snapshots that it left.
+3. The snapshots of a conversation take at most `snapshot_bytes_max`: beyond that, every second one
+   is dropped, and new ones are kept at twice the distance.
+
+A conversation that was deleted and begun again is another log. So each look reads the event at the
+snapshot's seq again, and drops everything if another one is there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+from ..conversations.conversations import Conversations
+from ..core.records import decode_record
+from ..core.state import Folded
+from ..errors import CorruptLog, InvalidInput
+from ..events import LoggedEvent
+from ..journal import READ_PAGE, Journal, Snapshot, StoredRecord
+from .outline import Outline
+
+__all__ = ["Damage", "Histories", "LogRows", "decoded"]
+
+CONVERSATIONS_MAX = 4
+EVERY = 256
+SNAPSHOT_BYTES_MAX = 64 << 20
+
+
+class Damage(NamedTuple):
+    """A record that cannot be read."""
+
+    seq: int
+    found: str
+
+
+class LogRows:
+    """Iterate over the records above `after` up to a seq, by pages, and go on behind damaged ones.
+
+    It holds nothing open, so an iteration may be left at any point.
+    """
+
+    def __init__(self, journal: Journal, conversation_id: str, *, after: int, upto: int) -> None:
+        self._journal = journal
+        self._conversation_id = conversation_id
+        self._after = after
+        self._upto = upto
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Sequence[StoredRecord] | Damage:
+        limit = min(READ_PAGE, self._upto - self._after)
+        while limit > 0:
+            try:
+                page = await self._journal.read(
+                    self._conversation_id, after=self._after, limit=limit
+                )
+            except CorruptLog as error:
+                before = error.seq - self._after - 1
+                if 0 < before < limit:
+                    limit = before  # those before the damage first
+                elif limit > 1 and before:
+                    limit = 1
+                else:
+                    self._after += 1
+                    return Damage(self._after, error.found)
+            else:
+                if not page:
+                    break
+                self._after = page[-1].seq
+                return page
+        raise StopAsyncIteration
+
+
+def decoded(conversation_id: str, record: StoredRecord) -> LoggedEvent | Damage:
+    """Return the event of a record, or the reason why it is none."""
+    try:
+        return decode_record(conversation_id, record)
+    except CorruptLog as error:
+        return Damage(error.seq, error.found)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is kept of one conversation."""
+
+    every: int = EVERY
+    snapshots: dict[int, tuple[Snapshot, str]] = field(default_factory=dict)
+    """By seq, in order, each with the id of the event there."""
+    bytes: int = 0
+    newest: tuple[str, Folded] | None = None
+    """The state that was asked for last, and the id of the event there. It is only read."""
+    outline: Outline = field(default_factory=Outline)
+
+    def keep(self, state: Folded, event_id: str) -> None:
+        snapshot = state.to_snapshot()
+        self.snapshots[state.seq] = (snapshot, event_id)
+        self.bytes += len(snapshot.payload)
+        while self.bytes > SNAPSHOT_BYTES_MAX and len(self.snapshots) > 1:
+            self.every *= 2
+            for seq in [seq for seq in self.snapshots if seq % self.every]:
+                self.bytes -= len(self.snapshots.pop(seq)[0].payload)
+
+
+class Histories:
+    """The conversations that were looked at last. Only routes that read use it."""
+
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    def _of(self, conversation_id: str) -> _Kept:
+        kept = self._kept.pop(conversation_id, None) or _Kept()
+        self._kept[conversation_id] = kept
+        while len(self._kept) > CONVERSATIONS_MAX:
+            self._kept.popitem(last=False)
+        return kept
+
+    async def at(self, conversation_id: str, seq: int | None) -> Folded:
+        """Return the state at a seq, or at the end of the log. Raises as `Conversation.at`."""
+        journal = self._conversations.journal
+        head = (await journal.info(conversation_id)).head
+        if seq is None:
+            seq = head
+        if not 0 <= seq <= head:
+            raise InvalidInput(f"seq {seq} of {conversation_id} is not in 0..{head}")
+        kept = self._of(conversation_id)
+        event_id = await self._event_id(conversation_id, seq)
+        if kept.newest is not None and kept.newest[1].seq == seq and kept.newest[0] == event_id:
+            return kept.newest[1]
+        state = await self._from_snapshot(conversation_id, kept, seq)
+        if state is None:
+            # The journal's own snapshot is nearer, or the log is not as admission leaves it.
+            state = await self._conversations[conversation_id].at(seq)
+        kept.newest = (event_id, state)
+        return state
+
+    async def _event_id(self, conversation_id: str, seq: int) -> str:
+        if seq == 0:
+            return ""
+        page = await self._conversations.journal.read(conversation_id, after=seq - 1, limit=1)
+        return page[0].event_id if page else ""
+
+    async def _from_snapshot(self, conversation_id: str, kept: _Kept, seq: int) -> Folded | None:
+        """Return the state folded from the nearest snapshot that is kept, and keep more of them.
+
+        Returns None if another way is better.
+        """
+        journal = self._conversations.journal
+        own = max((at for at in kept.snapshots if at <= seq), default=0)
+        stored = await journal.read_snapshot(conversation_id)
+        if stored is not None and own < stored.seq <= seq:
+            return None
+        state = Folded()
+        if own:
+            snapshot, event_id = kept.snapshots[own]
+            restored = None
+            if await self._event_id(conversation_id, own) == event_id:
+                restored = Folded.from_snapshot(snapshot)
+            if restored is None:
+                del self._kept[conversation_id]
+                return None
+            state = restored
+        state.watch()
+        async for page in LogRows(journal, conversation_id, after=state.seq, upto=seq):
+            if isinstance(page, Damage):
+                raise CorruptLog(conversation_id, page.seq, page.found)
+            for record in page:
+                state.fold(decode_record(conversation_id, record).event)
+                if state.seq % kept.every == 0 and state.seq not in kept.snapshots:
+                    if not state.end_watch():
+                        return None
+                    kept.keep(state, record.event_id)
+                    state.watch()
+        return state if state.seq == seq and state.end_watch() else None
+
+    async def outline(self, conversation_id: str) -> Outline:
+        """Return the outline of the whole log. Raises `ConversationNotFound`."""
+        journal = self._conversations.journal
+        head = (await journal.info(conversation_id)).head
+        kept = self._of(conversation_id)
+        outline = kept.outline
+        seq, event_id = outline.newest
+        if outline.head > head or await self._event_id(conversation_id, seq) != event_id:
+            outline = kept.outline = Outline()
+        async for page in LogRows(journal, conversation_id, after=outline.head, upto=head):
+            for found in (page,) if isinstance(page, Damage) else page:
+                # Another request for the same outline may have folded it meanwhile.
+                if found.seq == outline.head + 1:
+                    self._fold(conversation_id, outline, found)
+        return outline
+
+    @staticmethod
+    def _fold(conversation_id: str, outline: Outline, found: StoredRecord | Damage) -> None:
+        if isinstance(found, StoredRecord):
+            read = decoded(conversation_id, found)
+            if isinstance(read, LoggedEvent):
+                outline.fold(read)
+                return
+            found = read
+        outline.fold_damage(found.seq, found.found)

@@ -1,0 +1,172 @@
+"""Routes for a person who looks into a log of any length: windows of it, its outline, differences.
+
+The inspector's pages use these and the other routes, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from ..core.state import Folded
+from ..events import Event, LoggedEvent
+from .history import Damage, LogRows, decoded
+from .names import SEQ_MAX
+from .outline import OutlinedTurn
+from .replies import json_reply
+from .service import ConversationCaller, Reading
+from .wire import Json, brief_json, event_json, logged_json
+
+__all__ = ["inspection", "shown_json"]
+
+inspection = APIRouter(prefix="/v1/conversations/{conversation_id}")
+
+Brief = Annotated[
+    int | None, Query(ge=1, le=100_000, description="Cut longer texts to so many characters.")
+]
+Place = Annotated[int, Query(ge=0, le=SEQ_MAX)]
+
+
+@inspection.get("/log")
+async def read_log(
+    caller: Reading,
+    *,
+    after: Place = 0,
+    limit: Annotated[int, Query(ge=1)] = 100,
+    brief: Brief = None,
+    kinds: Annotated[str, Query(description="Only these, between commas.", max_length=1_000)] = "",
+) -> Response:
+    """Return a window of the log by seq. A record that cannot be read is `damaged`, in its place.
+
+    `next` is the seq that the next window comes after; null at the end of the log.
+    """
+    journal = caller.service.conversations.journal
+    head = (await journal.info(caller.conversation_id)).head
+    limit = min(limit, caller.service.limits.page_max)
+    wanted = frozenset(kinds.split(",")) if kinds else None
+    upto = head if wanted is not None else min(head, after + limit)
+    rows: list[Json] = []
+    async for page in LogRows(journal, caller.conversation_id, after=after, upto=upto):
+        for found in (page,) if isinstance(page, Damage) else page:
+            if not isinstance(found, Damage) and wanted is not None and found.kind not in wanted:
+                continue
+            read = found if isinstance(found, Damage) else decoded(caller.conversation_id, found)
+            rows.append(_row_json(caller, read, brief))
+            after = found.seq
+            if len(rows) == limit:
+                break
+        if len(rows) == limit:
+            break
+    else:
+        after = upto
+    return json_reply({"head": head, "rows": rows, "next": after if after < head else None})
+
+
+def _row_json(caller: ConversationCaller, found: LoggedEvent | Damage, brief: int | None) -> Json:
+    if isinstance(found, Damage):
+        return {"seq": found.seq, "damaged": found.found}
+    row = logged_json(found, caller.rename)
+    return row if brief is None else {**row, "event": shown_json(caller, found.event, brief)}
+
+
+@inspection.get("/outline")
+async def read_outline(caller: Reading, after: Place = 0) -> Response:
+    """Return the kinds of the events after a seq, and the turns that have some of them.
+
+    `log` has a letter for each event: `a` is the first of `kinds`.
+    """
+    outline = await caller.service.histories.outline(caller.conversation_id)
+    return json_reply(
+        {
+            "head": outline.head,
+            "kinds": outline.kinds,
+            "log": outline.letters(after),
+            "turns": [_turn_json(turn) for turn in outline.changed_turns(after)],
+            "waiting": [asdict(message) for message in outline.waiting.values()],
+            "withdrawn": [asdict(message) for message in outline.withdrawn],
+            "left": [left for left in outline.left if left[2] > after],
+            "damaged": [damage for damage in outline.damaged if damage[0] > after],
+        }
+    )
+
+
+@inspection.get("/bars")
+async def read_bars(
+    caller: Reading, first: Place = 1, last: Annotated[int, Query(ge=0, le=SEQ_MAX)] = SEQ_MAX
+) -> Response:
+    """Return what took time in the turns that have events from a seq to another."""
+    outline = await caller.service.histories.outline(caller.conversation_id)
+    turns = [turn for turn in outline.turns.values() if turn.seq <= last and turn.last_seq >= first]
+    return json_reply(
+        {
+            "head": outline.head,
+            "turns": {
+                turn.turn_id: {
+                    "bars": [asdict(bar) for bar in turn.bars],
+                    "said_ms": turn.said_ms,
+                }
+                for turn in turns
+            },
+        }
+    )
+
+
+def _turn_json(turn: OutlinedTurn) -> Json:
+    return {
+        "turn_id": turn.turn_id,
+        "seq": turn.seq,
+        "end_seq": turn.end_seq,
+        "last_seq": turn.last_seq,
+        "from_ms": turn.from_ms,
+        "to_ms": turn.to_ms,
+        "outcome": turn.outcome,
+        "detail": turn.detail,
+        "cut_by": turn.cut_by,
+        "messages": [asdict(message) for message in turn.messages],
+        "steps": turn.steps,
+        "calls": turn.calls,
+    }
+
+
+@inspection.get("/difference")
+async def read_difference(
+    caller: Reading,
+    *,
+    first: Place,
+    last: Place,
+    brief: Brief = None,
+    limit: Annotated[int, Query(ge=1)] = 1_000,
+) -> Response:
+    """Return the events that entered the view between two seqs, and those that left it.
+
+    One that a condensation shortened or put anew is among both.
+    """
+    histories = caller.service.histories
+    before = await histories.at(caller.conversation_id, first)
+    after = await histories.at(caller.conversation_id, last)
+    limit = min(limit, caller.service.limits.page_max)
+    entered, left = _beyond(after, before), _beyond(before, after)
+    return json_reply(
+        {
+            "entered": [shown_json(caller, event, brief) for event in entered[:limit]],
+            "left": [shown_json(caller, event, brief) for event in left[:limit]],
+            "entered_count": len(entered),
+            "left_count": len(left),
+        }
+    )
+
+
+def _beyond(state: Folded, other: Folded) -> Sequence[Event]:
+    """Return the events of one view that the other has not, or has in another form."""
+    known = {event.id: event for event in other.view}
+    return [event for event in state.view if known.get(event.id) != event]
+
+
+def shown_json(caller: ConversationCaller, event: Event, brief: int | None) -> Json:
+    """Return an event of a view, with its long texts cut."""
+    value = event_json(event, caller.rename)
+    return value if brief is None else brief_json(value, brief)

@@ -1,0 +1,271 @@
+// Doing: send, edit, interrupt, pause, answer, fork, undo, export, verify. Each says what came of it.
+
+import { askBlob, toPath } from "./api.js";
+import { h, show } from "./dom.js";
+import { number, oneLine, plural } from "./format.js";
+
+const POLICIES = [
+  ["", "as the server is set"], ["queue", "queue: wait for its turn"], ["interrupt", "interrupt the turn that runs"],
+  ["steer", "steer: join the turn that runs"], ["rollback", "roll the turn that runs back"], ["reject", "reject, if a turn runs"],
+];
+const DID = {
+  queue: "; it waits for the turn that runs", steer: "; it joins the turn that runs",
+  interrupt: "; the turn that ran is interrupted", rollback: "; the turn that ran is rolled back",
+};
+let ids = 0;
+
+export class Act extends HTMLElement {
+  #log;
+  #options;
+  #state = null;
+  #running = h("section", { class: "card", "aria-label": "The turn that runs" });
+  #waiting = h("section", { class: "card", "aria-label": "Calls that wait", hidden: true });
+  #editing = null;
+  #send;
+  #fork;
+
+  constructor(log, options) {
+    super();
+    this.#log = log;
+    this.#options = options;
+    log.addEventListener("facts", () => this.isConnected && this.#readState());
+  }
+
+  connectedCallback() {
+    if (!this.firstChild) {
+      this.tabIndex = 0;
+      this.setAttribute("role", "region");
+      this.setAttribute("aria-label", "Act");
+      if (this.#options.isReadOnly) {
+        this.append(h("section", { class: "card" }, h("h2", {}, "This server only reads"),
+          h("p", { class: "quiet" }, "It opened the journal beside the process that writes. To send or to fork, open the inspector of that process.")));
+      } else {
+        this.append(this.#waiting, (this.#send = this.#sendCard()), this.#running, (this.#fork = this.#forkCard()));
+      }
+      this.append(this.#filesCard(), this.#refusedCard());
+    }
+    this.#readState();
+  }
+
+  /** `edit` is a message to send anew, `from` its seq; `at` is a seq to fork at. */
+  async go(options) {
+    if (options.has("at") && this.#fork) {
+      this.#fork.querySelector("[name=at]").value = options.get("at");
+      this.#fork.querySelector("[name=id]").focus();
+    }
+    if (options.has("edit") && this.#send) {
+      const { event } = await this.#log.whole(Number(options.get("from")));
+      this.#edit(options.get("edit"), event.content);
+    }
+  }
+
+  async #readState() {
+    if (this.#options.isReadOnly) return;
+    try {
+      this.#state = await this.#log.ask("/state");
+    } catch {
+      this.#state = null;
+    }
+    this.#showRunning();
+    await this.#showWaiting();
+  }
+
+  /** Return a place for an outcome, and a function that runs a request and tells its outcome there. */
+  #teller() {
+    const line = h("p", { class: "outcome", role: "status" });
+    const run = async (act) => {
+      line.className = "outcome";
+      line.textContent = "…";
+      try {
+        line.textContent = await act();
+        line.classList.add("good");
+        return true;
+      } catch (problem) {
+        const fix = problem.facts?.errors?.map((each) => `${each.at.join(".")}: ${each.rule}`).join("; ");
+        line.textContent = [problem.facts?.title, problem.message, fix].filter(Boolean).join(": ");
+        line.classList.add("bad");
+        return false;
+      }
+    };
+    return [line, run];
+  }
+
+  #post(part, body, headers) {
+    return this.#log.ask(part, { method: "POST", body, headers });
+  }
+
+  #field(label, control) {
+    control.id ||= `act${(ids += 1)}`;
+    return h("div", { class: "field" }, h("label", { for: control.id }, label), control);
+  }
+
+  // --- messages ---
+
+  #sendCard() {
+    const [line, run] = this.#teller();
+    const text = h("textarea", { name: "content", required: true, onkeydown: (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit();
+    } });
+    const policy = h("select", { name: "policy" }, POLICIES.map(([value, name]) => h("option", { value }, name)));
+    const note = h("p", { class: "small quiet", hidden: true });
+    const submit = h("button", { class: "main" }, "Send");
+    const form = h("form", {
+      onsubmit: async (event) => {
+        event.preventDefault();
+        // One key for one message: pressing again after a lost reply sends it once.
+        form.dataset.key ||= crypto.randomUUID();
+        const isDone = await run(async () => {
+          const body = { content: text.value };
+          if (policy.value) body.on_overlap = policy.value;
+          if (this.#editing) body.replaces = this.#editing;
+          const sent = await this.#post("/messages", body, { "Idempotency-Key": form.dataset.key });
+          const did = DID[sent.overlapped] ?? "";
+          return `Durable at seq ${number(sent.seq)}${did}${sent.waits_for ? `; waits for ${sent.waits_for}` : ""}.`;
+        });
+        if (isDone) {
+          text.value = "";
+          this.#edit(null, "");
+        }
+      },
+    }, this.#field("Message", text), this.#field("If a turn runs", policy), note,
+    h("div", { class: "buttons" }, submit, h("button", { type: "button", name: "cancel", hidden: true, onclick: () => this.#edit(null, "") }, "Do not edit"),
+      h("span", { class: "small quiet" }, "Ctrl Enter")), line);
+    text.addEventListener("input", () => delete form.dataset.key);
+    return h("section", { class: "card", "aria-label": "Send a message" }, h("h2", {}, "Send a message"), form);
+  }
+
+  #edit(messageId, content) {
+    this.#editing = messageId;
+    const form = this.#send.querySelector("form");
+    delete form.dataset.key;
+    const [note, cancel] = [form.querySelector("p.small"), form.querySelector("[name=cancel]")];
+    note.hidden = cancel.hidden = !messageId;
+    note.textContent = messageId ? `In place of message ${messageId}: its turn and all later ones leave the view.` : "";
+    this.#send.querySelector("h2").textContent = messageId ? "Edit and resend" : "Send a message";
+    if (messageId) {
+      const text = form.querySelector("textarea");
+      text.value = content;
+      text.focus();
+    }
+  }
+
+  // --- the turn that runs ---
+
+  #showRunning() {
+    const running = this.#state?.running;
+    const turn = running && this.#log.turn(running.turn_id);
+    const [line, run] = this.#teller();
+    const isPaused = this.#state?.waits_for === "resume";
+    const did = (words) => (answer) => (answer.changed ? words : "Nothing to do: it was so already.");
+    // A rebuild for each event must not take the outcome away.
+    const kept = this.#running.querySelector(".outcome");
+    show(this.#running,
+      h("h2", {}, turn ? `Turn ${turn.number} runs` : "No turn runs"),
+      turn && h("p", { class: "quiet ellipsis" }, oneLine(turn.messages[0]?.text)),
+      h("div", { class: "buttons" },
+        h("button", { disabled: !running, onclick: () => run(() => this.#post("/interrupt", { turn_id: running.turn_id }).then(did("Interrupted."))) }, "Interrupt"),
+        h("button", { disabled: isPaused, onclick: () => run(() => this.#post("/pause").then(did("Paused."))) }, "Pause"),
+        h("button", { disabled: !isPaused, onclick: () => run(() => this.#post("/resume").then(did("Goes on."))) }, "Resume"),
+        h("button", { disabled: Boolean(running), onclick: () => run(() => this.#post("/undo").then((found) => `Took ${plural(found.messages.length, "message")} back.`)) }, "Undo the last turn")),
+      this.#state?.queued.length > 0 && h("ul", {}, this.#state.queued.slice(0, 20).map((message) => h("li", { class: "ellipsis" },
+        h("span", { class: "chip bare" }, "queued"), ` ${oneLine(message.content)}`))),
+      line);
+    if (kept?.textContent && kept.textContent !== "…") {
+      line.textContent = kept.textContent;
+      line.className = kept.className;
+    }
+  }
+
+  async #showWaiting() {
+    const awaiting = this.#state?.awaiting ?? [];
+    if (this.#waiting.dataset.calls === awaiting.join(" ")) return;
+    this.#waiting.dataset.calls = awaiting.join(" ");
+    this.#waiting.hidden = !awaiting.length;
+    if (!awaiting.length) {
+      show(this.#waiting);
+      return;
+    }
+    const [line, run] = this.#teller();
+    const view = await this.#log.ask("/view", { query: { brief: 2_000 } });
+    const calls = view.events.filter((event) => event.kind === "action" && awaiting.includes(event.tool_call_id));
+    const answers = new Map();
+    const rows = calls.map((call) => {
+      const name = `call-${(ids += 1)}`;
+      const reason = h("input", { placeholder: "reason", "aria-label": `Reason to reject ${call.tool_name}`, oninput: () => set(false) });
+      const choice = (value, words) => h("label", {}, h("input", { type: "radio", name, onchange: () => set(value) }), ` ${words}`);
+      const yes = choice(true, "allow");
+      const no = choice(false, "reject");
+      const set = (value) => {
+        answers.set(call.tool_call_id, value || reason.value || false);
+        no.firstChild.checked = !value;
+        submit.disabled = answers.size < awaiting.length;
+      };
+      return h("li", { class: "card" }, h("code", {}, `${call.tool_name}(${JSON.stringify(call.arguments)})`), h("div", { class: "inline" }, yes, no, reason));
+    });
+    const submit = h("button", { class: "main", disabled: true, onclick: () => run(async () => {
+      await this.#post("/answer", { answers: Object.fromEntries(answers) });
+      return "Answered.";
+    }) }, "Send the answers");
+    show(this.#waiting, h("h2", {}, `${plural(awaiting.length, "call")} ${awaiting.length === 1 ? "waits" : "wait"} for an answer`),
+      h("ul", {}, rows), h("div", { class: "buttons" }, submit), line);
+  }
+
+  // --- forks, files, refusals ---
+
+  #forkCard() {
+    const [line, run] = this.#teller();
+    const id = h("input", { name: "id", required: true, maxlength: 256, value: `${this.#log.id}-fork` });
+    const at = h("input", { name: "at", type: "number", min: 0, value: this.#log.head });
+    const form = h("form", {
+      onsubmit: (event) => {
+        event.preventDefault();
+        run(async () => {
+          const made = await this.#post("/fork", { id: id.value, at: Number(at.value) });
+          location.hash = `#/c/${toPath(made.id)}/log`;
+          return `Made ${made.id}.`;
+        });
+      },
+    }, this.#field("Its id", id), this.#field("At seq", at), h("div", { class: "buttons" }, h("button", {}, "Fork here")), line);
+    return h("section", { class: "card", "aria-label": "Fork" }, h("h2", {}, "Fork"),
+      h("p", { class: "small quiet" }, "Begins another conversation with this one's log up to a seq. This one stays as it is."), form);
+  }
+
+  #filesCard() {
+    const [line, run] = this.#teller();
+    return h("section", { class: "card", "aria-label": "Export and verify" }, h("h2", {}, "Export and verify"),
+      h("p", { class: "small quiet" }, "An export has each event byte for byte. Verifying folds the whole log anew, and compares."),
+      h("div", { class: "buttons" },
+        h("button", { onclick: () => run(async () => {
+          const blob = await askBlob(`${this.#log.path}/export`);
+          const address = URL.createObjectURL(blob);
+          h("a", { href: address, download: `${this.#log.id.replace(/[^\w.-]/g, "_")}.jsonl` }).click();
+          setTimeout(() => URL.revokeObjectURL(address), 10_000);
+          return `${number(blob.size)} bytes.`;
+        }) }, "Export"),
+        h("button", { onclick: () => run(async () => {
+          const found = await this.#post("/verify");
+          if (!found.is_sound) throw new Error(`It is not sound: the state of ${number(found.events)} events is not that of the log.`);
+          return `Sound: ${plural(found.events, "event")}.`;
+        }) }, "Verify")),
+      line);
+  }
+
+  #refusedCard() {
+    const body = h("div", {});
+    const read = async () => {
+      try {
+        const { rejections } = await this.#log.ask("/rejections");
+        show(body, rejections.length ? h("ul", {}, rejections.slice(-50).map((one) => h("li", {},
+          h("b", {}, one.violation.replaceAll("_", " ")), ` ${one.reason}`)))
+          : h("p", { class: "quiet" }, "None."));
+      } catch (problem) {
+        show(body, h("p", { class: "outcome bad" }, problem.message));
+      }
+    };
+    read();
+    return h("section", { class: "card", "aria-label": "Refused events" }, h("h2", {}, "Refused events"),
+      h("p", { class: "small quiet" }, "Events that admission kept out of the log, with the reason."), body);
+  }
+}
+
+customElements.define("tk-act", Act);

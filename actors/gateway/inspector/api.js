@@ -1,0 +1,171 @@
+// The gateway's public API. The token is kept in this module's memory and goes out in a header;
+// it is in no address and no store, so a reload asks for it again.
+
+const ROOT = new URL("../v1/", document.baseURI);
+const PLAIN = /^[a-zA-Z0-9\-_.@:]+$/;
+const RETRY_MS_MAX = 8_000;
+
+let token = null;
+let routes = null;
+
+/** Tells of "unauthorized", and of "reachable" with `detail` true or false. */
+export const server = new EventTarget();
+server.isReachable = true;
+
+/** A problem document (RFC 9457), or the server's silence (status 0). */
+export class Problem extends Error {
+  constructor(status, facts) {
+    super(facts.detail ?? facts.title ?? "the request failed");
+    this.status = status;
+    this.facts = facts;
+    this.kind = (facts.type ?? "").replace("urn:turnkeeper:", "");
+  }
+}
+
+export function setToken(value) {
+  token = value || null;
+}
+
+/** Take the token out of the address, where a link may have put it. */
+export function takeTokenFromAddress() {
+  const found = /^#token=([^&/]+)(.*)$/.exec(location.hash);
+  if (!found) return;
+  setToken(decodeURIComponent(found[1]));
+  const rest = found[2].replace(/^&/, "");
+  history.replaceState(null, "", `#${rest.startsWith("/") ? rest : "/"}`);
+}
+
+/** Return an id as it stands in a path. */
+export function toPath(id) {
+  if (PLAIN.test(id) && id !== "." && id !== "..") return id;
+  const bytes = new TextEncoder().encode(id);
+  let binary = "";
+  for (const byte of bytes) binary += String.fromCharCode(byte);
+  return `~${btoa(binary).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "")}`;
+}
+
+export function fromPath(part) {
+  if (!part.startsWith("~")) return part;
+  const binary = atob(part.slice(1).replaceAll("-", "+").replaceAll("_", "/"));
+  return new TextDecoder().decode(Uint8Array.from(binary, (letter) => letter.charCodeAt(0)));
+}
+
+function note(isReachable) {
+  if (server.isReachable === isReachable) return;
+  server.isReachable = isReachable;
+  server.dispatchEvent(new CustomEvent("reachable", { detail: isReachable }));
+}
+
+async function fetched(path, { method = "GET", query = {}, body, headers = {}, signal } = {}) {
+  const address = new URL(path, ROOT);
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== undefined && value !== null && value !== "") address.searchParams.set(name, value);
+  }
+  const sent = { Accept: "application/json", ...headers };
+  if (token) sent.Authorization = `Bearer ${token}`;
+  if (method !== "GET") sent["Content-Type"] = "application/json";
+  let reply;
+  try {
+    reply = await fetch(address, {
+      method,
+      headers: sent,
+      body: method === "GET" ? undefined : JSON.stringify(body ?? {}),
+      signal,
+      cache: "no-store",
+      credentials: "omit",
+      redirect: "error",
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    note(false);
+    throw new Problem(0, { type: "unreachable", title: "the server does not answer" });
+  }
+  note(true);
+  if (reply.ok) return reply;
+  const facts = await reply.json().catch(() => ({}));
+  if (reply.status === 401) server.dispatchEvent(new Event("unauthorized"));
+  throw new Problem(reply.status, facts);
+}
+
+/** Ask, and return the JSON of the answer. Raises `Problem`. */
+export async function ask(path, options) {
+  return (await fetched(path, options)).json();
+}
+
+/** Ask for a file. */
+export async function askBlob(path, options) {
+  return (await fetched(path, options)).blob();
+}
+
+/** Return the query parameters of a route, by the server's own document; null if it has none. */
+export async function parametersOf(path) {
+  routes ??= ask("../openapi.json").then((found) => found.paths, () => ({}));
+  const route = (await routes)[path]?.get;
+  return route ? (route.parameters ?? []).map((each) => each.name) : null;
+}
+
+/** Yield the events of one stream of server-sent events: `{event, id, data}`. */
+async function* readStream(path, options) {
+  const reply = await fetched(path, { ...options, headers: { Accept: "text/event-stream" } });
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  let received = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      received += value;
+      let end;
+      while ((end = received.indexOf("\n\n")) >= 0) {
+        const found = parse(received.slice(0, end));
+        received = received.slice(end + 2);
+        if (found) yield found;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function parse(block) {
+  const found = { event: "message", id: null, data: "" };
+  for (const line of block.split("\n")) {
+    const at = line.indexOf(":");
+    const name = at < 0 ? line : line.slice(0, at);
+    const value = at < 0 ? "" : line.slice(at + 1).replace(/^ /, "");
+    if (name === "event" || name === "id" || name === "data") found[name] = value;
+  }
+  return found.data ? { ...found, data: JSON.parse(found.data) } : null;
+}
+
+/** Yield the events of a stream for ever: when it breaks, it is opened again at its cursor. */
+export async function* follow(path, { query = {}, signal, after }) {
+  let cursor = after;
+  let wait = 500;
+  while (!signal.aborted) {
+    try {
+      for await (const found of readStream(path, { query: { ...query, after: cursor }, signal })) {
+        wait = 500;
+        if (found.id) cursor = found.id;
+        yield found;
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      // A network error in the middle of a stream is no Problem.
+      if (!(error instanceof Problem)) note(false);
+      else if (error.status && error.status < 500) throw error;
+    }
+    await pause(wait, signal);
+    wait = Math.min(wait * 2, RETRY_MS_MAX);
+  }
+}
+
+/** Wait; ends early when the signal aborts. */
+export function pause(ms, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      resolve();
+    }, { once: true });
+  });
+}

@@ -1,0 +1,143 @@
+// A conversation: what it is, and its views as tabs. They share one log.
+
+import { h, show } from "./dom.js";
+import { number, plural } from "./format.js";
+import { Log } from "./log.js";
+import { LogView } from "./logview.js";
+import { Travel } from "./travel.js";
+import { Timeline } from "./timeline.js";
+import { Act } from "./act.js";
+import { toPath } from "./api.js";
+
+const TABS = [
+  ["log", "Log", LogView],
+  ["travel", "Time travel", Travel],
+  ["timeline", "Timeline", Timeline],
+  ["act", "Act", Act],
+];
+
+export class Conversation extends HTMLElement {
+  #log;
+  #options;
+  #head = h("header", { class: "conversation-head" });
+  #notices = h("div", { role: "status" });
+  #tabs = h("nav", { class: "tabs", "aria-label": "Views of the conversation" });
+  #tab = h("div", { class: "tab" });
+  #views = new Map();
+  #wanted = ["log", new URLSearchParams()];
+  #isOpen = false;
+
+  constructor(id, options) {
+    super();
+    this.conversationId = id;
+    this.#options = options;
+    this.#log = new Log(id);
+  }
+
+  connectedCallback() {
+    this.append(this.#head, this.#notices, this.#tabs, this.#tab);
+    this.#log.addEventListener("facts", () => this.#showHead());
+    this.#log.addEventListener("outline", () => this.#showHead());
+    this.#open();
+  }
+
+  disconnectedCallback() {
+    this.#log.close();
+  }
+
+  async #open() {
+    show(this.#head, h("h1", {}, this.conversationId));
+    try {
+      await this.#log.open();
+    } catch (problem) {
+      if (problem.name === "AbortError") return;
+      if (problem.status === 0) {
+        setTimeout(() => this.isConnected && this.#open(), 1_000);
+        return;
+      }
+      show(this.#tab, h("div", { class: "empty" },
+        h("h2", {}, problem.status === 404 ? "There is no such conversation" : "It cannot be opened"),
+        h("p", {}, problem.message)));
+      return;
+    }
+    this.#isOpen = true;
+    this.go(...this.#wanted);
+  }
+
+  /** Show a tab; `seq` among the options names a place in the log. */
+  go(tab, options) {
+    this.#wanted = [tab, options];
+    const base = `#/c/${toPath(this.conversationId)}`;
+    show(this.#tabs, TABS.map(([name, words]) => h("a", {
+      href: `${base}/${name}`, "aria-current": name === tab ? "page" : null,
+    }, words)));
+    if (!this.#isOpen) return;
+    let view = this.#views.get(tab);
+    if (!view) {
+      const View = TABS.find(([name]) => name === tab)?.[2] ?? LogView;
+      view = new View(this.#log, this.#options);
+      view.addEventListener("inspect", (event) => this.#inspect(event.detail));
+      this.#views.set(tab, view);
+    }
+    if (view.parentNode !== this.#tab) {
+      this.#closeDetail();
+      show(this.#tab, view);
+    }
+    view.go?.(options);
+  }
+
+  #showHead() {
+    const facts = this.#log.facts ?? {};
+    const problem = facts.problem;
+    const parent = this.#log.forkedFrom;
+    show(this.#head,
+      h("h1", {}, facts.title || this.conversationId),
+      h("div", { class: "facts" },
+        facts.title && h("span", { class: "mono" }, this.conversationId),
+        facts.status && h("span", { class: `chip ${facts.status}` }, facts.status.replaceAll("_", " ")),
+        h("span", { class: "mono" }, `seq ${number(this.#log.head)}`),
+        h("span", {}, plural(this.#log.turns.length, "turn")),
+        facts.queued ? h("span", {}, `${facts.queued} queued`) : null,
+        facts.owner && h("span", {}, `of ${facts.owner}`),
+        Object.entries(facts.labels ?? {}).map(([name, value]) => h("span", { class: "chip bare" }, value ? `${name}: ${value}` : name)),
+        parent?.id && h("span", {}, "fork of ", h("a", { href: `#/c/${toPath(parent.id)}/log?seq=${parent.seq}` }, `${parent.id} at ${parent.seq}`)),
+      ));
+    const damaged = [...this.#log.damaged.keys()];
+    const why = this.#log.endedBy;
+    show(this.#notices,
+      damaged.length > 0 && h("p", { class: "notice bad" },
+        `The log is damaged at seq ${damaged.slice(0, 5).map(number).join(", ")}${damaged.length > 5 ? "…" : ""}. All other events are shown; states from there on cannot be computed.`),
+      problem && !damaged.length && h("p", { class: "notice bad" }, problem.message),
+      why && why !== "corrupt-log" && h("p", { class: "notice" },
+        why === "gone" || why === "conversation-deleted" ? "This conversation was deleted. What is shown was read before." : `It is not live any more: ${why}.`));
+  }
+
+  #inspect(detail) {
+    this.#closeDetail();
+    if (!detail) return;
+    this.#tab.classList.add("has-detail");
+    this.#tab.append(detail);
+    detail.addEventListener("close", () => this.#closeDetail());
+  }
+
+  #closeDetail() {
+    this.#tab.classList.remove("has-detail");
+    this.#tab.querySelector("tk-detail")?.remove();
+  }
+
+  key(event) {
+    const at = "1234".indexOf(event.key);
+    if (at >= 0) {
+      location.hash = `#/c/${toPath(this.conversationId)}/${TABS[at][0]}`;
+      return true;
+    }
+    if (event.key === "Escape" && this.#tab.classList.contains("has-detail")) {
+      this.#closeDetail();
+      this.#tab.querySelector("tk-rows")?.focus();
+      return true;
+    }
+    return this.#views.get(this.#wanted[0])?.key?.(event) ?? false;
+  }
+}
+
+customElements.define("tk-conversation", Conversation);

@@ -1,0 +1,89 @@
+// One event, whole: its facts, its JSON, and what can be done from here.
+
+import { toPath } from "./api.js";
+import { h, show } from "./dom.js";
+import { kindName, number, wholeTime, words } from "./format.js";
+
+const SHOWN = 20_000;
+
+export class Detail extends HTMLElement {
+  #log;
+  #seq;
+  #options;
+
+  constructor(log, seq, options) {
+    super();
+    this.#log = log;
+    this.#seq = seq;
+    this.#options = options;
+  }
+
+  async connectedCallback() {
+    this.setAttribute("role", "region");
+    this.setAttribute("aria-label", `Event ${this.#seq}`);
+    const body = h("div", { class: "detail-body", tabindex: 0 }, h("p", { class: "quiet" }, "Reading…"));
+    this.append(
+      h("div", { class: "detail-head" },
+        h("h2", {}, `seq ${number(this.#seq)} `, h("span", { class: "quiet" }, kindName(this.#log.kindOf(this.#seq) ?? ""))),
+        h("button", { class: "plain", "aria-label": "Close", onclick: () => this.dispatchEvent(new Event("close")) }, "✕")),
+      body,
+    );
+    try {
+      this.#show(body, await this.#log.whole(this.#seq));
+    } catch (problem) {
+      show(body, h("p", { class: "outcome bad" }, problem.message));
+    }
+  }
+
+  #show(body, row) {
+    if (row.damaged) {
+      show(body, h("p", { class: "outcome bad" }, `This record cannot be read: ${row.damaged}.`),
+        h("p", { class: "quiet" }, "turnkeeper verify says more, and turnkeeper repair may mend the file."));
+      return;
+    }
+    const { event } = row;
+    const turn = this.#log.turn(event.turn_id);
+    const left = this.#log.left.get(this.#seq);
+    const place = `#/c/${toPath(this.#log.id)}`;
+    const facts = [
+      ["time", wholeTime(event.timestamp)],
+      ["turn", turn ? `${turn.number}, ${turn.outcome || "runs"}` : null],
+      ["in short", words(event)],
+      ["left the view", left ? `${left.how} at seq ${number(left.at)}` : null],
+      ["id", h("code", {}, event.id)],
+    ];
+    show(body,
+      h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+      h("div", { class: "buttons" },
+        h("a", { href: `${place}/travel?seq=${this.#seq}` }, "Travel here"),
+        !this.#options.isReadOnly && h("a", { href: `${place}/act?at=${this.#seq}` }, "Fork here"),
+        !this.#options.isReadOnly && event.kind === "user_message" && event.message_id
+          && h("a", { href: `${place}/act?edit=${encodeURIComponent(event.message_id)}&from=${this.#seq}` }, "Edit and resend"),
+      ),
+      jsonView(event),
+    );
+  }
+}
+
+/** Return a value as JSON; of a long one its beginning, and more of it on demand. */
+export function jsonView(value) {
+  const text = JSON.stringify(value, null, 2);
+  const pre = h("pre", { class: "json" }, text.slice(0, SHOWN));
+  if (text.length <= SHOWN) return pre;
+  let shown = SHOWN;
+  const more = h("button", {
+    onclick: () => {
+      pre.append(text.slice(shown, shown + SHOWN));
+      shown += SHOWN;
+      say();
+    },
+  });
+  const say = () => {
+    more.hidden = shown >= text.length;
+    more.textContent = `Show more (${number(Math.min(shown, text.length))} of ${number(text.length)} characters)`;
+  };
+  say();
+  return h("div", {}, pre, more);
+}
+
+customElements.define("tk-detail", Detail);

@@ -1,0 +1,240 @@
+// The list of conversations: found by search or the beginning of their ids, by status, live.
+
+import { ask, follow, server } from "./api.js";
+import { h, show, whenQuiet } from "./dom.js";
+import { ago, number, oneLine, plural, wholeTime } from "./format.js";
+import "./rows.js";
+
+const PAGE = 500;
+const POLL_MS = 2_000;
+const STATUSES = [
+  ["", "any status"],
+  ["waiting_for_confirmation", "waits for a confirmation"],
+  ["running", "running"],
+  ["paused", "paused"],
+  ["error", "error"],
+  ["stuck", "stuck"],
+  ["finished", "finished"],
+  ["idle", "idle"],
+];
+
+export class ConversationList extends HTMLElement {
+  #found = []; // rows, in their order
+  #cursor = null;
+  #isWhole = false;
+  #isReading = false;
+  #selected = null;
+  #searches = false;
+  #isLive = false;
+  #problem = null;
+  #reads = new AbortController();
+  #rows = document.createElement("tk-rows");
+  #input = h("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false", oninput: () => this.#again() });
+  #status = h("select", { "aria-label": "Status", onchange: () => this.#read(true) },
+    STATUSES.map(([value, words]) => h("option", { value }, words)));
+  #count = h("span", {});
+  #again = whenQuiet(180, () => this.#read(true));
+
+  connectedCallback() {
+    if (this.firstChild) return;
+    this.setAttribute("role", "region");
+    this.setAttribute("aria-label", "Conversations");
+    this.append(
+      h("h1", { class: "hidden-text" }, "Conversations"),
+      h("div", { class: "list-search" }, this.#input, this.#status),
+      h("div", { class: "list-facts", role: "status" }, this.#count),
+      this.#rows,
+    );
+    this.#rows.setup({ height: 56, label: "Conversations", render: (index) => this.#render(index) });
+    this.#rows.addEventListener("choose", (event) => {
+      if (event.detail.isOpened) this.dispatchEvent(new CustomEvent("open", { detail: this.#found[event.detail.index] }));
+    });
+    this.#rows.addEventListener("range", (event) => {
+      if (event.detail[1] > this.#found.length - PAGE / 2) this.#read(false);
+    });
+  }
+
+  /** Begin, knowing which parameters the server's search and its changes take; null: it has none. */
+  begin(search, changes) {
+    this.#nameSearch(search !== null);
+    this.#read(true);
+    if (this.#isLive) return;
+    this.#isLive = true;
+    if (changes) this.#follow();
+    else this.#poll();
+  }
+
+  #nameSearch(searches) {
+    this.#searches = searches;
+    const words = searches ? "Words, or ids that begin with" : "Ids that begin with";
+    this.#input.placeholder = `${words}…`;
+    this.#input.setAttribute("aria-label", words);
+  }
+
+  select(id) {
+    this.#selected = id;
+    this.#rows.active = id === null ? -1 : this.#found.findIndex((row) => row.id === id);
+  }
+
+  focusSearch() {
+    this.#input.focus();
+    this.#input.select();
+  }
+
+  get #query() {
+    const text = this.#input.value.trim();
+    const status = this.#status.value;
+    // What begins with an id stands in the order of ids.
+    return { prefix: text, status, order: text ? "id" : "activity" };
+  }
+
+  async #read(isNew) {
+    if (isNew) {
+      this.#reads.abort();
+      this.#reads = new AbortController();
+      this.#cursor = null;
+      this.#isWhole = false;
+    } else if (this.#isReading || this.#isWhole) {
+      return;
+    }
+    const { signal } = this.#reads;
+    this.#isReading = true;
+    try {
+      const page = await ask("conversations", {
+        query: { ...this.#query, limit: PAGE, cursor: this.#cursor }, signal,
+      });
+      if (isNew) {
+        this.#found = [];
+        this.#rows.scrollTop = 0;
+      }
+      const known = new Set(this.#found.map((row) => row.id));
+      this.#found.push(...page.conversations.filter((row) => !known.has(row.id)));
+      this.#cursor = page.cursor;
+      this.#isWhole = page.cursor === null;
+      this.#problem = null;
+      if (isNew && this.#searches && this.#input.value.trim()) this.#found.push(...await this.#hits(signal));
+    } catch (problem) {
+      if (problem.name === "AbortError") return;
+      this.#problem = problem;
+      if (problem.status) this.#isWhole = true;
+    } finally {
+      if (!signal.aborted) this.#isReading = false;
+    }
+    this.#show();
+    // A page that stopped early, since it had looked at enough rows, is no end.
+    if (!this.#isWhole && !this.#problem && this.#found.length < PAGE) this.#read(false);
+  }
+
+  /** Return the messages that have the words, as rows of the list. */
+  async #hits(signal) {
+    try {
+      const { hits } = await ask("search", { query: { words: this.#input.value.trim(), limit: 100 }, signal });
+      return hits.map((hit) => ({
+        id: hit.conversation_id, seq: hit.seq, head: hit.seq, title: "", labels: {}, waiting_calls: [], status: "",
+        last_by: hit.by, last_message: hit.snippet, active_at: hit.said_at,
+      }));
+    } catch (problem) {
+      if (problem.name === "AbortError") throw problem;
+      if (problem.kind === "search-is-off") this.#nameSearch(false); // the journal has no search
+      return [];
+    }
+  }
+
+  async #poll() {
+    for (;;) {
+      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+      if (document.hidden || this.#isReading || this.#input.value || !this.isConnected) continue;
+      try {
+        const page = await ask("conversations", { query: { ...this.#query, limit: 100 } });
+        this.#merge(page.conversations);
+      } catch {
+        // The notice at the top says that the server does not answer.
+      }
+    }
+  }
+
+  async #follow() {
+    const soon = whenQuiet(200, async () => {
+      if (this.#input.value || this.#isReading) return;
+      try {
+        this.#merge((await ask("conversations", { query: { ...this.#query, limit: 100 } })).conversations);
+      } catch {
+        // As above.
+      }
+    });
+    server.addEventListener("reachable", soon);
+    try {
+      for await (const found of follow("changes", { signal: new AbortController().signal })) {
+        if (found.event !== "end") soon();
+      }
+    } catch {
+      this.#poll(); // not for this token
+    }
+  }
+
+  /** Put the newest rows on top, each in its new state; the rest stays as it is. */
+  #merge(newest) {
+    if (!this.#found.length && !newest.length) return;
+    const fresh = new Map(newest.map((row) => [row.id, row]));
+    const isSame = newest.every((row, index) => {
+      const known = this.#found[index];
+      return known?.id === row.id && known.head === row.head && known.status === row.status && known.title === row.title;
+    });
+    if (isSame) return;
+    // A person who reads further down keeps the place.
+    if (this.#rows.scrollTop > 56) {
+      this.#found = this.#found.map((row) => fresh.get(row.id) ?? row);
+    } else {
+      this.#found = [...newest, ...this.#found.filter((row) => !fresh.has(row.id))];
+    }
+    this.#show();
+    this.select(this.#selected);
+  }
+
+  #show() {
+    const count = this.#found.length;
+    const waiting = this.#found.filter((row) => row.waits_for).length;
+    show(this.#count, this.#problem ? String(this.#problem.message)
+      : (this.#isWhole ? plural(count, "conversation") : `${number(count)}+ conversations`)
+        + (waiting ? ` · ${number(waiting)} wait${waiting === 1 ? "s" : ""} for a person` : ""));
+    this.querySelector(".empty")?.remove();
+    this.#rows.hidden = count === 0;
+    if (!count) this.append(this.#empty());
+    this.#rows.count = count;
+    this.#rows.refresh();
+    if (this.#selected !== null) this.select(this.#selected);
+  }
+
+  #empty() {
+    if (this.#problem) return h("div", { class: "empty" }, h("h2", {}, "The list cannot be read"), h("p", {}, this.#problem.message));
+    if (this.#input.value || this.#status.value) {
+      return h("div", { class: "empty" }, h("h2", {}, "Nothing fits"), h("p", {}, "No conversation has these words or this status."));
+    }
+    return h("div", { class: "empty" }, h("h2", {}, "No conversation yet"), h("p", {}, "Send a message, and it appears here."),
+      h("pre", {}, `curl -s ${location.origin}/v1/conversations/alice/messages \\\n  -H 'Content-Type: application/json' \\\n  -d '{"content": "hello"}'`));
+  }
+
+  #render(index) {
+    const row = this.#found[index];
+    const labels = Object.entries(row.labels).map(([name, value]) => (value ? `${name}: ${value}` : name));
+    const flags = [];
+    if (row.waits_for) flags.push(h("span", { class: "chip wait" }, row.waits_for === "resume" ? "paused" : "confirm"));
+    else if (row.status && !["idle", "finished"].includes(row.status)) flags.push(h("span", { class: `chip ${row.status}` }, row.status));
+    if (row.queued) flags.push(h("span", { class: "chip bare" }, `${row.queued} queued`));
+    if (row.forked_from) flags.push(h("span", { class: "chip bare" }, "fork"));
+    return {
+      props: { data: { id: row.id } },
+      nodes: [h("div", { class: "list-row" },
+        h("span", { class: "name ellipsis" }, row.title || row.id, row.title && h("span", { class: "id" }, row.id)),
+        h("span", { class: "time", title: wholeTime(row.active_at) }, ago(row.active_at)),
+        h("span", { class: "last ellipsis" }, row.waiting_calls.length
+          ? `waits: ${row.waiting_calls.join(", ")}` : `${row.last_by === "user" ? "› " : ""}${oneLine(row.last_message)}`),
+        h("span", { class: "labels wide ellipsis" }, labels.join(", ")),
+        h("span", { class: "flags" }, flags),
+        h("span", { class: "head wide mono" }, `seq ${number(row.head)}`),
+      )],
+    };
+  }
+}
+
+customElements.define("tk-list", ConversationList);

@@ -1,0 +1,270 @@
+// The transcript beside the log by seq. Bands mark turns; dotted lines mark messages that wait.
+
+import { h, show } from "./dom.js";
+import { Detail } from "./detail.js";
+import { clock, duration, kindName, number, plainText, toneOf, words } from "./format.js";
+import { toPath } from "./api.js";
+import "./rows.js";
+
+const SAID = new Set([
+  "system_prompt", "user_message", "agent_message", "action", "observation", "agent_error", "user_reject",
+  "message_queued", "message_withdrawn", "turn_started", "condensation", "retraction", "forked_from",
+  "conversation_error", "confirmation_requested", "confirmation_given", "paused", "resumed", "damaged",
+]);
+const NAMES = {
+  user_message: "user", agent_message: "agent", action: "call", observation: "result", system_prompt: "system prompt",
+  agent_error: "no result", user_reject: "rejected", message_queued: "waits",
+};
+
+export class LogView extends HTMLElement {
+  #log;
+  #options;
+  #said = []; // the seqs of the transcript
+  #saidUpTo = 0;
+  #transcript = document.createElement("tk-rows");
+  #rows = document.createElement("tk-rows");
+  #below = h("button", { class: "new-below", hidden: true, onclick: () => this.#toEnd() }, "End ↓");
+  #logPane;
+  #seq = null;
+  #isPlaced = false;
+
+  constructor(log, options) {
+    super();
+    this.#log = log;
+    this.#options = options;
+    this.#rows.setup({ height: 24, label: "Log by seq", render: (index) => this.#logRow(index + 1) });
+    this.#transcript.setup({ guess: 56, label: "Transcript", render: (index) => this.#saidRow(index) });
+    this.#rows.sticks = this.#transcript.sticks = true;
+    this.#rows.addEventListener("choose", ({ detail }) => this.#choose(detail.index + 1, this.#rows, detail.isOpened));
+    this.#transcript.addEventListener("choose", ({ detail }) => {
+      const seq = this.#said[detail.index];
+      if (seq) this.#choose(seq, this.#transcript, detail.isOpened);
+    });
+    log.addEventListener("outline", () => this.#update());
+    log.addEventListener("rows", () => {
+      this.#rows.refresh();
+      this.#transcript.refresh();
+    });
+    log.addEventListener("piece", () => this.#showPiece());
+    this.#rows.addEventListener("scroll", () => this.#noteBelow(), { passive: true });
+  }
+
+  connectedCallback() {
+    if (!this.firstChild) {
+      const count = h("span", { class: "rest" });
+      this.#logPane = h("section", { class: "pane log-pane", "aria-label": "Log" },
+        h("div", { class: "pane-head" }, h("h2", {}, "Log"), count), this.#rows, this.#below);
+      this.append(
+        h("div", { class: "switch", role: "group", "aria-label": "Which pane" },
+          ["transcript", "log"].map((pane) => h("button", {
+            "aria-pressed": String(pane === "transcript"), onclick: (event) => this.#switch(pane, event.target),
+          }, pane))),
+        h("section", { class: "pane transcript-pane", "aria-label": "Transcript" },
+          h("div", { class: "pane-head" }, h("h2", {}, "Transcript"), h("span", { class: "rest" }, "retracted and condensed events are struck through")),
+          this.#transcript),
+        this.#logPane,
+      );
+      new ResizeObserver(() => this.#logPane.classList.toggle("is-narrow", this.#logPane.clientWidth < 620)).observe(this.#logPane);
+    }
+    this.#update();
+    // What was sized while it was away is placed when it is shown.
+    requestAnimationFrame(() => {
+      if (!this.#isPlaced) this.#toEnd();
+      this.#isPlaced = true;
+    });
+  }
+
+  go(options) {
+    const seq = Number(options.get("seq"));
+    if (!seq || seq > this.#log.head) return;
+    this.#isPlaced = true;
+    this.#seq = seq;
+    requestAnimationFrame(() => {
+      this.#rows.active = seq - 1;
+      this.#rows.reveal(seq - 1, "center");
+      this.#revealSaid(seq, "center");
+    });
+  }
+
+  #switch(pane, pressed) {
+    this.dataset.pane = pane;
+    for (const button of pressed.parentNode.children) button.setAttribute("aria-pressed", String(button === pressed));
+  }
+
+  #update() {
+    if (this.#log.head < this.#saidUpTo) {
+      this.#said = [];
+      this.#saidUpTo = 0;
+    }
+    for (let seq = this.#saidUpTo + 1; seq <= this.#log.head; seq += 1) {
+      if (SAID.has(this.#log.kindOf(seq))) this.#said.push(seq);
+    }
+    this.#saidUpTo = this.#log.head;
+    if (this.#isPlaced && !this.#rows.isAtEnd && this.#log.head > this.#rows.count) this.#below.textContent = "New below ↓";
+    this.#rows.count = this.#log.head;
+    this.#transcript.count = this.#said.length + (this.#log.pieces ? 1 : 0);
+    this.#rows.refresh();
+    this.#transcript.refresh();
+    const rest = this.querySelector(".log-pane .rest");
+    if (rest) rest.textContent = `${number(this.#log.head)} events`;
+    this.#noteBelow();
+  }
+
+  #showPiece() {
+    this.#transcript.count = this.#said.length + 1;
+    this.#transcript.refresh(this.#said.length);
+  }
+
+  #noteBelow() {
+    this.#below.hidden = this.#rows.isAtEnd || !this.#log.head;
+    if (this.#below.hidden) this.#below.textContent = "End ↓";
+  }
+
+  #toEnd() {
+    this.#rows.toEnd();
+    this.#transcript.toEnd();
+    this.#noteBelow();
+  }
+
+  #choose(seq, from, isOpened) {
+    this.#seq = seq;
+    if (from === this.#rows) this.#revealSaid(seq);
+    else {
+      this.#rows.active = seq - 1;
+      this.#rows.reveal(seq - 1, "center");
+    }
+    const isShown = Boolean(this.parentNode?.querySelector("tk-detail"));
+    if (isOpened || isShown) this.dispatchEvent(new CustomEvent("inspect", { detail: new Detail(this.#log, seq, this.#options) }));
+  }
+
+  #revealSaid(seq, block = "nearest") {
+    let at = this.#said.findIndex((each) => each >= seq);
+    if (at < 0) at = this.#said.length - 1;
+    this.#transcript.active = at;
+    this.#transcript.reveal(at, block);
+  }
+
+  key(event) {
+    if (event.key === "t" && this.#seq) {
+      location.hash = `#/c/${toPath(this.#log.id)}/travel?seq=${this.#seq}`;
+      return true;
+    }
+    return false;
+  }
+
+  #band(seq) {
+    const turn = this.#log.turnAt(seq);
+    const isWaited = this.#waits(seq);
+    if (!turn) return h("span", { class: "band" }, isWaited && h("b"));
+    const classes = ["band", turn.number % 2 ? "odd" : "even"];
+    if (seq === turn.seq) classes.push("begins");
+    if (seq === turn.end_seq) {
+      classes.push("ends");
+      if (turn.outcome !== "completed") classes.push("cut");
+    }
+    return h("span", { class: classes.join(" "), title: `turn ${turn.number}` }, h("i"), isWaited && h("b"));
+  }
+
+  /** True while a message waits at a seq. */
+  #waits(seq) {
+    const spans = (message) => message.seq <= seq && seq < (message.joined_seq ?? Infinity) && message.seq !== message.joined_seq;
+    if (this.#log.waiting.some(spans)) return true;
+    const turn = this.#log.turnAt(seq);
+    const from = turn ? turn.number - 1 : 0;
+    return this.#log.turns.slice(Math.max(0, from), from + 4).some((each) => each.messages.some(spans));
+  }
+
+  #logRow(seq) {
+    const kind = this.#log.kindOf(seq) ?? "";
+    const row = this.#log.row(seq);
+    const left = this.#log.left.get(seq);
+    const why = this.#log.damaged.get(seq);
+    const event = row?.event;
+    const classes = ["log-row", `tone-${toneOf(kind)}`];
+    if (left) classes.push("has-left");
+    if (why) classes.push("is-damaged");
+    return {
+      props: { class: "", data: { seq } },
+      nodes: [h("div", { class: classes.join(" ") },
+        this.#band(seq),
+        h("span", { class: "seq" }, String(seq)),
+        h("span", { class: "time" }, event ? clock(event.timestamp) : ""),
+        h("span", { class: "kind ellipsis" }, kindName(kind)),
+        h("span", { class: "text ellipsis" }, why ?? (event ? words(event) : "")),
+        left ? h("span", { class: "tag" }, `${left.how} at ${left.at}`) : h("span"),
+      )],
+    };
+  }
+
+  #saidRow(index) {
+    const seq = this.#said[index];
+    if (seq === undefined) return this.#pieceRow();
+    const kind = this.#log.kindOf(seq);
+    if (kind === "turn_started") return this.#turnRow(seq);
+    const event = this.#log.row(seq)?.event;
+    const why = this.#log.damaged.get(seq);
+    const left = this.#log.left.get(seq);
+    const isCall = ["action", "observation"].includes(kind);
+    const isSaid = ["user_message", "agent_message", "system_prompt"].includes(kind);
+    const classes = ["said", `tone-${toneOf(kind)}`];
+    if (isCall) classes.push("is-call");
+    else if (!isSaid) classes.push("is-line");
+    if (kind === "user_message") classes.push("is-user");
+    if (left) classes.push("has-left");
+    const text = why ? `damaged: ${why}` : !event ? null : isSaid ? event.content : kind === "observation" ? event.content : words(event);
+    return {
+      props: { data: { seq } },
+      nodes: [h("div", { class: classes.join(" ") }, this.#band(seq), h("div", { class: "bubble" },
+        h("div", { class: "who" },
+          h("b", {}, event?.author ?? NAMES[kind] ?? kindName(kind)),
+          event && this.#overlapWords(event, seq),
+          event?.interrupted && h("span", { class: "tag" }, "cut off"),
+          event?.text && h("span", {}, plainText(event.text)),
+          left && h("span", { class: "tag" }, `${left.how} at ${left.at}`),
+          h("span", { class: "seq" }, String(seq))),
+        text === null ? h("div", { class: "blank", "aria-hidden": "true" }) : h("div", { class: "text" }, text),
+        event?.cut?.content && h("p", { class: "small quiet" }, `${number(event.cut.content)} characters; open it to read on`),
+      ))],
+    };
+  }
+
+  /** Say what a message did to the turn that ran when it came. */
+  #overlapWords(event, seq) {
+    if (event.kind === "message_queued") {
+      return h("span", {}, event.steers ? `to join turn ${this.#log.turn(event.steers)?.number ?? "?"}` : `while turn ${this.#log.turnAt(seq)?.number ?? "?"} runs`);
+    }
+    if (event.kind !== "user_message" || !event.message_id) return null;
+    const cut = this.#log.turns.find((turn) => turn.cut_by === event.message_id);
+    if (cut) return h("span", { class: "tag" }, `${cut.outcome === "rolled_back" ? "rolled back" : "interrupted"} turn ${cut.number}`);
+    const message = this.#log.turn(event.turn_id)?.messages.find((each) => each.message_id === event.message_id);
+    if (!message || message.seq === seq) return null;
+    const waited = duration(message.joined_ms - message.at_ms);
+    return h("span", { class: "tag" }, message.steers === event.turn_id ? `joined after ${waited}` : `waited ${waited}, from seq ${message.seq}`);
+  }
+
+  #turnRow(seq) {
+    const turn = this.#log.turnAt(seq);
+    const parts = [h("b", {}, `Turn ${turn?.number ?? ""}`)];
+    if (turn) {
+      const isOver = turn.to_ms !== null;
+      parts.push(h("span", { class: `chip ${!isOver ? "running" : turn.outcome === "completed" ? "finished" : "bad"}` },
+        isOver ? turn.outcome.replace("_", " ") : "runs"));
+      if (isOver) parts.push(h("span", {}, duration(turn.to_ms - turn.from_ms)));
+    }
+    return {
+      props: { data: { seq } },
+      nodes: [h("div", { class: "said is-turn" }, this.#band(seq), h("div", { class: "line" }, parts))],
+    };
+  }
+
+  #pieceRow() {
+    return {
+      props: {},
+      nodes: [h("div", { class: "said tone-model" }, h("span", { class: "band odd" }, h("i")), h("div", { class: "bubble" },
+        h("div", { class: "who" }, h("b", {}, "agent"), h("span", { class: "live-dot" }, "is writing")),
+        h("div", { class: "text" }, this.#log.pieces?.text.slice(-4_000) ?? "")))],
+    };
+  }
+}
+
+customElements.define("tk-log", LogView);

@@ -1,0 +1,186 @@
+// The inspector: its address, its parts, its keys.
+//
+//   #/                                      the list
+//   #/c/<id>/log|travel|timeline|act        a conversation; ?seq= names a place in it
+//   #/runtime                               the actors
+
+import { ask, fromPath, parametersOf, server, setToken, takeTokenFromAddress, toPath } from "./api.js";
+import { h, show } from "./dom.js";
+import { Conversation } from "./conversation.js";
+import { ConversationList } from "./list.js";
+import { Runtime } from "./runtime.js";
+
+const KEYS = [
+  ["/", "search conversations"],
+  ["g l", "the list"],
+  ["g r", "the runtime"],
+  ["1 2 3 4", "log, time travel, timeline, act"],
+  ["j k ↑ ↓", "next and previous row"],
+  ["Enter", "open the row"],
+  ["[ ]", "in time travel: one event back, one on"],
+  ["{ }", "in time travel: one turn back, one on"],
+  ["t", "travel to the event that is selected"],
+  ["Esc", "close what is open"],
+  ["?", "these keys"],
+];
+
+class Inspector extends HTMLElement {
+  #list = new ConversationList();
+  #main = h("main", { id: "main", tabindex: -1 });
+  #notices = h("div", { role: "status" });
+  #chips = h("div", { class: "rest" });
+  #links = {};
+  #page = null;
+  #self = null;
+  #prefix = "";
+
+  connectedCallback() {
+    this.#links = {
+      list: h("a", { href: "#/" }, "Conversations"),
+      runtime: h("a", { href: "#/runtime" }, "Runtime"),
+    };
+    this.append(
+      h("header", { class: "top" },
+        h("a", { class: "brand", href: "#/", "aria-label": "turnkeeper inspector" }, h("img", { src: "icon.svg", alt: "" }), h("span", {}, "turnkeeper inspector")),
+        h("nav", { "aria-label": "Pages" }, this.#links.list, this.#links.runtime),
+        this.#chips,
+      ),
+      this.#notices,
+      this.#main,
+    );
+    this.#main.append(this.#list);
+    takeTokenFromAddress();
+    server.addEventListener("unauthorized", () => this.#askToken());
+    server.addEventListener("reachable", () => this.#showNotices());
+    addEventListener("hashchange", () => {
+      takeTokenFromAddress();
+      this.#route();
+    });
+    addEventListener("keydown", (event) => this.#key(event));
+    this.#list.addEventListener("open", (event) => {
+      const { id, seq } = event.detail;
+      location.hash = `#/c/${toPath(id)}/log${seq ? `?seq=${seq}` : ""}`;
+    });
+    this.#begin();
+  }
+
+  async #begin() {
+    try {
+      this.#self = await ask("self");
+    } catch (problem) {
+      this.#self = null;
+      if (problem.status === 401) return;
+    }
+    this.#chips.replaceChildren(
+      ...[
+        this.#self?.is_read_only && h("span", { class: "chip bare" }, "read-only"),
+        this.#self?.principal && h("span", { class: "chip bare" }, this.#self.principal),
+        h("button", { class: "plain", "aria-label": "Keys", onclick: () => this.#showKeys() }, h("kbd", {}, "?")),
+      ].filter(Boolean),
+    );
+    this.#list.begin(await parametersOf("/v1/search"), await parametersOf("/v1/changes"));
+    this.#put(null);
+    this.#route();
+  }
+
+  #route() {
+    const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+    const [page, id, tab] = path.split("/");
+    const options = new URLSearchParams(query);
+    const name = page === "c" && id ? "conversation" : page === "runtime" ? "runtime" : "list";
+    this.#main.dataset.page = name;
+    for (const [each, link] of Object.entries(this.#links)) {
+      const isHere = each === name || (each === "list" && name === "conversation");
+      if (isHere) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    if (name === "conversation") {
+      const conversation = fromPath(id);
+      if (!(this.#page instanceof Conversation) || this.#page.conversationId !== conversation) {
+        this.#put(new Conversation(conversation, { isReadOnly: Boolean(this.#self?.is_read_only) }));
+      }
+      this.#page.go(tab || "log", options);
+      this.#list.select(conversation);
+      document.title = `${conversation} · turnkeeper inspector`;
+    } else {
+      if (name === "runtime") {
+        if (!(this.#page instanceof Runtime)) this.#put(new Runtime(this.#self));
+      } else {
+        this.#put(null);
+        this.#list.select(null);
+      }
+      document.title = "turnkeeper inspector";
+    }
+  }
+
+  #put(page) {
+    this.#page?.remove();
+    this.#page = page;
+    if (page) this.#main.append(page);
+  }
+
+  #showNotices() {
+    show(this.#notices, !server.isReachable && h("p", { class: "notice bad" },
+      "The server does not answer. What is shown stays; this page goes on when it is back."));
+  }
+
+  #askToken() {
+    if (document.querySelector("dialog[open]")) return;
+    const input = h("input", { id: "token", type: "password", autocomplete: "off", required: true });
+    const dialog = h("dialog", { "aria-labelledby": "token-title" },
+      h("form", {
+        method: "dialog",
+        onsubmit: () => {
+          setToken(input.value.trim());
+          this.#begin();
+        },
+      },
+      h("h1", { id: "token-title" }, "This server asks for a token"),
+      h("p", { class: "quiet" }, "It stays in this page's memory, and goes out in a header. A reload forgets it."),
+      h("div", { class: "field" }, h("label", { for: "token" }, "Token"), input),
+      h("div", { class: "buttons" }, h("button", { class: "main" }, "Open"))),
+    );
+    dialog.addEventListener("close", () => dialog.remove());
+    this.append(dialog);
+    dialog.showModal();
+  }
+
+  #showKeys() {
+    if (document.querySelector("dialog[open]")) return;
+    const dialog = h("dialog", { "aria-labelledby": "keys-title" }, h("div", {},
+      h("h1", { id: "keys-title" }, "Keys"),
+      h("dl", { class: "keys" }, KEYS.map(([keys, does]) => [
+        h("dt", {}, keys.split(" ").map((key) => h("kbd", {}, key))), h("dd", {}, does),
+      ])),
+      h("form", { method: "dialog" }, h("div", { class: "buttons" }, h("button", { autofocus: true }, "Close"))),
+    ));
+    dialog.addEventListener("close", () => dialog.remove());
+    this.append(dialog);
+    dialog.showModal();
+  }
+
+  #pending = "";
+
+  #key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest?.("input:not([type=range]), textarea, select, dialog")) {
+      if (event.key === "Escape" && !event.target.closest("dialog")) event.target.blur();
+      return;
+    }
+    const keys = this.#pending + event.key;
+    this.#pending = "";
+    if (event.key === "?") this.#showKeys();
+    else if (event.key === "g") this.#pending = "g";
+    else if (keys === "gl") location.hash = "#/";
+    else if (keys === "gr") location.hash = "#/runtime";
+    else if (event.key === "/") {
+      if (this.#page && !this.#list.checkVisibility()) {
+        location.hash = "#/";
+        setTimeout(() => this.#list.focusSearch());
+      } else this.#list.focusSearch(); // the next key is the field's
+    } else if (!this.#page?.key?.(event)) return;
+    event.preventDefault();
+  }
+}
+
+customElements.define("tk-inspector", Inspector);

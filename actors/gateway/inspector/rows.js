@@ -1,0 +1,284 @@
+// A list of any length, of which only the rows in sight are elements.
+//
+// `height` fixes the height of each row. Without it, rows have the height of their content: one
+// that was not seen yet counts with `guess`, and is measured when it is. The row at the top stays
+// where it is, whatever is measured or added above it.
+
+import { eachFrame, h } from "./dom.js";
+
+const OVERSCAN_PX = 240;
+let lists = 0;
+
+export class Rows extends HTMLElement {
+  #count = 0;
+  #height = null;
+  #guess = 64;
+  #render = () => h("div");
+  #heights = new Float64Array(0);
+  #tops = new Float64Array(1);
+  #shown = new Map();
+  #active = -1;
+  #space = h("div", { class: "rows-space", role: "presentation" });
+  #sizes = new ResizeObserver((entries) => this.#measured(entries));
+  #own = new ResizeObserver(() => this.#draw());
+  #name = `rows${(lists += 1)}`;
+  #isDirty = false;
+  sticks = false; // true: when it is at its end, it stays there
+  #isAtEnd = true;
+
+  connectedCallback() {
+    if (!this.#space.parentNode) {
+      this.append(this.#space);
+      this.setAttribute("role", "listbox");
+      this.tabIndex = 0;
+      const draw = eachFrame(() => this.#draw());
+      this.addEventListener("scroll", () => {
+        this.#isAtEnd = this.scrollTop + this.clientHeight >= this.scrollHeight - 4;
+        draw();
+      }, { passive: true });
+      this.addEventListener("keydown", (event) => this.#key(event));
+      this.addEventListener("click", (event) => this.#click(event));
+    }
+    this.#own.observe(this);
+  }
+
+  disconnectedCallback() {
+    this.#own.disconnect();
+  }
+
+  /** `render(index)` returns the content of a row: nodes, and `props` for the row itself. */
+  setup({ height = null, guess = 64, render, label }) {
+    this.#height = height;
+    this.#guess = guess;
+    this.#render = render;
+    this.setAttribute("aria-label", label);
+  }
+
+  get count() {
+    return this.#count;
+  }
+
+  set count(count) {
+    if (count === this.#count) return;
+    const before = this.#count;
+    this.#count = count;
+    if (this.#height === null) {
+      const heights = new Float64Array(count).fill(this.#guess);
+      heights.set(this.#heights.subarray(0, Math.min(before, count)));
+      this.#heights = heights;
+      this.#sum();
+    }
+    for (const [index, row] of this.#shown) if (index >= count) this.#drop(index, row);
+    for (const [, row] of this.#shown) row.setAttribute("aria-setsize", count);
+    if (this.#active >= count) this.#active = -1;
+    this.#draw();
+    if (this.sticks && this.#isAtEnd) this.toEnd();
+  }
+
+  get isAtEnd() {
+    return this.#isAtEnd;
+  }
+
+  get active() {
+    return this.#active;
+  }
+
+  set active(index) {
+    this.#mark(this.#active, false);
+    this.#active = index;
+    this.#mark(index, true);
+  }
+
+  /** Draw the rows anew; all of them, or one. */
+  refresh(index = null) {
+    if (index === null) this.#isDirty = true;
+    else if (this.#shown.has(index)) this.#fill(index, this.#shown.get(index));
+    this.#draw();
+  }
+
+  toEnd() {
+    this.#isAtEnd = true;
+    this.scrollTop = this.#total();
+    this.#draw();
+  }
+
+  /** Scroll so that a row is in sight; `block` "start" puts it on top, "center" in the middle. */
+  reveal(index, block = "nearest") {
+    if (index < 0 || index >= this.#count) return;
+    const top = this.#top(index);
+    const bottom = this.#top(index + 1);
+    const room = this.clientHeight;
+    if (block === "start") this.scrollTop = top;
+    else if (block === "center") this.scrollTop = top - (room - (bottom - top)) / 2;
+    else if (top < this.scrollTop) this.scrollTop = top;
+    else if (bottom > this.scrollTop + room) this.scrollTop = bottom - room;
+    this.#isAtEnd = this.scrollTop + room >= this.#total() - 4;
+    this.#draw();
+  }
+
+  /** The first and the last row in sight. */
+  get range() {
+    return [this.#at(this.scrollTop), this.#at(this.scrollTop + this.clientHeight)];
+  }
+
+  #total() {
+    return this.#top(this.#count);
+  }
+
+  #top(index) {
+    return this.#height === null ? this.#tops[index] : index * this.#height;
+  }
+
+  /** The row at a height. */
+  #at(y) {
+    if (this.#height !== null) return clamp(Math.floor(y / this.#height), 0, this.#count - 1);
+    let low = 0;
+    let high = this.#count;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.#tops[middle + 1] <= y) low = middle + 1;
+      else high = middle;
+    }
+    return clamp(low, 0, this.#count - 1);
+  }
+
+  #sum() {
+    const tops = new Float64Array(this.#count + 1);
+    for (let n = 0, y = 0; n < this.#count; n += 1) tops[n + 1] = y += this.#heights[n];
+    this.#tops = tops;
+  }
+
+  #measured(entries) {
+    let isChanged = false;
+    const anchor = this.#at(this.scrollTop);
+    const below = this.scrollTop - this.#top(anchor);
+    for (const { target } of entries) {
+      const index = target.index;
+      const height = target.offsetHeight;
+      if (this.#shown.get(index) !== target || !height || this.#heights[index] === height) continue;
+      this.#heights[index] = height;
+      isChanged = true;
+    }
+    if (!isChanged) return;
+    const wasAtEnd = this.sticks && this.#isAtEnd;
+    this.#sum();
+    if (wasAtEnd) return this.toEnd();
+    const top = this.#top(anchor) + below;
+    this.#size();
+    if (Math.abs(top - this.scrollTop) > 0.5) this.scrollTop = top;
+    this.#draw();
+  }
+
+  #size() {
+    this.#space.style.height = `${this.#total()}px`;
+  }
+
+  #draw() {
+    if (!this.isConnected) return;
+    this.#size();
+    if (this.#count && this.clientHeight) {
+      const first = this.#at(this.scrollTop - OVERSCAN_PX);
+      const last = this.#at(this.scrollTop + this.clientHeight + OVERSCAN_PX);
+      for (const [index, row] of this.#shown) {
+        if ((index < first || index > last) && index !== this.#active) this.#drop(index, row);
+      }
+      for (let index = first; index <= last; index += 1) {
+        let row = this.#shown.get(index);
+        if (!row) row = this.#make(index);
+        else if (this.#isDirty) this.#fill(index, row);
+      }
+      for (const [index, row] of this.#shown) {
+        row.style.transform = `translateY(${this.#top(index)}px)`;
+      }
+      this.#isDirty = false;
+      this.dispatchEvent(new CustomEvent("range", { detail: [first, last] }));
+    }
+  }
+
+  #make(index) {
+    const row = h("div", {
+      role: "option",
+      id: `${this.#name}-${index}`,
+      "aria-posinset": index + 1,
+      "aria-setsize": this.#count,
+      "aria-selected": String(index === this.#active),
+    });
+    row.index = index;
+    if (this.#height !== null) row.style.height = `${this.#height}px`;
+    this.#fill(index, row);
+    this.#shown.set(index, row);
+    // In the order of the list, for those who read the elements.
+    let next = null;
+    for (const other of this.#space.children) {
+      if (other.index > index) {
+        next = other;
+        break;
+      }
+    }
+    this.#space.insertBefore(row, next);
+    if (this.#height === null) this.#sizes.observe(row);
+    return row;
+  }
+
+  #fill(index, row) {
+    const { props = {}, nodes } = this.#render(index);
+    row.className = `row ${props.class ?? ""}${index === this.#active ? " is-active" : ""}`;
+    for (const [name, value] of Object.entries(props.data ?? {})) row.dataset[name] = value;
+    row.replaceChildren(...nodes);
+  }
+
+  #drop(index, row) {
+    this.#sizes.unobserve(row);
+    row.remove();
+    this.#shown.delete(index);
+  }
+
+  #mark(index, isActive) {
+    const row = this.#shown.get(index);
+    if (row) {
+      row.classList.toggle("is-active", isActive);
+      row.setAttribute("aria-selected", String(isActive));
+    }
+    if (isActive && index >= 0) this.setAttribute("aria-activedescendant", `${this.#name}-${index}`);
+    else if (isActive) this.removeAttribute("aria-activedescendant");
+  }
+
+  /** Make a row the active one, by a person's choice. */
+  choose(index, isOpened = false) {
+    if (!this.#count) return;
+    index = clamp(index, 0, this.#count - 1);
+    if (!this.#shown.has(index)) this.#make(index);
+    this.active = index;
+    this.reveal(index);
+    this.dispatchEvent(new CustomEvent("choose", { detail: { index, isOpened } }));
+  }
+
+  #click(event) {
+    const row = event.target.closest(".row");
+    if (row && !event.target.closest("a, button, input")) this.choose(row.index, true);
+  }
+
+  #key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const page = Math.max(1, this.range[1] - this.range[0] - 1);
+    const moves = {
+      ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: page, PageUp: -page,
+      Home: -this.#count, End: this.#count,
+    };
+    if (event.key in moves) {
+      const from = this.#active < 0 ? (moves[event.key] > 0 ? this.range[0] - 1 : this.range[1]) : this.#active;
+      this.choose(from + moves[event.key]);
+    } else if (event.key === "Enter" && this.#active >= 0) {
+      this.choose(this.#active, true);
+    } else {
+      return;
+    }
+    event.preventDefault();
+  }
+}
+
+function clamp(value, low, high) {
+  return Math.max(low, Math.min(high, value));
+}
+
+customElements.define("tk-rows", Rows);

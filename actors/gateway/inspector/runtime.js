@@ -1,0 +1,147 @@
+// The actors, live: what waits for them, what they have handled, what reached none of them.
+
+import { ask, pause, toPath } from "./api.js";
+import { h, show } from "./dom.js";
+import { duration, number, plural } from "./format.js";
+import "./rows.js";
+
+const EVERY_MS = 1_000;
+
+export class Runtime extends HTMLElement {
+  #self;
+  #actors = []; // [actor, depth in the tree, path], parents before children
+  #before = new Map(); // path → handled, at the look before
+  #lookedAt = 0;
+  #rates = new Map();
+  #rows = document.createElement("tk-rows");
+  #side = h("aside", { "aria-label": "Numbers", tabindex: 0 });
+  #sum = h("span", { class: "rest" });
+  #end = null;
+  #chosen = null;
+  #rejections = h("section", { "aria-label": "Rejections" });
+
+  constructor(self) {
+    super();
+    this.#self = self;
+    this.#rows.setup({ height: 28, label: "Actors", render: (index) => this.#render(index) });
+    this.#rows.addEventListener("choose", ({ detail }) => this.#choose(detail.index, detail.isOpened));
+  }
+
+  connectedCallback() {
+    const titles = ["actor", "state", "waiting", "oldest", "handled", "a second", "restarts"];
+    this.append(
+      h("section", { class: "tree", "aria-label": "Actors" },
+        h("div", { class: "pane-head" }, h("h1", {}, "Actors"), this.#sum),
+        h("div", { class: "tree-row tree-titles", "aria-hidden": "true" }, titles.map((title) => h("span", {}, title))),
+        this.#rows),
+      this.#side,
+    );
+    this.#end = new AbortController();
+    this.#look(this.#end.signal);
+  }
+
+  disconnectedCallback() {
+    this.#end.abort();
+  }
+
+  async #look(signal) {
+    while (!signal.aborted) {
+      try {
+        if (!document.hidden) {
+          const [tree, letters] = await Promise.all([ask("runtime/tree", { signal }), ask("dead-letters", { signal })]);
+          this.#take(tree);
+          this.#show(tree, letters);
+        }
+      } catch (problem) {
+        if (signal.aborted) return;
+        if (problem.status === 403 || problem.status === 401) {
+          show(this, h("div", { class: "empty" }, h("h2", {}, "Not for this token"), h("p", {}, "The actors need the scope inspector.")));
+          return;
+        }
+      }
+      await pause(EVERY_MS, signal);
+    }
+  }
+
+  #take(tree) {
+    const now = performance.now();
+    const passed = (now - this.#lookedAt) / 1_000;
+    const handled = new Map();
+    this.#actors = [];
+    const walk = (actors, depth, above) => {
+      for (const actor of actors) {
+        const path = `${above} ${actor.name}`;
+        this.#actors.push([actor, depth, path]);
+        handled.set(path, actor.handled);
+        const before = this.#before.get(path);
+        this.#rates.set(path, before === undefined || !this.#lookedAt ? 0 : (actor.handled - before) / passed);
+        walk(actor.children, depth + 1, path);
+      }
+    };
+    walk(tree.actors, 0, "");
+    this.#before = handled;
+    this.#lookedAt = now;
+  }
+
+  #show(tree, letters) {
+    const waiting = this.#actors.reduce((sum, [actor]) => sum + actor.mailbox_depth, 0);
+    this.#sum.textContent = `${plural(this.#actors.length, "actor")}, ${plural(waiting, "message")} waiting`;
+    this.#rows.count = this.#actors.length;
+    this.#rows.refresh();
+    const reasons = Object.entries(letters.by_reason);
+    show(this.#side,
+      this.#self?.is_read_only && h("p", { class: "quiet" }, "This server only reads a journal: the actors of its conversations are in the process that writes it."),
+      h("section", {}, h("h2", {}, "Dead letters"), letters.count
+        ? h("table", {}, h("tbody", {}, reasons.map(([reason, count]) => h("tr", {}, h("td", {}, reason), h("td", {}, number(count))))))
+        : h("p", { class: "quiet" }, "None: every message reached its actor.")),
+      h("section", {}, h("h2", {}, "How long handlers take"), h("table", {},
+        h("thead", {}, h("tr", {}, ["actor", "handled", "half", "99 %"].map((title) => h("th", { scope: "col" }, title)))),
+        h("tbody", {}, tree.handling_times.map((each) => h("tr", {}, h("td", {}, each.kind), h("td", {}, number(each.count)),
+          h("td", {}, duration(each.p50_s * 1_000)), h("td", {}, duration(each.p99_s * 1_000))))))),
+      this.#rejections);
+  }
+
+  async #choose(index, isOpened) {
+    const [actor, , path] = this.#actors[index];
+    const id = conversationOf(actor);
+    this.#chosen = path;
+    if (id === null) {
+      show(this.#rejections);
+      return;
+    }
+    const link = h("a", { href: `#/c/${toPath(id)}/log` }, id);
+    show(this.#rejections, h("h2", {}, "Rejections of ", link), h("p", { class: "quiet" }, "…"));
+    try {
+      const { rejections } = await ask(`conversations/${toPath(id)}/rejections`);
+      if (this.#chosen !== path) return;
+      show(this.#rejections, h("h2", {}, "Rejections of ", link), rejections.length
+        ? h("ul", {}, rejections.slice(-20).map((one) => h("li", {}, `${one.violation}: ${one.reason}`)))
+        : h("p", { class: "quiet" }, "None."));
+    } catch (problem) {
+      show(this.#rejections, h("h2", {}, id), h("p", { class: "outcome bad" }, problem.message));
+    }
+    if (isOpened) link.focus();
+  }
+
+  #render(index) {
+    const [actor, depth, path] = this.#actors[index];
+    const isBusy = actor.mailbox_depth > 0;
+    return {
+      props: {},
+      nodes: [h("div", { class: `tree-row${isBusy ? " is-busy" : ""}` },
+        h("span", { class: "ellipsis" }, `${"\u2003".repeat(depth)}${actor.name} `, h("span", { class: "quiet" }, actor.kind)),
+        h("span", { class: "ellipsis" }, actor.effects.length ? `${actor.state} · ${actor.effects.join(", ")}` : actor.state),
+        h("span", { class: "depth" }, number(actor.mailbox_depth)),
+        h("span", {}, actor.mailbox_depth ? duration(actor.oldest_s * 1_000) : "–"),
+        h("span", {}, number(actor.handled)),
+        h("span", {}, (this.#rates.get(path) ?? 0).toFixed(1)),
+        h("span", {}, number(actor.restarts)))],
+    };
+  }
+}
+
+function conversationOf(actor) {
+  return actor.kind === "ConversationActor" && actor.name.includes("/") ? actor.name.slice(actor.name.indexOf("/") + 1) : null;
+}
+
+customElements.define("tk-runtime", Runtime);

@@ -1,0 +1,501 @@
+// The timeline: a lane for each turn, with bars for what took time in it, side by side where it ran
+// side by side. The axis spans the turns in sight (or the one that was opened); time in which nothing
+// ran is cut out, and the cut is marked.
+
+import { toPath } from "./api.js";
+import { eachFrame, h, show, svg, whenQuiet } from "./dom.js";
+import { duration, number, oneLine, plural, wholeTime } from "./format.js";
+
+const PAD = 11;
+const STRIP = 16; // messages
+const ROW = 18;
+const GAP_PX = 44;
+const AXIS = 28;
+const RIGHT = 32;
+const TURNS_AT_ONCE = 40;
+const OPEN_MS_MAX = 300_000;
+const WAITS = { confirmation: "waits for a person", pause: "paused" };
+const LETTER = 5.3; // the width of one in a label, about
+const ENDS = { completed: ["✓", "tl-good"], interrupted: ["✕", "tl-bad"], rolled_back: ["↶", "tl-bad"], failed: ["!", "tl-bad"] };
+
+export class Timeline extends HTMLElement {
+  #log;
+  #bars = new Map(); // turn id → {upTo, rows, said}
+  #tops = [0];
+  #opened = null; // the turn that the axis spans
+  #active = -1;
+  #said = h("p", { class: "ellipsis", role: "status" });
+  #back = h("button", { hidden: true, onclick: () => this.#open(null) }, "All turns");
+  #space = h("div", { class: "timeline-space" });
+  #svg = svg("svg", { role: "img", "aria-label": "Turns over time" });
+  #scroll = h("div", { class: "timeline-scroll", tabindex: 0, role: "group", "aria-label": "Timeline: a lane for each turn" }, this.#space, this.#svg);
+  #tip = h("div", { class: "tip", hidden: true });
+  #draw = eachFrame(() => this.#drawNow());
+  #read = whenQuiet(40, () => this.#readBars());
+  #size = new ResizeObserver(() => this.#draw());
+  #isPlaced = false;
+
+  constructor(log) {
+    super();
+    this.#log = log;
+    log.addEventListener("outline", () => this.#changed());
+    this.#scroll.addEventListener("scroll", () => {
+      this.#read();
+      this.#draw();
+    }, { passive: true });
+    this.#scroll.addEventListener("keydown", (event) => this.#key(event));
+    this.#svg.addEventListener("pointermove", (event) => this.#hover(event));
+    this.#svg.addEventListener("pointerleave", () => (this.#tip.hidden = true));
+    this.#svg.addEventListener("click", (event) => this.#click(event));
+  }
+
+  connectedCallback() {
+    if (!this.firstChild) {
+      this.append(h("div", { class: "timeline-bar" }, this.#back, this.#said), this.#scroll, this.#legend(), this.#tip);
+      this.#size.observe(this.#scroll);
+    }
+    this.#changed();
+  }
+
+  #changed() {
+    if (!this.isConnected) return;
+    this.#measure();
+    if (!this.#isPlaced && this.#scroll.clientHeight) {
+      this.#isPlaced = true;
+      this.#scroll.scrollTop = this.#tops.at(-1); // the newest turns
+    }
+    if (!this.#log.turns.length) {
+      show(this.#scroll, h("div", { class: "empty" }, h("h2", {}, "No turn yet"), h("p", {}, "A turn begins with a chat message.")));
+      return;
+    }
+    if (this.#svg.parentNode !== this.#scroll) show(this.#scroll, this.#space, this.#svg);
+    if (this.#active < 0) this.#tell();
+    this.#read();
+    this.#draw();
+  }
+
+  #height(turn) {
+    const rows = this.#bars.get(turn.turn_id)?.rows.length ?? 1 + (turn.calls ? 1 : 0);
+    return PAD * 2 + STRIP + ROW * Math.max(rows, 2);
+  }
+
+  #measure() {
+    const tops = [AXIS];
+    for (const turn of this.#log.turns) tops.push(tops.at(-1) + this.#height(turn));
+    this.#tops = tops;
+    this.#space.style.height = `${tops.at(-1)}px`;
+  }
+
+  /** The turns in sight: from an index, up to one. */
+  #inSight() {
+    const { scrollTop, clientHeight } = this.#scroll;
+    const first = Math.max(0, this.#tops.findIndex((top) => top > scrollTop + AXIS) - 1);
+    let last = this.#tops.findIndex((top) => top >= scrollTop + clientHeight) - 1;
+    if (last < first) last = this.#log.turns.length - 1;
+    return [first, last];
+  }
+
+  async #readBars() {
+    if (!this.isConnected || !this.#log.turns.length) return;
+    const [first, last] = this.#inSight();
+    const { turns } = this.#log;
+    const missing = turns.slice(Math.max(0, first - 2), Math.min(last + 3, first + TURNS_AT_ONCE))
+      .filter((turn) => this.#bars.get(turn.turn_id)?.upTo !== turn.last_seq);
+    if (!missing.length) return;
+    try {
+      const found = await this.#log.ask("/bars", { query: { first: missing[0].seq, last: missing.at(-1).seq } });
+      for (const turn of missing) {
+        const { bars, said_ms: said } = found.turns[turn.turn_id] ?? { bars: [], said_ms: [] };
+        this.#bars.set(turn.turn_id, { upTo: turn.last_seq, rows: packed(bars), said });
+      }
+    } catch {
+      return;
+    }
+    const wasAtEnd = this.#scroll.scrollTop + this.#scroll.clientHeight >= this.#tops.at(-1) - 4;
+    this.#measure();
+    if (wasAtEnd) this.#scroll.scrollTop = this.#tops.at(-1);
+    if (this.#active >= 0) this.#tell();
+    this.#draw();
+    this.dataset.shown = String(this.#log.head);
+  }
+
+  /** When a turn ended, or until when something is known of one that did not. */
+  #endOf(turn) {
+    if (turn.to_ms !== null) return turn.to_ms;
+    const ends = (this.#bars.get(turn.turn_id)?.rows ?? []).flat().map((bar) => bar.to_ms ?? bar.from_ms);
+    const known = Math.max(turn.from_ms, ...ends);
+    return Date.now() - known < OPEN_MS_MAX ? Date.now() : known + 1_000;
+  }
+
+  // --- the axis ---
+
+  /** Map times to pixels, without the times in which nothing ran. */
+  #axis(turns, left, width) {
+    const busy = turns.map((turn) => [Math.min(turn.from_ms, ...turn.messages.map((each) => each.at_ms)), this.#endOf(turn)])
+      .sort((one, other) => one[0] - other[0]);
+    const parts = [];
+    for (const [from, to] of busy) {
+      if (parts.length && from <= parts.at(-1)[1]) parts.at(-1)[1] = Math.max(parts.at(-1)[1], to);
+      else parts.push([from, to]);
+    }
+    const whole = parts.reduce((sum, [from, to]) => sum + to - from, 0) || 1;
+    const merged = [];
+    for (const part of parts) {
+      // A short pause is shown as it was.
+      if (merged.length && part[0] - merged.at(-1)[1] < whole * 0.06) merged.at(-1)[1] = part[1];
+      else merged.push([...part]);
+    }
+    const time = merged.reduce((sum, [from, to]) => sum + to - from, 0) || 1;
+    const scale = Math.max(1, width - GAP_PX * (merged.length - 1)) / time;
+    let x = left;
+    for (const part of merged) {
+      part.x = x;
+      x += (part[1] - part[0]) * scale + GAP_PX;
+    }
+    const toX = (at) => {
+      const part = merged.findLast(([from]) => at >= from) ?? merged[0];
+      return part.x + (Math.min(at, part[1]) - part[0]) * scale;
+    };
+    return { toX, scale, parts: merged };
+  }
+
+  #drawNow() {
+    if (!this.isConnected || !this.#log.turns.length) return;
+    const { clientWidth: width, clientHeight: height, scrollTop } = this.#scroll;
+    if (!width || !height) return;
+    const [first, last] = this.#inSight();
+    const { turns } = this.#log;
+    const spanned = this.#opened ? [this.#opened] : turns.slice(first, last + 1);
+    const left = width < 700 ? 92 : 232;
+    const axis = this.#axis(spanned, left + 12, width - left - 12 - RIGHT);
+    const yOf = (index) => this.#tops[index] - scrollTop;
+    const lanes = [];
+    const overs = [];
+    for (let index = Math.max(0, first - 1); index <= Math.min(last + 1, turns.length - 1); index += 1) {
+      lanes.push(this.#lane(turns[index], index, yOf(index), axis, left, width));
+      overs.push(this.#cut(turns[index], index, yOf, axis));
+    }
+    this.#svg.setAttribute("width", width);
+    this.#svg.setAttribute("height", height);
+    this.#svg.setAttribute("aria-label", `Turns ${first + 1} to ${last + 1} of ${turns.length} over time`);
+    show(this.#svg, patterns(), svg("clipPath", { id: "tl-plot" }, svg("rect", { x: left, y: AXIS, width: width - left, height })),
+      lanes.map((lane) => lane.ground),
+      this.#grid(axis, left, height),
+      svg("g", { class: "tl-plot", "clip-path": "url(#tl-plot)" }, lanes.map((lane) => lane.bars), overs),
+      lanes.map((lane) => lane.label),
+      svg("line", { class: "tl-grid", x1: left, x2: left, y1: 0, y2: height }),
+      this.#axisHead(axis, left, width));
+    if (turns.some((turn) => turn.to_ms === null && Date.now() - turn.from_ms < OPEN_MS_MAX)) setTimeout(this.#draw, 500);
+  }
+
+  #grid(axis, left, height) {
+    const parts = [];
+    for (const [n, part] of axis.parts.entries()) {
+      if (n) parts.push(svg("rect", { class: "tl-gap", x: part.x - GAP_PX + 2, width: GAP_PX - 4, y: AXIS, height }));
+    }
+    for (const [x] of this.#ticks(axis)) parts.push(svg("line", { class: "tl-grid", x1: x, x2: x, y1: AXIS, y2: height }));
+    return parts;
+  }
+
+  #ticks(axis) {
+    const step = niceStep(84 / axis.scale);
+    const ticks = [];
+    const zero = axis.parts[0][0];
+    for (const part of axis.parts) {
+      const begin = Math.ceil((part[0] - zero) / step) * step + zero;
+      for (let at = begin; at <= part[1] && ticks.length < 400; at += step) ticks.push([axis.toX(at), at - zero]);
+    }
+    return ticks;
+  }
+
+  #axisHead(axis, left, width) {
+    const words = [svg("rect", { x: 0, y: 0, width, height: AXIS, fill: "var(--surface)" }), svg("line", { class: "tl-grid", x1: 0, x2: width, y1: AXIS, y2: AXIS })];
+    let free = 0;
+    for (const [x, at] of this.#ticks(axis)) {
+      const time = at ? `+${shortTime(at)}` : "0";
+      const gap = axis.parts.find((part) => part.x > x)?.x - GAP_PX;
+      if (x < free || x + time.length * 7 > (gap || width)) continue;
+      words.push(svg("text", { class: "tl-mono", x: x + 3, y: 18 }, time));
+      free = x + 56;
+    }
+    for (const [n, part] of axis.parts.entries()) {
+      if (!n) continue;
+      const idle = part[0] - axis.parts[n - 1][1];
+      const x = part.x - GAP_PX / 2;
+      words.push(svg("text", { class: "tl-idle", x, y: 12, "text-anchor": "middle" }, "idle"),
+        svg("text", { class: "tl-idle", x, y: 23, "text-anchor": "middle" }, duration(idle).replace(/ min .*/, " min")));
+    }
+    words.push(svg("text", { class: "tl-quiet", x: 16, y: 18 }, left > 100 ? wholeTime(axis.parts[0][0]) : "turn"));
+    return words;
+  }
+
+  // --- a lane ---
+
+  #lane(turn, index, y, axis, left, width) {
+    const height = this.#height(turn);
+    const end = this.#endOf(turn);
+    const known = this.#bars.get(turn.turn_id);
+    const classes = ["tl-lane", index % 2 ? "odd" : "", index === this.#active ? "is-active" : ""].join(" ");
+    const ground = svg("rect", { class: classes, x: 0, y, width, height, data: { turn: index } });
+    const bars = [];
+    const x0 = axis.toX(turn.from_ms);
+    const x1 = Math.max(x0 + 3, axis.toX(end));
+    const top = y + PAD + STRIP;
+    bars.push(svg("rect", { class: `tl-turn ${turn.outcome}`, x: x0, y: top - 2, width: x1 - x0, height: height - PAD * 2 - STRIP + 4, rx: 4, data: { turn: index } }));
+    for (const [n, row] of (known?.rows ?? []).entries()) bars.push(...this.#row(row, n, top + n * ROW, axis, end, x1, index));
+    const [glyph, tone] = ENDS[turn.outcome] ?? ["…", "tl-quiet"];
+    const ended = `${glyph} ${turn.outcome === "failed" ? failureOf(turn) : ""}`.trim();
+    const isRoomy = ended.length < 2 || x1 + 8 + ended.length * 6.5 < width;
+    bars.push(svg("text", { class: `tl-text ${tone}`, x: isRoomy ? x1 + 5 : x0 - 5, y: top + 12, "font-weight": 700, "text-anchor": isRoomy ? "start" : "end" }, ended));
+    if (turn.outcome && turn.outcome !== "completed") {
+      bars.push(svg("rect", { class: "tl-bad", x: x1 - 2, y: top - 4, width: 3, height: height - PAD * 2 - STRIP + 8 }));
+    }
+    const untold = []; // the texts for which the plot has no room
+    let free = left;
+    for (const [n, message] of turn.messages.entries()) {
+      const next = turn.messages[n + 1];
+      const { shapes, upTo, isTold } = this.#message(message, n, y + PAD, axis, index, free, next ? axis.toX(next.at_ms) - 8 : width - 4);
+      bars.push(...shapes);
+      if (!isTold) untold.push(message.text);
+      free = upTo;
+    }
+    return { ground, bars, label: this.#label(turn, index, y, left, untold) };
+  }
+
+  #label(turn, index, y, left, untold) {
+    const outcome = turn.outcome ? turn.outcome.replace("_", " ") : "runs";
+    const room = left > 100 ? 34 : 12;
+    const tone = turn.outcome === "completed" ? "tl-quiet" : "tl-quiet tl-bad";
+    return svg("g", { data: { turn: index } },
+      svg("text", { class: "tl-text", x: 16, y: y + 20, "font-weight": 600 }, `Turn ${turn.number}`),
+      left > 100 && svg("text", { class: tone, x: left - 12, y: y + 20, "text-anchor": "end" }, `${outcome} · ${duration(this.#endOf(turn) - turn.from_ms)}`),
+      svg("text", { class: "tl-quiet", x: 16, y: y + 37 }, shortened(turn.messages[0]?.text ?? "", room)),
+      left <= 100 && svg("text", { class: tone, x: 16, y: y + 53 }, outcome),
+      untold.map((text, n) => svg("text", { class: "tl-quiet", x: 16, y: y + 53 + 16 * (n + (left <= 100)) }, shortened(`◆ ${text}`, room)))
+        .slice(0, Math.floor((this.#height(turn) - 41) / 16) - (left <= 100)));
+  }
+
+  #row(row, n, y, axis, turnEnd, x1, index) {
+    const found = [];
+    let free = -Infinity;
+    let told = 0; // where the last label ends
+    for (const [at, bar] of row.entries()) {
+      const from = axis.toX(bar.from_ms);
+      const to = Math.max(from + 1.5, axis.toX(bar.to_ms ?? turnEnd));
+      if (to < free && to - from < 2) continue; // thousands of bars in a few pixels
+      const isCut = ["interrupted", "failed", "cut off", "error", "not run", "rejected"].includes(bar.outcome);
+      found.push(svg("rect", { class: `tl-${bar.kind}`, x: from, y: y + 1, width: to - from, height: ROW - 4, rx: 2, data: { turn: index, row: n, bar: at } }));
+      if (isCut) found.push(svg("rect", { class: "tl-bad", x: to - 3, y: y + 1, width: 3, height: ROW - 4 }));
+      free = to + 1;
+      const [name, ...others] = namesOf(bar);
+      const took = duration((bar.to_ms ?? turnEnd) - bar.from_ms);
+      const isWait = bar.kind in WAITS;
+      const next = Math.min(x1, row[at + 1] ? axis.toX(row[at + 1].from_ms) : x1);
+      const inside = [`${name} ${took}`, name, ...others].find((words) => words.length * 6.2 + 10 < to - from);
+      const size = name.length * LETTER + 8;
+      if (inside) found.push(svg("text", { class: isWait ? "tl-over" : "tl-on", x: from + 5, y: y + 12.5 }, inside));
+      else if (size < next - to) {
+        found.push(svg("text", { class: "tl-quiet", x: to + 4, y: y + 12.5 }, name));
+        free = told = to + size;
+      } else if (n && from - size > told) found.push(svg("text", { class: "tl-quiet", x: from - 4, y: y + 12.5, "text-anchor": "end" }, name));
+      told = Math.max(told, to);
+    }
+    return found;
+  }
+
+  /** A message, how long it waited, and its text if there is room between two places. */
+  #message(message, n, y, axis, index, free, end) {
+    const at = axis.toX(message.at_ms);
+    const joined = axis.toX(message.joined_ms ?? Date.now());
+    const shapes = [];
+    if (joined - at > 1) {
+      shapes.push(svg("rect", { class: message.steers ? "tl-steer" : "tl-queue", x: at, y: y + 4, width: joined - at, height: 7, data: { turn: index, message: n } }),
+        svg("path", { class: "tl-join", d: `M${joined} ${y + 7}V${y + STRIP + ROW}` }));
+    }
+    shapes.push(svg("path", { class: "tl-user", d: `M${at} ${y + 1}l6 6.500l-6 6.500l-6 -6.500z`, data: { turn: index, message: n } }));
+    const waited = joined - at > 1 ? `${message.steers ? "joins after" : "waits"} ${duration((message.joined_ms ?? Date.now()) - message.at_ms)}` : "";
+    let upTo = joined;
+    const put = (words, isOver) => {
+      const size = words.length * LETTER + 4;
+      const [before, after] = [at - 10 - size, joined + 6];
+      const x = [n && after + size < end && after, before > free && before, after + size < end && after, isOver && end - size > at + 10 && end - size].find(Boolean);
+      if (!words || !x) return false;
+      shapes.push(svg("text", x < at ? { class: "tl-quiet", x: at - 10, y: y + 11, "text-anchor": "end" } : { class: x < joined ? "tl-over" : "tl-quiet", x, y: y + 11 }, words));
+      upTo = Math.max(upTo, x + size);
+      return true;
+    };
+    // The text of a turn's first message stands in its lane's left column.
+    const isTold = !n || put([waited, shortened(message.text, 60)].filter(Boolean).join(": "), false);
+    if (!n || !isTold) put(waited, true);
+    return { shapes, upTo, isTold };
+  }
+
+  /** The arrow from a message to the turn that it cut off. */
+  #cut(turn, index, yOf, axis) {
+    if (!turn.cut_by) return [];
+    const by = this.#log.turns.findIndex((other) => other.messages.some((each) => each.message_id === turn.cut_by));
+    if (by < 0) return [];
+    const x = axis.toX(this.#log.turns[by].messages.find((each) => each.message_id === turn.cut_by).at_ms);
+    const to = axis.toX(turn.to_ms);
+    const bottom = yOf(index) + this.#height(turn) - PAD + 4;
+    const begin = yOf(by) + PAD + 1;
+    return [
+      svg("path", { class: "tl-cut", d: `M${x} ${begin}V${(begin + bottom) / 2}H${to}V${bottom + 4}` }),
+      svg("path", { class: "tl-bad", d: `M${to} ${bottom - 2}l4.500 8h-9z` }),
+      svg("text", { class: "tl-quiet tl-bad", x: to + 8, y: bottom + 8 }, turn.outcome === "rolled_back" ? "rolls back" : "interrupts"),
+    ];
+  }
+
+  // --- what a person does ---
+
+  #key(event) {
+    const { turns } = this.#log;
+    const moves = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, Home: -turns.length, End: turns.length };
+    if (event.key in moves) {
+      const from = this.#active < 0 ? this.#inSight()[0] - (moves[event.key] > 0 ? 1 : 0) : this.#active;
+      this.#choose(Math.max(0, Math.min(turns.length - 1, from + moves[event.key])));
+    } else if (event.key === "Enter" && this.#active >= 0) this.#open(this.#opened ? null : turns[this.#active]);
+    else if (event.key === "Escape" && this.#opened) this.#open(null);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  #choose(index) {
+    this.#active = index;
+    if (this.#opened) this.#opened = this.#log.turns[index];
+    const [top, bottom] = [this.#tops[index], this.#tops[index + 1]];
+    const { scrollTop, clientHeight } = this.#scroll;
+    if (top - AXIS < scrollTop) this.#scroll.scrollTop = top - AXIS;
+    else if (bottom > scrollTop + clientHeight) this.#scroll.scrollTop = bottom - clientHeight;
+    this.#tell();
+    this.#read();
+    this.#draw();
+  }
+
+  #open(turn) {
+    this.#opened = turn;
+    this.#back.hidden = !turn;
+    this.#draw();
+  }
+
+  /** Say in words what the active lane shows. */
+  #tell() {
+    const turn = this.#log.turns[this.#active];
+    if (!turn) {
+      this.#said.textContent = `${plural(this.#log.turns.length, "turn")}. The axis spans the turns in sight; Enter opens one.`;
+      return;
+    }
+    const parts = [`Turn ${turn.number}, ${turn.outcome.replace("_", " ") || "runs"}, ${duration(this.#endOf(turn) - turn.from_ms)}`];
+    if (turn.cut_by) {
+      const by = this.#log.turns.flatMap((other) => other.messages).find((each) => each.message_id === turn.cut_by);
+      parts.push(`cut off by “${oneLine(by?.text ?? turn.cut_by, 60)}”`);
+    }
+    if (turn.outcome === "failed" && turn.detail) parts.push(oneLine(turn.detail, 120));
+    const sums = new Map();
+    for (const bar of (this.#bars.get(turn.turn_id)?.rows ?? []).flat()) {
+      const name = WAITS[bar.kind] ?? (bar.kind === "model" ? "model" : "tools");
+      sums.set(name, (sums.get(name) ?? 0) + (bar.to_ms ?? this.#endOf(turn)) - bar.from_ms);
+    }
+    for (const [name, ms] of sums) parts.push(`${name} ${duration(ms)}`);
+    this.#said.textContent = parts.join("; ");
+  }
+
+  #hover(event) {
+    const { turn: index, row, bar: at, message: n } = event.target.dataset;
+    const turn = this.#log.turns[index];
+    this.#tip.hidden = !turn || (row === undefined && n === undefined);
+    if (this.#tip.hidden) return;
+    const lines = [];
+    if (n !== undefined) {
+      const message = turn.messages[n];
+      lines.push(oneLine(message.text, 120), `came at seq ${number(message.seq)}`);
+      if (message.joined_ms > message.at_ms) lines.push(`${message.steers ? "joined after" : "waited"} ${duration(message.joined_ms - message.at_ms)}`);
+    } else {
+      const bar = this.#bars.get(turn.turn_id).rows[row][at];
+      lines.push(`${WAITS[bar.kind] ?? bar.kind} ${bar.name}`, `${duration((bar.to_ms ?? this.#endOf(turn)) - bar.from_ms)} ${bar.outcome}`, `seq ${number(bar.seq)}${bar.end_seq ? ` to ${number(bar.end_seq)}` : ""}`);
+    }
+    this.#tip.textContent = lines.join("\n");
+    this.#tip.style.left = `${Math.min(event.clientX + 12, innerWidth - 332)}px`;
+    this.#tip.style.top = `${Math.min(event.clientY + 12, innerHeight - 96)}px`;
+  }
+
+  #click(event) {
+    const target = event.target.closest("[data-turn]");
+    if (!target) return;
+    const turn = this.#log.turns[target.dataset.turn];
+    const { row, bar, message } = target.dataset;
+    if (row !== undefined) location.hash = `#/c/${toPath(this.#log.id)}/log?seq=${this.#bars.get(turn.turn_id).rows[row][bar].seq}`;
+    else if (message !== undefined) location.hash = `#/c/${toPath(this.#log.id)}/log?seq=${turn.messages[message].seq}`;
+    else this.#choose(Number(target.dataset.turn));
+  }
+
+  #legend() {
+    const mark = (...shapes) => svg("svg", { viewBox: "0 0 24 12", "aria-hidden": "true" }, shapes);
+    const bar = (name) => mark(svg("rect", { class: name, x: 0.5, y: 1.5, width: 23, height: 9, rx: 2 }));
+    return h("div", { class: "legend" }, [
+      [bar("tl-model"), "model call"], [bar("tl-tool"), "tool call"], [bar("tl-confirmation"), "waits for a person"],
+      [bar("tl-pause"), "paused"],
+      [mark(svg("path", { class: "tl-user", d: "M8 0l5 6l-5 6l-5 -6z" })), "a message comes"],
+      [bar("tl-queue"), "waits for its turn"], [bar("tl-steer"), "joins a running turn"],
+      [mark(svg("path", { class: "tl-cut", d: "M12 12V5" }), svg("path", { class: "tl-bad", d: "M12 0l4.500 7h-9z" })), "it cuts a turn off"],
+      [mark(svg("rect", { class: "tl-bad", x: 11, y: 0, width: 3, height: 12 })), "ended before it was done"],
+      ...Object.entries(ENDS).map(([outcome, [glyph, tone]]) => [h("b", { class: tone }, glyph), outcome.replace("_", " ")]),
+    ].map(([shape, words]) => h("span", {}, shape, words)));
+  }
+}
+
+/** The words for a bar, those that say most first. */
+function namesOf(bar) {
+  if (bar.kind === "model") return ["model"];
+  if (!(bar.kind in WAITS)) return [bar.name];
+  const of = WAITS[bar.kind];
+  return bar.name ? [`${of}: ${shortened(bar.name, 40)}`, of] : [of];
+}
+
+/** The name of the error that a turn failed with, or what is said of it. */
+function failureOf(turn) {
+  const detail = turn.detail ?? "";
+  return /^\S+(?=:)/.exec(detail)?.[0] ?? shortened(detail, 24);
+}
+
+/** Put bars into rows, the model's first; those that overlap in time, into rows of their own. */
+function packed(bars) {
+  const rows = [bars.filter((bar) => bar.kind === "model")];
+  const others = bars.filter((bar) => bar.kind !== "model").sort((one, other) => one.from_ms - other.from_ms);
+  const ends = [Infinity];
+  for (const bar of others) {
+    let at = ends.findIndex((end) => end <= bar.from_ms);
+    if (at < 0) {
+      at = rows.push([]) - 1;
+      ends.push(0);
+    }
+    rows[at].push(bar);
+    ends[at] = bar.to_ms ?? Infinity;
+  }
+  return rows;
+}
+
+function patterns() {
+  const hatch = (id, colour) => svg("pattern", { id, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+    svg("rect", { width: 6, height: 6, fill: "var(--surface)" }), svg("rect", { width: 2.5, height: 6, fill: colour }));
+  return svg("defs", {}, hatch("tl-hatch-wait", "var(--wait)"), hatch("tl-hatch-quiet", "var(--line-strong)"), hatch("tl-hatch-idle", "var(--line)"), hatch("tl-hatch-user", "var(--user)"));
+}
+
+function niceStep(ms) {
+  const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000, 1_800_000, 3_600_000];
+  return steps.find((step) => step >= ms) ?? Math.ceil(ms / 3_600_000) * 3_600_000;
+}
+
+function shortTime(ms) {
+  if (ms < 1_000) return `${ms} ms`;
+  if (ms < 120_000) return `${Math.round(ms / 100) / 10} s`;
+  return duration(ms).replace(/ 0 s$/, "");
+}
+
+function shortened(text, length) {
+  const line = oneLine(text, 200);
+  return line.length > length ? `${line.slice(0, length - 1)}…` : line;
+}
+
+customElements.define("tk-timeline", Timeline);

@@ -1,0 +1,389 @@
+// Time travel: the state and the view at any seq, what differs between two, what the model was asked.
+
+import { h, show, svg, whenQuiet } from "./dom.js";
+import { jsonView } from "./detail.js";
+import { kindName, number, plainText, plural, toneOf, words } from "./format.js";
+import "./rows.js";
+
+const WINDOW = 60;
+const BRIEF = 1_000;
+const SHAPES = [["openai-chat", "OpenAI chat"], ["openai-responses", "OpenAI responses"], ["anthropic", "Anthropic"]];
+
+export class Travel extends HTMLElement {
+  #log;
+  #seq = null; // null: the end of the log, wherever it is
+  #from = null; // compared with
+  #mode = "view";
+  #reads = new AbortController();
+  #state = null;
+  #stateFrom = null;
+  #viewEvents = []; // by place; undefined: not read
+  #viewReads = new Set();
+  #differences = [];
+  #shape = "openai-chat";
+  #step = null;
+  #isRaw = false;
+
+  #range = h("input", { type: "range", min: 0, "aria-label": "Seq", oninput: (event) => this.#move(Number(event.target.value)) });
+  #strip = svg("svg", { "aria-hidden": "true", preserveAspectRatio: "none" });
+  #number = h("input", { type: "number", min: 0, "aria-label": "Seq", onchange: (event) => this.#move(Number(event.target.value)) });
+  #fromNumber = h("input", { type: "number", min: 0, "aria-label": "Compare with seq", onchange: (event) => this.#compare(Number(event.target.value)) });
+  #compared = h("input", { type: "checkbox", id: "compared", onchange: (event) => this.#compare(event.target.checked ? Math.max(0, this.seq - 1) : null) });
+  #event = h("span", { class: "ellipsis quiet" });
+  #facts = h("div", { class: "travel-facts", tabindex: 0, role: "region", "aria-label": "State" });
+  #main = h("div", { class: "travel-view" });
+  #modes = h("div", { class: "segments", role: "group", "aria-label": "What is shown" });
+  #rows = document.createElement("tk-rows");
+  #read = whenQuiet(50, () => this.#load());
+
+  constructor(log) {
+    super();
+    this.#log = log;
+    this.#rows.setup({ guess: 64, label: "What the model sees", render: (index) => this.#render(index) });
+    log.addEventListener("outline", () => {
+      this.#showStrip();
+      if (this.#seq === null) this.#moved();
+    });
+    log.addEventListener("rows", () => this.#nameEvent());
+  }
+
+  get seq() {
+    return this.#seq ?? this.#log.head;
+  }
+
+  connectedCallback() {
+    if (!this.firstChild) {
+      this.append(
+        h("div", { class: "travel-top" },
+          h("div", { class: "slider" }, this.#strip, this.#range),
+          h("div", { class: "travel-controls" },
+            h("div", { class: "buttons" },
+              this.#button("⇤", "Turn back ({)", () => this.#byTurn(-1)),
+              this.#button("←", "Event back ([)", () => this.#move(this.seq - 1)),
+              this.#number,
+              this.#button("→", "Event on (])", () => this.#move(this.seq + 1)),
+              this.#button("⇥", "Turn on (})", () => this.#byTurn(1)),
+            ),
+            this.#modes,
+            h("span", { class: "buttons" }, this.#compared, h("label", { for: "compared" }, "compare with"), this.#fromNumber),
+            this.#event,
+          )),
+        h("div", { class: "travel-body" }, this.#facts, this.#main),
+      );
+    }
+    this.#showStrip();
+    this.#moved();
+  }
+
+  disconnectedCallback() {
+    this.#reads.abort();
+  }
+
+  go(options) {
+    if (options.has("from")) this.#from = Number(options.get("from"));
+    if (options.has("seq")) this.#move(Number(options.get("seq")));
+  }
+
+  key(event) {
+    const moves = {
+      "[": () => this.#move(this.seq - 1), "]": () => this.#move(this.seq + 1),
+      "{": () => this.#byTurn(-1), "}": () => this.#byTurn(1),
+    };
+    moves[event.key]?.();
+    return event.key in moves;
+  }
+
+  #button(text, label, act) {
+    return h("button", { "aria-label": label, title: label, onclick: act }, text);
+  }
+
+  #move(seq) {
+    this.#seq = Math.max(0, Math.min(this.#log.head, Math.round(seq) || 0));
+    this.#step = null;
+    this.#moved();
+  }
+
+  #byTurn(by) {
+    const marks = [0, ...this.#log.turns.map((turn) => turn.end_seq ?? this.#log.head)];
+    const next = by > 0 ? marks.find((seq) => seq > this.seq) : marks.findLast((seq) => seq < this.seq);
+    if (next !== undefined) this.#move(next);
+  }
+
+  #compare(seq) {
+    this.#from = seq === null || Number.isNaN(seq) ? null : Math.max(0, Math.min(this.#log.head, seq));
+    if (this.#from !== null) this.#mode = "difference";
+    else if (this.#mode === "difference") this.#mode = "view";
+    this.#moved();
+  }
+
+  /** Show the place at once; what is there is read when the slider rests. */
+  #moved() {
+    const { head } = this.#log;
+    this.#range.max = this.#number.max = this.#fromNumber.max = head;
+    this.#range.value = this.#number.value = this.seq;
+    this.#compared.checked = this.#from !== null;
+    this.#fromNumber.hidden = this.#from === null;
+    if (this.#from !== null) this.#fromNumber.value = this.#from;
+    this.#nameEvent();
+    this.#showModes();
+    this.#reads.abort();
+    this.#read();
+  }
+
+  #nameEvent() {
+    const kind = this.#log.kindOf(this.seq);
+    const event = kind && this.#log.row(this.seq)?.event;
+    this.#event.textContent = kind ? `${kindName(kind)} ${event ? words(event) : ""}` : "before the first event";
+    this.#range.setAttribute("aria-valuetext", `seq ${this.seq} of ${this.#log.head}, ${this.#event.textContent}`);
+  }
+
+  #showModes() {
+    const modes = [["view", "View"], ["asked", "Asked"]];
+    if (this.#from !== null) modes.splice(1, 0, ["difference", "Difference"]);
+    show(this.#modes, modes.map(([mode, name]) => h("button", {
+      "aria-pressed": String(mode === this.#mode),
+      onclick: () => {
+        this.#mode = mode;
+        this.#moved();
+      },
+    }, name)));
+  }
+
+  #showStrip() {
+    const { head, turns } = this.#log;
+    const width = Math.max(head, 1);
+    this.#strip.setAttribute("viewBox", `0 0 ${width} 24`);
+    // A bar for each turn; of thousands, those are joined that would be too thin to see.
+    const bars = [];
+    const thinnest = width / 2_000;
+    let last = -1;
+    for (const turn of turns) {
+      const end = turn.end_seq ?? head;
+      const isBad = turn.end_seq && turn.outcome !== "completed";
+      if (end - last < thinnest && !isBad) continue;
+      bars.push(svg("rect", {
+        x: turn.seq - 1, width: Math.max(end - turn.seq + 1, thinnest), y: isBad ? 4 : 8, height: isBad ? 16 : 12,
+        fill: isBad ? "var(--bad)" : turn.number % 2 ? "var(--accent)" : "var(--line-strong)",
+      }));
+      last = end;
+    }
+    for (const seq of this.#log.damaged.keys()) bars.push(svg("rect", { x: seq - 1, width: Math.max(1, thinnest * 2), y: 0, height: 24, fill: "var(--bad)" }));
+    show(this.#strip, bars);
+  }
+
+  async #load() {
+    if (!this.isConnected) return;
+    const reads = (this.#reads = new AbortController());
+    const { signal } = reads;
+    const seq = this.seq;
+    try {
+      const [state, stateFrom] = await Promise.all([
+        this.#log.ask("/state", { query: { at: seq }, signal }),
+        this.#from === null ? null : this.#log.ask("/state", { query: { at: this.#from }, signal }),
+      ]);
+      this.#state = state;
+      this.#stateFrom = stateFrom;
+      this.#showFacts();
+      if (this.#mode === "view") await this.#loadView(seq, signal);
+      else if (this.#mode === "difference") await this.#loadDifference(seq, signal);
+      else await this.#loadAsked(seq, signal);
+      this.dataset.shown = `${this.#mode} ${seq}`; // what is shown now, for those who wait for it
+    } catch (problem) {
+      if (problem.name === "AbortError" || signal.aborted) return;
+      this.#showProblem(problem);
+      this.dataset.shown = `problem ${seq}`;
+    }
+  }
+
+  #showProblem(problem) {
+    const at = problem.facts?.seq;
+    show(this.#main, h("div", { class: "empty" }, h("h2", {}, "There is no state here"),
+      h("p", {}, problem.kind === "corrupt-log"
+        ? `The log is damaged at seq ${number(at)}. States up to seq ${number(at - 1)} can be computed.` : problem.message),
+      problem.kind === "corrupt-log" && h("button", { onclick: () => this.#move(at - 1) }, `Go to seq ${number(at - 1)}`)));
+    show(this.#facts);
+  }
+
+  // --- the state ---
+
+  #showFacts() {
+    const state = this.#state;
+    const before = this.#stateFrom;
+    const fact = (name, read) => {
+      const value = read(state);
+      const isChanged = before && JSON.stringify(read(before)) !== JSON.stringify(value);
+      return [h("dt", {}, name), h("dd", { class: isChanged ? "changed" : null }, isChanged ? `${read(before)} → ${value}` : String(value))];
+    };
+    const metrics = (of) => of.metrics;
+    const total = (name) => (of) => number(metrics(of)[name] ?? 0);
+    const turn = state.running && this.#log.turn(state.running.turn_id);
+    show(this.#facts,
+      h("section", {},
+        h("dl", { class: "facts" },
+          fact("status", (of) => of.status.replaceAll("_", " ")),
+          fact("turn", (of) => (of.running ? this.#log.turn(of.running.turn_id)?.number ?? "runs" : "none")),
+          turn && [h("dt", {}, "messages"), h("dd", { class: "mono" }, state.running.message_ids.join(", "))],
+          fact("steps", (of) => of.iteration),
+          fact("waits for", (of) => of.waits_for ?? "nothing"))),
+      h("section", {}, h("h2", {}, "Open calls"), this.#listOf(state.open_calls, (call) =>
+        h("li", { class: "mono" }, `${call} `, state.awaiting.includes(call) && h("span", { class: "chip wait" }, "confirm")))),
+      h("section", {}, h("h2", {}, "Queue"), this.#listOf(state.queued, (message) =>
+        h("li", { class: "ellipsis" }, h("span", { class: "mono quiet" }, `${message.message_id} `), message.content.slice(0, 200)))),
+      h("section", {}, h("h2", {}, "Tokens"), h("dl", { class: "facts" },
+        fact("in", total("input_tokens")), fact("out", total("output_tokens")), fact("from cache", total("cached_tokens")),
+        fact("cost", (of) => (metrics(of).cost ?? 0).toFixed(4)))),
+      state.tasks.length > 0 && h("section", {}, h("h2", {}, "Tasks"), this.#listOf(state.tasks, (task) =>
+        h("li", {}, task.done ? "✓ " : "○ ", task.description))));
+  }
+
+  #listOf(values, make) {
+    return values.length ? h("ul", {}, values.slice(0, 100).map(make)) : h("p", { class: "quiet" }, "none");
+  }
+
+  // --- the view ---
+
+  async #loadView(seq, signal) {
+    const found = await this.#log.ask("/view", { query: { at: seq, offset: 0, limit: WINDOW, brief: BRIEF }, signal });
+    this.#viewEvents = found.events;
+    this.#viewReads = new Set([0]);
+    this.#showRows(found.count, `What the model sees at seq ${number(seq)}: ${plural(found.count, "event")}`, "The model sees nothing yet");
+    this.#rows.onrange = ({ detail: [first, last] }) => {
+      for (let part = Math.floor(first / WINDOW); part <= Math.floor(last / WINDOW); part += 1) this.#readWindow(seq, part, signal);
+    };
+    if (!this.#rows.isBound) this.#rows.addEventListener("range", (event) => this.#rows.onrange?.(event));
+    this.#rows.isBound = true;
+  }
+
+  async #readWindow(seq, part, signal) {
+    if (this.#viewReads.has(part) || this.#mode !== "view") return;
+    this.#viewReads.add(part);
+    try {
+      const found = await this.#log.ask("/view", { query: { at: seq, offset: part * WINDOW, limit: WINDOW, brief: BRIEF }, signal });
+      found.events.forEach((event, n) => {
+        this.#viewEvents[part * WINDOW + n] = event;
+      });
+      this.#rows.refresh();
+    } catch {
+      this.#viewReads.delete(part);
+    }
+  }
+
+  #showRows(count, title, nothing) {
+    const head = h("div", { class: "pane-head" }, h("h2", {}, title));
+    if (!count) {
+      show(this.#main, head, h("div", { class: "empty" }, h("h2", {}, nothing)));
+      return;
+    }
+    if (this.#rows.parentNode !== this.#main) show(this.#main, head, this.#rows);
+    else this.#main.firstChild.replaceWith(head);
+    this.#rows.onrange = null;
+    this.#rows.count = count;
+    this.#rows.refresh();
+  }
+
+  #render(index) {
+    const isView = this.#mode === "view";
+    const [event, how] = isView ? [this.#viewEvents[index], ""] : this.#differences[index] ?? [];
+    if (!event) return { props: {}, nodes: [h("div", { class: "seen" }, h("div", { class: "who" }, "…"), h("div", { class: "text" }, " "))] };
+    const text = "content" in event ? plainText(event.content) : words(event);
+    const cut = event.cut?.content;
+    return {
+      props: { data: { eventId: event.id } },
+      nodes: [h("div", { class: `seen tone-${toneOf(event.kind)} ${how}` },
+        h("div", { class: "who" }, h("b", {}, kindName(event.kind)), how && h("span", {}, how === "entered" ? "came" : "left"),
+          h("span", { class: "mono ellipsis" }, event.tool_call_id ?? event.message_id ?? ""),
+          cut && h("span", {}, `${number(cut)} characters`)),
+        h("div", { class: "text" }, event.text ? `${event.text}\n${text}` : text))],
+    };
+  }
+
+  async #loadDifference(seq, signal) {
+    const found = await this.#log.ask("/difference", { query: { first: this.#from, last: seq, brief: BRIEF }, signal });
+    this.#differences = [...found.left.map((event) => [event, "left"]), ...found.entered.map((event) => [event, "entered"])];
+    this.#showRows(this.#differences.length,
+      `Seq ${number(this.#from)} → ${number(seq)}: ${number(found.entered_count)} came, ${number(found.left_count)} left`,
+      "Both views are the same");
+  }
+
+  // --- what the model was asked ---
+
+  async #loadAsked(seq, signal) {
+    const turns = this.#log.turns.filter((turn) => turn.steps);
+    if (!turns.length) {
+      show(this.#main, h("div", { class: "empty" }, h("h2", {}, "No model was asked yet")));
+      return;
+    }
+    const turn = this.#turnOfStep(turns, seq);
+    const { turns: bars } = await this.#log.ask("/bars", { query: { first: turn.seq, last: turn.seq }, signal });
+    const steps = bars[turn.turn_id].bars.filter((bar) => bar.kind === "model");
+    let at = this.#step === null ? steps.findLastIndex((step) => step.seq <= seq) : this.#step - turn.steps_before - 1;
+    at = Math.max(0, Math.min(steps.length - 1, at));
+    const step = steps[at];
+    const place = turn.steps_before + at + 1;
+    const body = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Messages" });
+    show(this.#main, h("div", { class: "asked" }, this.#askedBar(place, step, turn), body));
+    if (step.view_seq === null) {
+      show(body, h("p", { class: "quiet" }, "The agent does not say which view its model saw."));
+      return;
+    }
+    const { event } = await this.#log.whole(step.seq);
+    try {
+      const asked = await this.#log.ask("/messages", {
+        query: {
+          of: "view", at: step.view_seq, shape: this.#shape, model: event.request.model,
+          is_plain: event.request.is_plain, show_author: event.request.show_author,
+        }, signal,
+      });
+      this.asked = asked;
+      show(body, this.#isRaw ? jsonView(asked.system ? { system: asked.system, messages: asked.messages } : asked.messages) : this.#messages(asked));
+    } catch (problem) {
+      if (problem.name === "AbortError") throw problem;
+      show(body, h("p", { class: "outcome bad" }, problem.message));
+    }
+  }
+
+  #turnOfStep(turns, seq) {
+    if (this.#step !== null) return turns.findLast((turn) => turn.steps_before < this.#step) ?? turns[0];
+    return turns.findLast((turn) => turn.seq <= seq) ?? turns[0];
+  }
+
+  #askedBar(place, step, turn) {
+    const go = (to) => {
+      this.#step = Math.max(1, Math.min(this.#log.steps, to));
+      this.#moved();
+    };
+    return h("div", { class: "bar" },
+      h("div", { class: "buttons" },
+        this.#button("←", "Step back", () => go(place - 1)),
+        h("label", { for: "step" }, "step"),
+        h("input", { id: "step", type: "number", min: 1, max: this.#log.steps, value: place, onchange: (event) => go(Number(event.target.value)) }),
+        h("span", { class: "quiet" }, `of ${number(this.#log.steps)}`),
+        this.#button("→", "Step on", () => go(place + 1))),
+      h("div", { class: "segments", role: "group", "aria-label": "Shape" }, SHAPES.map(([shape, name]) => h("button", {
+        "aria-pressed": String(shape === this.#shape), onclick: () => {
+          this.#shape = shape;
+          this.#moved();
+        },
+      }, name))),
+      h("button", { "aria-pressed": String(this.#isRaw), onclick: () => {
+        this.#isRaw = !this.#isRaw;
+        this.#moved();
+      } }, "JSON"),
+      h("span", { class: "quiet small" }, [`turn ${turn.number}`, step.name, step.outcome, step.view_seq === null ? null : `view at seq ${step.view_seq}`].filter(Boolean).join(" · ")));
+  }
+
+  #messages({ system, messages }) {
+    const all = system ? [{ role: "system", content: system }, ...messages] : messages;
+    return all.slice(0, 400).map((message) => {
+      const role = message.role ?? message.type;
+      const { role: _role, content, ...rest } = message;
+      const tone = { user: "user", assistant: "model", tool: "tool", function_call: "tool", function_call_output: "tool" }[role] ?? "plain";
+      return h("div", { class: `tone-${tone}` },
+        h("div", { class: "seen" }, h("div", { class: "who" }, h("b", {}, role)),
+          content !== undefined && h("div", { class: "text" }, plainText(content)),
+          Object.keys(rest).length > 0 && h("pre", { class: "json" }, JSON.stringify(rest, null, 2).slice(0, 4_000))));
+    });
+  }
+}
+
+customElements.define("tk-travel", Travel);

@@ -1,0 +1,517 @@
+"""The index of words in PostgreSQL: filled in slices by one process at a time, read by pages.
+
+Once a process has asked for search, each append of a chat message notes its log in a queue, which
+costs a row without an index. One process at a time takes logs from it: a slice is a transaction
+that holds an advisory lock, so two processes never index twice, and a process that is killed leaves
+its slice to the next one. A slice locks the rows of its conversations only against deletion, so
+appends go on beside it.
+
+The words are lexemes of a `tsvector` under a GIN index. They were found in Python, so that every
+journal has the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import psycopg
+
+from turnkeeper.runtime import InvariantViolation, Ports, TurnkeeperError
+from turnkeeper.runtime.lowlevel import Logger
+
+from ...errors import JournalUnavailable, SearchIsOff
+from ...journal import FoundMessage, SearchPage, SearchQuery
+from ...values.words import WORD_RULES
+from ..shared.job_thread import Job
+from ..shared.record_chain import first_mark, next_mark
+from ..shared.searching import (
+    CHANGES_OWNER,
+    LEFT,
+    NUMBER_SPAN,
+    SEARCHED_KINDS,
+    Candidate,
+    Said,
+    fill_search_page,
+    find_said,
+    found_message,
+    has_owner,
+    left_ids,
+    message_number,
+    owner_word,
+    scope_words,
+    stored_words,
+)
+from .connections import BoundedConnection, Link
+from .schema import schema_number
+
+__all__ = [
+    "QUEUED",
+    "Indexing",
+    "PostgresIndexer",
+    "erase_words",
+    "move_owner",
+    "read_search_page",
+    "start_search",
+]
+
+_log = Logger("turnkeeper.actors.journals")
+
+_QUEUED_MAX = 256
+_LOGS_MAX = 32
+_SWEPT_MAX = 500
+_EVENTS_MAX = 512
+_MESSAGES_MAX = 64
+_BYTES_MAX = 512 << 10
+"""A slice takes so many messages of about so many bytes in each log: some milliseconds."""
+_OWNERS_MAX = 200
+_ERASED_MAX = 1_000
+_POLL_S = 0.5
+_RETRY_S = 5.0
+
+# A part of the statement of an append; `moved` has the conversations that it has moved.
+QUEUED = """
+    , queued AS (
+        INSERT INTO search_queue (log, at_us, is_moved)
+        SELECT s.log, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, false
+        FROM unnest(%(said_logs)s::bigint[]) AS s(log)
+        WHERE s.log IN (SELECT log FROM moved) AND EXISTS (SELECT FROM search)
+    )
+"""
+
+
+def start_search(connection: psycopg.Connection[Any]) -> None:
+    """Make an empty index, unless there is one by these rules."""
+    with connection.transaction():
+        row = connection.execute("SELECT rules FROM search").fetchone()
+        if row is not None and row[0] == WORD_RULES:
+            return
+        # An append that has not seen the row is over by then: it would not be in the queue.
+        connection.execute("LOCK TABLE conversation IN SHARE MODE")
+        row = connection.execute("SELECT rules FROM search").fetchone()
+        if row is not None and row[0] == WORD_RULES:
+            return
+        connection.execute("TRUNCATE search, search_queue, search_log, search_message")
+        connection.execute("INSERT INTO search VALUES (0, %s)", (WORD_RULES,))
+
+
+# --- the job --------------------------------------------------------------------------------------
+
+
+class Indexing(Job[bool]):
+    """Does a slice; its value is True if there is more to be indexed."""
+
+    __slots__ = ()
+
+
+class PostgresIndexer:
+    """A `Worker` that fills the index while it rests; a job is one more slice."""
+
+    def __init__(
+        self,
+        connect: Callable[[], BoundedConnection],
+        *,
+        schema: str,
+        ports: Ports,
+        failpoint: Callable[[str], None],
+    ) -> None:
+        self._link = Link(connect, connect(), ports.monotonic)
+        self._ports = ports
+        self._key = schema_number(f"{schema}\0search")
+        self._failpoint = failpoint
+
+    def close(self) -> None:
+        self._link.connection.close()
+
+    def work(self, jobs: Sequence[Job[object]]) -> None:
+        for job in jobs:
+            try:
+                cast("Indexing", job).settle(self._slice(waits=True))
+            except TurnkeeperError as error:
+                job.refuse(error)
+            except (psycopg.Error, OSError) as error:
+                outcome = JournalUnavailable(f"indexing failed: {error}; try again")
+                outcome.__cause__ = error
+                job.refuse(outcome)
+            except Exception as error:  # noqa: BLE001 - handed to the caller
+                bug = InvariantViolation(f"the journal cannot index: {error!r}")
+                bug.__cause__ = error
+                job.refuse(bug)
+
+    def rest(self) -> float | None:
+        """Do a slice; as much time is left between two of them."""
+        began = self._ports.monotonic()
+        try:
+            is_more = self._slice(waits=False)
+        except Exception as error:  # noqa: BLE001 - it is tried again
+            _log.error("not indexed", error=type(error).__name__)
+            return _RETRY_S
+        return self._ports.monotonic() - began if is_more else _POLL_S
+
+    def _slice(self, *, waits: bool) -> bool:
+        self._link.begin_job()
+        connection = self._link.connection
+        self._failpoint("index begin")
+        try:
+            with connection.transaction():
+                if not self._lock(connection, waits=waits):
+                    return False
+                is_more = _index_slice(connection)
+                self._failpoint("index commit")
+        except OSError:
+            connection.close()  # raised by a failpoint, in place of the connection
+            raise
+        if connection.closed:
+            # psycopg does not raise when it leaves a transaction whose connection is gone.
+            raise psycopg.OperationalError("the connection was closed before the commit")
+        self._failpoint("index committed")
+        return is_more
+
+    def _lock(self, connection: BoundedConnection, *, waits: bool) -> bool:
+        """Be the one that indexes; return False if another process is, unless this waits."""
+        if waits:
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (self._key,))
+            return True
+        row = connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (self._key,)).fetchone()
+        return bool(row and row[0])
+
+
+_NEXT_LOGS = """
+    SELECT log, array_agg(id), bool_or(is_moved) FROM (
+        SELECT id, log, is_moved FROM search_queue ORDER BY id LIMIT %s
+    ) AS next GROUP BY log ORDER BY min(id) LIMIT %s
+"""
+
+
+def _index_slice(connection: psycopg.Connection[Any]) -> bool:
+    """Index some of the logs in the queue; return True if it has more."""
+    is_sweeping = _sweep(connection)
+    logs = connection.execute(_NEXT_LOGS, (_QUEUED_MAX, _LOGS_MAX)).fetchall()
+    done: list[int] = []
+    taken = 0
+    for log, queued, is_moved in logs:
+        found, is_done = _index_log(connection, log, is_moved=is_moved)
+        if is_done:
+            done += queued
+        taken += found
+        if taken >= _MESSAGES_MAX:
+            break
+    connection.execute("DELETE FROM search_queue WHERE id = ANY(%s)", (done,))
+    row = connection.execute("SELECT EXISTS (SELECT FROM search_queue)").fetchone()
+    return is_sweeping or bool(row and row[0])
+
+
+def _sweep(connection: psycopg.Connection[Any]) -> bool:
+    """Put some logs in the queue that were there before the index; True if there may be more."""
+    row = connection.execute("SELECT swept FROM search").fetchone()
+    if row is None or row[0] is None:
+        return False
+    found = connection.execute("SELECT count(*) FROM search_queue").fetchone()
+    if found and found[0] >= _SWEPT_MAX:
+        return True
+    ids = connection.execute(
+        """
+        WITH next AS (
+            SELECT id, log FROM conversation WHERE id > %s AND head > 0 ORDER BY id LIMIT %s
+        ), queued AS (
+            INSERT INTO search_queue (log, at_us, is_moved) SELECT log, 0, false FROM next
+        )
+        SELECT max(id) FROM next
+        """,
+        (row[0], _SWEPT_MAX),
+    ).fetchone()
+    connection.execute("UPDATE search SET swept = %s", (ids[0] if ids else None,))
+    return bool(ids and ids[0] is not None)
+
+
+class _Facts(NamedTuple):
+    """A log that is indexed."""
+
+    log: int
+    name: str
+    owner: str
+
+
+def _index_log(
+    connection: psycopg.Connection[Any], log: int, *, is_moved: bool
+) -> tuple[int, bool]:
+    """Index the next messages of a log; return how many, and True if these were the last.
+
+    Nothing of a deleted conversation: its words are not to be found, even if a fork needs them.
+    """
+    # The lock keeps a deletion out, and nothing else: no append has to wait for it.
+    row = connection.execute(
+        "SELECT id, name, head, forked_at FROM conversation WHERE log = %s FOR KEY SHARE", (log,)
+    ).fetchone()
+    if row is None:
+        return 0, True
+    number, name, head, after = row
+    row = connection.execute(
+        "SELECT owner FROM listing WHERE conversation = %s", (number,)
+    ).fetchone()
+    facts = _Facts(log, name, row[0] if row else "")
+    row = connection.execute(
+        "SELECT seq, is_moved FROM search_log WHERE log = %s", (log,)
+    ).fetchone()
+    if row is not None:
+        after, is_moved = row[0], is_moved or row[1]
+    is_moved = is_moved or _has_other_owner(connection, facts)
+    upto, found, changes = _index_records(connection, facts, after, head)
+    if is_moved or changes:
+        is_moved = _exchange_owner(connection, facts)
+    connection.execute(
+        "INSERT INTO search_log VALUES (%s, %s, %s) ON CONFLICT (log) DO UPDATE SET "
+        "seq = excluded.seq, is_moved = excluded.is_moved",
+        (log, upto, is_moved),
+    )
+    return found, upto == head and not is_moved
+
+
+def _index_records(
+    connection: psycopg.Connection[Any], facts: _Facts, after: int, head: int
+) -> tuple[int, int, bool]:
+    """Index records; return the last seq, how many messages, and True if one names an owner."""
+    rows = connection.execute(
+        "SELECT seq, kind, octet_length(payload) FROM event WHERE log = %s AND seq > %s "
+        "AND seq <= %s ORDER BY seq LIMIT %s",
+        (facts.log, after, head, _EVENTS_MAX),
+    ).fetchall()
+    upto, size = after, 0
+    seqs: list[int] = []
+    for seq, kind, bytes_ in rows:
+        if kind in SEARCHED_KINDS:
+            size += bytes_
+            if seqs and (len(seqs) == _MESSAGES_MAX or size > _BYTES_MAX):
+                break
+            seqs.append(seq)
+        upto = seq
+    messages: list[tuple[int, Said]] = []
+    left: list[tuple[str, Sequence[str]]] = []
+    changes = False
+    for seq, kind, payload in connection.execute(
+        "SELECT seq, kind, payload FROM event WHERE log = %s AND seq = ANY(%s) ORDER BY seq",
+        (facts.log, seqs),
+        binary=True,
+    ).fetchall():
+        if kind in LEFT:
+            left.append((kind, left_ids(kind, payload)))
+        elif kind == CHANGES_OWNER:
+            changes = changes or has_owner(payload)
+        elif (said := find_said(kind, payload)) is not None:
+            messages.append((seq, said))
+    _insert(connection, facts, messages)
+    for kind, ids in left:
+        connection.execute(
+            "UPDATE search_message SET left_view = greatest(left_view, %(how)s) "
+            "WHERE log = %(log)s AND seq IN "
+            "(SELECT seq FROM event WHERE log = %(log)s AND event_id = ANY(%(ids)s))",
+            {"how": LEFT[kind], "log": facts.log, "ids": [one for one in ids if "\0" not in one]},
+        )
+    return upto, len(messages), changes
+
+
+def _insert(
+    connection: psycopg.Connection[Any], facts: _Facts, messages: Sequence[tuple[int, Said]]
+) -> None:
+    if not messages:
+        return
+    wanted = [message_number(said.at_us, seq) for seq, said in messages]
+    connection.execute(
+        """
+        INSERT INTO search_message
+        SELECT m.id, %s, m.seq, 0, %s, array_to_tsvector(string_to_array(m.words, ' '))
+        FROM unnest(%s::bigint[], %s::bigint[], %s::text[]) AS m(id, seq, words)
+        """,
+        (
+            facts.log,
+            facts.owner,
+            _free_numbers(connection, wanted),
+            [seq for seq, _ in messages],
+            [" ".join(stored_words(facts.owner, facts.name, said.text)) for _, said in messages],
+        ),
+    )
+
+
+def _free_numbers(connection: psycopg.Connection[Any], wanted: Sequence[int]) -> list[int]:
+    """Return a number of no other message for each of these, as near as it can be."""
+    rows = connection.execute(
+        "SELECT id FROM search_message WHERE id = ANY(%s::bigint[])", (list(wanted),)
+    )
+    taken = {row[0] for row in rows}
+    numbers: list[int] = []
+    for one in wanted:
+        number = one
+        if number in taken:
+            row = connection.execute(
+                "SELECT max(id) FROM search_message WHERE id BETWEEN %s AND %s",
+                (one, one + NUMBER_SPAN),
+            ).fetchone()
+            number = max((row[0] if row else None) or one, one) + 1
+            while number in taken:
+                number += 1
+        taken.add(number)
+        numbers.append(number)
+    return numbers
+
+
+def _has_other_owner(connection: psycopg.Connection[Any], facts: _Facts) -> bool:
+    """Return True if the newest message has another owner's word than the listing has.
+
+    The owner of a listing changes without an event if a caller without listings wrote that.
+    """
+    row = connection.execute(
+        "SELECT owner FROM search_message WHERE log = %s ORDER BY seq DESC LIMIT 1", (facts.log,)
+    ).fetchone()
+    return row is not None and row[0] != facts.owner
+
+
+def _exchange_owner(connection: psycopg.Connection[Any], facts: _Facts) -> bool:
+    """Give some messages of a log the word of its owner; return True if there may be more."""
+    rows = connection.execute(
+        "SELECT id, owner FROM search_message WHERE log = %s AND owner <> %s LIMIT %s",
+        (facts.log, facts.owner, _OWNERS_MAX),
+    ).fetchall()
+    for owner in sorted({row[1] for row in rows}):
+        connection.execute(
+            "UPDATE search_message SET owner = %s, "
+            "words = ts_delete(words, %s::text) || array_to_tsvector(ARRAY[%s::text]) "
+            "WHERE id = ANY(%s)",
+            (
+                facts.owner,
+                owner_word(owner),
+                owner_word(facts.owner),
+                [row[0] for row in rows if row[1] == owner],
+            ),
+        )
+    return len(rows) == _OWNERS_MAX
+
+
+# --- in the writer's transactions -----------------------------------------------------------------
+
+
+def move_owner(connection: psycopg.Connection[Any], log: int) -> None:
+    """Note that the owner in a conversation's listing may have changed."""
+    connection.execute(
+        "INSERT INTO search_queue (log, at_us, is_moved) "
+        "SELECT %s, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, true FROM search",
+        (log,),
+    )
+
+
+def erase_words(connection: psycopg.Connection[Any], log: int) -> int:
+    """Take some messages of a deleted log out of the index; return how many."""
+    connection.execute("DELETE FROM search_log WHERE log = %s", (log,))
+    return connection.execute(
+        "DELETE FROM search_message WHERE id IN "
+        "(SELECT id FROM search_message WHERE log = %s LIMIT %s)",
+        (log, _ERASED_MAX),
+    ).rowcount
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+_RECORDS = """
+    SELECT e.log, e.seq, e.epoch, e.event_id, e.kind, e.message_id, e.mark,
+        coalesce(p.mark, q.mark), e.payload
+    FROM unnest(%s::bigint[], %s::bigint[]) AS w(log, seq)
+    JOIN event e ON e.log = w.log AND e.seq = w.seq
+    LEFT JOIN event p ON p.log = w.log AND p.seq = w.seq - 1
+    LEFT JOIN fork f ON f.log = w.log AND f.seq = w.seq - 1
+    LEFT JOIN event q ON q.log = f.parent AND q.seq = f.seq
+"""
+
+
+def read_search_page(
+    connection: psycopg.Connection[Any], query: SearchQuery, schema: str
+) -> SearchPage:
+    """Return a page of the messages that the index has. Raises `SearchIsOff` if there is none."""
+    row = connection.execute(
+        "SELECT rules, swept, (SELECT min(at_us) FROM search_queue) FROM search"
+    ).fetchone()
+    if row is None or row[0] != WORD_RULES:
+        raise SearchIsOff(f"schema {schema}")
+    _, swept, oldest_us = row
+
+    def find(after: int | None, limit: int) -> Sequence[Candidate]:
+        statement, values = search_statement(query, after, limit)
+        # Not prepared: a plan fits the words that it was made for.
+        rows = connection.execute(statement.encode(), values, prepare=False).fetchall()
+        return [
+            Candidate(number, name, has_label, place) for number, name, has_label, *place in rows
+        ]
+
+    def show(wanted: Sequence[Candidate]) -> Sequence[FoundMessage]:
+        return _show(connection, query, wanted)
+
+    complete_to_us = 0 if swept is not None else oldest_us
+    return fill_search_page(query, find, show, complete_to_us)
+
+
+def search_statement(
+    query: SearchQuery, after: int | None, limit: int
+) -> tuple[str, Sequence[object]]:
+    """Return the statement that finds so many candidates below a number."""
+    # Words have no quotation marks, nor anything else that a tsquery would obey.
+    words = [f"'{word}'" for word in (*query.words, *scope_words(query))]
+    if query.begins:
+        words.append(f"'{query.begins}':*")
+    has_label, conditions = "true", ["m.words @@ %s::tsquery"]
+    labels: list[object] = []
+    values: list[object] = [" & ".join(words)]
+    owners = ""
+    if after is not None:
+        conditions.append("m.id < %s")
+        values.append(after)
+    if query.owner is not None:
+        # A listing may have another owner by now than its messages in the index.
+        owners = "JOIN listing l ON l.conversation = c.id"
+        conditions.append("l.owner = %s")
+        values.append(query.owner)
+    if query.label is not None:
+        has_label = "EXISTS (SELECT FROM label k WHERE k.conversation = c.id AND k.label = %s "
+        has_label += "AND k.value = %s)"
+        labels += query.label
+    statement = f"""
+        SELECT m.id, c.name, {has_label}, m.seq, m.log, m.left_view
+        FROM search_message m JOIN conversation c ON c.log = m.log {owners}
+        WHERE {" AND ".join(conditions)} ORDER BY m.id DESC LIMIT %s
+    """  # noqa: S608 - our own text
+    return statement, (*labels, *values, limit)
+
+
+def _show(
+    connection: psycopg.Connection[Any], query: SearchQuery, wanted: Sequence[Candidate]
+) -> Sequence[FoundMessage]:
+    if not wanted:
+        return []
+    places = ([one.place[1] for one in wanted], [one.place[0] for one in wanted])
+    records = {
+        (row[0], row[1]): row
+        for row in connection.execute(_RECORDS, places, binary=True).fetchall()
+    }
+    rows = []
+    for one in wanted:
+        seq, log, left = one.place
+        found = records.get((log, seq))
+        rows.append(
+            found_message(
+                query,
+                one.conversation_id,
+                seq,
+                found[3] if found else "",
+                _said(found) if found else None,
+                number=one.number,
+                left=left,
+            )
+        )
+    return rows
+
+
+def _said(record: Sequence[Any]) -> Said | None:
+    """Return what a record says, or None if it fails its checksum."""
+    log, seq, epoch, event_id, kind, message_id, mark, before, payload = record
+    before = first_mark(log) if seq == 1 else before
+    if before is None:
+        return None
+    is_whole = next_mark(before, seq, epoch, event_id, kind, message_id, payload) == mark
+    return find_said(kind, payload) if is_whole else None

@@ -1,0 +1,204 @@
+"""Search, as far as it is the same for every journal: what is indexed, and how a page is filled.
+
+Indexed are the chat messages of users and agents. A message has a number, by which the index is
+sorted: its time, and then its seq. Messages of one time and seq in different conversations would
+share it, so a journal moves the later one up a little.
+
+In the databases, each message is stored with its words and with two words more, which no text has:
+one stands for the conversation's owner, one for its id up to the first slash or colon. So a search
+among one user's conversations looks at no message of another. The owner of a listing may change;
+then the job exchanges that word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+
+from ...journal import FoundMessage, SearchPage, SearchQuery
+from ...values.words import snippet, words_of
+
+__all__ = [
+    "CHANGES_OWNER",
+    "LEFT",
+    "SAID_KINDS",
+    "SEARCHED_KINDS",
+    "Candidate",
+    "Said",
+    "fill_search_page",
+    "find_said",
+    "folder_of",
+    "found_message",
+    "has_owner",
+    "left_ids",
+    "message_number",
+    "owner_word",
+    "scope_words",
+    "stored_words",
+]
+
+SAID_KINDS = ("user_message", "agent_message")
+LEFT: dict[str, int] = {"condensation": 1, "retraction": 2}
+"""The kinds that take messages out of the view, as `left_view` is stored; the highest counts."""
+CHANGES_OWNER = "conversation_changed"
+SEARCHED_KINDS = (*SAID_KINDS, *LEFT, CHANGES_OWNER)
+"""The kinds of records that an index looks at."""
+
+_LEFT_VIEW: Sequence[Literal["", "condensed", "retracted"]] = ("", "condensed", "retracted")
+_SEQS = 11  # bits of a number that are of the seq
+_TIME_MAX = (1 << (62 - _SEQS)) - 1
+NUMBER_SPAN = 1 << 31
+"""A message whose number is taken comes behind all that follow it in this span: a second."""
+_CANDIDATES_AT_ONCE = 256
+
+
+class Said(NamedTuple):
+    """What a record says to the user, or by the user."""
+
+    by: Literal["user", "agent"]
+    author: str | None
+    at_us: int
+    text: str
+
+
+def find_said(kind: str, payload: bytes) -> Said | None:
+    """Return the chat message that a record holds, or None if it holds none."""
+    if kind not in SAID_KINDS:
+        return None
+    fields = _fields(payload)
+    text, author = fields.get("content"), fields.get("author")
+    if not isinstance(text, str) or fields.get("is_reminder"):
+        return None
+    by: Literal["user", "agent"] = "user" if kind == SAID_KINDS[0] else "agent"
+    return Said(by, author if isinstance(author, str) else None, _time(fields), text)
+
+
+def left_ids(kind: str, payload: bytes) -> Sequence[str]:
+    """Return the ids of the events that a record takes out of the view."""
+    name = {"condensation": "forgotten_event_ids", "retraction": "retracted_event_ids"}[kind]
+    ids = _fields(payload).get(name)
+    return [one for one in ids if isinstance(one, str)] if isinstance(ids, list) else []
+
+
+def has_owner(payload: bytes) -> bool:
+    """Return True if a record of `CHANGES_OWNER` names an owner."""
+    return _fields(payload).get("owner") is not None
+
+
+def _fields(payload: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(payload.decode())
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _time(fields: dict[str, Any]) -> int:
+    try:
+        at = datetime.fromisoformat(fields["timestamp"])
+        return max(0, round(at.timestamp() * 1_000_000)) if at.tzinfo else 0
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return 0
+
+
+def message_number(at_us: int, seq: int) -> int:
+    """Return the number that a message has unless it is taken."""
+    return min(at_us, _TIME_MAX) << _SEQS | seq & ((1 << _SEQS) - 1)
+
+
+def owner_word(owner: str) -> str:
+    """Return the word that stands for an owner; it begins with a character of no word."""
+    return "\ue000" + blake2b(owner.encode("utf-8", "replace"), digest_size=10).hexdigest()
+
+
+_FOLDER = re.compile("[^/:]*[/:]")
+
+
+def folder_of(conversation_id: str) -> str:
+    """Return an id up to its first slash or colon; empty if it has neither."""
+    found = _FOLDER.match(conversation_id)
+    return found.group() if found else ""
+
+
+def folder_word(conversation_id: str) -> str:
+    """Return the word that stands for the folder of an id; no text has it."""
+    folder = folder_of(conversation_id).encode("utf-8", "replace")
+    return "\ue001" + blake2b(folder, digest_size=10).hexdigest()
+
+
+def scope_words(query: SearchQuery) -> list[str]:
+    """Return the words, of those that no text has, that the messages of a query have."""
+    words = [] if query.owner is None else [owner_word(query.owner)]
+    if folder_of(query.prefix):
+        words.append(folder_word(query.prefix))
+    return words
+
+
+def stored_words(owner: str, conversation_id: str, text: str) -> Sequence[str]:
+    """Return all words that a message is stored with; the one that may be exchanged is first."""
+    return (owner_word(owner), folder_word(conversation_id), *words_of(text))
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+class Candidate(NamedTuple):
+    """A message with the words and the owner of a query."""
+
+    number: int
+    conversation_id: str
+    has_label: bool
+    """True if the conversation has the label of the query, or the query has none."""
+    place: Any
+    """Names the record to its journal."""
+
+
+def fill_search_page(
+    query: SearchQuery,
+    find: Callable[[int | None, int], Sequence[Candidate]],
+    show: Callable[[Sequence[Candidate]], Sequence[FoundMessage]],
+    complete_to_us: int | None,
+) -> SearchPage:
+    """Return a page. `find` returns so many candidates below a number, the highest first."""
+    has_rest = query.prefix != folder_of(query.prefix) or query.label is not None
+    at_once = min(_CANDIDATES_AT_ONCE, query.scan_max) if has_rest else query.limit + 1
+    wanted: list[Candidate] = []
+    after, looked_at = query.after, 0
+    while True:
+        found = find(after, at_once)
+        for one in found:
+            if one.has_label and one.conversation_id.startswith(query.prefix):
+                if len(wanted) == query.limit:
+                    return SearchPage(show(wanted), wanted[-1].number, True, complete_to_us)
+                wanted.append(one)
+            after = one.number
+        looked_at += len(found)
+        if len(found) < at_once:
+            return SearchPage(show(wanted), None, True, complete_to_us)
+        if looked_at >= query.scan_max and has_rest:
+            return SearchPage(show(wanted), after, False, complete_to_us)
+
+
+def found_message(
+    query: SearchQuery,
+    conversation_id: str,
+    seq: int,
+    event_id: str,
+    said: Said | None,
+    *,
+    number: int,
+    left: int,
+) -> FoundMessage:
+    """Return a message as it is found; `said` is None if its record is damaged."""
+    if said is None:
+        at_us = number >> _SEQS
+        return FoundMessage(
+            conversation_id, seq, event_id, "user", None, at_us, "", _LEFT_VIEW[left]
+        )
+    shown = snippet(said.text, query.words, query.begins)
+    facts = (said.by, said.author, said.at_us, shown)
+    return FoundMessage(conversation_id, seq, event_id, *facts, _LEFT_VIEW[left])

@@ -1,0 +1,577 @@
+"""The index of words in the SQLite file: filled in slices, read a page at a time.
+
+The writer's thread fills it between its commits, behind a cursor: the id of the last event that was
+looked at. A slice is one transaction. It is of bounded size, and few statements: each one releases
+the interpreter lock, and waits for a busy event loop to get it back.
+
+The words are in an FTS5 table over the column `search_message.words`. They were found in Python,
+so that every journal has the same; the tokenizer `ascii` leaves them as they are. The index is no
+truth: a file that has lost it is indexed again.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ...errors import JournalRefused
+from ...journal import FoundMessage, SearchPage, SearchQuery, StoredRecord
+from ...values.words import WORD_RULES
+from ..shared.payload_parts import join
+from ..shared.record_chain import first_mark, next_mark
+from ..shared.searching import (
+    CHANGES_OWNER,
+    LEFT,
+    NUMBER_SPAN,
+    SEARCHED_KINDS,
+    Candidate,
+    Said,
+    fill_search_page,
+    find_said,
+    found_message,
+    has_owner,
+    left_ids,
+    message_number,
+    owner_word,
+    scope_words,
+    stored_words,
+)
+
+__all__ = [
+    "LogWords",
+    "erase_words",
+    "has_search",
+    "index_slice",
+    "is_clean",
+    "join_slice",
+    "merge_slice",
+    "read_search_page",
+    "start_search",
+]
+
+_EVENTS_MAX = 512
+_MESSAGES_MAX = 64
+_BYTES_MAX = 512 << 10
+"""A slice looks at so many events, and takes messages of about so many bytes: some milliseconds."""
+_OWNERS_MAX = 32
+_ERASED_MAX = 64
+_MERGED_PAGES = 64
+_MERGED_MESSAGES_MAX = 50_000
+"""Merging the pages of so many messages takes about half a second."""
+_SECURE_DELETE_MIN = (3, 42)
+
+_CREATE = """
+    CREATE VIRTUAL TABLE search_word USING fts5 (
+        words, content = 'search_message', content_rowid = 'id', tokenize = 'ascii',
+        detail = 'column', columnsize = 0
+    )
+"""
+
+
+def has_search(connection: sqlite3.Connection) -> bool:
+    """Return True if the file has an index of words by these rules."""
+    row = connection.execute("SELECT rules FROM search").fetchone()
+    return row is not None and row[0] == WORD_RULES
+
+
+def start_search(connection: sqlite3.Connection) -> None:
+    """Make an empty index, unless the file has one. Raise `JournalRefused` without FTS5."""
+    if has_search(connection):
+        _erase_at_once(connection)
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute("DROP TABLE IF EXISTS search_word")
+        for table in ("search", "search_message", "search_again"):
+            connection.execute(f"DELETE FROM {table}")  # noqa: S608 - our own names
+        connection.execute(_CREATE)
+        # Two segments are enough for `join_slice`.
+        connection.execute("INSERT INTO search_word (search_word, rank) VALUES ('usermerge', 2)")
+        connection.execute("INSERT INTO search VALUES (0, 0, ?, 1)", (WORD_RULES,))
+        _erase_at_once(connection)
+        connection.execute("COMMIT")
+    except BaseException as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError) and "no such module" in str(error):
+            raise JournalRefused(
+                "search needs FTS5, which this SQLite was built without; nothing was changed; use "
+                "another build of Python, or open the journal without search=True"
+            ) from error
+        raise
+
+
+def _erase_at_once(connection: sqlite3.Connection) -> None:
+    """Have FTS5 overwrite what is deleted, if it can; `merge_slice` is for when it cannot."""
+    if sqlite3.sqlite_version_info >= _SECURE_DELETE_MIN:
+        connection.execute(
+            "INSERT INTO search_word (search_word, rank) VALUES ('secure-delete', 1)"
+        )
+
+
+def is_clean(connection: sqlite3.Connection) -> bool:
+    """Return True if no word of a deleted message is left in the pages of the index."""
+    row = connection.execute("SELECT is_clean FROM search").fetchone()
+    return row is None or bool(row[0])
+
+
+# --- a slice --------------------------------------------------------------------------------------
+
+
+class _Facts(NamedTuple):
+    """A row of `event` that the index looks at, without its payload."""
+
+    id: int
+    log: int
+    seq: int
+    kind: str
+    size: int
+    parts: str | None
+    name: str
+    owner: str
+
+
+_KINDS = ", ".join(f"'{kind}'" for kind in SEARCHED_KINDS)
+_NEXT = f"""
+    SELECT json_group_array(json_array(id, log, seq, kind, size, parts, name, owner)),
+        (SELECT max(id) FROM (SELECT id FROM event WHERE id > :cursor ORDER BY id LIMIT :limit))
+    FROM (
+        SELECT e.id, e.log, e.seq, e.kind, length(e.payload) AS size, e.parts, c.name,
+            ifnull(l.owner, '') AS owner
+        FROM (SELECT * FROM event WHERE id > :cursor ORDER BY id LIMIT :limit) e
+        JOIN conversation c ON c.log = e.log
+        LEFT JOIN listing l ON l.conversation = c.id
+        WHERE e.kind IN ({_KINDS}) ORDER BY e.id
+    )
+"""  # noqa: S608 - our own text
+_PAYLOADS = """
+    SELECT json_group_array(json_array(e.id, length(e.payload))),
+        CAST(group_concat(e.payload, '') AS BLOB)
+    FROM json_each(?) j CROSS JOIN event e ON e.id = j.value
+"""
+_INSERT = """
+    INSERT INTO search_message
+    SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, 0, value ->> 4, value ->> 5
+    FROM json_each(?)
+"""
+_INSERT_WORDS = """
+    INSERT INTO search_word (rowid, words)
+    SELECT m.id, m.words FROM json_each(?) j CROSS JOIN search_message m ON m.id = j.value
+"""
+_DELETE_WORDS = """
+    INSERT INTO search_word (search_word, rowid, words)
+    SELECT 'delete', m.id, m.words
+    FROM json_each(?) j CROSS JOIN search_message m ON m.id = j.value
+"""
+# Of a log whose owner changed without an event, as a caller without listings leaves it.
+_NOTE_OWNERS = """
+    INSERT OR IGNORE INTO search_again SELECT j.value ->> 0 FROM json_each(?) j
+    WHERE (SELECT owner FROM search_message WHERE log = j.value ->> 0 ORDER BY seq DESC LIMIT 1)
+        <> j.value ->> 1
+"""
+_MARK_LEFT = """
+    UPDATE search_message SET left_view = max(left_view, :how)
+    WHERE log = :log AND seq IN (
+        SELECT e.seq FROM json_each(:ids) j CROSS JOIN event e
+        ON e.event_id = j.value AND e.log = :log
+    )
+"""
+
+
+def index_slice(connection: sqlite3.Connection, now_us: int) -> bool:
+    """Look at the next events; return True if there are more to be looked at.
+
+    Events of deleted conversations are passed over: their words are not to be found, even if a fork
+    needs them.
+    """
+    row = connection.execute("SELECT cursor FROM search").fetchone()
+    if row is None:
+        return False
+    cursor = row[0]
+    is_again = _exchange_owners(connection)
+    found, last = connection.execute(_NEXT, {"cursor": cursor, "limit": _EVENTS_MAX}).fetchone()
+    if last is None:
+        if not is_again:
+            connection.execute("UPDATE search SET complete_us = ?", (now_us,))
+        return is_again
+    facts, upto = _first_of([_Facts(*row) for row in json.loads(found)], last)
+    _index(connection, facts)
+    (newest,) = connection.execute("SELECT max(id) FROM event").fetchone()
+    is_more = upto < newest or is_again or _is_any_again(connection)
+    connection.execute("UPDATE search SET cursor = ?", (upto,))
+    if not is_more:
+        connection.execute("UPDATE search SET complete_us = ?", (now_us,))
+    return is_more
+
+
+def _first_of(facts: Sequence[_Facts], last: int) -> tuple[Sequence[_Facts], int]:
+    """Return as many of the events as a slice takes, and the id that it comes to."""
+    size = 0
+    for at, one in enumerate(facts):
+        size += one.size + (one.parts is not None) * _BYTES_MAX // 2  # parts may be large
+        if at and (at == _MESSAGES_MAX or size > _BYTES_MAX):
+            return facts[:at], one.id - 1
+    return facts, last
+
+
+def _index(connection: sqlite3.Connection, facts: Sequence[_Facts]) -> None:
+    connection.execute(_NOTE_OWNERS, (json.dumps([(one.log, one.owner) for one in facts]),))
+    payloads = _read_payloads(connection, facts)
+    messages: list[tuple[_Facts, Said]] = []
+    left: list[tuple[_Facts, Sequence[str]]] = []
+    for one, payload in zip(facts, payloads, strict=True):
+        if one.kind in LEFT:
+            left.append((one, left_ids(one.kind, payload)))
+        elif one.kind == CHANGES_OWNER:
+            if has_owner(payload):
+                connection.execute("INSERT OR IGNORE INTO search_again VALUES (?)", (one.log,))
+        elif (said := find_said(one.kind, payload)) is not None:
+            messages.append((one, said))
+    _insert(connection, messages)
+    for one, ids in left:
+        values = {"how": LEFT[one.kind], "log": one.log, "ids": json.dumps(ids)}
+        connection.execute(_MARK_LEFT, values)
+
+
+def _read_payloads(connection: sqlite3.Connection, facts: Sequence[_Facts]) -> list[bytes]:
+    """Return the payloads of these events; an empty one for an event that cannot be read."""
+    if not facts:
+        return []
+    sizes, content = connection.execute(
+        _PAYLOADS, (json.dumps([one.id for one in facts]),)
+    ).fetchone()
+    at = 0
+    by_id: dict[int, bytes] = {}
+    for number, size in json.loads(sizes):
+        by_id[number] = (content or b"")[at : at + size]
+        at += size
+    return [_whole(connection, by_id[one.id], one.parts) or b"" for one in facts]
+
+
+def _whole(connection: sqlite3.Connection, payload: bytes, parts: str | None) -> bytes | None:
+    """Return a payload with its large parts; None if they cannot be read."""
+
+    def fetch(digest: bytes) -> bytes:
+        row = connection.execute("SELECT data FROM part WHERE digest = ?", (digest,)).fetchone()
+        if row is None:
+            raise ValueError("missing part")
+        data: bytes = row[0]
+        return data
+
+    try:
+        return payload if parts is None else join(payload, parts, fetch)
+    except (ValueError, TypeError):
+        return None  # reads of the log say so
+
+
+def _insert(connection: sqlite3.Connection, messages: Sequence[tuple[_Facts, Said]]) -> None:
+    if not messages:
+        return
+    wanted = [message_number(said.at_us, one.seq) for one, said in messages]
+    numbers = _free_numbers(connection, wanted)
+    rows = [
+        (number, one.log, one.seq, one.id, one.owner, _words(one, said))
+        for number, (one, said) in zip(numbers, messages, strict=True)
+    ]
+    rows.sort()  # FTS5 writes what it has gathered if a lower id follows
+    connection.execute(_INSERT, (json.dumps(rows),))
+    connection.execute(_INSERT_WORDS, (json.dumps([row[0] for row in rows]),))
+
+
+def _words(one: _Facts, said: Said) -> str:
+    return " ".join(stored_words(one.owner, one.name, said.text))
+
+
+def _free_numbers(connection: sqlite3.Connection, wanted: Sequence[int]) -> list[int]:
+    """Return a number of no other message for each of these, as near as it can be."""
+    (found,) = connection.execute(
+        "SELECT json_group_array(m.id) FROM json_each(?) j CROSS JOIN search_message m "
+        "ON m.id = j.value",
+        (json.dumps(wanted),),
+    ).fetchone()
+    taken = set(json.loads(found))
+    numbers: list[int] = []
+    for one in wanted:
+        number = one
+        if number in taken:
+            (highest,) = connection.execute(
+                "SELECT max(id) FROM search_message WHERE id BETWEEN ? AND ?",
+                (one, one + NUMBER_SPAN),
+            ).fetchone()
+            number = max(highest or one, one) + 1
+            while number in taken:
+                number += 1
+        taken.add(number)
+        numbers.append(number)
+    return numbers
+
+
+# --- owners ---------------------------------------------------------------------------------------
+
+
+def _is_any_again(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT 1 FROM search_again LIMIT 1").fetchone() is not None
+
+
+def _exchange_owners(connection: sqlite3.Connection) -> bool:
+    """Give some messages of one log the word of its owner; return True if there are more."""
+    row = connection.execute("SELECT log FROM search_again LIMIT 1").fetchone()
+    if row is None:
+        return False
+    (log,) = row
+    owner = connection.execute(
+        "SELECT l.owner FROM conversation c JOIN listing l ON l.conversation = c.id "
+        "WHERE c.log = ?",
+        (log,),
+    ).fetchone()
+    found = 0
+    if owner is not None:
+        ids, found = connection.execute(
+            "SELECT json_group_array(id), count(*) FROM "
+            "(SELECT id FROM search_message WHERE log = ? AND owner <> ? LIMIT ?)",
+            (log, *owner, _OWNERS_MAX),
+        ).fetchone()
+        _delete_words(connection, ids)
+        connection.execute(
+            "UPDATE search_message SET owner = :owner, "
+            "words = :word || substr(words, length(:word) + 1) "
+            "WHERE id IN (SELECT value FROM json_each(:ids))",
+            {"owner": owner[0], "word": owner_word(owner[0]), "ids": ids},
+        )
+        connection.execute(_INSERT_WORDS, (ids,))
+    if found < _OWNERS_MAX:
+        connection.execute("DELETE FROM search_again WHERE log = ?", (log,))
+    return _is_any_again(connection)
+
+
+# --- deletion -------------------------------------------------------------------------------------
+
+
+def erase_words(connection: sqlite3.Connection, log: int) -> bool:
+    """Take some messages of a deleted log out of the index; return True if there may be more."""
+    ids, found = connection.execute(
+        "SELECT json_group_array(id), count(*) FROM "
+        "(SELECT id FROM search_message WHERE log = ? LIMIT ?)",
+        (log, _ERASED_MAX),
+    ).fetchone()
+    if not found:
+        connection.execute("DELETE FROM search_again WHERE log = ?", (log,))
+        return False
+    _erase_at_once(connection)
+    _delete_words(connection, ids)
+    connection.execute(
+        "DELETE FROM search_message WHERE id IN (SELECT value FROM json_each(?))", (ids,)
+    )
+    return bool(found == _ERASED_MAX)
+
+
+def _delete_words(connection: sqlite3.Connection, ids: str) -> None:
+    connection.execute(_DELETE_WORDS, (ids,))
+    if sqlite3.sqlite_version_info < _SECURE_DELETE_MIN:
+        connection.execute("UPDATE search SET is_clean = 0")
+
+
+def merge_slice(connection: sqlite3.Connection, *, is_forced: bool = False) -> bool:
+    """Merge some pages of FTS5's index; return True if there are more to merge.
+
+    FTS5 of SQLite below 3.42 only marks what is deleted: the words leave the file when all segments
+    have been merged into one. That takes as long as the index is large, so a large one is left
+    alone unless `is_forced`.
+    """
+    if is_clean(connection) or not (is_forced or _is_small(connection)):
+        return False
+    before = connection.total_changes
+    # Negative: all segments into one; a merge that is under way goes on.
+    connection.execute(
+        "INSERT INTO search_word (search_word, rank) VALUES ('merge', ?)", (-_MERGED_PAGES,)
+    )
+    is_more = connection.total_changes - before > 1
+    if not is_more:
+        connection.execute("UPDATE search SET is_clean = 1")
+    return is_more
+
+
+def join_slice(connection: sqlite3.Connection) -> bool:
+    """Join some segments of about the same length; return True if there are more.
+
+    Each slice of the index makes one, and a search looks into all of them.
+    """
+    before = connection.total_changes
+    connection.execute(
+        "INSERT INTO search_word (search_word, rank) VALUES ('merge', ?)", (_MERGED_PAGES,)
+    )
+    return connection.total_changes - before > 1
+
+
+def _is_small(connection: sqlite3.Connection) -> bool:
+    return not connection.execute(
+        "SELECT 1 FROM search_message LIMIT 1 OFFSET ?", (_MERGED_MESSAGES_MAX,)
+    ).fetchone()
+
+
+# --- verification ---------------------------------------------------------------------------------
+
+
+class LogWords:
+    """Compares what the index has of a log with the log's own records, given one by one."""
+
+    def __init__(self, connection: sqlite3.Connection, log: int, name: str) -> None:
+        self._connection = connection
+        self._name = name
+        (self._cursor,) = connection.execute("SELECT cursor FROM search").fetchone()
+        self._rows = {
+            row[0]: row[1:]
+            for row in connection.execute(
+                "SELECT seq, id, event, left_view, owner, words FROM search_message WHERE log = ?",
+                (log,),
+            )
+        }
+        self._left: dict[str, int] = {}
+        self._seqs: dict[str, int] = {}
+
+    def add(self, number: int, record: StoredRecord) -> str | None:
+        """Compare a record of the log, whose row has this id; return the problem, or None."""
+        if number > self._cursor:
+            return None
+        if record.kind in LEFT:
+            for event_id in left_ids(record.kind, record.payload):
+                how = max(self._left.get(event_id, 0), LEFT[record.kind])
+                self._left[event_id] = how
+        said = find_said(record.kind, record.payload)
+        if said is None:
+            return None
+        self._seqs[record.event_id] = record.seq
+        row = self._rows.get(record.seq)
+        if row is None:
+            return "the index of words lacks it"
+        message, event, _, owner, words = row
+        # Other texts may have other words in another version of Unicode.
+        expected = " ".join(stored_words(owner, self._name, said.text))
+        if event != number or (said.text.isascii() and words != expected):
+            return "the index of words differs from it"
+        wanted = " AND ".join(f'"{word}"' for word in words.split())
+        if not self._connection.execute(
+            "SELECT 1 FROM search_word WHERE search_word MATCH ? AND rowid = ?", (wanted, message)
+        ).fetchone():
+            return "the index of words does not find it"
+        return None
+
+    def end(self) -> tuple[int, str] | None:
+        """Return the seq of a message that the log does not have so, and the problem; or None."""
+        seqs = {seq: event_id for event_id, seq in self._seqs.items()}
+        for seq, (_, _, left, _, _) in self._rows.items():
+            if seq not in seqs:
+                return seq, "the index of words has a message that the log has not"
+            if left != self._left.get(seqs[seq], 0):
+                return seq, "the index of words differs in how it has left the view"
+        return None
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+_STATE = """
+    SELECT rules, cursor, complete_us, (SELECT ifnull(max(id), 0) FROM event),
+        EXISTS (SELECT 1 FROM search_again) FROM search
+"""
+_RECORDS = """
+    SELECT json_group_array(json_array(
+            e.id, e.log, e.seq, e.epoch, e.event_id, e.kind, e.message_id, e.mark,
+            length(e.payload), e.parts, p.mark)),
+        CAST(group_concat(e.payload, '') AS BLOB)
+    FROM json_each(?) j CROSS JOIN event e ON e.id = j.value
+    LEFT JOIN event p ON p.id = e.previous
+"""
+
+
+def read_search_page(connection: sqlite3.Connection, query: SearchQuery) -> SearchPage | None:
+    """Return a page of the messages that the index has; None if the file has no index."""
+    row = connection.execute(_STATE).fetchone()
+    if row is None or row[0] != WORD_RULES:
+        return None
+    _, cursor, complete_us, newest, is_again = row
+    complete_to_us = None if cursor >= newest and not is_again else int(complete_us)
+
+    def find(after: int | None, limit: int) -> Sequence[Candidate]:
+        statement, values = search_statement(query, after, limit)
+        (rows,) = connection.execute(statement, values).fetchone()
+        return [
+            Candidate(number, name, bool(has_label), place)
+            for number, name, has_label, *place in json.loads(rows)
+        ]
+
+    def show(wanted: Sequence[Candidate]) -> Sequence[FoundMessage]:
+        return _show(connection, query, wanted)
+
+    return fill_search_page(query, find, show, complete_to_us)
+
+
+def search_statement(
+    query: SearchQuery, after: int | None, limit: int
+) -> tuple[str, Sequence[object]]:
+    """Return the statement that finds so many candidates below a number."""
+    # Words have no quotation marks, nor anything else that FTS5 would obey.
+    words = [f'"{word}"' for word in (*query.words, *scope_words(query))]
+    if query.begins:
+        words.append(f'"{query.begins}" *')
+    has_label, conditions = "1", ["w.search_word MATCH ?"]
+    labels: list[object] = []
+    values: list[object] = []
+    values.append(" AND ".join(words))
+    if after is not None:
+        conditions.append("w.rowid < ?")
+        values.append(after)
+    if query.owner is not None:
+        # A listing may have another owner by now than its messages in the index.
+        conditions.append("l.owner = ?")
+        values.append(query.owner)
+    if query.label is not None:
+        has_label = "EXISTS (SELECT 1 FROM label k WHERE k.conversation = c.id AND k.label = ? "
+        has_label += "AND k.value = ?)"
+        labels += query.label
+    owners = "JOIN listing l ON l.conversation = c.id" if query.owner is not None else ""
+    statement = f"""
+        SELECT json_group_array(json_array(id, name, has_label, seq, event, left_view))
+        FROM (
+            SELECT m.id, c.name, {has_label} AS has_label, m.seq, m.event, m.left_view
+            FROM search_word w CROSS JOIN search_message m ON m.id = w.rowid
+            JOIN conversation c ON c.log = m.log {owners}
+            WHERE {" AND ".join(conditions)} ORDER BY w.rowid DESC LIMIT ?
+        )
+    """  # noqa: S608 - our own text
+    return statement, (*labels, *values, limit)
+
+
+def _show(
+    connection: sqlite3.Connection, query: SearchQuery, wanted: Sequence[Candidate]
+) -> Sequence[FoundMessage]:
+    if not wanted:
+        return []
+    found, content = connection.execute(
+        _RECORDS, (json.dumps([one.place[1] for one in wanted]),)
+    ).fetchone()
+    at = 0
+    records: dict[int, tuple[str, Said | None]] = {}
+    for number, *facts, size, parts, before in json.loads(found):
+        payload = (content or b"")[at : at + size]
+        at += size
+        said = _said(_whole(connection, payload, parts), before, *facts)
+        records[number] = (facts[3], said)
+    rows = []
+    for one in wanted:
+        seq, event, left = one.place
+        event_id, said = records.get(event, ("", None))
+        name = one.conversation_id
+        rows.append(found_message(query, name, seq, event_id, said, number=one.number, left=left))
+    return rows
+
+
+def _said(payload: bytes | None, before: int | None, *facts: Any) -> Said | None:  # noqa: ANN401 - of SQLite
+    """Return what a record says, or None if it fails its checksum."""
+    log, seq, epoch, event_id, kind, message_id, mark = facts
+    before = first_mark(log) if seq == 1 else before
+    if payload is None or before is None:
+        return None
+    is_whole = next_mark(before, seq, epoch, event_id, kind, message_id, payload) == mark
+    return find_said(kind, payload) if is_whole else None

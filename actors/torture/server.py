@@ -1,0 +1,148 @@
+"""The server's process: started, stopped for a while, killed, and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+
+import anyio
+from anyio.abc import Process
+
+from turnkeeper.runtime import Ports
+
+from .exchanges import Site
+
+__all__ = ["GivenServer", "OwnServer", "Server", "ServerLost", "answers"]
+
+START_S = 60.0
+_POLL_S = 0.05
+_CONNECT_S = 1.0
+_TOLD_BYTES_MAX = 2_000
+
+
+class ServerLost(Exception):
+    """The server cannot be started, or does not come back."""
+
+
+class Server:
+    """A process that can be disturbed; one of the two below."""
+
+    pid: int
+
+    def __init__(self, site: Site, ports: Ports) -> None:
+        self._site = site
+        self._ports = ports
+
+    @property
+    def is_ours(self) -> bool:
+        """True if the process is known, and may be killed."""
+        raise NotImplementedError
+
+    async def kill(self) -> None:
+        """Kill it with SIGKILL."""
+        raise NotImplementedError
+
+    async def start(self) -> None:
+        """Start it again, or wait until something else has. Raises `ServerLost`."""
+        raise NotImplementedError
+
+    async def leave(self) -> None:
+        """End it, if the torture has started it."""
+
+    async def freeze(self, seconds: float) -> None:
+        """Stop it for a while with SIGSTOP."""
+        try:
+            os.kill(self.pid, signal.SIGSTOP)
+        except ProcessLookupError:
+            return
+        try:
+            await self._ports.sleep(seconds)
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+
+async def answers(site: Site) -> bool:
+    """True if something takes connections there."""
+    try:
+        with anyio.fail_after(_CONNECT_S):
+            stream = await anyio.connect_tcp(site.host, site.port)
+    except (OSError, TimeoutError):
+        return False
+    await anyio.aclose_forcefully(stream)
+    return True
+
+
+class OwnServer(Server):
+    """A server that the torture starts itself, by a command."""
+
+    def __init__(self, site: Site, ports: Ports, command: Sequence[str]) -> None:
+        super().__init__(site, ports)
+        self._command = command
+        self._process: Process | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        return self._process is not None
+
+    async def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with anyio.CancelScope(shield=True):
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    async def leave(self) -> None:
+        await self.kill()
+
+    async def start(self) -> None:
+        if await answers(self._site):
+            raise ServerLost(f"something else is served at {self._site.url} already")
+        with tempfile.TemporaryFile() as told:
+            try:
+                self._process = await anyio.open_process(
+                    self._command, stdin=subprocess.DEVNULL, stdout=told, stderr=told
+                )
+            except OSError as error:
+                raise ServerLost(f"the server cannot be started: {error.strerror}") from error
+            self.pid = self._process.pid
+            with anyio.move_on_after(START_S):
+                while self._process.returncode is None:
+                    if await answers(self._site):
+                        return
+                    await self._ports.sleep(_POLL_S)
+            told.seek(0)
+            lines = told.read()[-_TOLD_BYTES_MAX:].decode("utf-8", "replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no word")
+        raise ServerLost(f"the server did not start: {last}")
+
+
+class GivenServer(Server):
+    """A server that runs already. Something else starts it again; it is killed once."""
+
+    def __init__(self, site: Site, ports: Ports, pid: int) -> None:
+        super().__init__(site, ports)
+        self.pid = pid
+        self._is_killed = False
+
+    @property
+    def is_ours(self) -> bool:
+        return not self._is_killed
+
+    async def kill(self) -> None:
+        self._is_killed = True
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError as error:
+            raise ServerLost(f"there is no process {self.pid}") from error
+
+    async def start(self) -> None:
+        with anyio.move_on_after(START_S):
+            while not await answers(self._site):
+                await self._ports.sleep(_POLL_S)
+            return
+        raise ServerLost(f"{self._site.url} is not served again within {START_S:g} s")

@@ -1,0 +1,138 @@
+"""The words of a text, as search knows them: the same for what is stored and for what is asked.
+
+A text is normalized (NFKD) and case-folded. Words are its longest runs of letters, digits and the
+signs that stand inside words; all else separates. Accents are left out, so `café` is `cafe` and
+finds `CAFÉ`; joiners and soft hyphens are left out too. Each ideograph and each kana is a word of
+its own, since nothing separates them. Of a longer word, the first 64 characters count.
+
+A journal that stores words stores the number of these rules with them: `WORD_RULES`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+__all__ = ["TEXT_BYTES_MAX", "WORD_RULES", "find_words", "snippet", "words_of"]
+
+WORD_RULES = 1
+"""Rises with each change of what is a word; an index of other rules is made again."""
+
+TEXT_BYTES_MAX = 64 << 10
+"""The bytes of a text, in UTF-8, whose words count."""
+
+WORD_LENGTH_MAX = 64
+SNIPPET_LENGTH_MAX = 200
+_BEFORE = 60  # characters of a snippet before the word
+
+# Han with its extensions, Hiragana, Katakana: written without spaces.
+_UNSPACED = re.compile(
+    "[\u3041-\u3096\u30a1-\u30fa\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+_ASCII = re.compile("[0-9a-z]+")
+_SEGMENT = re.compile(r"\S+")
+_MARKS = {"Mn", "Mc"}
+_KNOWN_MAX = 20_000
+
+
+class _Letters(dict[int, str]):
+    """What each character of a normalized text becomes; looked up once for each."""
+
+    def __missing__(self, code: int) -> str:
+        if len(self) >= _KNOWN_MAX:
+            self.clear()
+        letter = chr(code)
+        category = unicodedata.category(letter)
+        if unicodedata.combining(letter) or category == "Cf":
+            found = ""
+        elif _UNSPACED.match(letter):
+            found = f" {letter} "
+        elif category[0] in "LN" or category in _MARKS:
+            found = letter
+        else:
+            found = " "
+        self[code] = found
+        return found
+
+
+_letters = _Letters()
+
+
+def find_words(text: str) -> list[str]:
+    """Return the words of a text in order, with repetitions, however long it is."""
+    if text.isascii():
+        return [word[:WORD_LENGTH_MAX] for word in _ASCII.findall(text.lower())]
+    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
+    plain = unicodedata.normalize("NFC", folded.translate(_letters))
+    return [word[:WORD_LENGTH_MAX] for word in plain.split()]
+
+
+def words_of(text: str) -> Sequence[str]:
+    """Return the words of the first `TEXT_BYTES_MAX` bytes of a text: sorted, each once."""
+    return sorted(set(find_words(_first(text))))
+
+
+def _first(text: str) -> str:
+    # A lone surrogate has no bytes; it is no word either.
+    if len(text) * 3 < TEXT_BYTES_MAX:
+        return text
+    return text.encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
+
+
+def snippet(text: str, words: Sequence[str], begins: str = "") -> str:
+    """Return up to 200 characters of a text around one of these words, on one line.
+
+    `begins` is how a further word begins. Without any of them in it, the text's beginning.
+    """
+    text = _first(text)
+    at = _place(text, tuple(words), begins)
+    start = max(0, at - _BEFORE)
+    if start:
+        # At a word's beginning, if there is one before the word that was found.
+        space = text.find(" ", start, at)
+        start = start if space < 0 else space + 1
+    shown = "…" if start else ""
+    # Spaces are joined, so twice the length is enough to fill a usual line.
+    rest = " ".join(text[start : start + 2 * SNIPPET_LENGTH_MAX].split())
+    room = SNIPPET_LENGTH_MAX - len(shown)
+    is_whole = len(rest) <= room and len(text) - start <= 2 * SNIPPET_LENGTH_MAX
+    shown += rest if is_whole else f"{rest[: room - 1]}…"
+    return shown if shown.isascii() else shown.encode("utf-8", "replace").decode()
+
+
+def _place(text: str, words: Sequence[str], begins: str) -> int:
+    """Return where one of these words is in a text; 0 if none is."""
+    lower = text.lower()
+    if len(lower) == len(text):
+        asked = [(word, len(word) < WORD_LENGTH_MAX) for word in words]
+        for word, is_whole in (*asked, (begins, False)):
+            if word and (at := _find(lower, word, is_whole=is_whole)) is not None:
+                return at
+    if text.isascii():
+        return 0
+
+    def is_found(part: str) -> bool:
+        return any(
+            word in words or (begins and word.startswith(begins)) for word in find_words(part)
+        )
+
+    # It stands there with accents, or among others without a space.
+    for segment in _SEGMENT.finditer(text):
+        part = segment.group()
+        if is_found(part):
+            # Of a long run without spaces, the ideograph.
+            letters = enumerate(part) if len(part) > _BEFORE else ()
+            return segment.start() + next((at for at, one in letters if is_found(one)), 0)
+    return 0
+
+
+def _find(text: str, word: str, *, is_whole: bool) -> int | None:
+    """Return where a word begins in a text in which it stands as it is."""
+    at = text.find(word)
+    while at >= 0:
+        end = at + len(word)
+        if not (text[at - 1 : at].isalnum() or (is_whole and text[end : end + 1].isalnum())):
+            return at
+        at = text.find(word, at + 1)
+    return None

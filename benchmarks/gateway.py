@@ -1,0 +1,282 @@
+"""The gateway over HTTP: beside the library in process, and beside a plain route of FastAPI.
+
+The server is a process of its own, uvicorn over an SQLite file; the clients are plain sockets in
+this one, so that what is measured is the server. `stream_speed` is characters a second of an answer
+of 52,000 characters in 2,000 pieces, on the AI SDK's route; the plain route sends the same pieces
+from memory, as events of the same form. These two, and `messages`, are the processor's time of the
+one who serves: at full load that is the throughput, and no other program of the machine is in it.
+An acknowledgement is the time from a message to its 202.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+
+from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
+
+from ._harness import FOLDER, Measure, costlier, faster, say
+
+CLIENTS = 32
+MESSAGES = 20
+"""How many each of the clients sends in one round."""
+ANSWERS = 10
+"""How many answers are streamed in one round, one after the other."""
+OPEN_STREAMS = 500
+IDLE_STREAMS = 2_000
+ACTIVE_STREAMS = 200
+KB = 1_024
+RECEIVED_MAX = 1 << 24
+
+
+def run(*, quick: bool) -> Iterator[Measure]:
+    rounds = 3 if quick else 7
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with tempfile.TemporaryDirectory() as name:
+        with _served(Path(name) / "messages.db") as server:
+            say("gateway: messages")
+            yield asyncio.run(_messages(server, Path(name) / "library.db", rounds))
+        with _served(Path(name) / "streams.db") as server:
+            say("gateway: a streamed answer")
+            yield from asyncio.run(_answers(server, rounds))
+        with _served(Path(name) / "idle.db") as server:
+            say(f"gateway: {OPEN_STREAMS:,} open streams, then {IDLE_STREAMS:,}")
+            yield from asyncio.run(_idle(server, rounds))
+        with _served(Path(name) / "active.db") as server:
+            say(f"gateway: {ACTIVE_STREAMS} answers at once")
+            yield asyncio.run(_active(server, rounds))
+
+
+class Server:
+    """A server that runs."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.port = port
+        self._process = process
+
+    @property
+    def cpu_s(self) -> float:
+        """The processor's time that it has used."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def memory_kb(self) -> float:
+        """The memory that it has, in KB."""
+        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return float(line.split()[1])
+        raise AssertionError("no memory is told")
+
+
+@contextmanager
+def _served(path: Path) -> Iterator[Server]:
+    command = [sys.executable, str(FOLDER / "_gateway_server.py"), str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield Server(process, int(process.stdout.readline()))
+        finally:
+            process.kill()
+
+
+class Client:
+    """One connection, kept alive."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def connected(cls, server: Server) -> Client:
+        return cls(*await asyncio.open_connection("127.0.0.1", server.port, limit=RECEIVED_MAX))
+
+    async def begin(self, method: str, path: str, body: object = None) -> None:
+        """Send a request, and read the head of its response."""
+        content = json.dumps(body).encode() if body is not None else b""
+        self._writer.write(
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n".encode()
+            + content
+        )
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        assert b" 20" in head.partition(b"\r\n")[0], head
+        self.length = 0
+        for line in head.lower().split(b"\r\n"):
+            if line.startswith(b"content-length:"):
+                self.length = int(line.partition(b":")[2])
+
+    async def ask(self, method: str, path: str, body: object = None) -> None:
+        await self.begin(method, path, body)
+        await self.reader.readexactly(self.length)
+
+    async def send(self, name: str) -> None:
+        await self.ask("POST", f"/v1/conversations/{name}/messages", {"content": "hello"})
+
+    async def stream(self, path: str, body: object) -> float:
+        """Read a streamed answer to its end; return the time to its first piece."""
+        began = perf_counter()
+        await self.begin("POST", path, body)
+        await self.reader.readuntil(b"text-delta")
+        first = perf_counter()
+        await self.reader.readuntil(b"0\r\n\r\n")
+        return first - began
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@agent
+async def silent(_: TurnContext) -> str:
+    return "ok"
+
+
+async def _spent(work: Callable[[int], Awaitable[None]], clock: Callable[[], float]) -> float:
+    """Return the processor's time that all clients cost, side by side."""
+    began = clock()
+    async with asyncio.TaskGroup() as group:
+        for n in range(CLIENTS):
+            group.create_task(_run(work, n))
+    return clock() - began
+
+
+async def _run(work: Callable[[int], Awaitable[None]], n: int) -> None:
+    for _ in range(MESSAGES):
+        await work(n)
+
+
+async def _messages(server: Server, path: Path, rounds: int) -> Measure:
+    clients = [await Client.connected(server) for _ in range(CLIENTS)]
+    async with Conversations(silent, journal=SQLiteJournal(path)) as conversations:
+
+        async def by_http(n: int) -> None:
+            await clients[n].send(f"c{n}")
+
+        async def by_call(n: int) -> None:
+            await conversations[f"c{n}"].send("hello")
+
+        pairs = [
+            (await _spent(by_http, lambda: server.cpu_s), await _spent(by_call, process_time))
+            for _ in range(rounds + 1)
+        ]
+    count = CLIENTS * MESSAGES
+    each = [(1_000 * mine / count, 1_000 * base / count) for mine, base in pairs[1:]]
+    return faster("messages", each, baseline="the library in process", goal="≥ 0.3", unit="ms")
+
+
+async def _answers(server: Server, rounds: int) -> Iterator[Measure]:
+    firsts, spent = [], []
+    answers = 0
+
+    async def by_gateway() -> tuple[float, float]:
+        nonlocal answers
+        answers += 1
+        said = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "stream"}]}
+        return await _stream(server, "/v1/ai-sdk/chat", {"id": f"c{answers}", "messages": [said]})
+
+    async def by_plain() -> tuple[float, float]:
+        return await _stream(server, "/plain", {})
+
+    for _ in range(rounds + 1):
+        ours, base = [[await ask() for _ in range(ANSWERS)] for ask in (by_gateway, by_plain)]
+        firsts.append([1_000 * median(first for first, _ in each) for each in (ours, base)])
+        spent.append([1_000 * sum(cpu for _, cpu in each) / ANSWERS for each in (ours, base)])
+    plain = "plain FastAPI, from memory"
+    return iter(
+        (
+            faster("stream_speed", _pairs(spent), baseline=plain, goal="≥ 0.5", unit="ms"),
+            faster("stream_first", _pairs(firsts), baseline=plain, goal="≥ 0.5", unit="ms"),
+        )
+    )
+
+
+def _pairs(rounds: list[list[float]]) -> list[tuple[float, float]]:
+    """Leave the first round out, which warms up."""
+    return [(ours, base) for ours, base in rounds[1:]]
+
+
+async def _stream(server: Server, path: str, body: object) -> tuple[float, float]:
+    """Read a streamed answer; return the time to its first piece, and the processor's for it."""
+    client = await Client.connected(server)
+    before = server.cpu_s
+    first = await client.stream(path, body)
+    client.close()
+    return first, server.cpu_s - before
+
+
+async def _p99(client: Client, messages: int = 200) -> float:
+    """Return the 99th percentile of a message's acknowledgement, in milliseconds."""
+    taken = []
+    for _ in range(messages):
+        began = perf_counter()
+        await client.send("acknowledged")
+        taken.append(1_000 * (perf_counter() - began))
+    return sorted(taken)[-max(1, messages // 100)]
+
+
+async def _open(server: Server, count: int, begin_at: int = 0) -> list[Client]:
+    opened = []
+    for n in range(begin_at, begin_at + count):
+        client = await Client.connected(server)
+        await client.begin("GET", f"/v1/conversations/idle{n}/events?pieces=true")
+        opened.append(client)
+    return opened
+
+
+async def _idle(server: Server, rounds: int) -> Iterator[Measure]:
+    sender = await Client.connected(server)
+    await _p99(sender)
+    pairs = []
+    for n in range(rounds):
+        alone = await _p99(sender)
+        opened = await _open(server, OPEN_STREAMS, n * OPEN_STREAMS)
+        pairs.append((await _p99(sender), alone))
+        for client in opened:
+            client.close()
+        await asyncio.sleep(0.5)
+    before = server.memory_kb
+    opened = await _open(server, IDLE_STREAMS, rounds * OPEN_STREAMS)
+    each = (server.memory_kb - before) / IDLE_STREAMS
+    for client in opened:
+        client.close()
+    return iter(
+        (
+            costlier("ack_p99_500_streams", pairs, baseline="none open", goal="≤ 2", unit="ms"),
+            costlier("idle_stream", [(each, 50)], baseline="50 KB", goal="≤ 1", unit="KB"),
+        )
+    )
+
+
+async def _active(server: Server, rounds: int) -> Measure:
+    """Return the memory after the last round of answers at once, beside that after the first."""
+    said = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "stream"}]}
+    seen = []
+
+    async def one(name: str) -> None:
+        client = await Client.connected(server)
+        await client.stream("/v1/ai-sdk/chat", {"id": name, "messages": [said]})
+        client.close()
+
+    for n in range(max(2, rounds // 2)):
+        async with asyncio.TaskGroup() as group:
+            for k in range(ACTIVE_STREAMS):
+                group.create_task(one(f"active{n}-{k}"))
+        seen.append(server.memory_kb / KB)
+    return costlier(
+        "memory_200_answers",
+        [(seen[-1], seen[0])],
+        baseline="after the first 200",
+        goal="≤ 1.5",
+        unit="MB",
+    )

@@ -1,0 +1,168 @@
+"""Search: a page of hits beside the store's own full-text search, and what an append pays for it.
+
+The page is of 20 hits of one owner, with one word, two words and the beginning of one, among 20,000
+messages, or 500,000 in the full run. The baseline is an FTS5 table of the same texts and owners,
+made and asked as its manual says, snippets and the facts of the event included, in a thread beside
+the loop. A turn is one of a conversation that sends once its last message is answered; the
+baseline's journal does not search.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from shutil import copyfile
+from statistics import median
+from time import perf_counter
+
+import anyio
+import anyio.to_thread
+
+from turnkeeper.actors import Conversation, Conversations, SQLiteJournal
+from turnkeeper.actors.journal import Journal, Listing, Record
+
+from ._harness import Measure, costlier, in_turn, say
+from .journal import US, remove, silent
+
+OWNERS = 10
+EACH = 100
+HITS = 20
+PAGES = 50
+WORDS = 5_000
+ASKED = ("w40", "w7 w12", "w20 w9*")
+
+
+def run(*, quick: bool) -> Iterator[Measure]:
+    rounds = 3 if quick else 7
+    many = 20_000 if quick else 500_000
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "chats.db"
+        say(f"search: {many:,} messages in a file")
+        anyio.run(_fill, SQLiteJournal(path, search=True), many)
+        yield from anyio.run(_pages, path, rounds)
+        remove(path)
+        say("search: what it costs an append")
+        yield from anyio.run(_appends, Path(name), rounds)
+
+
+async def _fill(journal: Journal, many: int) -> None:
+    """Write conversations of 100 messages, and index them."""
+    draw = random.Random(1)
+    async with journal:
+        for number in range(many // EACH):
+            name = f"c{number:06}"
+            claim = await journal.claim(name)
+            await journal.append(
+                name,
+                [_message(draw, name, at) for at in range(EACH)],
+                epoch=claim.epoch,
+                expected_seq=1,
+                is_unfinished=False,
+                listing=Listing(EACH, f"user {number % OWNERS}", "finished", 1, 1),
+            )
+        began = perf_counter()
+        await journal.index()
+        say(f"indexed in {perf_counter() - began:.1f} s")
+
+
+def _message(draw: random.Random, name: str, at: int) -> Record:
+    # As in a language: the few first words are in most messages, the others in few.
+    words = [f"w{min(int(draw.paretovariate(0.7)), WORDS)}" for _ in range(60)]
+    moment = f"2024-01-01T00:{at // 60:02}:{at % 60:02}.{draw.randrange(10**6):06}Z"
+    event = {"content": " ".join(words), "timestamp": moment}
+    return Record(f"{name} {at}", "user_message", json.dumps(event).encode())
+
+
+def _make_plain(path: Path) -> Path:
+    """Return a copy of the file with an FTS5 table as its manual makes it."""
+    plain = path.with_name("plain.db")
+    copyfile(path, plain)
+    with closing(sqlite3.connect(plain)) as connection, connection:
+        connection.execute("CREATE VIRTUAL TABLE plain USING fts5 (owner, content)")
+        connection.execute(
+            "INSERT INTO plain (rowid, owner, content) "
+            "SELECT m.id, m.owner, json_extract(CAST(e.payload AS TEXT), '$.content') "
+            "FROM search_message m JOIN event e ON e.id = m.event ORDER BY m.id"
+        )
+    return plain
+
+
+async def _pages(path: Path, rounds: int) -> list[Measure]:
+    plain = _make_plain(path)
+    found: list[Measure] = []
+    journal = SQLiteJournal(path, search=True)
+    async with Conversations(silent, journal=journal, recover="on_message") as conversations:
+        with closing(sqlite3.connect(plain, check_same_thread=False)) as connection:
+            for at, asked in enumerate(ASKED, 1):
+                pairs = await in_turn(
+                    partial(_ours, conversations, asked),
+                    partial(_timed, partial(_read_plain, connection, asked)),
+                    rounds,
+                )
+                baseline = "FTS5 by hand, the same rows"
+                found.append(costlier(f"search_{at}", pairs, baseline=baseline, goal="≤ 1.5"))
+    return found
+
+
+async def _ours(conversations: Conversations, asked: str) -> float:
+    times: list[float] = []
+    for _ in range(PAGES):
+        began = perf_counter()
+        results = await conversations.search(asked, owner="user 1", limit=HITS)
+        times.append(perf_counter() - began)
+        assert len(results.hits) == HITS, (asked, len(results.hits))
+    return median(times) * US
+
+
+async def _timed(read: Callable[[], Sequence[object]]) -> float:
+    times: list[float] = []
+    for _ in range(PAGES):
+        began = perf_counter()
+        found = await anyio.to_thread.run_sync(read)
+        times.append(perf_counter() - began)
+        assert len(found) == HITS
+    return median(times) * US
+
+
+def _read_plain(connection: sqlite3.Connection, asked: str) -> Sequence[object]:
+    words = " AND ".join(asked.split())
+    return connection.execute(
+        """
+        SELECT p.rowid, c.name, e.seq, e.event_id, e.kind, snippet(plain, 1, '', '', '…', 30)
+        FROM plain p JOIN search_message m ON m.id = p.rowid
+        JOIN conversation c ON c.log = m.log JOIN event e ON e.id = m.event
+        WHERE plain MATCH ? ORDER BY p.rowid DESC LIMIT ?
+        """,
+        (f'owner : "user 1" AND content : ({words})', HITS),
+    ).fetchall()
+
+
+async def _appends(folder: Path, rounds: int) -> list[Measure]:
+    pairs: list[tuple[float, float]] = []
+    for _ in range(rounds):
+        ours = await _latency(SQLiteJournal(folder / "ours.db", search=True))
+        pairs.append((ours, await _latency(SQLiteJournal(folder / "base.db"))))
+        for name in ("ours.db", "base.db"):
+            remove(folder / name)
+    return [costlier("turn_searched", pairs, baseline="without search", goal="≤ 1.1")]
+
+
+async def _latency(journal: SQLiteJournal) -> float:
+    """Return the median time of a turn, in µs: a slice of the index is between some of them."""
+    times: list[float] = []
+
+    async def converse(chat: Conversation) -> None:
+        for _ in range(300):
+            began = perf_counter()
+            await (await chat.send("Where is my order? " * 10)).end()
+            times.append(perf_counter() - began)
+
+    async with Conversations(silent, journal=journal) as conversations:
+        await converse(conversations["c"])
+    return median(times) * US

@@ -1,0 +1,119 @@
+// The stock client of AG-UI, and one that resumes, driven by a test: a command is one line of JSON
+// on standard input, its outcome one line on standard output.
+import { createInterface } from 'node:readline';
+import { HttpAgent, buildResumeArray } from '@ag-ui/client';
+import { ResumableHttpAgent } from './resumable.mjs';
+
+const chats = {};
+const warnings = [];
+console.warn = (...words) => warnings.push(words.join(' '));
+console.error = () => undefined;
+// The stock client cancels the reader of a connection that was cut, and drops the error.
+process.on('unhandledRejection', () => undefined);
+
+// Cuts a response off after so many events or bytes of its body, as a lost connection does.
+function cutting(chat) {
+  return async (...request) => {
+    const response = await fetch(...request);
+    chat.statuses.push(response.status);
+    const cut = chat.cuts.shift();
+    if (cut === undefined || !response.body) return response;
+    const reader = response.body.getReader();
+    const decoder = new TextDecoder();
+    let rest = '';
+    let [events, bytes] = [cut.events ?? Infinity, cut.bytes ?? Infinity];
+    const body = new ReadableStream({
+      async pull(controller) {
+        while (true) {
+          const end = rest.indexOf('\n\n') + 2;
+          const length = Math.min(end === 1 ? 0 : end, bytes);
+          if (events === 0 || bytes === 0) {
+            await reader.cancel();
+            controller.error(new TypeError('network error'));
+            return;
+          }
+          if (length) {
+            controller.enqueue(new TextEncoder().encode(rest.slice(0, length)));
+            rest = rest.slice(length);
+            bytes -= length;
+            events -= 1;
+            return;
+          }
+          const { done, value } = await reader.read();
+          if (done) {
+            controller.close();
+            return;
+          }
+          rest += decoder.decode(value, { stream: true });
+        }
+      },
+    });
+    return new Response(body, response);
+  };
+}
+
+function open({ chat, url, threadId, resumes, messages, cursor }) {
+  const Agent = resumes ? ResumableHttpAgent : HttpAgent;
+  const opened = { statuses: [], events: [], cuts: [], saved: { messages: [] } };
+  const agent = new Agent({ url, threadId, initialMessages: messages, fetch: cutting(opened) });
+  agent.cursor = cursor;
+  let newest = cursor;
+  const save = messages => {
+    opened.saved = { messages: structuredClone(messages), cursor: newest };
+  };
+  agent.subscribe({
+    onEvent: ({ event, messages }) => {
+      save(messages); // they are as of the event before
+      newest = event.rawEvent?.cursor ?? newest;
+      opened.events.push(event);
+    },
+    onRunFinalized: ({ messages }) => save(messages),
+  });
+  chats[chat] = { opened, agent };
+}
+
+function start(chat, running) {
+  chat.error = undefined;
+  chat.running = running.then(
+    ({ newMessages }) => (chat.new = newMessages),
+    error => (chat.error = error.message),
+  );
+}
+
+function shown({ opened, agent, error }) {
+  const { statuses, events, saved } = opened;
+  const types = events.map(event => event.type);
+  const outcome = events.findLast(event => event.type === 'RUN_FINISHED')?.outcome?.type;
+  const custom = events.filter(event => event.type === 'CUSTOM');
+  const failed = events.findLast(event => event.type === 'RUN_ERROR')?.code;
+  const { messages, pendingInterrupts, isRunning } = agent;
+  const rest = { statuses, types, outcome, custom, failed, saved, error, warnings, isRunning };
+  return { messages, pendingInterrupts, ...rest };
+}
+
+const operations = {
+  open,
+  cut: ({ chat, ...cut }) => void chats[chat].opened.cuts.push(cut),
+  send: ({ chat, text, id, runId, props }) => {
+    const { agent } = chats[chat];
+    agent.addMessage({ id, role: 'user', content: text });
+    start(chats[chat], agent.runAgent({ runId, forwardedProps: props }));
+  },
+  again: ({ chat, ...input }) => start(chats[chat], chats[chat].agent.runAgent(input)),
+  answer: ({ chat, runId, answers }) => {
+    const { agent } = chats[chat];
+    const resume = buildResumeArray(agent.pendingInterrupts, answers);
+    start(chats[chat], agent.runAgent({ runId, resume }));
+  },
+  connect: ({ chat }) => start(chats[chat], chats[chat].agent.connectAgent()),
+  url: ({ chat, url }) => void (chats[chat].agent.url = url),
+  leave: ({ chat }) => chats[chat].agent.abortRun(),
+  done: ({ chat }) => chats[chat].running,
+  show: () => new Promise(resolve => setTimeout(resolve, 5)),
+};
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const command = JSON.parse(line);
+  await operations[command.op](command);
+  console.log(JSON.stringify(shown(chats[command.chat])));
+}

@@ -1,0 +1,234 @@
+"""What the inspector needs of a long log, and a server that only reads."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.actors.conversations.worlds import HeldAgent
+from tests.browser.stories import BEGAN, Story, refund_story, research_story, team_story
+from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal, gateway
+from turnkeeper.actors.core.state import Folded
+from turnkeeper.actors.gateway import history
+from turnkeeper.actors.gateway.pages import _pages
+from turnkeeper.actors.journal import Journal
+
+from .test_safety import WRITING
+from .worlds import JSON
+
+pytestmark = pytest.mark.anyio
+
+PAGES_BYTES_MAX = 150_000
+
+
+@asynccontextmanager
+async def reading(
+    journal: Journal, *stories: Story, read_only: bool = False
+) -> AsyncIterator[tuple[httpx.AsyncClient, gateway.Gateway]]:
+    async with journal:
+        for story in stories:
+            await story.write(journal)
+    async with Conversations(HeldAgent(), journal=journal, recover="on_message") as conversations:
+        app = gateway.app(conversations, read_only=read_only)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost/v1/conversations/", headers=JSON
+        ) as client:
+            yield client, app
+
+
+def folded_at(story: Story, seq: int) -> Folded:
+    folded = Folded()
+    for event in story.events[:seq]:
+        folded.fold(event)
+    return folded
+
+
+async def test_a_state_from_a_snapshot_that_is_kept_is_that_of_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    story = team_story(90)
+    async with reading(MemoryJournal(), story) as (_, app):
+        histories = app._service.histories
+        for seq in [len(story.events), 700, 3, 511, 512, 513, 256, 0, 600]:
+            assert await histories.at(story.name, seq) == folded_at(story, seq)
+        kept = histories._kept[story.name]
+        assert list(kept.snapshots) == [256, 512]
+
+        one = kept.bytes // 2
+        monkeypatch.setattr(history, "SNAPSHOT_BYTES_MAX", one)
+        kept.keep(folded_at(story, 640), story.events[639].id)
+        assert list(kept.snapshots) == [512]
+        assert kept.every == 512
+        assert kept.bytes == len(kept.snapshots[512][0].payload)
+
+
+async def test_a_log_that_was_begun_again_under_its_name_is_another_one() -> None:
+    story, other = team_story(60), research_story()
+    other.name = story.name
+    async with reading(MemoryJournal(), story) as (client, app):
+        service = app._service
+        await service.histories.at(story.name, 300)
+        await client.get(f"{story.name}/outline")
+        await service.conversations.delete(story.name)
+        longer = team_story(70, "longer")
+        longer.name = story.name
+        await longer.write(service.conversations.journal)
+
+        assert await service.histories.at(story.name, 300) == folded_at(longer, 300)
+        outline = (await client.get(f"{story.name}/outline")).json()
+        assert outline["turns"][0]["turn_id"] == "longer-turn-1"
+
+
+async def test_the_outline_grows_with_its_log() -> None:
+    story = refund_story()
+    async with reading(MemoryJournal(), story) as (client, app):
+        before = (await client.get("refund-7/outline")).json()
+        turn = await app._service.conversations["refund-7"].send("one more")
+        await turn.reply()
+        after = (await client.get("refund-7/outline", params={"after": before["head"]})).json()
+
+    kinds = [before["kinds"]["abcdefghijklmnop".index(letter)] for letter in before["log"]]
+    assert kinds == [event.kind for event in story.events]
+    assert [each["outcome"] for each in before["turns"]] == [
+        "interrupted",
+        "completed",
+        "completed",
+    ]
+    assert [each["cut_by"] for each in before["turns"]] == ["m2", None, None]
+    assert after["head"] == before["head"] + len(after["log"])
+    assert [each["messages"][0]["text"] for each in after["turns"]] == ["one more"]
+
+
+async def test_bars_say_what_ran_when() -> None:
+    async with reading(MemoryJournal(), refund_story(), research_story()) as (client, _):
+        found = (await client.get("refund-7/bars")).json()["turns"]
+        other = (await client.get("research/outline")).json()
+
+    first, second, _ = found.values()
+    begin = BEGAN.timestamp() * 1_000
+    told = [
+        (bar["kind"], bar["name"], round(bar["from_ms"] - begin), round(bar["to_ms"] - begin))
+        for bar in (*first["bars"], *second["bars"])
+    ]
+    assert sorted(told) == [
+        ("confirmation", "refund", 8_000, 13_500),
+        ("model", "model-large", 100, 1_400),
+        ("model", "model-large", 4_900, 6_200),
+        ("model", "model-large", 6_300, 8_000),
+        ("model", "model-large", 16_000, 17_200),
+        ("tool", "look_up", 1_400, 2_100),
+        ("tool", "look_up", 1_400, 4_800),
+        ("tool", "refund", 13_500, 15_900),
+    ]
+    assert other["left"] == [[19, 20, 23, "retracted"], [22, 22, 23, "retracted"]]
+    steered = other["turns"][0]["messages"][1]
+    assert steered["steers"] == other["turns"][0]["turn_id"]
+    assert (steered["seq"], steered["joined_seq"]) == (11, 14)
+
+
+async def test_long_texts_are_cut_and_their_lengths_told() -> None:
+    story = Story("long")
+    story.says("m", "x" * 5_000)
+    async with reading(MemoryJournal(), story) as (client, _):
+        window = (await client.get("long/log", params={"brief": 100})).json()
+        whole = (await client.get("long/log", params={"after": 1, "limit": 1})).json()
+        view = (await client.get("long/view", params={"brief": 10, "offset": 0, "limit": 1})).json()
+        kinds = (await client.get("long/log", params={"kinds": "user_message"})).json()
+
+    event = window["rows"][1]["event"]
+    assert (len(event["content"]), event["cut"]) == (100, {"content": 5_000})
+    assert len(whole["rows"][0]["event"]["content"]) == 5_000
+    assert whole["next"] is None
+    assert (view["count"], view["events"][0]["content"]) == (1, "x" * 10)
+    assert [row["seq"] for row in kinds["rows"]] == [2]
+
+
+async def test_a_damaged_record_is_in_its_place_and_the_rest_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    story = team_story()
+    async with SQLiteJournal(path) as journal:
+        await story.write(journal)
+    damage(path, 7)
+    async with reading(SQLiteJournal(path, read_only=True)) as (client, _):
+        window = (await client.get("team-standup/log", params={"after": 4, "limit": 5})).json()
+        outline = (await client.get("team-standup/outline")).json()
+        before = await client.get("team-standup/state", params={"at": 6})
+        behind = await client.get("team-standup/state", params={"at": 9})
+
+    assert [row["seq"] for row in window["rows"]] == [5, 6, 7, 8, 9]
+    assert ["damaged" in row for row in window["rows"]] == [False, False, True, False, False]
+    assert [seq for seq, _ in outline["damaged"]] == [7]
+    assert outline["head"] == len(story.events) == len(outline["log"])
+    assert before.status_code == 200
+    assert behind.json()["type"] == "urn:turnkeeper:corrupt-log"
+    assert behind.json()["seq"] == 7
+
+
+def damage(path: Path, seq: int) -> None:
+    """Change a byte of a stored payload."""
+    with sqlite3.connect(path) as connection:
+        (table,) = (
+            name
+            for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
+            if name in ("record", "records", "event", "events")
+        )
+        done = connection.execute(
+            f"UPDATE {table} SET payload = substr(payload, 1, 20) || x'21' || substr(payload, 22)"
+            " WHERE seq = ?",
+            (seq,),
+        )
+        assert done.rowcount == 1
+    connection.close()
+
+
+# --- a server that only reads --------------------------------------------------------------------
+
+
+async def test_a_server_that_only_reads_takes_no_write_whatever_else_is_wrong_with_it() -> None:
+    async with reading(MemoryJournal(), refund_story(), read_only=True) as (client, app):
+        for place in WRITING:
+            if place.path.endswith("/verify"):
+                continue
+            for headers in ({}, {"Content-Type": "text/plain"}, {"Host": "evil.example"}):
+                reply = await client.request(
+                    place.method, f"http://localhost{place.address}", headers=headers
+                )
+                assert reply.status_code == 405, place
+                assert reply.headers["Allow"] == "GET, HEAD"
+        sound = await client.post("refund-7/verify")
+        assert sound.json() == {"events": 31, "is_sound": True}
+        assert (await client.get("http://localhost/v1/self")).json()["is_read_only"]
+        assert (await app._service.conversations["refund-7"].at()).seq == 31
+
+
+async def test_the_pages_are_public_static_and_strict() -> None:
+    async with reading(MemoryJournal()) as (client, _):
+        index = await client.get("http://localhost/inspector/")
+        moved = await client.get("http://localhost/inspector", follow_redirects=False)
+        missing = await client.get("http://localhost/inspector/../application.py")
+        script = await client.get("http://localhost/inspector/main.js")
+
+    assert index.status_code == 200
+    policy = index.headers["Content-Security-Policy"]
+    assert index.headers.get_list("Content-Security-Policy") == [policy]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+    assert moved.headers["Location"] == "inspector/"
+    assert missing.status_code == 404
+    assert script.headers["Content-Type"].startswith("text/javascript")
+
+
+def test_the_pages_are_small_and_name_no_other_place() -> None:
+    pages = {name: content for name, (content, _) in _pages().items()}
+    assert sum(map(len, pages.values())) < PAGES_BYTES_MAX
+    for name, content in pages.items():
+        text = content.decode().replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in text.replace("${location.origin}", ""), name
+        for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "eval(", "localStorage"):
+            assert forbidden not in text, name

@@ -1,0 +1,271 @@
+"""Whose conversation it is: written with its first message, and compared by every command."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import anyio
+import httpx
+import pytest
+from starlette.requests import HTTPConnection
+
+from tests.actors.conversations.worlds import HeldAgent
+from tests.drawn import drawn
+from turnkeeper.actors import Conversations, MemoryJournal, gateway
+from turnkeeper.actors.events import UserMessageEvent
+from turnkeeper.actors.gateway import Place, Principal
+from turnkeeper.runtime.testing import Node, Simulation, simulate
+
+from .test_safety import EVERYWHERE
+from .worlds import BOUND_S, JSON
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/conversations/chat"
+MESSAGE = {"content": "hello"}
+
+
+async def by_header(request: HTTPConnection) -> Principal | None:
+    """Take the principal from a header, as an application's own login may."""
+    name = request.headers.get("x-user", "")
+    scopes = frozenset(("read", "write", "inspector", *(("admin",) if name == "admin" else ())))
+    return Principal(name, scopes) if name else None
+
+
+async def all_in_one(principal: Principal, local_id: str) -> Place:
+    """Map the same id of all principals to one stored id: the first to begin it has it."""
+    return Place(f"room-{local_id}", principal.name)
+
+
+async def alices_notes(principal: Principal, local_id: str) -> Place | None:
+    """Share one conversation of alice with bob, under a name of bob's own."""
+    if principal.name == "bob" and local_id == "notes-of-alice":
+        return Place("alice:notes", "alice")
+    return None
+
+
+class Wire(NamedTuple):
+    conversations: Conversations
+    http: httpx.AsyncClient
+
+    async def ask(
+        self, user: str, method: str, address: str, body: object = None, **headers: str
+    ) -> httpx.Response:
+        return await self.http.request(
+            method, address, json=body, headers={"X-User": user, **headers}
+        )
+
+    async def say(self, user: str, name: str, text: str = "hello") -> httpx.Response:
+        address = f"/v1/conversations/{name}/messages"
+        return await self.ask(user, "POST", address, {"content": text}, Prefer="wait=60")
+
+
+@asynccontextmanager
+async def wired(share: gateway.Share | None = None) -> AsyncIterator[Wire]:
+    with anyio.fail_after(BOUND_S):
+        async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+            app = gateway.app(conversations, authenticate=by_header, share=share)
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://localhost", headers=JSON
+            ) as client:
+                yield Wire(conversations, client)
+
+
+# --- two at once ---------------------------------------------------------------------------------
+
+
+async def _race(won: set[str], simulation: Simulation) -> None:
+    """Two principals begin one name at the same time, and each then does what it can with it."""
+    found: dict[str, int] = {}
+
+    async def serve(node: Node) -> None:
+        ports = node.ports
+        async with Conversations(
+            HeldAgent(), journal=MemoryJournal(ports=ports), ports=ports
+        ) as conversations:
+            app = gateway.app(conversations, authenticate=by_header, share=all_in_one, ports=ports)
+            wire = Wire(
+                conversations,
+                httpx.AsyncClient(
+                    transport=httpx.ASGITransport(app), base_url="http://localhost", headers=JSON
+                ),
+            )
+
+            async def begin(user: str) -> None:
+                reply = await wire.ask(user, "POST", f"{CHAT}/messages", {"content": user})
+                found[user] = reply.status_code
+
+            async with anyio.create_task_group() as group:
+                for user in ("alice", "bob"):
+                    group.start_soon(begin, user)
+            simulation.require(sorted(found.values()) == [202, 404], "one wins", str(found))
+            winner, loser = sorted(found, key=lambda user: found[user])
+            won.add(winner)
+            state = await conversations["room-chat"].at()
+            simulation.require(state.details.owner == winner, "owner", state.details.owner)
+            said = [event.content for event in state.view if isinstance(event, UserMessageEvent)]
+            simulation.require(said == [winner], "said", str(said))
+            reply = await wire.ask(loser, "GET", f"{CHAT}/state")
+            simulation.require(reply.status_code == 404, "read", str(reply.status_code))
+
+    await simulation.start("server", serve).ended()
+
+
+@pytest.mark.sweep
+def test_of_two_who_begin_one_name_at_once_exactly_one_has_it() -> None:
+    won: set[str] = set()
+    for seed in drawn(range(1_000), 25):
+        run = simulate(partial(_race, won), seed=seed)
+        assert run.ok, run
+    assert won == {"alice", "bob"}
+
+
+# --- what is another user's ----------------------------------------------------------------------
+
+
+async def test_what_is_another_users_is_byte_for_byte_what_does_not_exist() -> None:
+    async with wired(all_in_one) as wire:
+        await wire.say("alice", "chat")
+        before = (await wire.conversations["room-chat"].at()).seq
+
+        for place in EVERYWHERE:
+            if "{conversation_id}" not in place.path:
+                continue
+            needed = [
+                each.alias
+                for each in place.route.dependant.query_params
+                if each.field_info.is_required()
+            ]
+            query = "?create=false&live=false" + "".join(f"&{name}=0" for name in needed)
+            foreign, absent = [
+                await wire.http.request(
+                    place.method,
+                    place.path.format(conversation_id=name, message_id="m") + query,
+                    json=place.body,
+                    headers={"X-User": "bob", "Accept": "application/json"},
+                )
+                for name in ("chat", "none")
+            ]
+            status = 204 if place.path.endswith("/stream") else 404  # nothing runs there to resume
+            assert foreign.status_code == absent.status_code == status, place
+            assert absent.content == foreign.content, place
+            assert absent.headers == foreign.headers, place
+
+        for name in ("chat", "none"):  # what is invalid is told alike
+            reply = await wire.ask("bob", "GET", f"/v1/conversations/{name}/state?at=x")
+            assert reply.status_code == 422
+        assert (await wire.conversations["room-chat"].at()).seq == before
+
+
+async def test_an_id_in_a_body_that_means_another_users_conversation_is_refused() -> None:
+    async with wired(all_in_one) as wire:
+        await wire.say("alice", "chat")
+        await wire.say("bob", "own")
+        said = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}
+
+        forked = await wire.ask("bob", "POST", "/v1/conversations/own/fork", {"id": "chat"})
+        chatted = await wire.ask(
+            "bob", "POST", "/v1/ai-sdk/chat", {"id": "chat", "messages": [said]}
+        )
+
+        assert (forked.status_code, chatted.status_code) == (404, 404)
+
+
+async def test_a_stream_ends_when_the_conversation_is_given_to_another_user() -> None:
+    async with wired() as wire:
+        await wire.say("alice", "chat")
+        seen: list[str] = []
+
+        async def read() -> None:
+            reply = await wire.ask("alice", "GET", f"{CHAT}/events")
+            seen.extend(reply.text.split("\n"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            while not wire.http._transport.app._service.streams.count:  # type: ignore[attr-defined]
+                await anyio.lowlevel.checkpoint()
+            await wire.conversations["alice:chat"].change(owner="bob")
+            await wire.conversations["alice:chat"].send("secret")
+
+        assert 'data: {"why":"conversation-not-found"}' in seen
+        assert "secret" not in str(seen)
+
+
+async def test_a_conversation_is_shared_by_the_applications_own_choice() -> None:
+    async with wired(alices_notes) as wire:
+        await wire.say("alice", "notes", "buy milk")
+
+        said = await wire.say("bob", "notes-of-alice", "and bread")
+        read = await wire.ask("alice", "GET", "/v1/conversations/notes/view")
+        own = await wire.ask("bob", "GET", "/v1/conversations/notes/view")
+
+        assert said.json()["conversation_id"] == "notes-of-alice"
+        told = [
+            (event["author"], event["content"])
+            for event in read.json()["events"]
+            if event["kind"] == "user_message"
+        ]
+        assert told == [("alice", "buy milk"), ("bob", "and bread")]
+        assert own.status_code == 404
+        assert (await wire.conversations["alice:notes"].at()).details.owner == "alice"
+
+
+async def test_the_gateway_says_who_wrote_a_message_and_no_client_does() -> None:
+    async with wired() as wire:
+        said = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}
+        await wire.say("alice", "chat")
+        forged = await wire.ask(
+            "alice", "POST", f"{CHAT}/messages", {"content": "hello", "author": "bob"}
+        )
+        await wire.ask("alice", "POST", "/v1/ai-sdk/chat", {"id": "chat", "messages": [said]})
+
+        assert forged.status_code == 422
+        view = await wire.conversations["alice:chat"].view()
+        users = [event for event in view if isinstance(event, UserMessageEvent)]
+        assert [event.author for event in users] == ["alice", "alice"]
+
+
+async def test_an_administrator_gives_a_conversation_to_a_principal() -> None:
+    """One that was imported, or that the application began, has no owner."""
+    async with wired() as wire:
+        await (await wire.conversations["alice:chat"].send("imported")).end()
+        owner = {"owner": "alice"}
+
+        assert (await wire.ask("alice", "GET", f"{CHAT}/state")).status_code == 404
+        given = await wire.ask("admin", "PATCH", "/v1/conversations/alice:chat", owner)
+        assert given.json()["owner"] == "alice"
+        assert (await wire.ask("alice", "GET", f"{CHAT}/state")).status_code == 200
+        refused = await wire.ask("alice", "PATCH", CHAT, {"owner": "bob"})
+        assert refused.json()["type"] == "urn:turnkeeper:forbidden"
+
+
+# --- erasing a principal -------------------------------------------------------------------------
+
+
+async def test_a_principal_is_erased_with_one_call_by_an_administrator_alone() -> None:
+    async with wired() as wire:
+        for name in ("one", "two"):
+            await wire.say("alice", name)
+        await wire.say("bob", "one")
+        await wire.conversations["alice:one"].fork("bob:copy", owner="bob")
+
+        refused = await wire.ask("alice", "DELETE", "/v1/principals/alice")
+        erased = await wire.ask("admin", "DELETE", "/v1/principals/alice")
+
+        assert refused.status_code == 403
+        receipts: Mapping[str, Any] = erased.json()["receipts"]
+        assert set(receipts) == {"alice:one", "alice:two"}
+        assert receipts["alice:one"]["forks"] == ["bob:copy"]
+        assert receipts["alice:two"] == {
+            "kept": 0,
+            "forks": [],
+            "forks_of_others": 0,
+            "is_erased": True,
+        }
+        assert erased.json()["left"] == {}
+        left = await wire.ask("alice", "GET", "/v1/conversations")
+        assert left.json()["conversations"] == []
+        assert (await wire.ask("bob", "GET", "/v1/conversations/one/state")).status_code == 200

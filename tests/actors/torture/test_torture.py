@@ -1,0 +1,105 @@
+"""The torture finds nothing at a sound gateway, and each planted fault."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import anyio
+import pytest
+
+from tests.actors.gateway.worlds import BOUND_S, served
+from tests.drawn import drawn
+from turnkeeper.actors import Agent, Conversations, MemoryJournal, gateway
+from turnkeeper.actors.core import turn_rules
+from turnkeeper.actors.torture.checker import Verdict, check
+from turnkeeper.actors.torture.exchanges import Site
+from turnkeeper.actors.torture.history import Protocol
+from turnkeeper.actors.torture.torture import Plan, Torture
+
+from .faults import AGENTS, ENGINES, WIRES, Wire, echo
+
+pytestmark = pytest.mark.anyio
+
+PLAN = Plan(seed=5, users=5, messages=8)
+
+
+async def tortured(
+    agent: Agent,
+    plan: Plan = PLAN,
+    *,
+    fault: str | None = None,
+    path: str = "",
+    give_up_s: float | None = None,
+) -> Verdict:
+    """Torture a gateway; return the verdict."""
+    with anyio.fail_after(3 * BOUND_S):
+        async with Conversations(agent, journal=MemoryJournal()) as conversations:
+            app: object = gateway.app(conversations)
+            if fault is not None:
+                app = Wire(cast("gateway.Gateway", app), fault)
+            async with served(cast("gateway.Gateway", app)) as address:
+                torture = Torture(plan, Site(address + path), give_up_s=give_up_s)
+                await torture.run()
+    assert not torture.unread
+    return check(torture.history.records)
+
+
+@pytest.mark.parametrize("protocol", ["own", "ai-sdk", "ag-ui"])
+async def test_nothing_is_found_at_a_sound_gateway(protocol: Protocol) -> None:
+    verdict = await tortured(echo(), Plan(seed=5, users=5, messages=8, protocols=(protocol,)))
+
+    assert verdict.findings == ()
+    assert verdict.totals["known"] > 20
+    assert verdict.totals["unknown"] > 0
+    assert verdict.totals["answered"] > 0
+
+
+async def test_nothing_is_found_at_a_server_without_a_log() -> None:
+    """The last answer of a conversation tells what its model saw; no other route is asked."""
+    plan = Plan(seed=5, users=5, messages=8, protocols=("ai-sdk",), has_log=False)
+
+    verdict = await tortured(echo(), plan, path="/v1/ai-sdk/chat")
+
+    assert verdict.findings == ()
+    assert "read" not in verdict.totals
+    assert verdict.totals["answered"] > 30
+
+
+# --- that it bites -------------------------------------------------------------------------------
+
+GIVE_UP_S = 3.0
+"""Some faults have no end: this bounds how long one is waited for."""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("fault", drawn(sorted(AGENTS), 1))
+async def test_a_faulty_agent_is_found_out(fault: str) -> None:
+    make, expected = AGENTS[fault]
+
+    verdict = await tortured(make(), give_up_s=GIVE_UP_S)
+
+    assert expected in [finding.fault for finding in verdict.findings]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("fault", drawn(sorted(WIRES), 1))
+async def test_a_fault_on_the_wire_is_found_out(fault: str) -> None:
+    _, expected, protocol = WIRES[fault]
+    plan = Plan(seed=5, users=5, messages=8, protocols=(cast("Protocol", protocol),))
+
+    verdict = await tortured(echo(), plan, fault=fault, give_up_s=GIVE_UP_S)
+
+    assert expected in [finding.fault for finding in verdict.findings]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("fault", drawn(sorted(ENGINES), 1))
+async def test_a_fault_in_the_engine_is_found_out(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_queued, expected = ENGINES[fault]
+    monkeypatch.setattr(turn_rules, "_then_next_queued", next_queued)
+
+    verdict = await tortured(echo(), give_up_s=GIVE_UP_S)
+
+    assert expected in [finding.fault for finding in verdict.findings]

@@ -1,0 +1,77 @@
+"""The page of the tutorial on gateways does in a browser what the tutorial says."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser
+
+from tests.test_tutorials import BLOCK, DOCS, begin, commands, environment_of, free_port
+
+pytestmark = pytest.mark.anyio
+ANSWER = "Order {} left the warehouse on Monday, two books."
+
+
+async def test_a_reload_a_second_tab_an_interrupt_and_a_restart(
+    browser: Browser, tmp_path: Path
+) -> None:
+    port = free_port()
+    text = (DOCS / "tutorials" / "gateway.md").read_text()
+    for block in BLOCK.finditer(text):
+        if block["file"] is not None:
+            (tmp_path / block["file"]).write_text(block["text"])
+    # Slow enough that a reload, and a second message, come in the middle of an answer.
+    agent = tmp_path / "support.py"
+    agent.write_text(agent.read_text().replace("sleep(0.05)", "sleep(0.4)"))
+    (serve,) = (
+        command
+        for block in BLOCK.finditer(text)
+        if block["kind"] == "console"
+        for command in commands(block["text"])
+        if command.line.startswith("uvicorn shop:application")
+    )
+
+    def start(server: ExitStack) -> None:
+        begin(server, serve, tmp_path, environment_of(port))
+
+    context = await browser.new_context()
+    context.set_default_timeout(60_000)
+    with ExitStack() as first:
+        start(first)
+        page = await context.new_page()
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await page.fill("input", "Where is order 8?")
+        await page.keyboard.press("Enter")
+        await page.wait_for_function("document.querySelector('#writing').textContent.length > 5")
+        await page.reload()
+        await page.get_by_text(ANSWER.format(8)).wait_for()
+
+        other = await context.new_page()
+        await other.goto(f"http://127.0.0.1:{port}/")
+        await other.fill("input", "And order 9?")
+        await other.keyboard.press("Enter")
+        await page.wait_for_function("document.querySelector('#writing').textContent.length > 5")
+        await page.fill("input", "Sorry: order 10")
+        await page.keyboard.press("Enter")
+        for tab in (page, other):
+            await tab.get_by_text(ANSWER.format(10)).wait_for()
+        shown = await page.locator("#log p").all_inner_texts()
+        assert shown == await other.locator("#log p").all_inner_texts()
+        assert shown[:3] == ["Where is order 8?", ANSWER.format(8), "And order 9?"]
+        assert re.fullmatch(r"Order .*…", shown[3])
+        assert shown[4:] == ["interrupted", "Sorry: order 10", ANSWER.format(10)]
+    with ExitStack() as second:
+        start(second)
+        await page.fill("input", "And order 11?")
+        await page.keyboard.press("Enter")
+        for tab in (page, other):
+            await tab.get_by_text(ANSWER.format(11)).wait_for()
+        assert await page.locator("#log p").all_inner_texts() == [
+            *shown,
+            "And order 11?",
+            ANSWER.format(11),
+        ]
+    await context.close()

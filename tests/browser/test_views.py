@@ -1,0 +1,494 @@
+"""Each view, as a person uses it: what it shows, and what becomes of what is done there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import anyio
+import pytest
+from playwright.async_api import Browser, expect
+
+from turnkeeper.actors import MemoryJournal, ModelResponse, ScriptedModel, ToolAgent, ToolCall
+
+from .site import BOUND_MS, Site, site
+from .stories import Story, refund_story, research_story, team_story
+
+pytestmark = pytest.mark.anyio
+
+SCRIPT = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>&amp;</style>'
+
+
+async def refund(order: int) -> str:
+    """Pay an order back."""
+    return f"order {order} is paid back"
+
+
+# --- the list ------------------------------------------------------------------------------------
+
+
+async def test_an_empty_journal_says_how_to_begin(browser: Browser) -> None:
+    async with site(browser) as world:
+        await world.go()
+
+        await world.shows("No conversation yet")
+        await world.conversations["alice"].send("hello")
+        await world.shows("alice", "tk-rows")  # without a reload
+
+
+async def test_the_list_is_searched_filtered_and_opened_by_keys(browser: Browser) -> None:
+    calls = [ToolCall("refund", {"order": 9})]
+    asking = ToolAgent(
+        ScriptedModel([ModelResponse("", calls=calls)]), [refund], confirm=["refund"]
+    )
+    async with site(browser, refund_story(), team_story(), agent=asking) as world:
+        await (await world.conversations["waiting"].send("pay 9 back")).ended()
+        await world.go()
+
+        await world.shows("1 waits for a person")
+        await world.shows("waits: refund")
+        await world.page.get_by_label("Status").select_option("waiting_for_confirmation")
+        await expect(world.page.locator("tk-list .row")).to_have_count(1, timeout=BOUND_MS)
+        await world.page.get_by_label("Status").select_option("")
+        await expect(world.page.locator("tk-list .row")).not_to_have_count(1, timeout=BOUND_MS)
+        await world.press("/")
+        await world.page.keyboard.type("refund")
+        await expect(world.page.locator("tk-list .row")).to_have_count(1, timeout=BOUND_MS)
+        await world.page.keyboard.type("-nowhere")
+        await world.shows("Nothing fits")
+        for _ in range(8):
+            await world.press("Backspace")
+        await expect(world.page.locator("tk-list .row")).to_have_count(1, timeout=BOUND_MS)
+        await world.page.get_by_role("listbox", name="Conversations").focus()
+        await world.press("j", "Enter")
+        await expect(world.page).to_have_url(f"{world.address}/inspector/#/c/refund-7/log")
+        await world.shows("Refund of order 7", "tk-conversation h1")
+
+
+async def test_the_list_lives(browser: Browser) -> None:
+    async with site(browser, team_story()) as world:
+        await world.go()
+        await world.shows("Standup of the team")
+
+        turn = await world.conversations["new"].send("hello from afar")
+        await turn.reply()
+
+        await world.shows("a(hello from afar)", "tk-list .row >> nth=0")
+
+
+async def test_messages_are_found_by_their_words(browser: Browser) -> None:
+    async with site(browser, journal=MemoryJournal(search=True)) as world:
+        for name, text in (("one", "about penguins"), ("two", "about whales")):
+            await (await world.conversations[name].send(text)).reply()
+        await world.go()
+        await expect(world.page.locator("tk-list .row")).to_have_count(2, timeout=BOUND_MS)
+        hits: list[object] = []
+        while not hits:  # a job of the journal's indexes them
+            hits = list((await world.conversations.search("penguins")).hits)
+        await world.page.get_by_role("searchbox").fill("penguins")
+        await world.shows("penguins", "tk-list .row >> nth=0")
+        await world.page.locator("tk-list .row").first.click()
+        await expect(world.page).to_have_url(re.compile(r"#/c/one/log\?seq=[23]$"))
+
+
+# --- a conversation ------------------------------------------------------------------------------
+
+
+async def test_the_log_stands_beside_the_transcript_and_tells_what_overlapped(
+    browser: Browser,
+) -> None:
+    async with site(browser, refund_story(), research_story()) as world:
+        await world.at("refund-7")
+
+        await world.shows("interrupted turn 1", ".transcript-pane")
+        await world.shows("waited 2.60 s", ".transcript-pane")
+        log = world.page.get_by_role("listbox", name="Log by seq")
+        await expect(log.locator(".row")).to_have_count(31)
+        await log.locator("[data-seq='15']").click()
+        await world.shows("seq 15", "tk-detail h2")
+        await world.shows('"tool_name": "refund"', "tk-detail")
+        selected = world.page.locator(".transcript-pane .is-active")
+        await expect(selected).to_contain_text("refund")
+        await world.press("Escape")
+        await expect(world.page.locator("tk-detail")).to_have_count(0)
+        await world.at("research")
+        await world.shows("rolled back turn 2", ".transcript-pane")
+        await world.shows("joined after 5.30 s", ".transcript-pane")
+        await expect(world.page.locator(".log-row.has-left")).to_have_count(3)
+
+
+async def test_a_fork_names_its_parent_and_a_condensation_what_it_forgot(browser: Browser) -> None:
+    async with site(browser, team_story()) as world:
+        await world.conversations["team-standup"].fork("branch", at=20)
+        await world.at("branch")
+
+        await world.shows("fork of", ".conversation-head")
+        await world.page.get_by_role("link", name="team-standup at 20").click()
+        await world.shows("Standup of the team", "tk-conversation h1")
+        await world.shows("condensed at", ".log-pane")
+
+
+async def test_a_conversation_is_written_to_while_it_is_looked_at(browser: Browser) -> None:
+    async with site(browser) as world:
+        await (await world.conversations["live"].send("first")).reply()
+        await world.at("live")
+        await world.shows("a(first)", ".transcript-pane")
+        world.agent.hold("stream slowly")
+        turn = await world.conversations["live"].send("stream slowly")
+
+        await world.shows("is writing", ".transcript-pane")
+        await world.shows("running", ".conversation-head")
+        world.agent.release("stream slowly")
+        await turn.end()
+
+        await world.shows("a(stream slowly)", ".transcript-pane")
+        await expect(world.page.locator(".transcript-pane")).not_to_contain_text("is writing")
+        await world.shows("finished", ".conversation-head")
+
+
+async def test_nothing_shifts_while_live_events_come(browser: Browser) -> None:
+    async with site(browser, team_story(20)) as world:
+        await world.at("team-standup", query="?seq=40")
+        await world.shows("Standup of the team", "tk-conversation h1")
+        await world.shows("task 5", ".transcript-pane")
+        await world.page.evaluate(
+            """() => { window.shifts = 0; new PerformanceObserver((list) => {
+            for (const entry of list.getEntries()) window.shifts += entry.value;
+            }).observe({type: 'layout-shift', buffered: false}); }"""
+        )
+        place = "() => document.querySelector('.transcript-pane tk-rows').scrollTop"
+        before = await world.page.evaluate(place)
+        head = (await world.conversations["team-standup"].at()).seq
+
+        for n in range(5):
+            await (await world.conversations["team-standup"].send(f"live {n}")).reply()
+        await world.shows(f"seq {head + 20}", ".conversation-head")
+
+        assert await world.page.evaluate("() => window.shifts") == 0
+        assert await world.page.evaluate(place) == before
+        await expect(world.page.get_by_role("button", name="New below ↓")).to_be_visible()
+
+
+async def test_script_and_markup_are_shown_as_text(browser: Browser) -> None:
+    story = Story(f"odd {SCRIPT[:20]}", title=SCRIPT)
+    story.says("m1", SCRIPT, author=SCRIPT, metadata={SCRIPT: SCRIPT})
+    (call,) = story.at(1).calls((SCRIPT, {SCRIPT: SCRIPT}), text=SCRIPT, took=1)
+    story.at(2).results(call, SCRIPT)
+    story.at(3).queues("m2", SCRIPT)
+    story.at(4).answers(SCRIPT, took=1)
+    story.says("m2", SCRIPT)
+    story.at(5).ends("failed", SCRIPT)
+    async with site(browser, story) as world:
+        await world.go()
+        await world.shows(SCRIPT, "tk-list .row")
+        await world.at(story.name)
+        await world.shows(SCRIPT, ".transcript-pane .is-user >> nth=0")
+        await world.page.locator(".log-pane [data-seq='3']").click()
+        await world.shows("onerror", "tk-detail")
+        for tab, place in (("travel", "tk-travel"), ("timeline", "tk-timeline"), ("act", "tk-act")):
+            await world.at(story.name, tab)
+            await world.page.locator(place).wait_for(timeout=BOUND_MS)
+        await world.travelled(story.name, 8)
+        await world.shows(SCRIPT, "tk-travel .seen >> nth=0")
+
+        assert await world.page.evaluate("() => window.hacked") is None
+        assert await world.page.locator("tk-inspector script").count() == 0
+
+
+async def test_a_message_of_a_megabyte_is_shown_in_parts(browser: Browser) -> None:
+    story = Story("large")
+    story.says("m1", "word " * 200_000)
+    story.at(1).answers("ok", took=1)
+    async with site(browser, story) as world:
+        await world.at("large")
+        await world.shows("1,000,000 characters; open it to read on", ".transcript-pane")
+        await world.page.locator(".log-pane [data-seq='2']").click()
+
+        await world.shows("Show more (20,000 of", "tk-detail")
+        await world.page.get_by_role("button", name="Show more").click()
+        await world.shows("Show more (40,000 of", "tk-detail")
+        await world.travelled("large", 2)
+        await world.shows("1,000,000 characters", "tk-travel")
+
+
+async def test_a_page_goes_on_when_the_server_comes_back(browser: Browser) -> None:
+    async with site(browser, refund_story()) as world:
+        await world.at("refund-7")
+        await world.shows("Refund of order 7", "tk-conversation h1")
+        context = world.page.context
+
+        await context.set_offline(True)
+        await world.page.evaluate(
+            "() => import('./api.js').then(({ask}) => ask('self').catch(() => {}))"
+        )
+        await world.shows("The server does not answer")
+        await world.shows("look_up", ".log-pane")  # what was read stays
+        await context.set_offline(False)
+        await (await world.conversations["refund-7"].send("are you back")).reply()
+
+        await world.shows("a(are you back)", ".transcript-pane")
+        await expect(world.page.locator(".notice")).to_have_count(0)
+
+
+async def test_what_is_not_there_says_so(browser: Browser) -> None:
+    async with site(browser) as world:
+        await world.at("never")
+        await world.shows("There is no such conversation")
+
+
+async def test_a_deleted_conversation_says_so_and_stays_on_the_page(browser: Browser) -> None:
+    async with site(browser, refund_story()) as world:
+        await world.at("refund-7")
+        await world.shows("look_up", ".log-pane")
+
+        await world.conversations.delete("refund-7")
+
+        await world.shows("This conversation was deleted")
+        await world.shows("look_up", ".log-pane")
+
+
+# --- time travel ---------------------------------------------------------------------------------
+
+
+async def test_the_slider_moves_by_keys_and_shows_state_and_difference(browser: Browser) -> None:
+    async with site(browser, refund_story()) as world:
+        await world.travelled("refund-7", 17)
+        await world.shows("waiting for confirmation", ".travel-facts")
+        await world.shows("call-3 confirm", ".travel-facts")
+
+        await world.press("]")
+        await world.shows("What the model sees at seq 18: 9 events")
+        await world.press("{")
+        await world.shows("What the model sees at seq 12: 7 events")
+        await world.page.get_by_role("slider").focus()
+        await world.press("ArrowRight", "ArrowRight")
+        await world.shows("What the model sees at seq 14: 8 events")
+        await world.page.get_by_label("compare with", exact=True).check()
+        await world.page.get_by_label("Compare with seq").fill("4")
+        await world.press("Enter")
+        await world.shows("Seq 4 → 14: 6 came, 0 left")
+        await world.shows("1 → 2", ".travel-facts")
+        await world.travelled("refund-7", 0, mode="difference")
+        await world.shows("before the first event")
+
+
+async def test_the_difference_has_what_a_condensation_took(browser: Browser) -> None:
+    async with site(browser, team_story()) as world:
+        await world.at("team-standup", "travel", "?seq=26&from=25")
+        await world.button("Difference")
+
+        await world.shows("Seq 25 → 26: 1 came, 9 left")
+        await expect(world.page.locator(".seen.left")).not_to_have_count(0)
+        await world.shows("Up to task 2 all was told.", ".seen.entered >> nth=0")
+
+
+# --- the timeline --------------------------------------------------------------------------------
+
+
+async def test_the_timeline_tells_in_words_what_it_draws(browser: Browser) -> None:
+    async with site(browser, refund_story()) as world:
+        await world.at("refund-7", "timeline")
+        await world.shows("look_up 3.40 s", ".timeline-scroll")
+        await world.page.locator(".timeline-scroll").focus()
+        await world.press("ArrowDown")
+
+        await world.shows(
+            "Turn 1, interrupted, 6.20 s; cut off by “Never mind 9. Just pay order 7 back.”; "
+            "model 2.60 s; tools 4.10 s"
+        )
+        assert await world.page.locator(".tl-cut").count() > 1  # one in the legend
+        await world.press("ArrowDown")
+        await world.shows("waits for a person 5.50 s", ".timeline-bar")
+        await world.press("Enter")
+        await expect(world.page.get_by_role("button", name="All turns")).to_be_visible()
+        await world.press("Escape")
+        await world.page.locator("svg rect.tl-tool >> nth=0").click()
+        await expect(world.page).to_have_url(f"{world.address}/inspector/#/c/refund-7/log?seq=5")
+
+
+async def test_the_timeline_labels_waits_late_messages_and_failures(browser: Browser) -> None:
+    story = Story("deploy")
+    story.says("a", "Deploy version 12.")
+    (deploy,) = story.at(1.5).calls(("deploy", {}), took=1.2)
+    story.asks(deploy)
+    story.at(21.7).confirmed()
+    story.at(22.0).queues("b", "Then check the error rate.", steers=True)
+    story.at(23.0).results(deploy, "deployed")
+    story.joins("b")
+    story.at(24.0).queues("c", "Thanks.")
+    story.at(26.5).answers("Done.", took=1.4)
+    story.says("c", "Thanks.")
+    story.at(27.0).ends("failed", "ModelError: the model was away")
+    async with site(browser, story) as world:
+        await world.at("deploy", "timeline")
+        await world.shows("waits for a person: deploy 20.2 s", ".timeline-scroll")
+        await world.shows("joins after 1.00 s", ".timeline-scroll")
+        await world.shows("Then check the error rate.", ".timeline-scroll")
+        await world.shows("waits 2.50 s", ".timeline-scroll")
+        await world.shows("! ModelError", ".timeline-scroll")
+        await world.shows("✓completed", ".legend")
+        edge = await world.page.locator(".timeline-scroll").bounding_box()
+        assert edge is not None
+        for label in await world.page.locator(".timeline-scroll text").all():
+            box = await label.bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] <= edge["x"] + edge["width"]
+
+
+async def test_a_conversation_without_turns_has_an_empty_timeline(browser: Browser) -> None:
+    story = Story("quiet", title="Nothing yet")
+    async with site(browser, story) as world:
+        await world.at("quiet", "timeline")
+        await world.shows("No turn yet")
+        await world.travelled("quiet", 1)
+        await world.shows("The model sees nothing yet")
+
+
+# --- doing ---------------------------------------------------------------------------------------
+
+
+async def send(world: Site, text: str, policy: str = "") -> None:
+    form = world.page.get_by_role("region", name="Send a message")
+    await form.get_by_label("Message").fill(text)
+    await form.get_by_label("If a turn runs").select_option(policy)
+    await form.get_by_role("button", name="Send").click()
+
+
+async def test_messages_are_sent_with_each_policy(browser: Browser) -> None:
+    async with site(browser) as world:
+        chat = world.conversations["alice"]
+        await (await chat.send("hello")).reply()
+        await world.at("alice", "act")
+        world.agent.hold("slow")
+        await send(world, "slow")
+        await world.shows("Turn 2 runs", "tk-act")
+
+        await send(world, "rejected", "reject")
+        await world.shows("turn in progress", "tk-act")
+        await send(world, "later", "queue")
+        await world.shows("1 queued", ".conversation-head")
+        await send(world, "joins", "steer")
+        await world.shows("2 queued", ".conversation-head")
+        world.agent.hold("now")
+        await send(world, "now", "interrupt")
+        await world.shows("the turn that ran is interrupted", "tk-act")
+        world.agent.hold("instead")
+        await send(world, "instead", "rollback")
+        await world.shows("the turn that ran is rolled back", "tk-act")
+        world.agent.release("instead")
+        await world.shows("No turn runs", "tk-act")
+
+        texts = [getattr(event, "content", "") for event in (await chat.at()).view]
+        assert "instead" in texts
+        assert "now" not in texts
+
+
+async def test_a_turn_is_interrupted_paused_resumed_and_undone(browser: Browser) -> None:
+    async with site(browser) as world:
+        chat = world.conversations["alice"]
+        await (await chat.send("hello")).reply()
+        await world.at("alice", "act")
+        await world.button("Pause")
+        await world.shows("paused", ".conversation-head")
+        await world.button("Resume")
+        await world.shows("Goes on.", "tk-act")
+        world.agent.hold("slow")
+        await chat.send("slow")
+        await world.shows("Turn 2 runs", "tk-act")
+        await world.button("Interrupt")
+        await world.shows("Interrupted.", "tk-act")
+        await world.shows("No turn runs", "tk-act")
+        await world.button("Undo the last turn")
+        await world.shows("Took 1 message back.", "tk-act")
+
+        assert [getattr(event, "content", "") for event in (await chat.at()).view] == [
+            "hello",
+            "a(hello)",
+        ]
+
+
+async def test_calls_are_answered_one_by_one(browser: Browser) -> None:
+    calls = [ToolCall("refund", {"order": 1}), ToolCall("refund", {"order": 2})]
+    model = ScriptedModel([ModelResponse("May I?", calls=calls), "Done."])
+    asking = ToolAgent(model, [refund], confirm=["refund"])
+    async with site(browser, agent=asking) as world:
+        turn = await world.conversations["alice"].send("pay both back")
+        await world.at("alice", "act")
+        await world.shows("2 calls wait for an answer", "tk-act")
+        submit = world.page.get_by_role("button", name="Send the answers")
+        await expect(submit).to_be_disabled()
+        rows = world.page.locator("tk-act li.card")
+        await rows.nth(0).get_by_label("allow").check()
+        await rows.nth(1).get_by_label("Reason to reject refund").fill("too much")
+        await submit.click()
+
+        assert await turn.reply() == "Done."
+        texts = [
+            getattr(event, "content", "")
+            for event in (await world.conversations["alice"].at()).view
+        ]
+        assert "order 1 is paid back" in texts
+        assert any("too much" in text for text in texts)
+        await expect(world.page.locator("tk-act li.card")).to_have_count(0)
+
+
+async def test_a_message_is_edited_a_fork_made_and_a_log_exported_and_verified(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with site(browser) as world:
+        chat = world.conversations["alice"]
+        await (await chat.send("one")).reply()
+        await (await chat.send("two")).reply()
+        await world.at("alice")
+        await world.page.locator(".log-pane [data-seq='2']").click()
+        await world.page.get_by_role("link", name="Edit and resend").click()
+        form = world.page.get_by_role("region", name="Send a message")
+        await expect(form.get_by_label("Message")).to_have_value("one")
+        await form.get_by_label("Message").fill("uno")
+        await form.get_by_role("button", name="Send").click()
+        await world.shows("Durable at seq", "tk-act")
+        await world.shows("finished", ".conversation-head")
+        assert [getattr(event, "content", "") for event in (await chat.at()).view] == [
+            "uno",
+            "a(uno)",
+        ]
+
+        await world.button("Verify")
+        await world.shows("Sound:", "tk-act")
+        async with world.page.expect_download() as found:
+            await world.button("Export")
+        path = tmp_path / "export.jsonl"
+        await (await found.value).save_as(path)
+        lines = [json.loads(line) for line in (await anyio.Path(path).read_text()).splitlines()]
+        assert lines[1]["conversation"] == "alice"
+        await world.at("alice", "act", "?at=4")
+        await world.button("Fork here")
+        await world.shows("alice-fork", "tk-conversation h1")
+        assert (await world.conversations["alice-fork"].at(4)).seq == 4
+
+
+async def test_a_server_that_only_reads_offers_nothing_else(browser: Browser) -> None:
+    async with site(browser, refund_story(), read_only=True) as world:
+        await world.at("refund-7", "act")
+        await world.shows("This server only reads", "tk-act")
+        await world.shows("read-only", ".top")
+        await expect(world.page.get_by_role("button", name="Send")).to_have_count(0)
+        await world.button("Verify")
+        await world.shows("Sound: 31 events.", "tk-act")
+
+
+# --- the runtime ---------------------------------------------------------------------------------
+
+
+async def test_the_actors_are_shown_with_what_waits_for_them(browser: Browser) -> None:
+    async with site(browser) as world:
+        await (await world.conversations["alice"].send("hello")).reply()
+        await world.go("runtime")
+
+        await world.shows("conversations/alice", "tk-runtime")
+        await world.shows("None: every message reached its actor.", "tk-runtime")
+        await world.page.locator("tk-runtime .row", has_text="conversations/alice").click()
+        await world.shows("Rejections of alice", "tk-runtime")
+        await (await world.conversations["bob"].send("hello")).reply()
+        await world.shows("conversations/bob", "tk-runtime")

@@ -1,0 +1,135 @@
+"""The command line on a terminal of 80 columns: its help, its version, what a shell completes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import termios
+from pathlib import Path
+
+import anyio
+import pytest
+from rich.cells import cell_len
+from typer.testing import CliRunner
+
+import turnkeeper
+from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
+from turnkeeper.actors.cli._app import _SECTIONS, app
+
+from .command import COMMAND
+
+COMMANDS = [name for section in _SECTIONS.values() for name in section]
+
+
+def on_a_terminal(*arguments: str | Path) -> list[str]:
+    """Run a command on a pseudo-terminal of 80 columns; return its lines, without colours."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**env, "TERM": "xterm", "NO_COLOR": "1"},
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while some := os.read(ours, 4096):
+                shown += some
+        except OSError:  # what Linux says when the other end is closed
+            pass
+    os.close(ours)
+    assert process.returncode == 0, shown
+    text = shown.decode().replace("\x1b[1m", "").replace("\x1b[2m", "").replace("\x1b[0m", "")
+    return text.split("\r\n")[:-1]
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("journal") / "chats.db"
+
+    @agent
+    async def answer(turn: TurnContext) -> str:
+        return f"You said: {turn.message.content}"
+
+    async def fill() -> None:
+        async with Conversations(answer, journal=SQLiteJournal(path)) as conversations:
+            for name in ("alice", "albert", "bob"):
+                await (await conversations[name].send("日本語 and words " * 20)).end()
+
+    anyio.run(fill)
+    return path
+
+
+def check_fits(lines: list[str]) -> None:
+    assert [line for line in lines if cell_len(line) > 80] == []
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_the_help_fits_a_terminal_and_lists_each_command_in_a_line() -> None:
+    lines = on_a_terminal("--help")
+    check_fits(lines)
+    assert len(lines) < 40
+    for section in _SECTIONS.values():
+        for name, purpose in section.items():
+            assert f"  {name:<8}  {purpose}" in lines
+
+
+def test_a_chat_fits_a_terminal_with_its_times(db: Path) -> None:
+    lines = on_a_terminal("show", db, "alice")
+    check_fits(lines)
+    assert lines[0].endswith(", times in UTC")
+    assert lines[2].startswith("  2  ")
+    assert max(map(cell_len, lines)) > 70
+
+
+def test_every_command_is_in_a_section_and_its_help_fits() -> None:
+    registered = {
+        one.name or one.callback.__name__ for one in app.registered_commands if one.callback
+    }
+    assert sorted(registered) == sorted(COMMANDS)
+    for name in COMMANDS:
+        result = CliRunner(env={"COLUMNS": "80"}).invoke(app, [name, "--help"])
+        assert result.exit_code == 0
+        check_fits(result.stdout.splitlines())
+        assert "--no-" not in result.stdout
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.stdout == f"turnkeeper {turnkeeper.__version__}\n"
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "found"),
+    [
+        ("turnkeeper ver", 1, ["verify"]),
+        ("turnkeeper show {db} al", 3, ["albert", "alice"]),
+        ("turnkeeper show {db}.none al", 3, []),
+        ("turnkeeper show {db} --st", 3, ["--step"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_names(
+    db: Path, line: str, word: int, found: list[str]
+) -> None:
+    ran = subprocess.run(
+        COMMAND,
+        env={
+            **os.environ,
+            "_TURNKEEPER_COMPLETE": "complete_bash",
+            "COMP_WORDS": line.format(db=db),
+            "COMP_CWORD": str(word),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stdout.split() == found
+    assert ran.stderr == ""
+    assert not Path(f"{db}.none").exists()

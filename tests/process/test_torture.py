@@ -1,0 +1,141 @@
+"""`turnkeeper torture` with servers that it starts and kills."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.drawn import drawn
+from turnkeeper.actors.cli._app import app
+
+from .command import COMMAND
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "torture_me.py"
+FORGETFUL = Path(__file__).parent / "forgetful_server.py"
+SMALL = ("--users", "6", "--messages", "8", "--seed", "3", "--json")
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["torture", *map(str, arguments)])
+
+
+def report_of(result: Result) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        found: int = listener.getsockname()[1]
+    return found
+
+
+def serve(port: int, folder: Path, *arguments: str) -> str:
+    """Return the command that serves the example."""
+    command = (*COMMAND, "serve", f"{EXAMPLE}:echo", "--port", str(port))
+    return shlex.join((*command, "--db", str(folder / "chats.db"), *arguments))
+
+
+def test_a_server_that_is_killed_loses_nothing(tmp_path: Path, port: int) -> None:
+    history = tmp_path / "history.jsonl"
+    server = ("--server", serve(port, tmp_path), "--kills", "2")
+
+    result = run(f"http://127.0.0.1:{port}", *SMALL, *server, "--history", history)
+
+    report = report_of(result)
+    assert report["findings"] == []
+    assert result.exit_code == 0
+    assert report["totals"]["kills"] == 2
+    assert report["totals"]["known"] > 20
+    checked = run("--check", history, "--json")
+    assert checked.exit_code == 0
+    assert report_of(checked) == report
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("fault", drawn(["early", "last"], 1))
+def test_a_server_that_forgets_at_a_kill_is_found_out(
+    tmp_path: Path, port: int, fault: str
+) -> None:
+    command = [sys.executable, "-P", str(FORGETFUL), fault, str(port), str(tmp_path)]
+    server = ("--server", shlex.join(command), "--kills", "2")
+
+    result = run(f"http://127.0.0.1:{port}", *SMALL, *server)
+
+    assert result.exit_code == 1
+    assert report_of(result)["counts"]["lost"]
+
+
+def test_a_server_that_another_one_starts_again_is_killed_once(tmp_path: Path, port: int) -> None:
+    server = shlex.split(serve(port, tmp_path))
+    first = subprocess.Popen(server, stderr=subprocess.PIPE)
+    assert first.stderr is not None
+    first.stderr.readline()
+    processes = [first]
+
+    def start_again() -> None:
+        first.wait()
+        processes.append(subprocess.Popen(server, stderr=subprocess.DEVNULL))
+
+    keeper = threading.Thread(target=start_again)
+    keeper.start()
+    try:
+        result = run(f"http://127.0.0.1:{port}", *SMALL, "--kill", str(first.pid))
+    finally:
+        first.kill()
+        keeper.join()
+        processes[-1].kill()
+        processes[-1].wait()
+        first.stderr.close()
+
+    assert result.exit_code == 0, result.output
+    assert report_of(result)["totals"]["kills"] == 1
+
+
+def test_a_server_that_does_not_start_is_told_in_one_line(tmp_path: Path, port: int) -> None:
+    command = shlex.join((sys.executable, "-c", "raise SystemExit('no such thing')"))
+
+    result = run(f"http://127.0.0.1:{port}", *SMALL, "--server", command)
+
+    assert result.exit_code == 2
+    assert "no such thing" in result.stderr
+
+
+def test_an_address_where_nothing_is_served_cannot_be_used(port: int) -> None:
+    result = run(f"http://127.0.0.1:{port}", *SMALL)
+
+    assert result.exit_code == 2
+    assert "cannot be connected to" in result.stderr
+
+
+def test_a_history_that_is_none_cannot_be_checked(tmp_path: Path) -> None:
+    (tmp_path / "none").write_text('{"record": "nothing"}\n')
+
+    result = run("--check", tmp_path / "none")
+
+    assert result.exit_code == 2
+    assert "line 1" in result.stderr
+
+
+def test_stopping_it_ends_its_server_too(tmp_path: Path, port: int) -> None:
+    arguments = [f"http://127.0.0.1:{port}", "--server", serve(port, tmp_path), "--kills", "0"]
+    with subprocess.Popen(
+        [*COMMAND, "torture", *arguments, "--seconds", "60"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if "acknowledged" in line)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
