@@ -54,6 +54,7 @@ from turnkeeper.actors.core.working_state import (
     WorkingState,
 )
 from turnkeeper.actors.errors import (
+    ConversationNotFound,
     MessageNotFound,
     NotConfirmable,
     NothingToRetract,
@@ -677,6 +678,8 @@ class Turns:
         length = len(self.events)
         try:
             messages = self.do(Undo())
+        except ConversationNotFound:
+            assert not length
         except TurnInProgress:
             assert running is not None
         except NothingToRetract:
