@@ -114,7 +114,7 @@ REFERENCE = {
     "integrations": (
         "Integrations",
         "turnkeeper.actors.integrations",
-        ("openai_agents", "mcp"),
+        ("openai_agents", "mcp", "pydantic_ai"),
     ),
     "runtime": ("Runtime", "turnkeeper.runtime", ()),
     "lowlevel": ("Runtime, low level", "turnkeeper.runtime.lowlevel", ()),

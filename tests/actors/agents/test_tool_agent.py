@@ -17,6 +17,7 @@ import pytest
 
 from tests.actors.conversations.worlds import brief, log_of, verified
 from turnkeeper.actors import (
+    Agent,
     ConfirmationPolicy,
     Conversation,
     Event,
@@ -90,7 +91,7 @@ def scripted(*replies: Reply | Callable[[ModelRequest], Any]) -> ScriptedModel:
 
 @asynccontextmanager
 async def serving(
-    agent: ToolAgent,
+    agent: Agent,
     journal: Journal | None = None,
     **settings: Any,  # noqa: ANN401
 ) -> AsyncIterator[Conversation]:

@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 
 from tests.actors.conversations.worlds import brief, log_of, verified
 from turnkeeper.actors import (
+    Agent,
     ConfirmationPolicy,
     Conversation,
     Journal,
@@ -93,7 +94,7 @@ class World:
         """The user is asked about every call, and says yes."""
         self.effects: Counter[str] = Counter()
 
-    def agent(self) -> ToolAgent:
+    def agent(self) -> Agent:
         async def charge(amount: int, context: ToolContext) -> str:
             await self.death.step()
             self.effects[context.tool_call_id] += 1
@@ -113,6 +114,10 @@ class World:
 
         confirm: ConfirmationPolicy = "always" if self.asks else "never"
         return ToolAgent(ScriptedModel(reply), [charge, look], confirm=confirm)
+
+    def effects_of(self, action: ActionEvent) -> int:
+        """How often a call of the log had its effect."""
+        return self.effects[action.tool_call_id]
 
     async def send(self, chat: Conversation) -> TurnEnd:
         """The user sends, answers when asked, and waits for the end of the turn."""
@@ -194,7 +199,7 @@ async def check_log(chat: Conversation, world: World, unfinished: Unfinished) ->
     assert Counter(a.tool_call_id for a in actions) == Counter(r.tool_call_id for r in results)
     by_call = {result.tool_call_id: result for result in results}
     for action in actions:
-        result, effects = by_call[action.tool_call_id], world.effects[action.tool_call_id]
+        result, effects = by_call[action.tool_call_id], world.effects_of(action)
         if action.tool_name == "look" and unfinished == "resume":
             assert (result.content, effects >= 1) == ("seen", True)
         elif isinstance(result, ObservationEvent):
@@ -202,7 +207,7 @@ async def check_log(chat: Conversation, world: World, unfinished: Unfinished) ->
         else:
             assert result.may_have_happened
             assert effects <= 1
-    assert set(world.effects) <= set(by_call)
+    assert world.effects.total() == sum(map(world.effects_of, actions))
 
     # What each model call took is in the log with what it answered.
     state = await chat.at(None)
