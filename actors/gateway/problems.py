@@ -204,6 +204,9 @@ TABLE: Mapping[str, Problem] = {
     "OutsideTurn": Problem(500, "outside-turn", "the server's agent used a turn outside of it"),
     "ForeignLoop": Problem(500, "foreign-loop", "the server's agent left its event loop"),
     "RunsOverlap": Problem(409, "runs-overlap", "two runs of the agent overlap"),
+    "ExternalCalls": Problem(
+        500, "external-calls", "the agent called tools that run outside of it"
+    ),
     # --- models and tools
     "ModelError": Problem(502, "model-error", "the model's provider refused the request"),
     "ModelRefusal": Problem(502, "model-refusal", "the model declined to answer"),
