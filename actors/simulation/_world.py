@@ -89,6 +89,7 @@ CATCH_UP_S = LEASE_S / 3 + SLOW_S_MAX + READ_S_MAX + 2.0
 journal. The rest is the longest answer that may be under way as the disk is healed, what a
 subscriber does with an event, and one look each of the subscriber and the world."""
 _OPERATOR_PAUSE_S = 1.0
+_CAUGHT_UP_LOOK_S = 1.0
 _READERS_END_S = 2.0
 """How long a reader takes to end, or to read a page, where nothing fails."""
 
@@ -500,6 +501,8 @@ class _Server:
     conversations: Conversations | None = None
     waiting: dict[EventReader, float] = field(default_factory=dict)
     """The readers that wait for an event there, and since when."""
+    is_drained: bool = False
+    """Its readers have ended, and it takes no others."""
 
 
 class ConversationWorld:
@@ -621,9 +624,7 @@ class _Run:
             self._heal()
             with anyio.move_on_after(LIVENESS_S) as bound:
                 await self._finish()
-                with anyio.move_on_after(CATCH_UP_S + (self.struck_s or 0.0)) as catching_up:
-                    await self._catch_up()
-                if catching_up.cancelled_caught:
+                if not await self._catch_up(CATCH_UP_S + (self.struck_s or 0.0)):
                     heads = {name: self.oracles.head(name) for name in self.conversation_ids}
                     self.oracles.broken("P1", f"subscribers at {self.cursors}, logs at {heads}")
             others.cancel_scope.cancel()
@@ -809,6 +810,7 @@ class _Run:
         )
         with anyio.move_on_after(grace_s + STOP_S) as bound:
             drained = await conversations.drain(grace_s, messages=messages)
+            server.is_drained = True
             simulation.mark(f"drained, messages {messages}")
             if drained.interrupted:
                 simulation.mark("interrupted by a drain")
@@ -1288,10 +1290,25 @@ class _Run:
             else:
                 return
 
-    async def _catch_up(self) -> None:
-        """Wait until every subscriber has reached the end of its log."""
+    async def _catch_up(self, bound_s: float) -> bool:
+        """Wait until every subscriber has reached the end of its log; return False if it is late.
+
+        While every node is drained, or is being started again, there is nowhere to read.
+        """
+        left_s = bound_s
         while any(at < self.oracles.head(name) for name, at in self.cursors.values()):
-            await self.simulation.sleep(1.0)
+            if left_s <= 0:
+                return False
+            await self.simulation.sleep(_CAUGHT_UP_LOOK_S)
+            left_s = left_s - _CAUGHT_UP_LOOK_S if self._can_be_read() else bound_s
+        return True
+
+    def _can_be_read(self) -> bool:
+        """Return True if a node takes readers."""
+        return any(
+            server.node.is_alive and server.conversations is not None and not server.is_drained
+            for server in self.servers.values()
+        )
 
     async def _learn_end(self, sending: Sending, conversations: Conversations) -> None:
         turn = await conversations[sending.conversation_id].send(

@@ -13,13 +13,14 @@ from turnkeeper.actors.simulation import (
     MARKS,
     Campaign,
     ConversationWorld,
+    Options,
     TapeFile,
     replay,
     run_campaign,
     silent_logs,
 )
 from turnkeeper.actors.simulation._jobs import blocks
-from turnkeeper.runtime.testing import simulate
+from turnkeeper.runtime.testing import Tape, simulate
 
 from ..drawn import first_seed, is_whole
 from .corpus import CORPUS, Kept
@@ -68,6 +69,23 @@ def test_what_was_found_once_is_not_found_again(kept: Kept) -> None:
         f"with {kept.fault!r} planted, its tape must break {kept.invariant}, and breaks {found}: "
         "it proves nothing any more; record it anew with python -m tests.simulation.corpus"
     )
+
+
+def test_a_reader_is_not_late_while_the_only_node_is_drained_and_replaced() -> None:
+    """Fresh seed 995815799 of an earlier commit, policy "batch", broke P1 this way."""
+    options = Options(clients=1, messages=1, overlaps=("queue",), drains=True, subscribers=3)
+    slow = {
+        "grace": [1],
+        "stands drained": [2],
+        "operator waits": [1],
+        "operator waits for": [99],
+        "end not asked for": [1],
+    }
+
+    with silent_logs():
+        for seed in range(12, 16):
+            tape = Tape(f"x{seed}", branches_from={"next drain": [seed % 4, 49], **slow})
+            simulate(ConversationWorld(options), policy="random", tape=tape).check()
 
 
 def test_every_tape_of_the_corpus_is_played() -> None:
