@@ -1,7 +1,7 @@
 """A gateway that is killed and started again on command. Usage: ag_ui_server.py FOLDER.
 
 Prints its port. Each line of standard input kills the process that serves, and starts another, as a
-fork of this one: it has everything imported, and nothing opened.
+fork of this one: it has everything imported, and nothing opened. One that ends by itself says so.
 """
 
 from __future__ import annotations
@@ -90,8 +90,11 @@ def main(folder: Path) -> NoReturn:
     while True:
         process = os.fork()
         if not process:
-            anyio.run(serve, folder, listener)
-            os._exit(0)
+            try:
+                anyio.run(serve, folder, listener)
+            finally:
+                say("ended")
+            sys.exit(1)
         order = sys.stdin.readline()
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 import pytest
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from turnkeeper.actors import Conversations, MemoryJournal, ScriptedModel, ToolAgent, gateway
 
@@ -28,38 +29,56 @@ Messages = list[dict[str, Any]]
 Essence = list[tuple[object, ...]]
 
 
+KILLS_MAX = 8
+"""Of a batch: on a busy machine each restart may be killed before a client has come back."""
+BOUND_S = 60.0
+"""How long the server may take to start and to be killed."""
+BATCH_BOUND_S = 120.0
+
+
 class Server:
     """The server's process, and the number of its kills."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, process: Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._stdin = process.stdin
+        self._lines = BufferedByteReceiveStream(process.stdout)
         self.kills = 0
-        self.url = f"http://127.0.0.1:{self._line()}/v1/ag-ui"
+        self.url = ""
 
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+    async def _line(self, awaited: str) -> str:
+        try:
+            with anyio.fail_after(BOUND_S):
+                line = await self._lines.receive_until(b"\n", 1_000)
+        except (TimeoutError, anyio.IncompleteRead) as error:
+            raise AssertionError(f"the server has not said {awaited}; see its stderr") from error
+        return line.decode()
 
-    def kill(self) -> None:
+    async def wait_until_started(self) -> None:
+        port = int(await self._line("its port"))
+        self.url = f"http://127.0.0.1:{port}/v1/ag-ui"
+
+    async def kill(self) -> None:
         """Kill the process that serves, and start another."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("kill\n")
-        self._process.stdin.flush()
-        assert self._line() == "killed"
+        await self._stdin.send(b"kill\n")
+        assert await self._line("that it was killed") == "killed", "it had ended by itself"
         self.kills += 1
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    command = [sys.executable, "-m", "tests.process.ag_ui_server", str(folder)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, cwd=Path(__file__).parents[2], **pipes) as process:  # type: ignore[call-overload]  # the pipes are named once
-        yield Server(process)
-        process.stdin.close()
-
-
-KILLS_MAX = 8
-"""Of a batch: on a busy machine each restart may be killed before a client has come back."""
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Server]:
+    # By its path: the tests run with the root off sys.path.
+    program = Path(__file__).with_name("ag_ui_server.py")
+    command = [sys.executable, str(program), str(folder)]
+    async with await anyio.open_process(command, stderr=None) as process:
+        server = Server(process)
+        await server.wait_until_started()
+        yield server
+        assert process.stdin is not None
+        await process.stdin.aclose()
+        with anyio.fail_after(BOUND_S):
+            await process.wait()
 
 
 def essence(messages: Messages) -> Essence:
@@ -95,30 +114,41 @@ async def run_batch(program: Client, server: Server, texts: list[str]) -> int:
             await program.do("cut", text, bytes=draw.randrange(CUT_AFTER_BYTES_MAX))
     for text in texts:
         await program.do("send", text, text=text, id=f"m-{text}", runId=f"r-{text}")
-    kill_at = draw.randrange(KILL_AFTER_EVENTS_MAX)
-    running = set(texts)
-    killed = 0
-    while running:
-        events = 0
-        for text in texts:
-            shown = await program.do("show", text)
-            events += len(shown["types"])
-            if not shown["isRunning"]:
-                running.discard(text)
-        if running and events >= kill_at and killed < KILLS_MAX:
-            killed += 1
-            server.kill()
-            kill_at = events + draw.randrange(KILL_AFTER_EVENTS_MAX)
+    shown = await run_to_the_end(program, server, texts, draw)
     wanted = await uncut(texts)
-    returns = 0
     for text in texts:
-        shown = await program.do("done", text)
-        assert "error" not in shown, (text, shown)
-        assert not shown["warnings"], text
-        assert shown["outcome"] == "success", text
-        assert essence(shown["messages"]) == wanted[text], text
-        returns += len(shown["statuses"]) - 1
-    return returns
+        assert "error" not in shown[text], (text, shown[text])
+        assert not shown[text]["warnings"], text
+        assert shown[text]["outcome"] == "success", text
+        assert essence(shown[text]["messages"]) == wanted[text], text
+    return sum(len(each["statuses"]) - 1 for each in shown.values())
+
+
+async def run_to_the_end(
+    program: Client, server: Server, texts: list[str], draw: random.Random
+) -> dict[str, dict[str, Any]]:
+    """Kill the server now and then until each run has ended; return what its client shows then."""
+    kill_at = draw.randrange(KILL_AFTER_EVENTS_MAX)
+    kills_before = server.kills
+    shown: dict[str, dict[str, Any]] = {}
+    try:
+        with anyio.fail_after(BATCH_BOUND_S):
+            while True:
+                shown = {text: await program.do("show", text) for text in texts}
+                events = sum(len(each["types"]) for each in shown.values())
+                if not any(each["isRunning"] for each in shown.values()):
+                    return {text: await program.do("done", text) for text in texts}
+                if events >= kill_at and server.kills < kills_before + KILLS_MAX:
+                    await server.kill()
+                    kill_at = events + draw.randrange(KILL_AFTER_EVENTS_MAX)
+    except TimeoutError as error:
+        running = {
+            text: (each["statuses"], each["types"][-3:])
+            for text, each in shown.items()
+            if each["isRunning"]
+        }
+        kills = server.kills - kills_before
+        raise AssertionError(f"after {kills} kills these runs go on: {running}") from error
 
 
 def run_all(folder: Path, runs: int) -> None:
@@ -126,12 +156,11 @@ def run_all(folder: Path, runs: int) -> None:
 
     async def talk() -> None:
         returns = 0
-        with serving(folder) as server:
-            async with client(node, "ag_ui.mjs") as program:
-                for first in range(0, runs, AT_ONCE):
-                    texts = [f"run-{n}" for n in range(first, first + AT_ONCE)]
-                    returns += await run_batch(program, server, texts)
-            assert server.kills >= runs // AT_ONCE
+        async with serving(folder) as server, client(node, "ag_ui.mjs") as program:
+            for first in range(0, runs, AT_ONCE):
+                texts = [f"run-{n}" for n in range(first, first + AT_ONCE)]
+                returns += await run_batch(program, server, texts)
+        assert server.kills >= runs // AT_ONCE
         assert returns > runs, "hardly a run was cut"
 
     anyio.run(talk)

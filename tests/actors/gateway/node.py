@@ -19,6 +19,10 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 HERE = Path(__file__).parent / "npm"
 LINE_BYTES_MAX = 64 << 20
+INSTALL_BOUND_S = 140.0
+"""How long npm may take; two processes that try one after the other stay below a test's bound."""
+ANSWER_BOUND_S = 120.0
+"""How long a command may take; `done` waits for the end of a turn."""
 
 
 def without(what: str) -> NoReturn:
@@ -38,7 +42,17 @@ def install(folder: Path = HERE) -> str:
         done = folder / "node_modules" / ".lock-installed"
         if not done.exists() or done.read_bytes() != lock.read():
             command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            try:
+                ran = subprocess.run(
+                    command,
+                    cwd=folder,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=INSTALL_BOUND_S,
+                )
+            except subprocess.TimeoutExpired as error:
+                without(f"the packages from npm: {error}")
             if ran.returncode:
                 without(f"the packages from npm: {ran.stderr[-500:]}")
             shutil.copy(folder / "package-lock.json", done)
@@ -57,8 +71,13 @@ class Client:
     async def do(self, op: str, chat: str = "a", **options: object) -> dict[str, Any]:
         """Carry out a command; return what the client shows then."""
         line = json.dumps({"op": op, "chat": chat, **options}) + "\n"
-        await self._stdin.send(line.encode())
-        shown: dict[str, Any] = json.loads(await self._lines.receive_until(b"\n", LINE_BYTES_MAX))
+        try:
+            with anyio.fail_after(ANSWER_BOUND_S):
+                await self._stdin.send(line.encode())
+                reply = await self._lines.receive_until(b"\n", LINE_BYTES_MAX)
+        except (TimeoutError, anyio.IncompleteRead, anyio.BrokenResourceError) as error:
+            raise AssertionError(f"node has not carried out {op!r} of {chat!r}") from error
+        shown: dict[str, Any] = json.loads(reply)
         return shown
 
 
