@@ -106,11 +106,14 @@ async def run(caller: Running, body: RunInput) -> Response:
     _check_is_served(body)
     answers = _answers_of(body.resume or ())
     message = None if answers else _newest_message(body.messages)
-    await _check_run_id(caller, body.run_id, None if message is None else message.id)
-    if message is not None:
-        turn = await _send(caller, message, body)
-    else:
-        turn = await _answer(caller, answers)
+    # Invariant: a run id comes with one chat message. The log has it once `_send` has returned;
+    # until then only this lock keeps another message under the id from passing the check.
+    async with caller.service.run_lock(caller.conversation_id, body.run_id):
+        await _check_run_id(caller, body.run_id, None if message is None else message.id)
+        if message is not None:
+            turn = await _send(caller, message, body)
+        else:
+            turn = await _answer(caller, answers)
     on_screen = [each.id for each in body.messages]
     answered = tuple(answers)
     events = await _run_events(caller, turn, body.run_id, answered=answered, on_screen=on_screen)
@@ -372,10 +375,11 @@ async def _write_run(
                 cursor = None if out.progress is None else _cursor(events, out.progress)
                 await write(_frame(out.event, cursor))
 
+    streams = caller.service.streams
     items: AsyncIterator[Item] = aiter(turn)
     while not events.has_ended:
         try:
-            item = await caller.service.streams.until_beat(anext(items))
+            item = await streams.until_beat(anext(items))
         except StopAsyncIteration:
             await put(events.end())
             return
@@ -383,6 +387,8 @@ async def _write_run(
             await write(b":\n\n")
         else:
             await put(events.take(item))
+            if isinstance(item, TextDelta):
+                await streams.gather_pieces()
 
 
 async def _transcript(caller: ConversationCaller) -> Transcript:

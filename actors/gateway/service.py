@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
+from weakref import WeakValueDictionary
 
 import anyio
 from fastapi import Depends, Path, Request
@@ -111,12 +112,18 @@ class Service:
         self.limits = limits
         self.ports = ports
         self.streams = Streams(limits)
+        # Each lives as long as a request holds it or waits for it.
+        self._run_locks: WeakValueDictionary[tuple[str, str], anyio.Lock] = WeakValueDictionary()
         self._authenticate = authenticate
         self._authorize = authorize
         self._share = share
         self._rates = Rates(
             ports.monotonic, per_s=limits.requests_per_s, burst=limits.requests_at_once
         )
+
+    def run_lock(self, conversation_id: str, run_id: str) -> anyio.Lock:
+        """Return the lock that orders the requests which come under one run id of AG-UI."""
+        return self._run_locks.setdefault((conversation_id, run_id), anyio.Lock())
 
     async def admit(
         self, request: Request, action: Action, local_id: str | None

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import anyio
+import httpx
 import pytest
 
+from tests.actors.conversations.worlds import HeldAgent, WatchedJournal, log_of
 from turnkeeper.actors import (
     Agent,
+    Conversations,
     ModelResponse,
     ScriptedModel,
     ToolAgent,
     ToolCall,
     TurnContext,
+    gateway,
 )
 from turnkeeper.actors.events import ActionEvent, LoggedEvent
 from turnkeeper.actors.gateway import GatewayLimits
+from turnkeeper.actors.journal import Record
 
 from .node import Client, client, install
-from .worlds import World, gateway_world
+from .worlds import BOUND_S, JSON, World, gateway_world
 
 pytestmark = pytest.mark.anyio
 
@@ -542,6 +547,47 @@ async def test_a_run_whose_calls_were_answered_elsewhere_goes_on(node: Client) -
 def run_input(**other: object) -> dict[str, object]:
     user = {"id": "m1", "role": "user", "content": "hello"}
     return {"threadId": "chat", "runId": "r1", "messages": [user], **other}
+
+
+class HeldJournal(WatchedJournal):
+    """Holds each append until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = anyio.Event()
+
+    async def before_append(self, records: Sequence[Record]) -> None:
+        await self.gate.wait()
+
+
+async def test_of_messages_that_come_at_once_under_one_run_id_only_the_first_is_written() -> None:
+    journal = HeldJournal()
+    statuses: list[int] = []
+
+    async def send(http: httpx.AsyncClient, message_id: str) -> None:
+        user = {"id": message_id, "role": "user", "content": "hello"}
+        reply = await http.post(URL, json=run_input(messages=[user]))
+        statuses.append(reply.status_code)
+        if reply.status_code == 409:
+            assert reply.json()["type"] == "urn:turnkeeper:run-id-conflict"
+
+    async with Conversations(HeldAgent(), journal=journal) as conversations:
+        transport = httpx.ASGITransport(gateway.app(conversations))
+        with anyio.fail_after(BOUND_S):
+            async with (
+                httpx.AsyncClient(
+                    transport=transport, base_url="http://localhost", headers=JSON
+                ) as http,
+                anyio.create_task_group() as group,
+            ):
+                for message_id in ("m1", "m2", "m1", "m3"):
+                    group.start_soon(send, http, message_id)
+                await anyio.wait_all_tasks_blocked()
+
+                journal.gate.set()
+
+        assert sorted(statuses) in ([200, 200, 409, 409], [200, 409, 409, 409])
+        assert len(await log_of(conversations["chat"])) == 2
 
 
 async def test_what_a_client_says_of_the_agent_or_of_tools_is_not_read() -> None:

@@ -233,7 +233,7 @@ class Fast:
         self.has_said_all.set()
 
 
-@pytest.mark.parametrize("path", ["/v1/conversations/alice/events?pieces=true", "ai-sdk"])
+@pytest.mark.parametrize("path", ["/v1/conversations/alice/events?pieces=true", "ai-sdk", "ag-ui"])
 async def test_pieces_that_come_at_once_are_sent_as_one(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +247,12 @@ async def test_pieces_that_come_at_once_are_sent_as_one(
             reply = await world.http.post("/v1/ai-sdk/chat", json=body)
             told = reply.text.split("\n\n")
             pieces = [line for line in told if '"text-delta"' in line]
+        elif path == "ag-ui":
+            user = {"id": "m", "role": "user", "content": "go"}
+            run = {"threadId": "alice", "runId": "r", "messages": [user]}
+            reply = await world.http.post("/v1/ag-ui", json=run)
+            told = reply.text.split("\n\n")
+            pieces = [frame for frame in told if '"TEXT_MESSAGE_CONTENT"' in frame]
         else:
             async with reading(world.address, path) as events:
                 await world.send("alice", "go")
