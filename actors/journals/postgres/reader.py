@@ -1,12 +1,14 @@
 """Reads from PostgreSQL, which need no ownership.
 
 Owns the reading connection; runs in a thread of its own. Each read is one read-only transaction
-over a single snapshot of the database. The next read replaces a connection that broke.
+over a single snapshot of the database, but for pages of lists. The next read replaces a connection
+that broke.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import psycopg
@@ -51,11 +53,15 @@ _ABANDONED = f"""
 class Read(Job[T]):
     """A job for the reader's thread."""
 
-    __slots__ = ("apply",)
+    __slots__ = ("apply", "is_one_snapshot")
 
-    def __init__(self, apply: Callable[[PostgresReader], T]) -> None:
+    def __init__(
+        self, apply: Callable[[PostgresReader], T], *, is_one_snapshot: bool = True
+    ) -> None:
+        """If it is not `is_one_snapshot`, each statement of the read may see other commits."""
         super().__init__()
         self.apply = apply
+        self.is_one_snapshot = is_one_snapshot
 
 
 class PostgresReader:
@@ -105,7 +111,9 @@ class PostgresReader:
                 self._connection.close()
             try:
                 self._link.begin_job()
-                with self._connection.transaction():
+                # A transaction is two more messages to the server, and their answers.
+                together = self._connection.transaction() if job.is_one_snapshot else nullcontext()
+                with together:
                     job.settle(job.apply(self))
                 if self._connection.closed:
                     # psycopg does not raise when it leaves a transaction whose connection is gone.
@@ -142,17 +150,11 @@ class PostgresReader:
             tail.name, tail.head, tail.epoch, tail.is_unfinished, tail.updated_us / 1_000_000
         )
 
-    def list(self) -> Sequence[ConversationInfo]:
-        """Return the conversations, page by page: each statement has a bound of its own."""
-        found: list[Sequence[Any]] = []
-        last = -1
-        while True:
-            page = self._connection.execute(_LIST.encode(), (last, _LIST_PAGE)).fetchall()
-            found += page
-            if len(page) < _LIST_PAGE:
-                return _infos(row[:-1] for row in found if row[1])
-            last = page[-1][-1]
-            self._connection.begin_job()
+    def list_slice(self, after: int) -> tuple[Sequence[ConversationInfo], int | None]:
+        """Return the conversations of the next rows, and the last row's id; None at the end."""
+        rows = self._connection.execute(_LIST.encode(), (after, _LIST_PAGE)).fetchall()
+        infos = _infos(row[:-1] for row in rows if row[1])
+        return infos, rows[-1][-1] if len(rows) == _LIST_PAGE else None
 
     def page(self, query: ListQuery) -> ListPage:
         return read_page(self._connection, query, self._node)

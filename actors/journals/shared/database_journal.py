@@ -1,7 +1,7 @@
 """The half of the port that is the same over every database: each call is a job for a thread.
 
 A journal over a database inherits it, and says how a job gets to its writing and to its reading
-thread. Claims, forks, deletions and waiting differ, and are its own.
+thread. Claims, forks, deletions, lists of all and waiting differ, and are its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class LogReader(Protocol):
     def read(self, name: str, after: int, limit: int, /) -> Sequence[StoredRecord]: ...
     def heads(self, names: Sequence[str], /) -> Mapping[str, int]: ...
     def info(self, name: str, /) -> ConversationInfo: ...
-    def list(self) -> Sequence[ConversationInfo]: ...
     def page(self, query: ListQuery, /) -> ListPage: ...
     def search(self, query: SearchQuery, /) -> SearchPage: ...
     def find_events(self, name: str, event_ids: Sequence[str], /) -> Mapping[str, int]: ...
@@ -112,9 +111,6 @@ class DatabaseJournal:
     async def info(self, conversation_id: str) -> ConversationInfo:
         check_asked(conversation_id)
         return await self._read(lambda reader: reader.info(conversation_id))
-
-    async def list(self) -> Sequence[ConversationInfo]:
-        return await self._read(lambda reader: reader.list())
 
     async def page(self, query: ListQuery) -> ListPage:
         return await self._read(lambda reader: reader.page(query))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 from ...journal import AT_REST, LISTING_AGE_MAX, Listing, ListPage, ListQuery, ListRow
@@ -27,6 +27,7 @@ __all__ = [
     "is_surely_stale",
     "labels_text",
     "listing_seal",
+    "stored_listing",
 ]
 
 ListKey = Sequence[str | int]
@@ -179,8 +180,24 @@ def labels_text(listing: Listing) -> str:
 
 def listing_seal(name: str, listing: Listing, labels: str) -> int:
     """Return the checksum of a stored listing."""
-    facts = (
-        f"{name}\0{listing.seq} {listing.owner}\0{listing.status}\0{listing.created_us} "
-        f"{listing.active_us}\0{labels}\0{listing.payload}"
-    )
+    seq, owner, status, created_us, active_us, _, payload = listing
+    facts = f"{name}\0{seq} {owner}\0{status}\0{created_us} {active_us}\0{labels}\0{payload}"
     return crc32(facts.encode())
+
+
+def stored_listing(name: str, facts: Sequence[Any], seal: object) -> Listing:
+    """Return a stored listing; if it fails its checksum, one that says nothing.
+
+    `facts` are its columns, from the seq to the payload.
+    """
+    seq, owner, status, created_us, active_us, labels, payload = facts
+    if not seq:
+        return Listing(0, created_us=created_us, active_us=active_us)
+    try:
+        by_name: Mapping[str, str] = json.loads(labels) if labels != "{}" else {}
+        listing = Listing(seq, owner, status, created_us, active_us, by_name, payload)
+        if listing_seal(name, listing, labels) == seal:
+            return listing
+    except (ValueError, TypeError):
+        pass
+    return Listing(0)

@@ -48,7 +48,7 @@ from .file_work import DISK_BYTES_S_MIN
 from .forks import delete, fork
 from .misreads import unless_misread
 from .owner_lock import OwnerLock
-from .reader import Read, SQLiteReader
+from .reader import ListSlice, Read, SQLiteReader
 from .schema import (
     Synchronous,
     closing_on_error,
@@ -290,9 +290,20 @@ class SQLiteJournal(DatabaseJournal):
         await check_new_name(self, conversation_id, any_name=any_name)
         return await self._change(lambda writer: writer.claim(conversation_id))
 
+    async def list(self) -> Sequence[ConversationInfo]:
+        # Each slice is a read of its own, so that however large the file is, none passes the bound
+        # on an answer.
+        found: list[ConversationInfo] = []
+        rows, part = 0, ListSlice([], 0, -1, is_last=False)
+        while not part.is_last:
+            part = await self._read(partial(SQLiteReader.list_slice, after=part.last))
+            found += part.infos
+            rows += part.rows
+        await self._read(partial(SQLiteReader.check_index, rows=rows, last=part.last))
+        return sorted(found, key=lambda info: info.conversation_id)
+
     async def find_abandoned(self) -> Sequence[ConversationInfo]:
-        # The file has one owner, which is this process if any is alive. Each slice is a read of its
-        # own, so that however large the file is, none passes the bound on an answer.
+        # The file has one owner, which is this process if any is alive. In slices, as a list.
         found: list[ConversationInfo] = []
         after: int | None = -1
         while after is not None:

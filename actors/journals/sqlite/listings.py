@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ...journal import LISTED_KINDS, Listing, ListPage, ListQuery, ListRow
@@ -19,6 +19,7 @@ from ..shared.list_pages import (
     is_surely_stale,
     labels_text,
     listing_seal,
+    stored_listing,
 )
 from .log import CHAIN
 
@@ -121,6 +122,10 @@ _ROW = """
     l.conversation, l.name, l.seq, l.owner, l.status, l.created_us, l.active_us, l.labels,
     l.payload, l.seal, c.head, c.updated_us, c.last
 """
+_FACTS = """
+    conversation, name, seq, owner, status, created_us, active_us, labels, seal, head, updated_us,
+    last, length(CAST(payload AS BLOB))
+"""
 _LISTED = ", ".join(f"'{kind}'" for kind in sorted(LISTED_KINDS))
 _HAS_MOVED = f"""
     {CHAIN} SELECT EXISTS (
@@ -136,13 +141,19 @@ def read_page(
     owned: Callable[[], tuple[Owned, str]],
 ) -> ListPage:
     """Return a page; `owned` says who owns the file."""
-    owned_by, address = owned()
+    owned_by = owned()
 
     def fetch(after: ListKey | None, limit: int) -> Sequence[tuple[ListRow, ListKey]]:
         statement, values = page_statement(query, after, limit)
-        # All rows in one value: each further fetch would wait for a busy event loop.
-        (rows,) = connection.execute(statement, values).fetchone()
-        return [_row_of(connection, row, query, owned_by, address) for row in json.loads(rows)]
+        # All rows at once: each further fetch would wait for a busy event loop. Their payloads are
+        # JSON, so they stand apart: to quote JSON in JSON, and to read that, takes long.
+        found, payloads = connection.execute(statement, values).fetchone()
+        rows, at = [], 0
+        for *row, size in json.loads(found):
+            payload = payloads[at : at + size].decode(errors="replace")
+            at += size
+            rows.append(_row_of(connection, row, payload, query, owned_by))
+        return rows
 
     return fill_page(query, fetch)
 
@@ -155,9 +166,8 @@ def page_statement(
     tables = "listing l JOIN conversation c ON c.id = l.conversation"
     if part.is_by_label:
         tables = f"label k JOIN {tables} AND l.conversation = k.conversation"
-    columns = _ROW.replace("l.", "").replace("c.", "")
     statement = f"""
-        SELECT json_group_array(json_array({columns}))
+        SELECT json_group_array(json_array({_FACTS})), CAST(group_concat(payload, '') AS BLOB)
         FROM (SELECT {_ROW} FROM {tables} {part.where} ORDER BY {part.order} LIMIT ?)
     """  # noqa: S608 - our own text
     return statement, (*part.values, limit)
@@ -166,19 +176,19 @@ def page_statement(
 def _row_of(
     connection: sqlite3.Connection,
     row: Sequence[Any],  # of SQLite
+    payload: str,
     query: ListQuery,
-    owned: Owned,
-    address: str,
+    owned: tuple[Owned, str],
 ) -> tuple[ListRow, ListKey]:
     number, name, *facts, seal, head, updated_us, last = row
-    listing = _whole(name, facts, seal)
+    listing = stored_listing(name, (*facts, payload), seal)
     is_stale = listing.seq != head and has_moved(connection, listing, head, last)
     key: ListKey
     if query.order == "id":
         key = (name,)
     else:
         key = (facts[3] if query.order == "created" else facts[4], number)
-    return ListRow(name, head, updated_us, listing, is_stale, owned, address), key
+    return ListRow(name, head, updated_us, listing, is_stale, *owned), key
 
 
 def has_moved(connection: sqlite3.Connection, listing: Listing, head: int, last: int) -> bool:
@@ -188,21 +198,6 @@ def has_moved(connection: sqlite3.Connection, listing: Listing, head: int, last:
         found = connection.execute(_HAS_MOVED, {"entry": last, "first": listing.seq + 1})
         is_stale = bool(found.fetchone()[0])
     return is_stale
-
-
-def _whole(name: str, facts: Sequence[Any], seal: object) -> Listing:
-    """Return a stored listing; if it fails its checksum, one that says nothing."""
-    seq, owner, status, created_us, active_us, labels, payload = facts
-    if not seq:
-        return Listing(0, created_us=created_us, active_us=active_us)
-    try:
-        by_name: Mapping[str, str] = json.loads(labels) if labels != "{}" else {}
-        listing = Listing(seq, owner, status, created_us, active_us, by_name, payload)
-        if listing_seal(name, listing, labels) == seal:
-            return listing
-    except (ValueError, TypeError):
-        pass
-    return Listing(0)
 
 
 def read_listing(connection: sqlite3.Connection, number: int) -> tuple[Listing, bool] | None:
@@ -215,7 +210,7 @@ def read_listing(connection: sqlite3.Connection, number: int) -> tuple[Listing, 
     if row is None:
         return None
     name, *facts, seal = row
-    listing = _whole(name, facts, seal)
+    listing = stored_listing(name, facts, seal)
     is_whole = bool(listing.seq or not facts[0]) and dict(
         connection.execute(
             "SELECT label, value FROM label WHERE conversation = ? AND owner = ? AND name = ? "

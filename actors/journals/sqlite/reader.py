@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from turnkeeper.runtime import InvariantViolation, TurnkeeperError
 
@@ -70,7 +70,20 @@ _SLICE = 10_000  # a few milliseconds: other reads wait no longer
 _UNFINISHED = f"""
     SELECT count(*), max(id), json_group_array({_TAIL}) FILTER (WHERE is_unfinished) {_NEXT}
 """
-_COUNT = "SELECT count(*) FROM conversation INDEXED BY sqlite_autoindex_conversation_1"
+_COUNT = """
+    SELECT count(*) FROM conversation INDEXED BY sqlite_autoindex_conversation_1 WHERE id <= ?
+"""
+
+
+class ListSlice(NamedTuple):
+    """Some rows of conversations, in the order of their numbers."""
+
+    infos: Sequence[ConversationInfo]
+    """Those that have records."""
+    rows: int
+    last: int
+    """The number of the last row."""
+    is_last: bool
 
 
 class Read(Job[T]):
@@ -231,16 +244,36 @@ class SQLiteReader:
         return int(pages * page_bytes)
 
     def list(self) -> Sequence[ConversationInfo]:
-        tails = list(self._tails())
-        # If the rows and an index disagree, one of them hides conversations.
-        (count,) = self.connection.execute(_COUNT).fetchone()
-        if len(tails) != count:
+        """Return all conversations, in one read."""
+        found: list[ConversationInfo] = []
+        rows, part = 0, ListSlice([], 0, -1, is_last=False)
+        while not part.is_last:
+            part = self.list_slice(part.last)
+            found += part.infos
+            rows += part.rows
+        self.check_index(rows, part.last)
+        return sorted(found, key=lambda info: info.conversation_id)
+
+    def list_slice(self, after: int) -> ListSlice:
+        """Return the conversations of the next rows behind this number."""
+        (rows,) = self.connection.execute(_LIST, (after, _LIST_PAGE)).fetchone()
+        tails = list(map(tail_of_row, _parsed(rows)))
+        infos = [_info(tail) for tail in tails if tail.head]
+        last = tails[-1].number if tails else after
+        return ListSlice(infos, len(tails), last, len(tails) < _LIST_PAGE)
+
+    def check_index(self, rows: int, last: int) -> None:
+        """Raise `JournalRefused` unless the index over names has so many rows up to this number.
+
+        Otherwise one of them hides conversations. A row is never removed, and a new one has a
+        higher number, so this holds whatever is written meanwhile.
+        """
+        (count,) = self.connection.execute(_COUNT, (last,)).fetchone()
+        if rows != count:
             raise JournalRefused(
-                f"{self._path} is damaged: it has {len(tails)} conversations, and {count} in an "
+                f"{self._path} is damaged: it has {rows} conversations, and {count} in an "
                 "index; nothing was changed; restore it from a backup, or run `turnkeeper repair`"
             )
-        infos = [_info(tail) for tail in tails if tail.head]
-        return sorted(infos, key=lambda info: info.conversation_id)
 
     def unfinished(self, after: int) -> tuple[Sequence[ConversationInfo], int | None]:
         """Return the unfinished conversations among the next rows, and the last row's number.
@@ -291,16 +324,6 @@ class SQLiteReader:
             return "none", ""
         (address,) = self.connection.execute("SELECT owner FROM journal").fetchone()
         return "elsewhere", address
-
-    def _tails(self) -> Iterator[Tail]:
-        last = -1
-        while True:
-            (rows,) = self.connection.execute(_LIST, (last, _LIST_PAGE)).fetchone()
-            page = _parsed(rows)
-            yield from map(tail_of_row, page)
-            if len(page) < _LIST_PAGE:
-                return
-            last = page[-1][0]
 
     def find_events(self, name: str, event_ids: Sequence[str]) -> Mapping[str, int]:
         return find_events(self.connection, self._tail(name), event_ids)

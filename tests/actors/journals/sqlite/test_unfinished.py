@@ -1,4 +1,4 @@
-"""Unfinished conversations are found a slice at a time, however many finished ones there are."""
+"""All conversations and the unfinished ones are found a slice at a time, however many there are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.actors.conversations.worlds import HeldAgent
 from turnkeeper.actors import Conversations, SQLiteJournal
-from turnkeeper.actors.errors import CorruptLog
+from turnkeeper.actors.errors import CorruptLog, JournalRefused
 from turnkeeper.actors.journals.sqlite import reader
 from turnkeeper.actors.journals.sqlite.log import empty_tail
 from turnkeeper.actors.journals.sqlite.reader import SQLiteReader
@@ -46,6 +46,16 @@ def make(path: Path, rows: Sequence[Row]) -> None:
             )
 
 
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Return the names of those that have records."""
+    number, names = 0, []
+    for gap, head, _ in rows:
+        number += gap
+        if head:
+            names.append(f"{number % 7}-{number}")
+    return names
+
+
 @settings(max_examples=40)
 @given(rows, st.integers(1, 4), st.booleans())
 def test_what_is_found_is_what_a_list_of_all_shows_as_unfinished(
@@ -53,23 +63,23 @@ def test_what_is_found_is_what_a_list_of_all_shows_as_unfinished(
 ) -> None:
     async def look(path: Path) -> None:
         async with SQLiteJournal(path, read_only=read_only) as journal:
-            unfinished = [info for info in await journal.list() if info.is_unfinished]
+            infos = await journal.list()
+            names = [info.conversation_id for info in infos]
+            assert names == sorted(_names(rows))
+            unfinished = [info for info in infos if info.is_unfinished]
             assert list(await journal.find_abandoned()) == unfinished
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "_SLICE", size)
+        patch.setattr(reader, "_LIST_PAGE", size)
         path = Path(folder) / "chats.db"
         make(path, rows)
         anyio.run(look, path)
 
 
-def test_no_read_on_entering_grows_with_the_finished_conversations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size, many = 100, 2_500
-    path = tmp_path / "chats.db"
-    make(path, [(1, 1, False)] * many)
-    monkeypatch.setattr(reader, "_SLICE", size)
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the steps of SQLite's machine in each read."""
     done: list[int] = []
     do = SQLiteReader.do
 
@@ -84,14 +94,94 @@ def test_no_read_on_entering_grows_with_the_finished_conversations(
         return do(self, apply)
 
     monkeypatch.setattr(SQLiteReader, "do", counted)
+    return done
+
+
+def test_no_read_on_entering_grows_with_the_finished_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int]
+) -> None:
+    size, many = 100, 2_500
+    path = tmp_path / "chats.db"
+    make(path, [(1, 1, False)] * many)
+    monkeypatch.setattr(reader, "_SLICE", size)
 
     async def enter() -> None:
         async with Conversations(HeldAgent(), journal=SQLiteJournal(path)):
             pass
 
     anyio.run(enter)
-    assert len(done) > many // size
-    assert 0 < max(done) < 60 * size
+    assert len(steps) > many // size
+    assert 0 < max(steps) < 60 * size
+
+
+def test_no_read_of_a_list_reads_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int]
+) -> None:
+    """Only the index is counted in one read, which takes a few steps for each conversation."""
+    size, many = 100, 2_500
+    path = tmp_path / "chats.db"
+    make(path, [(1, 1, False)] * many)
+    monkeypatch.setattr(reader, "_LIST_PAGE", size)
+
+    async def look() -> None:
+        async with SQLiteJournal(path) as journal:
+            assert len(await journal.list()) == many
+
+    anyio.run(look)
+    *slices, index = steps
+    assert len(slices) == many // size + 1
+    assert 0 < max(slices) < 60 * size
+    assert 0 < index < 10 * many
+
+
+def test_what_is_begun_during_a_list_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "chats.db"
+    make(path, [(1, 1, False)] * 5)
+    monkeypatch.setattr(reader, "_LIST_PAGE", 2)
+
+    async def look() -> None:
+        async with SQLiteJournal(path) as journal:
+            check = SQLiteReader.check_index
+
+            def late(self: SQLiteReader, rows: int, last: int) -> None:
+                with closing(sqlite3.connect(path)) as connection, connection:
+                    tail = empty_tail("new", 0, 1, 9)
+                    tail.head = 1
+                    facts = (tail.epoch, 1, 0, tail.tip, 0, False, 9, tail.seal())
+                    connection.execute(
+                        "INSERT INTO conversation VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        (9, "new", 0, tail.log, *facts),
+                    )
+                check(self, rows=rows, last=last)
+
+            monkeypatch.setattr(SQLiteReader, "check_index", late)
+            assert len(await journal.list()) == 5
+
+    anyio.run(look)
+
+
+def test_a_list_says_that_an_index_hides_conversations(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+    make(path, [(1, 1, False)] * 5)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        # The index over names becomes one that has none of them.
+        connection.execute("CREATE INDEX empty ON conversation (name) WHERE false")
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(
+            "UPDATE sqlite_master SET rootpage = "
+            "(SELECT rootpage FROM sqlite_master WHERE name = 'empty') "
+            "WHERE name = 'sqlite_autoindex_conversation_1'"
+        )
+        connection.execute("DELETE FROM sqlite_master WHERE name = 'empty'")
+
+    async def look() -> None:
+        async with SQLiteJournal(path, read_only=True) as journal:
+            with pytest.raises(JournalRefused, match="5 conversations, and 0 in an index"):
+                await journal.list()
+
+    anyio.run(look)
 
 
 def test_an_unfinished_row_that_is_damaged_is_said(tmp_path: Path) -> None:
