@@ -750,6 +750,26 @@ class JournalContract:
             assert await delete("g") == (0, [])
             assert await delete("p") == (0, [])
 
+    async def test_deleting_a_fork_leaves_the_conversation_that_it_was_forked_from(
+        self, tmp_path: Path
+    ) -> None:
+        """Also the last fork, and one of a fork: what it shared is its parent's as before."""
+        async with self.make_journal(tmp_path) as journal:
+            claim = await journal.claim("p")
+            await _append(journal, "p", claim, _ids("p", 1, 10))
+            await _fork(journal, "p", "f", 6, "f7")
+            await _fork(journal, "p", "g", 10, "g11")
+            await _fork(journal, "f", "h", 7, "h8")
+            for name, kept in (("h", ("f", "g")), ("f", ("g",)), ("g", ())):
+                logs = {left: await read_all(journal, left) for left in ("p", *kept)}
+                epoch = (await journal.claim(name)).epoch
+                deletion = await journal.delete(name, epoch=epoch)
+                assert (deletion.kept, list(deletion.forks)) == (0, [])
+                for left, ids in logs.items():
+                    assert await read_all(journal, left) == ids, name
+            await _append(journal, "p", claim, _ids("p", 11, 12), at=11)
+            assert await read_all(journal, "p") == _ids("p", 1, 12)
+
     async def test_waiting_for_more_ends_when_there_is_more(self, tmp_path: Path) -> None:
         ended: list[int] = []
         has_ended = [anyio.Event() for _ in range(3)]

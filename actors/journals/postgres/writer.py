@@ -619,7 +619,8 @@ class PostgresWriter:
             return None
         self.connection.execute("DELETE FROM fork WHERE log = %s", (log,))
         parent = int(row[0])
-        if self.connection.execute("SELECT FROM conversation WHERE log = %s", (parent,)).fetchone():
+        lives = self.connection.execute("SELECT 1 FROM conversation WHERE log = %s", (parent,))
+        if lives.fetchone() is not None:
             return None
         # The parent was deleted before, and was kept for this fork among others.
         self._begin_erasure(parent)
