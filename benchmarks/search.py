@@ -1,10 +1,11 @@
 """Search: a page of hits beside the store's own full-text search, and what an append pays for it.
 
 The page is of 20 hits of one owner, with one word, two words and the beginning of one, among 20,000
-messages, or 500,000 in the full run. The baseline is an FTS5 table of the same texts and owners,
-made and asked as its manual says, snippets and the facts of the event included, in a thread beside
-the loop. A turn is one of a conversation that sends once its last message is answered; the
-baseline's journal does not search.
+messages, or 500,000 in the full run. The baseline is a table of the same texts and owners, made
+and asked as the store's manual says, snippets and the facts of the event included, in a thread
+beside the loop: FTS5 in a file, and a `tsvector` under GIN with `ts_headline` in PostgreSQL. A turn
+is one of a conversation that sends once its last message is answered; the baseline's journal does
+not search.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from pathlib import Path
 from shutil import copyfile
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import anyio
 import anyio.to_thread
+import psycopg
 
-from turnkeeper.actors import Conversation, Conversations, SQLiteJournal
+from turnkeeper.actors import Conversation, Conversations, PostgresJournal, SQLiteJournal
 from turnkeeper.actors.journal import Journal, Listing, Record
 
-from ._harness import Measure, costlier, in_turn, say
+from ._harness import Measure, PeerMissing, costlier, in_turn, say, skipped
+from ._postgres import schema, server
 from .journal import US, remove, silent
 
 OWNERS = 10
@@ -35,6 +39,9 @@ EACH = 100
 HITS = 20
 PAGES = 50
 WORDS = 5_000
+FTS5 = "FTS5 by hand, the same rows"
+TSVECTOR = "tsvector by hand, the same rows"
+GOAL = "≤ 1.5"
 ASKED = ("w40", "w7 w12", "w20 w9*")
 
 
@@ -45,10 +52,19 @@ def run(*, quick: bool) -> Iterator[Measure]:
         path = Path(name) / "chats.db"
         say(f"search: {many:,} messages in a file")
         anyio.run(_fill, SQLiteJournal(path, search=True), many)
-        yield from anyio.run(_pages, path, rounds)
+        yield from _beside_fts5(path, rounds)
         remove(path)
         say("search: what it costs an append")
         yield from anyio.run(_appends, Path(name), rounds)
+    say(f"search: {many:,} messages in PostgreSQL")
+    try:
+        with server() as conninfo, schema(conninfo) as name:
+            journal = PostgresJournal(conninfo, schema=name, search=True)
+            anyio.run(_fill, journal, many)
+            yield from _beside_tsvector(conninfo, name, rounds)
+    except PeerMissing as missing:
+        for at in range(1, len(ASKED) + 1):
+            yield skipped(f"postgres_search_{at}", TSVECTOR, GOAL, str(missing))
 
 
 async def _fill(journal: Journal, many: int) -> None:
@@ -93,20 +109,35 @@ def _make_plain(path: Path) -> Path:
     return plain
 
 
-async def _pages(path: Path, rounds: int) -> list[Measure]:
+def _beside_fts5(path: Path, rounds: int) -> Iterator[Measure]:
     plain = _make_plain(path)
+    with closing(sqlite3.connect(plain, check_same_thread=False)) as connection:
+        read = partial(_read_plain, connection)
+        yield from anyio.run(_pages, SQLiteJournal(path, search=True), "search", read, FTS5, rounds)
+
+
+def _beside_tsvector(conninfo: str, schema: str, rounds: int) -> Iterator[Measure]:
+    options = f"-c search_path={schema}"
+    with psycopg.connect(conninfo, autocommit=True, options=options) as connection:
+        connection.execute(_MAKE_TSVECTOR)
+        read = partial(_read_tsvector, connection)
+        journal = PostgresJournal(conninfo, schema=schema, search=True)
+        yield from anyio.run(_pages, journal, "postgres_search", read, TSVECTOR, rounds)
+
+
+async def _pages(
+    journal: Journal,
+    name: str,
+    read: Callable[[str], Sequence[object]],
+    baseline: str,
+    rounds: int,
+) -> list[Measure]:
     found: list[Measure] = []
-    journal = SQLiteJournal(path, search=True)
     async with Conversations(silent, journal=journal, recover="on_message") as conversations:
-        with closing(sqlite3.connect(plain, check_same_thread=False)) as connection:
-            for at, asked in enumerate(ASKED, 1):
-                pairs = await in_turn(
-                    partial(_ours, conversations, asked),
-                    partial(_timed, partial(_read_plain, connection, asked)),
-                    rounds,
-                )
-                baseline = "FTS5 by hand, the same rows"
-                found.append(costlier(f"search_{at}", pairs, baseline=baseline, goal="≤ 1.5"))
+        for at, asked in enumerate(ASKED, 1):
+            ours = partial(_ours, conversations, asked)
+            pairs = await in_turn(ours, partial(_timed, partial(read, asked)), rounds)
+            found.append(costlier(f"{name}_{at}", pairs, baseline=baseline, goal=GOAL))
     return found
 
 
@@ -140,6 +171,40 @@ def _read_plain(connection: sqlite3.Connection, asked: str) -> Sequence[object]:
         WHERE plain MATCH ? ORDER BY p.rowid DESC LIMIT ?
         """,
         (f'owner : "user 1" AND content : ({words})', HITS),
+    ).fetchall()
+
+
+_MAKE_TSVECTOR = """
+    CREATE TABLE plain (
+        id bigint PRIMARY KEY, log bigint, seq bigint, owner text, content text,
+        words tsvector GENERATED ALWAYS AS (to_tsvector('simple', content)) STORED
+    );
+    INSERT INTO plain (id, log, seq, owner, content)
+        SELECT m.id, m.log, m.seq, m.owner, convert_from(e.payload, 'UTF8')::json ->> 'content'
+        FROM search_message m JOIN event e ON e.log = m.log AND e.seq = m.seq;
+    CREATE INDEX plain_words ON plain USING gin (words);
+    CREATE INDEX plain_owner ON plain (owner, id);
+    ANALYZE;
+"""
+
+
+def _read_tsvector(connection: psycopg.Connection[Any], asked: str) -> Sequence[object]:
+    words = " & ".join(asked.replace("*", ":*").split())
+    return connection.execute(
+        """
+        SELECT p.id, c.name, p.seq, e.event_id, e.kind,
+            ts_headline('simple', p.content, to_tsquery('simple', %(words)s),
+                'StartSel="", StopSel=""')
+        FROM (
+            SELECT * FROM plain
+            WHERE words @@ to_tsquery('simple', %(words)s) AND owner = 'user 1'
+            ORDER BY id DESC LIMIT %(hits)s
+        ) p
+        JOIN conversation c ON c.log = p.log
+        JOIN event e ON e.log = p.log AND e.seq = p.seq
+        ORDER BY p.id DESC
+        """,
+        {"words": words, "hits": HITS},
     ).fetchall()
 
 

@@ -94,7 +94,10 @@ def snippet(text: str, words: Sequence[str], begins: str = "") -> str:
         start = start if space < 0 else space + 1
     shown = "…" if start else ""
     # Spaces are joined, so twice the length is enough to fill a usual line.
-    rest = " ".join(text[start : start + 2 * SNIPPET_LENGTH_MAX].split())
+    rest = text[start : start + 2 * SNIPPET_LENGTH_MAX]
+    if "  " in rest or not rest.isprintable():  # the only printable space is " "
+        rest = " ".join(rest.split())
+    rest = rest.strip()
     room = SNIPPET_LENGTH_MAX - len(shown)
     is_whole = len(rest) <= room and len(text) - start <= 2 * SNIPPET_LENGTH_MAX
     shown += rest if is_whole else f"{rest[: room - 1]}…"

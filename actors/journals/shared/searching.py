@@ -49,6 +49,7 @@ SEARCHED_KINDS = (*SAID_KINDS, *LEFT, CHANGES_OWNER)
 """The kinds of records that an index looks at."""
 
 _LEFT_VIEW: Sequence[Literal["", "condensed", "retracted"]] = ("", "condensed", "retracted")
+_decode = json.JSONDecoder().decode
 _SEQS = 11  # bits of a number that are of the seq
 _TIME_MAX = (1 << (62 - _SEQS)) - 1
 NUMBER_SPAN = 1 << 31
@@ -91,7 +92,7 @@ def has_owner(payload: bytes) -> bool:
 
 def _fields(payload: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(payload.decode())
+        fields = _decode(payload.decode())
     except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}

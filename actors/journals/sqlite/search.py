@@ -252,6 +252,8 @@ def _read_payloads(connection: sqlite3.Connection, facts: Sequence[_Facts]) -> l
 
 def _whole(connection: sqlite3.Connection, payload: bytes, parts: str | None) -> bytes | None:
     """Return a payload with its large parts; None if they cannot be read."""
+    if parts is None:
+        return payload
 
     def fetch(digest: bytes) -> bytes:
         row = connection.execute("SELECT data FROM part WHERE digest = ?", (digest,)).fetchone()
@@ -261,7 +263,7 @@ def _whole(connection: sqlite3.Connection, payload: bytes, parts: str | None) ->
         return data
 
     try:
-        return payload if parts is None else join(payload, parts, fetch)
+        return join(payload, parts, fetch)
     except (ValueError, TypeError):
         return None  # reads of the log say so
 
