@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from turnkeeper.runtime import Region
 
@@ -20,6 +21,7 @@ from ..core.commands import (
     Change,
     Command,
     Expected,
+    FromOutside,
     GetView,
     Interrupt,
     OnOverlap,
@@ -56,6 +58,7 @@ from ..events import (
 from ..journal import Listing, ListQuery, Rejection
 from ..owner.actor import Setup
 from ..owner.loading import load_state
+from ..owner.nodes import ask_owner
 from ..owner.subscriptions import EventReader
 from ..values.frozen import FrozenObject
 from ..values.text import (
@@ -69,6 +72,8 @@ from ..values.text import (
 from .turn import Turn, TurnAccess, find_turn
 
 __all__ = ["Conversation"]
+
+R = TypeVar("R")
 
 
 class Conversation:
@@ -185,7 +190,7 @@ class Conversation:
             await self._setup.journal.info(self.conversation_id)
         watcher = self._setup.watching.watcher
         with watcher.sending(self.conversation_id, message_id) as note:
-            sent = await self._ref.ask(send)
+            sent = await self._ask(send)
             note(sent)
         return self._turn(sent)
 
@@ -193,6 +198,9 @@ class Conversation:
     def is_in_own_loop(self) -> bool:
         """True in the thread of the event loop that the `Conversations` run in."""
         return self._ref.is_at_home
+
+    async def _ask(self, command: FromOutside[R]) -> R:
+        return await ask_owner(self._ref, self.conversation_id, command, self._setup.hopping)
 
     def _turn(self, sent: Sent) -> Turn:
         return Turn(self._turn_access(), sent)
@@ -254,7 +262,7 @@ class Conversation:
         user saw, so that a late press does not hit the next one. Raises `ConversationNotFound`.
         """
         await self._setup.journal.info(self.conversation_id)
-        return await self._ref.ask(Interrupt(turn_id, expected=self._expected))
+        return await self._ask(Interrupt(turn_id, expected=self._expected))
 
     async def undo(self) -> Sequence[UserMessageEvent]:
         """Take the newest turn that has chat messages in the view out of it; return the messages.
@@ -265,7 +273,7 @@ class Conversation:
         `ConversationNotFound`.
         """
         await self._setup.journal.info(self.conversation_id)
-        return await self._ref.ask(Undo(expected=self._expected))
+        return await self._ask(Undo(expected=self._expected))
 
     async def append(self, event: Event, *, park: bool = False) -> Appended | Duplicate:
         """Put one event into the log, if admission lets it; no turn starts.
@@ -275,7 +283,7 @@ class Conversation:
         comes before its call waits in memory for `park_s` at most, unacknowledged, and this call
         waits with it; it raises `ResultNotKept` if the owner stops first.
         """
-        return await self._ref.ask(Append(event, park, expected=self._expected))
+        return await self._ask(Append(event, park, expected=self._expected))
 
     async def append_all(self, events: Sequence[Event]) -> Appended | Duplicate:
         """Put several events into the log in one commit, if admission lets all of them.
@@ -285,7 +293,7 @@ class Conversation:
         seq of the last event; without events, the end of the log as its owner in this process
         knows it.
         """
-        return await self._ref.ask(AppendAll(tuple(events), expected=self._expected))
+        return await self._ask(AppendAll(tuple(events), expected=self._expected))
 
     async def pause(self) -> bool:
         """Begin no further step until `resume`, over restarts too; durable when this returns.
@@ -294,7 +302,7 @@ class Conversation:
         as always. Returns False if it was paused already. Raises `ConversationNotFound`.
         """
         await self._setup.journal.info(self.conversation_id)
-        return await self._ref.ask(Pause(expected=self._expected))
+        return await self._ask(Pause(expected=self._expected))
 
     async def resume(self) -> bool:
         """Continue after a pause. Returns False if it was not paused.
@@ -302,7 +310,7 @@ class Conversation:
         Raises `ConversationNotFound`.
         """
         await self._setup.journal.info(self.conversation_id)
-        return await self._ref.ask(Resume(expected=self._expected))
+        return await self._ask(Resume(expected=self._expected))
 
     async def answer(self, answers: Mapping[str, bool | str]) -> None:
         """Answer the calls that wait for a confirmation, each on its own, in one commit.
@@ -311,7 +319,7 @@ class Conversation:
         reason. Each call that waits gets exactly one answer. The same answers again succeed and
         write nothing, so repeat them after `OutcomeUnknown`; others raise `NotConfirmable`.
         """
-        await self._ref.ask(Answer(answers, expected=self._expected))
+        await self._ask(Answer(answers, expected=self._expected))
 
     async def confirm(self, tool_call_ids: Collection[str] | None = None) -> None:
         """Let the calls run that wait for a confirmation: `answer` them all with True.
@@ -320,7 +328,7 @@ class Conversation:
         `OutcomeUnknown`, never confirms others. Raises `NotConfirmable`.
         """
         named = True if tool_call_ids is None else dict.fromkeys(tool_call_ids, True)
-        await self._ref.ask(Answer(named, expected=self._expected))
+        await self._ask(Answer(named, expected=self._expected))
 
     async def reject(
         self, reason: str = "", *, tool_call_ids: Collection[str] | None = None
@@ -331,7 +339,7 @@ class Conversation:
         """
         check_text("reason", reason)
         named = reason if tool_call_ids is None else dict.fromkeys(tool_call_ids, reason)
-        await self._ref.ask(Answer(named, expected=self._expected))
+        await self._ask(Answer(named, expected=self._expected))
 
     async def retract(self, event_ids: Sequence[str]) -> Appended:
         """Take events out of the view; the log keeps them, and records the retraction.
@@ -339,11 +347,11 @@ class Conversation:
         Raises `AdmissionRefused` if one of them is not in the view, if a call is open, or if the
         retraction would split a call from its result, a response, or a tool loop.
         """
-        return await self._ref.ask(Retract(event_ids=tuple(event_ids), expected=self._expected))
+        return await self._ask(Retract(event_ids=tuple(event_ids), expected=self._expected))
 
     async def retract_turn(self, turn_id: str) -> Appended:
         """Retract all events of a turn that are still in the view; see `retract`."""
-        return await self._ref.ask(Retract(turn_id=turn_id, expected=self._expected))
+        return await self._ask(Retract(turn_id=turn_id, expected=self._expected))
 
     async def change(
         self,
@@ -364,7 +372,7 @@ class Conversation:
         """
         change = Change(title, _frozen("labels", labels), owner, change_id, expected=self._expected)
         await self._setup.journal.info(self.conversation_id)
-        return await self._ref.ask(change)
+        return await self._ask(change)
 
     async def fork(
         self, fork_id: str, *, at: int | None = None, owner: str | None = None
@@ -427,8 +435,9 @@ class Conversation:
         """Iterate over live `events`, with the pieces of answers (`TextDelta`) between them.
 
         A user interface shows a conversation from these. Pieces come live, from an owner in this
-        process. The first piece of an answer has all that was said of it so far, and a task that
-        falls behind gets what it missed as one piece.
+        process, or in one that it can ask (`turnkeeper.actors.gateway.Node`). The first piece of
+        an answer has all that was said of it so far, and a task that falls behind gets what it
+        missed as one piece.
         """
         if after < 0:
             raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from ..core.working_state import PromptPolicy, Unfinished, WhileDraining
     from ..owner.actor import ConversationActor, Setup, Verify
     from ..owner.draining import Drained
+    from ..owner.nodes import OtherNodes, ThisNode
     from ..owner.recovery import Look
     from .conversation import Conversation
 
@@ -176,6 +177,7 @@ class Conversations:
         from ..core.working_state import ConversationSettings, PromptPolicy, Unfinished
         from ..owner.actor import Setup, Verify
         from ..owner.draining import Drain
+        from ..owner.nodes import Hopping
         from ..owner.subscriptions import Subscriptions
         from ..owner.wait_graph import WaitGraph
 
@@ -238,6 +240,7 @@ class Conversations:
             ports=self._ports,
             drain=Drain(),
             watching=Watching(),
+            hopping=Hopping(),
         )
         self._looking: Ref[Look] | None = None
         self._exit_stack = AsyncExitStack()
@@ -389,6 +392,24 @@ class Conversations:
         self._setup.watching.watcher = watcher
         if self._runtime is not None and self._is_entered:
             watcher.opened(self._runtime)
+
+    def join(self, nodes: OtherNodes) -> ThisNode:
+        """Forward commands to the processes that own their conversations, from now on.
+
+        For transports; `turnkeeper.actors.gateway.Node` is the one over HTTP, and calls this.
+        Returns what the other processes ask of this one.
+        """
+        from ..owner.nodes import ThisNode
+
+        region, setup = self._open_region(), self._setup
+        setup.hopping.nodes = nodes
+        setup.subscriptions.want_pieces = nodes.want_pieces
+        return ThisNode(self._journal, region, setup.subscriptions)
+
+    def leave_nodes(self) -> None:
+        """Forward nothing from now on: what another process owns raises `OwnedElsewhere`."""
+        self._setup.hopping.nodes = None
+        self._setup.subscriptions.want_pieces = None
 
     @property
     def active(self) -> int:
@@ -571,11 +592,16 @@ class Conversations:
     ) -> Deletion | None:
         """Delete a conversation; with `head`, only if its log ends there."""
         from ..core.commands import Delete, Expected
+        from ..owner.nodes import ask_owner
 
         check_conversation_id(conversation_id)
         region = self._open_region()
         await self._journal.info(conversation_id)  # raises if there is none: ask() would make one
-        return await region[conversation_id].ask(Delete(head, expected=Expected(owner)))
+        ref = region[conversation_id]
+        command = Delete(head, expected=Expected(owner))
+        if head is not None:
+            return await ref.ask(command)  # what another process owns is that one's to expire
+        return await ask_owner(ref, conversation_id, command, self._setup.hopping)
 
 
 def _configured(setup: Setup, config: ConversationConfig) -> Setup:

@@ -32,6 +32,7 @@ from ..events import (
     UserMessageEvent,
 )
 from ..owner.actor import Setup
+from ..owner.nodes import ask_owner
 from ..owner.subscriptions import EventReader
 from ..owner.wait_graph import turn_of
 
@@ -125,9 +126,8 @@ class TurnAccess:
 
     async def cancel(self, sent: Sent) -> bool:
         """Interrupt this chat message's turn, or withdraw the message while it waits."""
-        return await self._ref.ask(
-            CancelTurn(sent.message_id, sent.turn_id, expected=self._expected)
-        )
+        command = CancelTurn(sent.message_id, sent.turn_id, expected=self._expected)
+        return await ask_owner(self._ref, self.conversation_id, command, self._setup.hopping)
 
 
 class _TurnWatch:

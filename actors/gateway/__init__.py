@@ -1,11 +1,14 @@
 """The gateway: conversations over HTTP, for clients in any language.
 
-`app` makes an ASGI application of opened `Conversations`. Needs the extra `gateway`.
+`app` makes an ASGI application of opened `Conversations`. A `Node` connects it with others of the
+same journal. Needs the extra `gateway`.
 """
 
 from .access import Action, Authenticate, Authorize, BearerTokens, Place, Principal, Share
 from .application import Gateway, app
 from .limits import GatewayLimits
+from .node import Node, NodeLimits, node_address
+from .node_keys import NodeKeys
 
 __all__ = [
     "Action",
@@ -14,8 +17,12 @@ __all__ = [
     "BearerTokens",
     "Gateway",
     "GatewayLimits",
+    "Node",
+    "NodeKeys",
+    "NodeLimits",
     "Place",
     "Principal",
     "Share",
     "app",
+    "node_address",
 ]

@@ -110,6 +110,7 @@ from ..log_lines import log_failure, log_unavailable
 from ..values.text import error_text
 from .draining import Drain
 from .loading import fold_log, load_state
+from .nodes import Hopping
 from .subscriptions import Subscriptions
 from .wait_graph import Inside, WaitGraph, turn_of
 
@@ -153,6 +154,7 @@ class Setup:
     ports: Ports
     drain: Drain
     watching: Watching
+    hopping: Hopping
 
 
 @dataclass(frozen=True, slots=True)

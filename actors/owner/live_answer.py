@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from ..events import ActionEvent, AgentMessageEvent, LoggedEvent, TextDelta, TurnEndedEvent
 
-__all__ = ["LiveAnswer"]
+__all__ = ["LiveAnswer", "ends_answer"]
+
+
+def ends_answer(logged: LoggedEvent) -> bool:
+    """Return True if an event of this kind carries an answer of its turn, or ends the turn."""
+    return isinstance(logged.event, AgentMessageEvent | ActionEvent | TurnEndedEvent)
 
 
 class LiveAnswer:
@@ -27,6 +32,21 @@ class LiveAnswer:
         self.turn_id = first.turn_id
         self.pieces = [first]
         self._merged: tuple[int, TextDelta] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True if no more of it comes."""
+        return self.is_void or self.last is not None
+
+    @property
+    def length(self) -> int:
+        """The code points of it that are here."""
+        newest = self.pieces[-1]
+        return newest.offset + len(newest.text)
+
+    def is_of_same_attempt(self, piece: TextDelta) -> bool:
+        """True if the piece is one of this attempt, whichever process it came from."""
+        return piece[:4] == self.pieces[0][:4]
 
     def add(self, piece: TextDelta) -> None:
         """Add the next piece."""
@@ -46,9 +66,6 @@ class LiveAnswer:
 
     def is_ended_by(self, logged: LoggedEvent) -> bool:
         """True if this event carries the answer, or ends its turn: it replaces the pieces."""
-        event = logged.event
         return (
-            event.turn_id == self.turn_id
-            and logged.seq > self.after
-            and isinstance(event, AgentMessageEvent | ActionEvent | TurnEndedEvent)
+            logged.event.turn_id == self.turn_id and logged.seq > self.after and ends_answer(logged)
         )

@@ -16,6 +16,10 @@ reader keeps how much of it it has yielded, and takes the rest as one piece when
 
 Each page is read from the record at the cursor on. If that record is not the one that was yielded,
 the conversation was deleted, and another of its name is there now.
+
+Pieces of an answer that another process writes come from there, if there is a way (`nodes.py`), and
+are kept as those of an owner here. The journal may have the event that ends the answer first: then
+the reader leaves out the pieces that come after it.
 """
 
 from __future__ import annotations
@@ -39,10 +43,12 @@ from ..errors import (
 )
 from ..events import LoggedEvent, TextDelta
 from ..journal import Journal, StoredRecord
-from .live_answer import LiveAnswer
+from .live_answer import LiveAnswer, ends_answer
 
 __all__ = ["EventReader", "Subscriptions"]
 
+PIECE_WAIT_S = 0.5
+"""Seconds to wait for the next piece from another process, before the journal is followed alone."""
 OWNER_ASKED_EVERY_S = 5.0
 """Seconds to follow a conversation that another process owns, before it is asked for again."""
 
@@ -65,6 +71,8 @@ class Subscriptions:
         self._is_closing = False
         self._is_live_over = False
         self._is_closed = False
+        self.want_pieces: Callable[[str], None] | None = None
+        """Asks another process for the pieces of a conversation; None: there is no way to any."""
 
     def publish(self, conversation_id: str, events: Sequence[LoggedEvent]) -> None:
         """Offer committed events, in order, to the readers of this conversation."""
@@ -89,6 +97,50 @@ class Subscriptions:
         answer = self._live_answers[conversation_id] = LiveAnswer(piece, head)
         for reader in self._live(conversation_id):
             reader.offer_answer(answer)
+
+    # --- pieces from another process --------------------------------------------------------------
+
+    def wants_pieces(self, conversation_id: str) -> bool:
+        """True if readers here wait for pieces of a conversation that is not owned here."""
+        return conversation_id not in self._owned and any(
+            reader.wants_relay for reader in self._live(conversation_id)
+        )
+
+    def relay_piece(self, conversation_id: str, piece: TextDelta, after: int) -> None:
+        """Offer a piece that another process wrote, after the event at seq `after`.
+
+        What is here of the same attempt is left out: a relay that was cut off begins anew with all
+        that was said so far.
+        """
+        if conversation_id in self._owned:
+            return  # it comes from an owner that has lost the conversation
+        answer = self._live_answers.get(conversation_id)
+        if answer is not None and answer.is_of_same_attempt(piece):
+            known = answer.length - piece.offset
+            if 0 <= known < len(piece.text):
+                left = piece._replace(offset=answer.length, text=piece.text[known:])
+                self.publish_piece(conversation_id, left, after)
+        elif not piece.offset and (answer is None or answer.pieces[0].epoch <= piece.epoch):
+            self.publish_piece(conversation_id, piece, after)
+
+    def relay_passed(self, conversation_id: str, seq: int, ended_turn_id: str | None) -> None:
+        """Note that another process has written the event at `seq`.
+
+        `ended_turn_id`: the turn whose answer that event ends.
+        """
+        if conversation_id in self._owned:
+            return
+        answer = self._live_answers.get(conversation_id)
+        if answer is not None and answer.turn_id == ended_turn_id:
+            answer.last = seq - 1
+            del self._live_answers[conversation_id]
+        for reader in self._live(conversation_id):
+            reader.look_for(seq)
+
+    def drop_relayed(self, conversation_id: str) -> None:
+        """Void the answer that another process was writing: that one is not heard any more."""
+        if conversation_id not in self._owned:
+            self._void_answer(conversation_id)
 
     def _void_answer(self, conversation_id: str) -> None:
         answer = self._live_answers.pop(conversation_id, None)
@@ -175,8 +227,13 @@ class Subscriptions:
         known_seq: int = 0,
         on_owner_ended: Callable[[], Awaitable[object]] | None = None,
         pieces: bool = False,
+        is_for_other_node: bool = False,
     ) -> EventReader:
-        """Make an `EventReader` of the events after `after`."""
+        """Make an `EventReader` of the events after `after`.
+
+        `is_for_other_node`: another process has asked for the pieces, so that they are not asked
+        for in a third one.
+        """
         reader = EventReader(
             self,
             self._journal,
@@ -187,6 +244,7 @@ class Subscriptions:
             known_seq=known_seq,
             on_owner_ended=on_owner_ended,
             pieces=pieces,
+            wants_relay=pieces and live and not is_for_other_node,
         )
         if self._is_closed or (live and self._is_live_over):
             reader.close()
@@ -279,7 +337,10 @@ class EventReader(AsyncIterator[LoggedEvent]):
         known_seq: int,
         on_owner_ended: Callable[[], Awaitable[object]] | None,
         pieces: bool,
+        wants_relay: bool,
     ) -> None:
+        self.wants_relay = wants_relay
+        """Pieces are asked for in the process that owns the conversation."""
         self._subscriptions = subscriptions
         self._limits = limits
         self._journal = journal
@@ -299,6 +360,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """The answers whose end it has not reached; only the last may still be written."""
         self._pieces_taken = 0
         """The pieces of the first of these answers that were yielded."""
+        self._newest_end: LoggedEvent | None = None
+        """The newest event it has yielded that carries an answer, or ends a turn."""
         self._state = ReaderState.BEHIND
         # True at first: a reader does not know whether there is an owner.
         self._has_owner_ended = True
@@ -318,6 +381,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     def offer_answer(self, answer: LiveAnswer) -> None:
         """Take an answer that is being written."""
+        if self._newest_end is not None and answer.is_ended_by(self._newest_end):
+            return  # from another process, and later than the journal
         if self._takes_pieces:
             # Only the last one can have begun anew.
             if self._answers and self._answers[-1].is_void:
@@ -343,6 +408,11 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """Look at the journal: it may have events that were not offered."""
         self._note(Signal.LOOK)
         self._wake()
+
+    def look_for(self, seq: int) -> None:
+        """Look at the journal if the event at `seq` was not yielded yet."""
+        if self._cursor < seq:
+            self.look()
 
     def owner_ended(self, *, is_wanted: bool) -> None:
         """Note that an owner of the conversation has ended in this process."""
@@ -379,7 +449,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
                 # Decoded first: a record that cannot be read is not skipped.
                 logged = decode_record(self._conversation_id, self._page[0])
                 if self._has_pieces_to_come(logged, self._page[0].epoch):
-                    await self._wait()
+                    await self._wait_for_pieces()
                     continue
                 self._page.popleft()
                 return self._given(logged)
@@ -427,21 +497,34 @@ class EventReader(AsyncIterator[LoggedEvent]):
         return None
 
     def _has_pieces_to_come(self, logged: LoggedEvent, epoch: int) -> bool:
-        """True if the owner that writes the answer here has not published yet what ends it.
+        """True if the owner that writes the answer has not published yet what ends it.
 
         The last pieces may be published together with this event, just before it. An event of
-        another epoch is another owner's, and has none.
+        another epoch is another owner's, and has none. Without an owner here, the answer comes from
+        another process.
         """
         if not self._answers or self._state not in {ReaderState.BEHIND, ReaderState.CURRENT}:
             return False
         newest = self._answers[-1]
-        return (
-            newest.last is None
-            and not newest.is_void
-            and newest.pieces[0].epoch == epoch
-            and newest.is_ended_by(logged)
-            and self._subscriptions.is_owned(self._conversation_id)
-        )
+        return not newest.is_over and newest.pieces[0].epoch == epoch and newest.is_ended_by(logged)
+
+    async def _wait_for_pieces(self) -> None:
+        """Wait for the last pieces of an answer that the journal has already."""
+        if self._subscriptions.is_owned(self._conversation_id):
+            await self._wait()
+            return
+        newest = self._answers[-1]
+        if await self._wait_for_piece():
+            newest.is_void = True  # the other process is not heard; the event replaces them
+
+    async def _wait_for_piece(self) -> bool:
+        """Wait for the next word of another process; True if it did not come in time."""
+        with anyio.move_on_after(PIECE_WAIT_S) as scope:
+            self._waiting = OneShot()
+            await self._waiting.wait()
+        if scope.cancelled_caught:
+            self._waiting = None
+        return scope.cancelled_caught
 
     def _drop_answer(self) -> None:
         self._answers.popleft()
@@ -449,6 +532,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     def _given(self, logged: LoggedEvent) -> LoggedEvent:
         self._cursor, self._cursor_id = logged.seq, logged.event.id
+        if ends_answer(logged):
+            self._newest_end = logged
         while self._answers and self._answers[0].is_ended_by(logged):
             self._drop_answer()
         return logged
@@ -469,12 +554,18 @@ class EventReader(AsyncIterator[LoggedEvent]):
         if self._subscriptions.is_owned(self._conversation_id):
             self._waiting = OneShot()
             await self._waiting.wait_until_done()
+        elif self._answers and not self._answers[-1].is_over:
+            # Another process is writing it: its next piece is near, and is worth no query.
+            if await self._wait_for_piece():
+                await self._follow()
         else:
             await self._follow()
 
     async def _follow(self) -> None:
         """Wait for another process to write, or for an owner here."""
         end = self._log_end if self._cursor_id is None else self._cursor
+        if self.wants_relay and self._subscriptions.want_pieces is not None:
+            self._subscriptions.want_pieces(self._conversation_id)
         self._following = anyio.CancelScope()
         try:
             with self._following:

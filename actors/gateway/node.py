@@ -1,0 +1,372 @@
+"""One process among several of the same journal: forwards commands to owners, and is forwarded to.
+
+    address = gateway.node_address("http://10.0.0.3:8101")
+    journal = PostgresJournal("postgresql://…", address=address)
+    async with (
+        Conversations(support, journal=journal) as conversations,
+        gateway.Node(conversations, address=address, keys=NodeKeys.from_file("node.keys")) as node,
+    ):
+        ...  # serve `gateway.app(conversations)` to clients, and `node` to the other nodes
+
+A `Node` is an ASGI application for a listener of its own that only the other nodes reach. It serves
+two routes, and nothing of the public ones:
+
+1. a command, carried out here and never forwarded again;
+2. the pieces of one conversation's answers, for all readers of the other node together.
+
+It promises that a command is sent at most once for each call: an answer that did not come is
+`OutcomeUnknown`, and the same command under the same id finds out. A process that cannot be reached
+while its lease lasts is `OwnedElsewhere`: nothing happened. It does not promise pieces: while the
+owner cannot be heard, readers get the events alone.
+
+The journal decides who owns what. A node keeps no list of the others: it calls the address in the
+lease of the conversation's owner, which PostgreSQL gives only while that lease lasts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Self, TypeVar, cast
+from urllib.parse import urlsplit
+
+import anyio
+from anyio.abc import TaskGroup
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from turnkeeper.runtime import OutcomeUnknown, Ports, TurnkeeperError
+from turnkeeper.runtime.lowlevel import Logger
+
+from ..conversations.conversations import Conversations
+from ..core.commands import FromOutside
+from ..errors import InvalidInput
+from ..events import TextDelta
+from ..owner.nodes import NotReached, Passed, ThisNode
+from .node_client import Broken, NodeClient, Unreachable
+from .node_keys import BadSignature, NodeKeys, Seen, Signed, digest_of
+from .node_wire import (
+    decode_ask,
+    decode_line,
+    decode_reply,
+    encode_ask,
+    encode_error,
+    encode_line,
+    encode_reply,
+)
+from .replies import EventStream, Write
+
+__all__ = ["Node", "NodeLimits", "node_address"]
+
+R = TypeVar("R")
+
+SIGNATURE = "turnkeeper-node"
+_RUN = re.compile(r"/[0-9a-f-]{16,64}")
+
+_logger = Logger("turnkeeper.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLimits:
+    """The bounds on what nodes ask of each other."""
+
+    body_bytes_max: int = 32 << 20
+    body_s: float = 30.0
+    answer_s: float = 40.0
+    """After how many seconds without an answer the outcome of a command is unknown."""
+    asked_at_once: int = 4_096
+    """How many commands of other nodes are carried out at once."""
+    streams_max: int = 10_000
+    """How many conversations' pieces are sent to other nodes, and are asked for, at once."""
+    heartbeat_s: float = 5.0
+    """How often a stream without pieces says that it is there."""
+    silence_s: float = 15.0
+    """After how many seconds without a word a stream is given up."""
+    retry_s: float = 1.0
+    """How long to wait before pieces are asked for again."""
+
+
+def node_address(url: str, *, ports: Ports | None = None) -> str:
+    """Return the address of this run of a process, from the URL of its listener for nodes.
+
+    `http://10.0.0.3:8101` becomes `http://10.0.0.3:8101/<run>`. Give it to the journal and to the
+    `Node`. The run is another one each time: what was sent to the process before it is refused.
+    Raises `InvalidInput`.
+    """
+    if _split(url) != "" and _split(url) != "/":
+        raise InvalidInput("the URL of a node is http://HOST:PORT, without a path")
+    run = (ports or Ports()).ids.new().lower()
+    return f"{url.rstrip('/')}/{run}"
+
+
+def _split(address: str) -> str | None:
+    """Return the path of a node's address; None if it is no such address."""
+    try:
+        parts = urlsplit(address)
+        is_whole = parts.scheme == "http" and parts.hostname and parts.port
+    except ValueError:
+        return None
+    if not is_whole or parts.query or parts.fragment or "@" in parts.netloc:
+        return None
+    return parts.path
+
+
+class Node:
+    """This process among the others; enter it within its `Conversations`, and serve it."""
+
+    def __init__(
+        self,
+        conversations: Conversations,
+        *,
+        address: str,
+        keys: NodeKeys,
+        limits: NodeLimits = NodeLimits(),
+        ports: Ports | None = None,
+    ) -> None:
+        """Nothing is forwarded yet; entering begins it.
+
+        `address`: from `node_address`, and the journal has the same. `keys`: those of all nodes.
+        Raises `InvalidInput`.
+        """
+        path = _split(address)
+        if path is None or not _RUN.fullmatch(path):
+            raise InvalidInput("the address of a node comes from node_address(url)")
+        self._conversations = conversations
+        self._path = path
+        self._keys = keys
+        self._limits = limits
+        self._ports = ports if ports is not None else Ports()
+        self._seen = Seen(keys, self._ports.now)
+        self._client = NodeClient(monotonic=self._ports.monotonic, answer_s=limits.answer_s)
+        self._here: ThisNode | None = None
+        self._group: TaskGroup | None = None
+        self._relays: dict[str, anyio.Event] = {}
+        """The conversations whose pieces are asked for, each with the way to make it look now."""
+        self._asked_count = 0
+        self._streams_count = 0
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._group = await stack.enter_async_context(anyio.create_task_group())
+            stack.push_async_callback(self._client.aclose)
+            stack.callback(self._group.cancel_scope.cancel)
+            self._here = self._conversations.join(self)
+            stack.callback(self._conversations.leave_nodes)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> bool | None:
+        return await self._stack.__aexit__(*exc_info)  # type: ignore[arg-type]  # as they came
+
+    # --- what this node asks of others ------------------------------------------------------------
+
+    async def ask(self, address: str, conversation_id: str, command: FromOutside[R]) -> R:
+        """Have the node at this address carry a command out; see `OtherNodes`."""
+        path = _split(address)
+        if path is None or not _RUN.fullmatch(path):
+            raise NotReached  # a process that is no node
+        body = encode_ask(conversation_id, command)
+        target = f"{path}/ask"
+        try:
+            status, answer = await self._client.post(
+                address, target, self._signed(target, body), body
+            )
+        except Unreachable as error:
+            raise NotReached from error
+        except Broken as error:
+            raise _unknown(conversation_id) from error
+        if status in _NOTHING_HAPPENED:
+            _logger.warning("command not taken by its owner's node", status=status)
+            raise NotReached
+        try:
+            return cast("R", decode_reply(answer))
+        except ValueError as error:
+            if isinstance(error, TurnkeeperError):
+                raise  # the one that came in place of the reply
+            raise _unknown(conversation_id) from error
+
+    def _signed(self, target: str, body: bytes) -> list[tuple[str, str]]:
+        at, nonce = int(self._ports.now()), self._ports.ids.new().lower()
+        signed = Signed(target, digest_of(body), 1, at, nonce)
+        return [(SIGNATURE, signed.header(self._keys)), ("Content-Type", "application/json")]
+
+    def want_pieces(self, conversation_id: str) -> None:
+        """Ask for the pieces of a conversation while readers here wait for them."""
+        known = self._relays.get(conversation_id)
+        if known is not None:
+            known.set()
+        elif self._group is not None and len(self._relays) < self._limits.streams_max:
+            self._relays[conversation_id] = anyio.Event()
+            self._group.start_soon(self._relay, conversation_id)
+
+    async def _relay(self, conversation_id: str) -> None:
+        """Show readers here the pieces that another node writes, for as long as there are any."""
+        here = self._here
+        assert here is not None, "a relay of a node that was not entered"
+        try:
+            while here.wants_pieces(conversation_id):
+                self._relays[conversation_id] = anyio.Event()
+                try:
+                    address = await here.owner_of(conversation_id)
+                    if address is not None and _split(address):
+                        await self._relay_from(address, conversation_id, here)
+                except Exception as error:  # noqa: BLE001 - it must not end the other relays
+                    if not isinstance(error, Unreachable | Broken | TurnkeeperError):
+                        _logger.error(  # noqa: TRY400 - what is said must not be in it
+                            "relay of pieces failed", error=type(error).__name__
+                        )
+                    here.drop_pieces(conversation_id)
+                    await anyio.sleep(self._limits.retry_s * self._ports.random.uniform(0.5, 1))
+                else:
+                    # No owner, one here, or one that has ended: the next event tells of another.
+                    with anyio.move_on_after(self._limits.heartbeat_s):
+                        await self._relays[conversation_id].wait()
+        finally:
+            del self._relays[conversation_id]
+            here.drop_pieces(conversation_id)
+
+    async def _relay_from(self, address: str, conversation_id: str, here: ThisNode) -> None:
+        target = f"{_split(address)}/pieces"
+        body = json.dumps({"conversation_id": conversation_id}).encode()
+        opened = self._client.lines(
+            address, target, self._signed(target, body), body, silence_s=self._limits.silence_s
+        )
+        after = 0
+        async with opened as (status, lines):
+            if status != _OK:
+                raise Broken(f"pieces were refused with {status}")
+            async for line in lines:
+                if not here.wants_pieces(conversation_id):
+                    return
+                try:
+                    item = decode_line(line)
+                except ValueError as error:
+                    raise Broken("a line that cannot be read") from error
+                if isinstance(item, Passed):
+                    after = item.seq
+                    here.take_passed(conversation_id, item)
+                elif item is not None:
+                    here.take_piece(conversation_id, item, after)
+
+    # --- what other nodes ask of this one ---------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                reply = await self._answer(scope, receive)
+                await reply(scope, receive, send)
+            case "lifespan":
+                while (await receive())["type"] != "lifespan.shutdown":
+                    await send({"type": "lifespan.startup.complete"})
+                await send({"type": "lifespan.shutdown.complete"})
+            case _:
+                await send({"type": "websocket.close", "code": 1000})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Response:
+        here = self._here
+        routes = {f"{self._path}/ask": self._carry_out, f"{self._path}/pieces": self._feed_pieces}
+        route = routes.get(scope["path"])
+        if here is None or route is None or scope["method"] != "POST" or scope["query_string"]:
+            return _refused(404)
+        given = [value for name, value in scope["headers"] if name == SIGNATURE.encode()]
+        try:
+            if len(given) != 1:
+                raise BadSignature
+            signed = self._seen.check(scope["path"], given[0].decode("latin-1"))
+            body = await self._read_body(receive)
+            if body is None:
+                return _refused(413)
+            if digest_of(body) != signed.body_digest:
+                raise BadSignature
+        except BadSignature:
+            _logger.warning("request to a node refused: its signature is none of now")
+            return _refused(401)
+        return await route(here, body)
+
+    async def _read_body(self, receive: Receive) -> bytes | None:
+        """Read the whole body; None if it is too long, or does not come."""
+        body = bytearray()
+        with anyio.move_on_after(self._limits.body_s):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return None
+                body += message.get("body", b"")
+                if len(body) > self._limits.body_bytes_max:
+                    return None
+                if not message.get("more_body", False):
+                    return bytes(body)
+        return None
+
+    async def _carry_out(self, here: ThisNode, body: bytes) -> Response:
+        if self._asked_count >= self._limits.asked_at_once:
+            return _refused(503)
+        try:
+            conversation_id, command = decode_ask(body)
+        except TurnkeeperError as error:
+            return _told(encode_error(error))
+        except ValueError:
+            return _refused(400)
+        self._asked_count += 1
+        try:
+            return _told(encode_reply(await here.ask(conversation_id, command)))
+        except TurnkeeperError as error:
+            return _told(encode_error(error))
+        except RuntimeError:
+            return _refused(503)  # its conversations were left
+        finally:
+            self._asked_count -= 1
+
+    async def _feed_pieces(self, here: ThisNode, body: bytes) -> Response:
+        try:
+            conversation_id = str(json.loads(body)["conversation_id"])
+        except (ValueError, KeyError, TypeError):
+            return _refused(400)
+        if self._streams_count >= self._limits.streams_max:
+            return _refused(503)
+
+        async def feed(write: Write) -> None:
+            self._streams_count += 1
+            try:
+                await self._write_pieces(here, conversation_id, write)
+            finally:
+                self._streams_count -= 1
+
+        return EventStream(feed, media_type="application/x-ndjson")
+
+    async def _write_pieces(self, here: ThisNode, conversation_id: str, write: Write) -> None:
+        pieces = await here.pieces(conversation_id)
+        while True:
+            item: Passed | TextDelta | None = None
+            try:
+                with anyio.move_on_after(self._limits.heartbeat_s):
+                    item = await anext(pieces)
+            except (StopAsyncIteration, TurnkeeperError):
+                return
+            with anyio.move_on_after(self._limits.silence_s) as scope:
+                await write(encode_line(item))
+            if scope.cancelled_caught:
+                return  # it takes nothing, and has given this stream up
+
+
+_OK = 200
+_NOTHING_HAPPENED = frozenset((400, 401, 404, 413, 503))
+"""The statuses with which a node refuses a command before anything of it is carried out."""
+
+
+def _unknown(conversation_id: str) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"a command to conversation {conversation_id} went to the process that owns it, and no "
+        "answer came; it may have happened; send it again under the same id"
+    )
+
+
+def _refused(status: int) -> Response:
+    return Response(status_code=status, headers={"Connection": "close"})
+
+
+def _told(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

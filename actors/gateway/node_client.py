@@ -1,0 +1,219 @@
+"""A lean HTTP client for what nodes ask of each other: POST, over connections that are kept.
+
+An idle connection is used again for a short time only, less than any server keeps it, and not if
+it can be read from: that is its end. So a request is lost on one only with its server. A request is
+sent once. Redirects are not followed, and answers are bounded.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import anyio
+import h11
+from anyio.abc import ByteStream, SocketAttribute
+
+__all__ = ["Broken", "NodeClient", "Unreachable"]
+
+CONNECT_S = 2.0
+IDLE_S = 2.0
+IDLE_MAX = 16
+"""How many idle connections are kept to one address."""
+ADDRESSES_MAX = 256
+ANSWER_BYTES_MAX = 64 << 20
+LINE_BYTES_MAX = 64 << 20
+_RECEIVED_AT_ONCE = 65_536
+
+
+class Unreachable(Exception):
+    """Nothing was sent: there is nothing at the address that takes a connection."""
+
+
+class Broken(Exception):
+    """The connection ended before the answer was whole; what was sent may have arrived."""
+
+
+class NodeClient:
+    """Used from one event loop."""
+
+    def __init__(self, *, monotonic: Callable[[], float], answer_s: float) -> None:
+        self._monotonic = monotonic
+        self._answer_s = answer_s
+        self._idle: dict[str, deque[tuple[float, _Connection]]] = {}
+
+    async def post(
+        self, address: str, target: str, headers: list[tuple[str, str]], body: bytes
+    ) -> tuple[int, bytes]:
+        """Return the status and the body of the answer. Raises `Unreachable` and `Broken`."""
+        connection = await self._connect(address)
+        is_whole = False
+        try:
+            with anyio.fail_after(self._answer_s):
+                await connection.send(target, headers, body)
+                status = await connection.status()
+                answer = bytearray()
+                async for data in connection.body():
+                    answer += data
+                    if len(answer) > ANSWER_BYTES_MAX:
+                        raise Broken("the answer is too long")
+            is_whole = connection.reuse()
+        except TimeoutError as error:
+            raise Broken("no answer came in time") from error
+        finally:
+            if not is_whole:
+                await connection.cut()
+        await self._keep(address, connection)
+        return status, bytes(answer)
+
+    @asynccontextmanager
+    async def lines(
+        self,
+        address: str,
+        target: str,
+        headers: list[tuple[str, str]],
+        body: bytes,
+        *,
+        silence_s: float,
+    ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        """Give the status, and the lines of the answer as they come.
+
+        Raises `Unreachable` and `Broken`, also if nothing comes for `silence_s`.
+        """
+        connection = await self._connect(address)
+        try:
+            try:
+                with anyio.fail_after(silence_s):
+                    await connection.send(target, headers, body)
+                    status = await connection.status()
+            except TimeoutError as error:
+                raise Broken("no answer came in time") from error
+            yield status, connection.lines(silence_s)
+        finally:
+            await connection.cut()
+
+    async def aclose(self) -> None:
+        """Cut the idle connections."""
+        idle, self._idle = self._idle, {}
+        for kept in idle.values():
+            for _, connection in kept:
+                await connection.cut()
+
+    async def _connect(self, address: str) -> _Connection:
+        now = self._monotonic()
+        kept = self._idle.get(address, deque())
+        while kept:
+            until, connection = kept.pop()
+            if now < until and not connection.can_be_read:
+                return connection
+            await connection.cut()
+        parts = urlsplit(address)
+        assert parts.hostname is not None and parts.port is not None, address  # noqa: PT018
+        try:
+            with anyio.fail_after(CONNECT_S):
+                stream = await anyio.connect_tcp(parts.hostname, parts.port)
+        except (OSError, TimeoutError) as error:
+            raise Unreachable from error
+        return _Connection(stream, parts.netloc)
+
+    async def _keep(self, address: str, connection: _Connection) -> None:
+        kept = self._idle.pop(address, deque())
+        self._idle[address] = kept  # behind those that were asked for longer ago
+        kept.append((self._monotonic() + IDLE_S, connection))
+        surplus = [kept.popleft()] if len(kept) > IDLE_MAX else []
+        if len(self._idle) > ADDRESSES_MAX:
+            surplus += self._idle.pop(next(iter(self._idle)))  # perhaps of a node that has gone
+        for _, unused in surplus:
+            await unused.cut()
+
+
+class _Connection:
+    """One connection, with one request at a time."""
+
+    def __init__(self, stream: ByteStream, host: str) -> None:
+        self._stream = stream
+        self._host = host
+        self._http = h11.Connection(h11.CLIENT)
+
+    @property
+    def can_be_read(self) -> bool:
+        """True if something came that was not asked for: the end of the connection."""
+        raw = self._stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 - no query
+        if raw is None or raw.fileno() < 0:
+            return True
+        return bool(select.select([raw.fileno()], [], [], 0)[0])
+
+    async def send(self, target: str, headers: list[tuple[str, str]], body: bytes) -> None:
+        sent = [("Host", self._host), ("Content-Length", str(len(body))), *headers]
+        data = self._http.send(h11.Request(method="POST", target=target, headers=sent)) or b""
+        data += self._http.send(h11.Data(data=body)) or b""
+        data += self._http.send(h11.EndOfMessage()) or b""
+        try:
+            await self._stream.send(data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
+            raise Broken("the request was not taken") from error
+
+    async def status(self) -> int:
+        while True:
+            event = await self._next_event()
+            if isinstance(event, h11.Response):
+                return event.status_code
+
+    async def body(self) -> AsyncIterator[bytes]:
+        while True:
+            event = await self._next_event()
+            if isinstance(event, h11.Data):
+                yield bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                return
+
+    async def lines(self, silence_s: float) -> AsyncIterator[bytes]:
+        received = b""
+        body = self.body()
+        while True:
+            line, end, rest = received.partition(b"\n")
+            if end:
+                received = rest
+                yield line
+                continue
+            if len(received) > LINE_BYTES_MAX:
+                raise Broken("a line is too long")
+            try:
+                with anyio.fail_after(silence_s):
+                    received += await anext(body)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise Broken(f"nothing came for {silence_s:g} s") from error
+
+    async def _next_event(self) -> h11.Event:
+        while True:
+            try:
+                event = self._http.next_event()
+            except h11.RemoteProtocolError as error:
+                raise Broken("the answer is not whole") from error
+            if isinstance(event, h11.Event) and not isinstance(event, h11.ConnectionClosed):
+                return event
+            if event is not h11.NEED_DATA:
+                raise Broken("nothing more comes")
+            try:
+                data = await self._stream.receive(_RECEIVED_AT_ONCE)
+            except anyio.EndOfStream:
+                data = b""
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
+                raise Broken("the connection was reset") from error
+            self._http.receive_data(data)
+
+    def reuse(self) -> bool:
+        """Make ready for the next request. False: the server closes the connection."""
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+            self._http.start_next_cycle()
+            return True
+        return False
+
+    async def cut(self) -> None:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CONNECT_S):
+            await anyio.aclose_forcefully(self._stream)

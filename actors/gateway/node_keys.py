@@ -1,0 +1,139 @@
+"""The keys of the nodes, and the signatures on what they ask of each other.
+
+A signature covers the method, the target, the digest of the body, the number of hops, the time and
+a nonce. The target names the run of the process that is asked, so what was signed for one process
+is worth nothing at another, or at the same address after a restart. It is checked before the body
+is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import InvalidInput
+
+__all__ = ["BadSignature", "NodeKeys", "Seen", "Signed"]
+
+KEY_LENGTH_MIN = 32
+SKEW_S = 30.0
+"""How far the clocks of two nodes may be apart."""
+NONCES_MAX = 500_000
+_VERSION = "turnkeeper-node-1"
+_SAID = re.compile(
+    r"hops=(?P<hops>[0-9]{1,3}) at=(?P<at>[0-9]{1,12}) nonce=(?P<nonce>[0-9a-f-]{16,64}) "
+    r"body=(?P<body>[0-9a-f]{64}) hmac=(?P<hmac>[0-9a-f]{64})",
+    re.ASCII,
+)
+
+
+class BadSignature(Exception):
+    """The request is not from a node, or not of now, or was here before."""
+
+
+class NodeKeys:
+    """The keys that the nodes of one journal share: the first signs, each of them verifies.
+
+    To change it: add the new one behind the old one at every node, then put it first at every
+    node, then remove the old one.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        """Raises `InvalidInput` if there is none, or one is short."""
+        if not keys or any(len(key) < KEY_LENGTH_MIN for key in keys):
+            raise InvalidInput(
+                f"a node key has {KEY_LENGTH_MIN} random characters or more, and there is at least "
+                "one; `openssl rand -hex 32` makes one"
+            )
+        self._keys = [key.encode() for key in keys]
+
+    def __repr__(self) -> str:
+        return f"<NodeKeys of {len(self._keys)}>"
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> NodeKeys:
+        """Read a file with a key on each line. Raises `InvalidInput`."""
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        return cls([line.strip() for line in lines if line.strip() and not line.startswith("#")])
+
+    def sign(self, text: str) -> str:
+        """Return the signature by the first key."""
+        return _hmac(self._keys[0], text)
+
+    def verifies(self, text: str, signature: str) -> bool:
+        """True if one of the keys has signed this text; in the same time whichever it is."""
+        found = False
+        for key in self._keys:
+            found |= hmac.compare_digest(_hmac(key, text), signature)
+        return found
+
+
+def _hmac(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """The facts that a signature covers."""
+
+    target: str
+    body_digest: str
+    hops: int
+    at: int
+    nonce: str
+
+    @property
+    def text(self) -> str:
+        facts = (_VERSION, "POST", self.target, self.body_digest, self.hops, self.at, self.nonce)
+        return "\n".join(map(str, facts))
+
+    def header(self, keys: NodeKeys) -> str:
+        """Return the header that goes with the request."""
+        return (
+            f"hops={self.hops} at={self.at} nonce={self.nonce} body={self.body_digest} "
+            f"hmac={keys.sign(self.text)}"
+        )
+
+
+def digest_of(body: bytes) -> str:
+    """Return the digest of a body, as a signature has it."""
+    return hashlib.sha256(body).hexdigest()
+
+
+class Seen:
+    """Checks signatures, and remembers their nonces for as long as they would be good."""
+
+    def __init__(self, keys: NodeKeys, now: Callable[[], float]) -> None:
+        self._keys = keys
+        self._now = now
+        self._nonces: dict[str, float] = {}
+        """Until when each is remembered; the first to be forgotten first, give or take the skew."""
+
+    def check(self, target: str, header: str) -> Signed:
+        """Return what was signed for this target. Raises `BadSignature`, and says not why."""
+        found = _SAID.fullmatch(header)
+        if found is None:
+            raise BadSignature
+        signed = Signed(target, found["body"], int(found["hops"]), int(found["at"]), found["nonce"])
+        if not self._keys.verifies(signed.text, found["hmac"]):
+            raise BadSignature
+        now = self._now()
+        # One hop: a node never asks another for what it was asked by one.
+        if abs(now - signed.at) > SKEW_S or signed.hops != 1:
+            raise BadSignature
+        self._forget(now)
+        if signed.nonce in self._nonces or len(self._nonces) >= NONCES_MAX:
+            raise BadSignature
+        self._nonces[signed.nonce] = now + 2 * SKEW_S
+        return signed
+
+    def _forget(self, now: float) -> None:
+        while self._nonces:
+            oldest = next(iter(self._nonces))
+            if self._nonces[oldest] >= now:
+                return
+            del self._nonces[oldest]

@@ -1,0 +1,333 @@
+"""What nodes say to each other, as JSON: commands, their replies, the errors in their place.
+
+A closed set: a command is named, and each of its fields is made by its own constructor, which
+checks it as if it came from a caller here. An error is said by the names of its classes, its text
+and its facts, and the first of its classes that is known here is raised. Nothing of it is code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TypeVar, cast
+
+from turnkeeper.runtime import OutcomeUnknown, TurnkeeperError
+
+from ..core.admission import AdmissionRefused, Appended, Duplicate, Violation
+from ..core.commands import (
+    Answer,
+    Append,
+    AppendAll,
+    CancelTurn,
+    Change,
+    Delete,
+    Expected,
+    FromOutside,
+    Interrupt,
+    Pause,
+    Resume,
+    Retract,
+    Send,
+    Sent,
+    Undo,
+)
+from ..errors import InvalidInput
+from ..events import (
+    Event,
+    FileContent,
+    ImageContent,
+    TextDelta,
+    UserMessageEvent,
+    decode_event,
+    encode_event,
+)
+from ..journal import Deletion
+from ..owner.nodes import Passed
+from ..values.frozen import FrozenObject
+
+__all__ = [
+    "decode_ask",
+    "decode_line",
+    "decode_reply",
+    "encode_ask",
+    "encode_error",
+    "encode_line",
+    "encode_reply",
+]
+
+R = TypeVar("R")
+Json = dict[str, object]
+
+_COMMANDS: Mapping[str, type[FromOutside[object]]] = {
+    each.__name__: cast("type[FromOutside[object]]", each)
+    for each in (
+        Answer,
+        Append,
+        AppendAll,
+        CancelTurn,
+        Change,
+        Delete,
+        Interrupt,
+        Pause,
+        Resume,
+        Retract,
+        Send,
+        Undo,
+    )
+}
+
+
+def _to_bytes(value: object) -> bytes:
+    # A lone surrogate is kept as it is: only the owner says what is invalid.
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _from_bytes(data: bytes) -> Json:
+    """Return the object. Raises `ValueError` if there is none."""
+    try:
+        value = json.loads(data.decode("utf-8", "surrogatepass"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(value, dict):
+        raise ValueError("not an object")  # noqa: TRY004 - the one error of what cannot be read
+    return value
+
+
+def _event_json(event: Event) -> object:
+    return json.loads(encode_event(event))
+
+
+def _event(value: object) -> Event:
+    return decode_event(json.dumps(value))
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def encode_ask(conversation_id: str, command: FromOutside[R]) -> bytes:
+    """Return a command to a conversation. Raises `InvalidInput` if JSON has no text for it."""
+    said: Json = {"conversation_id": conversation_id, "command": type(command).__name__}
+    try:
+        for field in fields(command):
+            said[field.name] = _out(getattr(command, field.name))
+        return _to_bytes(said)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("the command holds a value that JSON cannot hold") from error
+
+
+def _out(value: object) -> object:
+    match value:
+        case Event():
+            return _event_json(value)
+        case ImageContent() | FileContent():
+            return value.model_dump(mode="json")
+        case Expected():
+            return {field.name: getattr(value, field.name) for field in fields(value)}
+        case tuple():
+            return [_out(one) for one in value]
+        case _:
+            return value
+
+
+def decode_ask(data: bytes) -> tuple[str, FromOutside[object]]:
+    """Return a command and the id of its conversation.
+
+    Raises `ValueError` if it cannot be read, of which `InvalidInput` is what its caller did wrong.
+    """
+    said = _from_bytes(data)
+    conversation_id, name = said.pop("conversation_id", None), said.pop("command", None)
+    if not isinstance(conversation_id, str) or not isinstance(name, str):
+        raise ValueError("no command to a conversation")  # noqa: TRY004 - as above
+    made = _COMMANDS.get(name)
+    if made is None:
+        raise ValueError("another command than is known here")
+    known = {field.name for field in fields(made)}
+    if not known.issuperset(said):
+        # A newer process means something by it that this one would not do.
+        raise ValueError("a command with a field that is not known here")
+    build = cast("Callable[..., FromOutside[object]]", made)
+    try:
+        return conversation_id, build(**{key: _field(key, value) for key, value in said.items()})
+    except (TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise ValueError("a field of the command is of another type") from error
+
+
+def _field(name: str, value: object) -> object:
+    """Return a field of a command as it takes it; a name means the same in all commands."""
+    if value is None:
+        return None
+    make = _FIELDS.get(name)
+    return value if make is None else make(value)
+
+
+def _tuple_of(make: Callable[[object], object]) -> Callable[[object], object]:
+    def made(value: object) -> object:
+        if not isinstance(value, list):
+            raise TypeError
+        return tuple(map(make, value))
+
+    return made
+
+
+def _same(value: object) -> object:
+    return value
+
+
+_FIELDS: Mapping[str, Callable[[object], object]] = {
+    "event": _event,
+    "event_ids": _tuple_of(_same),
+    "events": _tuple_of(_event),
+    "expected": lambda value: Expected(**cast("Json", value)),  # type: ignore[arg-type]  # checked
+    "files": _tuple_of(FileContent.model_validate),
+    "images": _tuple_of(ImageContent.model_validate),
+    "labels": lambda value: FrozenObject(cast("Json", value)),
+    "metadata": lambda value: FrozenObject(cast("Json", value)),
+}
+
+
+# --- replies --------------------------------------------------------------------------------------
+
+
+def encode_reply(reply: object) -> bytes:
+    """Return the reply of a command."""
+    name = type(reply).__name__
+    match reply:
+        case Sent() | Appended() | Duplicate():
+            said: object = {field.name: getattr(reply, field.name) for field in fields(reply)}
+        case Deletion():
+            said = {**reply._asdict(), "forks": list(reply.forks)}
+        case tuple():
+            said = [_event_json(event) for event in reply]
+        case _:
+            assert reply is None or isinstance(reply, bool), name
+            said = reply
+    return _to_bytes({"reply": name, "value": said})
+
+
+def decode_reply(data: bytes) -> object:
+    """Return the reply of a command, or raise the error in its place.
+
+    Raises `ValueError` if it cannot be read.
+    """
+    said = _from_bytes(data)
+    value = said.get("value")
+    if "error" in said:
+        raise _error(said)
+    try:
+        match said.get("reply"):
+            case "Sent":
+                return Sent(**cast("Json", value))  # type: ignore[arg-type]  # of our own key
+            case "Appended":
+                return Appended(**cast("dict[str, int]", value))
+            case "Duplicate":
+                return Duplicate(**cast("dict[str, int]", value))
+            case "Deletion":
+                return Deletion(**cast("Json", value))  # type: ignore[arg-type]  # of our own key
+            case "tuple":
+                found = tuple(map(_event, cast("Sequence[object]", value)))
+                assert all(isinstance(event, UserMessageEvent) for event in found), found
+                return found
+            case "bool" | "NoneType":
+                return value
+            case _:
+                raise ValueError("another reply than is known here")
+    except TypeError as error:
+        raise ValueError("a part of the reply is of another type") from error
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def encode_error(error: TurnkeeperError) -> bytes:
+    """Return the error that came in place of a reply."""
+    classes = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, TurnkeeperError)]
+    facts = {
+        name: value
+        for name, value in vars(error).items()
+        if not name.startswith("_") and _is_plain(value)
+    }
+    said: Json = {"error": classes, "text": str(error), "facts": facts}
+    if isinstance(error, AdmissionRefused):
+        violation = error.violation
+        event = _event_json(violation.event)
+        said["violation"] = {"name": violation.name, "event": event, "reason": violation.reason}
+    return _to_bytes(said)
+
+
+def _is_plain(value: object) -> bool:
+    match value:
+        case str() | int() | float() | bool() | None:
+            return True
+        case list() | tuple():
+            return all(map(_is_plain, value))
+        case dict():
+            return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
+        case _:
+            return False
+
+
+def _errors() -> Mapping[str, type[TurnkeeperError]]:
+    """Return the library's own errors by name; those of applications stay in their process."""
+    found: dict[str, type[TurnkeeperError]] = {}
+    kinds = [TurnkeeperError]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if kind.__module__.startswith("turnkeeper."):
+            found[kind.__name__] = kind
+    return found
+
+
+def _error(said: Json) -> TurnkeeperError:
+    names, text, facts = said.get("error"), said.get("text"), said.get("facts")
+    if not (isinstance(names, list) and isinstance(text, str) and isinstance(facts, dict)):
+        raise ValueError("an error that cannot be read")  # noqa: TRY004 - as above
+    known = _errors()
+    kind = next((known[name] for name in names if name in known), OutcomeUnknown)
+    # Its constructor takes what its text is made of, and here the text is made already.
+    error = kind.__new__(kind, text)
+    for name, value in facts.items():
+        setattr(error, name, tuple(value) if isinstance(value, list) else value)
+    if isinstance(error, AdmissionRefused):
+        found = cast("Json", said["violation"])
+        error.violation = Violation(
+            found["name"],  # type: ignore[arg-type]  # of our own key
+            _event(found["event"]),
+            str(found["reason"]),
+        )
+    return error
+
+
+# --- pieces ---------------------------------------------------------------------------------------
+
+
+def encode_line(item: Passed | TextDelta | None) -> bytes:
+    """Return a line of a stream of pieces; None: nothing has come for a while."""
+    match item:
+        case TextDelta():
+            return _to_bytes({"piece": list(item)}) + b"\n"
+        case Passed():
+            return _to_bytes({"passed": list(item)}) + b"\n"
+        case None:
+            return b"{}\n"
+
+
+def decode_line(line: bytes) -> Passed | TextDelta | None:
+    """Return what a line says. Raises `ValueError` if it cannot be read."""
+    match _from_bytes(line):
+        case {
+            "piece": [
+                int(epoch),
+                str(turn_id),
+                int(answer),
+                int(attempt),
+                int(offset),
+                str(text),
+            ]
+        }:
+            return TextDelta(epoch, turn_id, answer, attempt, offset, text)
+        case {"passed": [int(seq), (str() | None) as ended]}:
+            return Passed(seq, ended)
+        case _:
+            return None

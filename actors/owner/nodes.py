@@ -1,0 +1,170 @@
+"""Other processes of the same journal: what this one asks of them, and what they ask of this one.
+
+Any process takes any command. If another living process owns the conversation, the command goes to
+the address in that process's lease, once: the journal alone says who owns what, and nothing here
+remembers it. Events are read from the journal everywhere; of the owner only the pieces of answers
+are asked for.
+
+A transport implements `OtherNodes` and calls a `ThisNode`; `turnkeeper.actors.gateway.Node` does so
+over HTTP. Without one, such a command raises `OwnedElsewhere`, as it always did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar
+
+from turnkeeper.runtime import OwnershipLost, Ref, Region
+
+from ..core.commands import Command, FromOutside, Query
+from ..errors import ConversationNotFound, ConversationsClosed, Draining, OwnedElsewhere
+from ..events import TextDelta
+from ..journal import Journal, ListQuery
+from .live_answer import ends_answer
+from .subscriptions import EventReader, Subscriptions
+
+__all__ = ["Hopping", "NotReached", "OtherNodes", "Passed", "ThisNode", "ask_owner"]
+
+R = TypeVar("R")
+
+FORWARDED_MAX = 2
+"""How often one call forwards its command: again only if the first owner said it is none."""
+
+
+class NotReached(Exception):
+    """The other process did not take the command; nothing happened there."""
+
+
+class OtherNodes(Protocol):
+    """The way to the other processes of the journal."""
+
+    async def ask(self, address: str, conversation_id: str, command: FromOutside[R]) -> R:
+        """Have the process at this address carry a command out, and return its reply.
+
+        Raises the error that the command raised there, `NotReached`, and `OutcomeUnknown` if the
+        answer did not come.
+        """
+        ...
+
+    def want_pieces(self, conversation_id: str) -> None:
+        """Note that a reader here waits for pieces of a conversation that is not owned here."""
+        ...
+
+
+@dataclass(slots=True)
+class Hopping:
+    """The way to other processes of one `Conversations`; it may come after its owners."""
+
+    nodes: OtherNodes | None = None
+
+
+async def ask_owner(
+    ref: Ref[Command | Query], conversation_id: str, command: FromOutside[R], hopping: Hopping
+) -> R:
+    """Ask the owner of a conversation, here or in another process.
+
+    The command is forwarded by this process only, never by the one that it is forwarded to. Raises
+    `OwnedElsewhere` if the owner's process cannot be reached, and what the last owner said if
+    `FORWARDED_MAX` of them were none any more.
+    """
+    lost: Exception | None = None
+    for _ in range(FORWARDED_MAX):
+        try:
+            return await ref.ask(command)
+        except OwnedElsewhere as elsewhere:
+            if hopping.nodes is None:
+                raise
+            try:
+                return await hopping.nodes.ask(elsewhere.owner, conversation_id, command)
+            except NotReached as error:
+                # It is dead, or cut off. While its lease lasts, nobody else can be asked.
+                raise elsewhere from error
+            except (OwnershipLost, Draining, ConversationsClosed) as error:
+                lost = error  # it gave the conversation up; nothing was written
+    assert lost is not None, "a round that neither returned nor lost the owner"
+    raise lost
+
+
+class Passed(NamedTuple):
+    """The pieces that follow come after the event at this seq."""
+
+    seq: int
+    turn_id: str | None = None
+    """The turn whose answer this event carries, or ends; its pieces are over."""
+
+
+class PiecesHere(AsyncIterator[Passed | TextDelta]):
+    """The pieces of one conversation's answers, with their places in the log.
+
+    First comes the end of the log. It ends when the live readers of this process end. Cancelling
+    its wait loses nothing.
+    """
+
+    def __init__(self, reader: EventReader, head: int) -> None:
+        self._reader = reader
+        self._head: int | None = head
+
+    async def __anext__(self) -> Passed | TextDelta:
+        if self._head is not None:
+            head, self._head = self._head, None
+            return Passed(head)
+        item = await self._reader.next_item()
+        if isinstance(item, TextDelta):
+            return item
+        return Passed(item.seq, item.event.turn_id if ends_answer(item) else None)
+
+
+class ThisNode:
+    """What other processes ask of this one, and where their pieces go; nothing is forwarded."""
+
+    def __init__(
+        self, journal: Journal, region: Region[Command | Query], subscriptions: Subscriptions
+    ) -> None:
+        self._journal = journal
+        self._region = region
+        self._subscriptions = subscriptions
+
+    async def ask(self, conversation_id: str, command: FromOutside[R]) -> R:
+        """Carry a command out here. Raises `OwnedElsewhere` if this process is not the owner."""
+        return await self._region[conversation_id].ask(command)
+
+    async def pieces(self, conversation_id: str) -> PiecesHere:
+        """Return the pieces of answers that are written here from now on."""
+        try:
+            head = (await self._journal.info(conversation_id)).head
+        except ConversationNotFound:
+            head = 0
+        reader = self._subscriptions.read(
+            conversation_id, after=head, live=True, pieces=True, is_for_other_node=True
+        )
+        return PiecesHere(reader, head)
+
+    # --- of pieces that come from another process -------------------------------------------------
+
+    async def owner_of(self, conversation_id: str) -> str | None:
+        """Return the address of the living process that owns it; None if it is this one, or none.
+
+        It reads one row.
+        """
+        page = await self._journal.page(ListQuery(1, prefix=conversation_id))
+        for row in page.rows:
+            if row.conversation_id == conversation_id and row.owned == "elsewhere":
+                return row.address
+        return None
+
+    def wants_pieces(self, conversation_id: str) -> bool:
+        """Return True if readers here wait for pieces that are not written here."""
+        return self._subscriptions.wants_pieces(conversation_id)
+
+    def take_piece(self, conversation_id: str, piece: TextDelta, after: int) -> None:
+        """Show readers here a piece that follows the event at seq `after`."""
+        self._subscriptions.relay_piece(conversation_id, piece, after)
+
+    def take_passed(self, conversation_id: str, passed: Passed) -> None:
+        """Note that the owner has written an event."""
+        self._subscriptions.relay_passed(conversation_id, passed.seq, passed.turn_id)
+
+    def drop_pieces(self, conversation_id: str) -> None:
+        """Forget the pieces that came from another process: it is not heard any more."""
+        self._subscriptions.drop_relayed(conversation_id)

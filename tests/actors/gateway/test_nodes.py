@@ -1,0 +1,638 @@
+"""Several processes on one journal: commands go to the owner, events come from the journal.
+
+Each node is a gateway with real listeners and a journal of its own over a shared store.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import anyio
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from tests import postgres
+from tests.actors.conversations.worlds import HeldAgent, log_of
+from tests.actors.gateway.worlds import BOUND_S, JSON, Sse, SseReader, reading, served
+from turnkeeper.actors import Conversations, Journal, MemoryJournal, PostgresJournal, gateway
+from turnkeeper.actors.core.commands import FromOutside, Interrupt
+from turnkeeper.actors.core.commands import Send as SendCommand
+from turnkeeper.actors.errors import (
+    ContentTooLong,
+    ConversationNotFound,
+    InvalidInput,
+    OwnedElsewhere,
+)
+from turnkeeper.actors.events import TextDelta
+from turnkeeper.actors.gateway.node import SIGNATURE
+from turnkeeper.actors.gateway.node_keys import SKEW_S, Signed, digest_of
+from turnkeeper.actors.gateway.node_wire import encode_ask
+from turnkeeper.actors.journals.memory import MemoryStore
+from turnkeeper.actors.owner import subscriptions
+from turnkeeper.actors.owner.nodes import NotReached
+from turnkeeper.runtime import OutcomeUnknown
+
+pytestmark = pytest.mark.anyio
+
+KEYS = gateway.NodeKeys(["k" * 32])
+QUICK = gateway.NodeLimits(answer_s=BOUND_S, heartbeat_s=0.1, silence_s=BOUND_S, retry_s=0.05)
+R = TypeVar("R")
+Store = Literal["memory", "postgres"]
+
+
+class Behind:
+    """The application of a listener that is there before the application is."""
+
+    def __init__(self) -> None:
+        self.node: gateway.Node | None = None
+        self.asked: list[str] = []
+        self.is_mute = False
+        """Take what is asked, and cut the connection in place of an answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self.node is not None
+        self.asked.append(scope["path"].rpartition("/")[2])
+
+        async def answer(message: object) -> None:
+            if self.is_mute:
+                raise ConnectionAbortedError
+            await send(message)  # type: ignore[arg-type]
+
+        await self.node(scope, receive, answer)
+
+
+@dataclass
+class Machine:
+    """One node: its agent, its conversations, its clients' address and the others'."""
+
+    agent: HeldAgent
+    conversations: Conversations
+    behind: Behind
+    url: str
+    """The listener for the other nodes."""
+    address: str
+    """This run, at that listener."""
+    public: str
+    http: httpx.AsyncClient
+
+    async def send(self, text: str, name: str = "alice", **headers: str) -> httpx.Response:
+        return await self.http.post(
+            f"/v1/conversations/{name}/messages",
+            json={"content": text},
+            headers={key.replace("_", "-"): value for key, value in headers.items()},
+        )
+
+    async def answered(self, text: str, name: str = "alice") -> None:
+        reply = await self.send(text, name, prefer="wait=60")
+        assert reply.json()["end"]["outcome"] == "completed", reply.text
+
+
+class Cluster:
+    """Makes machines of one store."""
+
+    def __init__(self, stack: AsyncExitStack, schema: str | None) -> None:
+        self._stack = stack
+        self._schema = schema
+        self._store = MemoryStore()
+
+    def _journal(self, address: str) -> Journal:
+        if self._schema is None:
+            return MemoryJournal(self._store, address=address)
+        return PostgresJournal(
+            postgres.conninfo(), schema=self._schema, address=address, lease_s=BOUND_S
+        )
+
+    async def machine(
+        self,
+        *,
+        keys: gateway.NodeKeys = KEYS,
+        limits: gateway.NodeLimits = QUICK,
+        has_node: bool = True,
+        authenticate: gateway.Authenticate | None = None,
+    ) -> Machine:
+        enter = self._stack.enter_async_context
+        agent, behind = HeldAgent(), Behind()
+        url = await enter(served(behind))
+        address = gateway.node_address(url)
+        conversations = await enter(Conversations(agent, journal=self._journal(address)))
+        behind.node = gateway.Node(conversations, address=address, keys=keys, limits=limits)
+        if has_node:
+            await enter(behind.node)
+        public = await enter(served(gateway.app(conversations, authenticate=authenticate)))
+        http = await enter(httpx.AsyncClient(base_url=public, headers=JSON, timeout=BOUND_S))
+        return Machine(agent, conversations, behind, url, address, public, http)
+
+    async def forger(self, machine: Machine) -> Forger:
+        http = httpx.AsyncClient(base_url=machine.url, timeout=BOUND_S)
+        return Forger(machine, await self._stack.enter_async_context(http))
+
+
+@asynccontextmanager
+async def cluster(store: Store = "memory") -> AsyncIterator[Cluster]:
+    with anyio.fail_after(BOUND_S):
+        async with AsyncExitStack() as stack:
+            schema = stack.enter_context(postgres.schema()) if store == "postgres" else None
+            yield Cluster(stack, schema)
+
+
+async def until(reader: SseReader, event: str) -> Sse:
+    async for item in reader:
+        if item.event == event:
+            return item
+    raise AssertionError(f"the stream ended before {event}")
+
+
+@pytest.mark.parametrize("store", ["memory", "postgres"])
+async def test_a_message_to_the_wrong_node_is_answered_by_the_owner_once(store: Store) -> None:
+    async with cluster(store) as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+
+        sent = await other.send("two", prefer="wait=60", idempotency_key="m2")
+        again = await owner.send("two", prefer="wait=60", idempotency_key="m2")
+
+        assert sent.status_code == again.status_code == 200
+        assert sent.json() == again.json()
+        assert sent.json()["end"]["reply"] == "a(two)"
+        assert (owner.agent.turns, other.agent.turns) == (["one", "two"], [])
+        assert await log_of(other.conversations["alice"]) == [
+            "u:one",
+            "a:a(one)",
+            "u:two",
+            "a:a(two)",
+        ]
+        assert owner.behind.asked == ["ask"]
+        assert other.behind.asked == []
+
+
+async def test_each_command_of_the_api_works_on_any_node() -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        owner.agent.hold("two")
+        await owner.answered("one")
+        await other.send("two")
+        await owner.agent.reached["two"].wait()
+        queued = await other.send("three", idempotency_key="m3")
+        at = "/v1/conversations/alice"
+
+        async def post(path: str, body: object) -> httpx.Response:
+            return await other.http.post(f"{at}/{path}", json=body)
+
+        assert queued.json()["overlapped"] == "queue"
+        turn = await other.conversations["alice"].turn("m3")
+        assert await turn.cancel() is True
+        assert (await post("pause", {})).json() == {"changed": True}
+        assert (await post("resume", {})).json() == {"changed": True}
+        assert (await post("undo", {})).json()["type"] == "urn:turnkeeper:turn-in-progress"
+        assert (await post("interrupt", {})).json() == {"changed": True}
+        undone = (await post("undo", {})).json()
+        assert [message["content"] for message in undone["messages"]] == ["two"]
+        changed = await other.http.patch(at, json={"title": "Shoes", "labels": {"a": "b"}})
+        assert (changed.json()["title"], changed.json()["labels"]) == ("Shoes", {"a": "b"})
+        refused = await post("answer", {"answers": {"call": True}})
+        assert refused.json()["type"] == "urn:turnkeeper:not-confirmable"
+        event_ids = [
+            logged.event.id async for logged in owner.conversations["alice"].events(live=False)
+        ]
+        refused = await post("retract", {"event_ids": event_ids})
+        assert refused.json()["type"] == "urn:turnkeeper:not-admitted"
+        deleted = await other.http.request("DELETE", at, headers=JSON)
+        assert deleted.json()["is_erased"] is True, deleted.text
+        with pytest.raises(ConversationNotFound):
+            await owner.conversations["alice"].at()
+        assert other.agent.turns == []
+
+
+async def test_an_error_of_the_owner_is_told_as_if_it_had_come_up_here() -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.send("one", idempotency_key="m1")
+
+        by_owner = await owner.send("two", idempotency_key="m1")
+        by_other = await other.send("two", idempotency_key="m1")
+
+        assert by_owner.status_code == by_other.status_code == 409
+        assert by_owner.json() == by_other.json()
+        with pytest.raises(ContentTooLong, match="may have 1,048,576") as raised:
+            await other.conversations["alice"].send("x" * 1_500_000)
+        assert raised.value.length == 1_500_000
+
+
+async def test_a_stream_at_the_wrong_node_has_each_piece_and_each_event_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subscriptions, "PIECE_WAIT_S", BOUND_S)
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        owner.agent.hold("stream")
+        path = "/v1/conversations/alice/events?pieces=true"
+        async with reading(other.public, path) as early:
+            await owner.send("stream")
+            piece = await until(early, "piece")
+            assert piece.json["text"] == "a("
+            async with reading(other.public, path) as late:
+                assert (await until(late, "piece")).json == piece.json
+                owner.agent.release("stream")
+                for reader in (early, late):
+                    seen: list[object] = []
+                    async for item in reader:
+                        if item.event == "piece":
+                            seen.append(item.json["text"])
+                            assert item.json["offset"] == 2
+                        elif item.data:
+                            seen.append(item.json["event"]["kind"])  # type: ignore[index]
+                        if seen[-1:] == ["turn_ended"]:
+                            break
+                    # The journal may have the whole answer first; its last piece is waited for.
+                    assert seen == ["stream)", "agent_message", "turn_ended"]
+        # Both readers, one stream.
+        assert owner.behind.asked == ["pieces"]
+
+
+async def test_the_pieces_of_a_long_answer_come_as_they_are_written() -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        gates = [anyio.Event() for _ in range(4)]
+
+        async def run(turn: object) -> None:
+            await turn.stream(pieces())  # type: ignore[attr-defined]
+
+        async def pieces() -> AsyncIterator[str]:
+            for count, gate in enumerate(gates):
+                yield f"<{count}>"
+                await gate.wait()
+
+        owner.agent.run = run  # type: ignore[method-assign]
+        follower = other.conversations["alice"].follow(after=0)
+        await owner.send("go")
+        said = ""
+        async for item in follower:
+            if isinstance(item, TextDelta):
+                assert item.offset == len(said)
+                said += item.text
+                gates[said.count("<") - 1].set()
+            elif item.event.kind == "turn_ended" and said:
+                break
+        assert said == "<0><1><2><3>"
+
+
+async def test_a_relay_that_breaks_begins_again_where_its_readers_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with cluster() as made:
+        owner = await made.machine()
+        other = await made.machine()
+        await owner.answered("one")
+        owner.agent.hold("stream")
+        follower = other.conversations["alice"].follow(after=4)
+        await owner.send("stream")
+        while not isinstance(item := await anext(follower), TextDelta):
+            pass
+        here = other.behind.node
+        assert here is not None
+        assert here._here is not None
+        # The same answer comes again, from its beginning, and nothing of it is shown twice.
+        here._here.take_piece("alice", item, 6)
+        here._here.take_piece("alice", item._replace(text="a(str"), 6)
+        again = await anext(follower)
+        assert isinstance(again, TextDelta)
+        assert (again.offset, again.text) == (2, "str")
+        # A piece of an older owner is none.
+        here._here.take_piece("alice", item._replace(epoch=item.epoch - 1, text="old"), 6)
+        monkeypatch.setattr(subscriptions, "PIECE_WAIT_S", BOUND_S)
+        owner.agent.release("stream")
+        rest = [item async for item in _to_turn_end(follower)]
+        assert [item.text for item in rest if isinstance(item, TextDelta)] == ["eam)"]
+
+
+async def _to_turn_end(follower: AsyncIterator[object]) -> AsyncIterator[object]:
+    async for item in follower:
+        yield item
+        if not isinstance(item, TextDelta) and item.event.kind == "turn_ended":  # type: ignore[attr-defined]
+            return
+
+
+async def test_a_dead_address_is_unavailable_and_nothing_happened() -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        dead = socket.create_server(("127.0.0.1", 0))
+        owner_address = gateway.node_address(f"http://127.0.0.1:{dead.getsockname()[1]}")
+        dead.close()
+        owner.conversations.journal._address = owner_address  # type: ignore[attr-defined]
+
+        refused = await other.send("two", idempotency_key="m2")
+
+        assert refused.status_code == 503
+        assert refused.json()["type"] == "urn:turnkeeper:owned-elsewhere"
+        assert refused.headers["retry-after"] == "1"
+        assert await log_of(owner.conversations["alice"]) == ["u:one", "a:a(one)"]
+
+
+async def test_an_answer_that_does_not_come_is_unknown_and_the_same_key_finds_out() -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        owner.behind.is_mute = True
+
+        unknown = await other.send("two", idempotency_key="m2")
+
+        assert unknown.status_code == 504
+        assert unknown.json()["type"] == "urn:turnkeeper:outcome-unknown"
+        owner.behind.is_mute = False
+        known = await other.send("two", idempotency_key="m2")
+        assert known.status_code == 200  # it had happened
+        assert owner.agent.turns.count("two") == 1
+
+
+async def test_a_conversation_whose_owner_has_gone_is_taken_over_by_the_node_that_is_asked() -> (
+    None
+):
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        await owner.conversations.journal.__aexit__(None, None, None)  # as its lease runs out
+
+        await other.answered("two")
+
+        assert other.agent.turns == ["two"]
+
+
+async def test_a_conversation_that_was_drained_moves_and_its_readers_see_no_gap() -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        path = "/v1/conversations/alice/events?pieces=true"
+        async with reading(other.public, path) as reader:
+            await until(reader, "message")
+            await owner.conversations.drain(0)
+
+            await other.answered("two")
+
+            seqs = [1]
+            async for item in reader:
+                if item.id:
+                    seqs.append(int(item.id.partition(".")[0]))
+                if item.data and "a(two)" in item.data and item.id:
+                    break
+        assert seqs == list(range(1, len(seqs) + 1))
+        assert (owner.agent.turns, other.agent.turns) == (["one"], ["two"])
+
+
+async def test_an_owner_that_gave_it_up_just_now_is_not_the_last_word() -> None:
+    """The owner has drained, and its lease row still names it until it is asked."""
+    async with cluster() as made:
+        owner, other, third = [await made.machine() for _ in range(3)]
+        await owner.answered("one")
+        assert owner.behind.node is not None
+
+        class Moved:
+            """By the time that the command is there, a third node owns the conversation."""
+
+            asked = 0
+
+            async def ask(self, address: str, name: str, command: FromOutside[R]) -> R:
+                self.asked += 1
+                if self.asked == 1:
+                    await owner.conversations.drain(0)
+                    await third.answered("two")
+                assert other.behind.node is not None
+                return await other.behind.node.ask(address, name, command)
+
+            def want_pieces(self, _: str) -> None: ...
+
+        moved = Moved()
+        other.conversations.join(moved)
+
+        await other.answered("three")
+
+        assert moved.asked == 2
+        assert third.agent.turns == ["two", "three"]
+
+
+async def test_a_process_without_a_node_is_told_as_before() -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine(has_node=False)
+        await owner.answered("one")
+
+        with pytest.raises(OwnedElsewhere) as raised:
+            await other.conversations["alice"].send("two")
+
+        assert raised.value.owner == owner.address
+        assert (await other.send("two")).status_code == 503
+
+
+async def test_nodes_with_other_keys_do_not_take_each_others_commands() -> None:
+    async with cluster() as made:
+        owner = await made.machine()
+        other = await made.machine(keys=gateway.NodeKeys(["x" * 32]))
+        await owner.answered("one")
+
+        refused = await other.send("two")
+
+        assert refused.status_code == 503
+        assert owner.agent.turns == ["one"]
+
+
+async def test_keys_are_changed_without_a_pause() -> None:
+    old, new = "o" * 32, "n" * 32
+    async with cluster() as made:
+        owner = await made.machine(keys=gateway.NodeKeys([old, new]))
+        other = await made.machine(keys=gateway.NodeKeys([new, old]))
+        await owner.answered("one")
+        await other.answered("two")
+        assert owner.agent.turns == ["one", "two"]
+
+
+# --- a hostile network ----------------------------------------------------------------------------
+
+
+class Forger:
+    """Asks a node by hand."""
+
+    def __init__(self, machine: Machine, http: httpx.AsyncClient) -> None:
+        self._machine = machine
+        self._http = http
+        self.path = machine.address.removeprefix(machine.url)
+        self.count = 0
+
+    def signed(self, body: bytes, target: str, *, hops: int = 1, ago_s: float = 0) -> str:
+        self.count += 1
+        assert self._machine.behind.node is not None
+        at = int(self._machine.behind.node._ports.now() - ago_s)
+        return Signed(target, digest_of(body), hops, at, f"{self.count:032x}").header(KEYS)
+
+    async def ask(
+        self, body: bytes, signature: str | None, *, target: str | None = None, method: str = "POST"
+    ) -> int:
+        headers = {} if signature is None else {SIGNATURE: signature}
+        reply = await self._http.request(
+            method, target or f"{self.path}/ask", content=body, headers=headers
+        )
+        assert reply.content == b"" or reply.status_code == 200
+        return reply.status_code
+
+
+async def test_a_request_that_no_node_signed_now_for_this_one_does_nothing() -> None:
+    async with cluster() as made:
+        machine = await made.machine()
+        forger = await made.forger(machine)
+        await machine.answered("one")
+        body = encode_ask("alice", SendCommand("m2", "two"))
+        target = f"{forger.path}/ask"
+        good = forger.signed(body, target)
+
+        assert await forger.ask(body, None) == 401
+        assert await forger.ask(body, "") == 401
+        assert await forger.ask(body, good[:-1] + ("0" if good[-1] != "0" else "1")) == 401
+        assert await forger.ask(body.replace(b"two", b"six"), good) == 401
+        for changed in (
+            forger.signed(body, target, hops=0),
+            forger.signed(body, target, hops=2),  # a command goes one hop
+            forger.signed(body, target, ago_s=SKEW_S + 5),
+            forger.signed(body, target, ago_s=-SKEW_S - 5),
+            forger.signed(body, f"{forger.path}/pieces"),
+            forger.signed(body, f"{forger.path[:-1]}/ask"),
+            good.replace("hops=1", "hops=3"),
+            f"{good} more",
+        ):
+            assert await forger.ask(body, changed) == 401, changed
+        assert await log_of(machine.conversations["alice"]) == ["u:one", "a:a(one)"]
+
+        # The digest of the body was refused after the nonce was taken; another one is good, once.
+        good = forger.signed(body, target)
+        assert await forger.ask(body, good) == 200
+        assert await forger.ask(body, good) == 401
+        assert machine.agent.turns.count("two") <= 1
+
+
+async def test_the_listener_of_the_nodes_has_no_other_route() -> None:
+    async with cluster() as made:
+        machine = await made.machine()
+        forger = await made.forger(machine)
+        body = encode_ask("alice", Interrupt())
+        for target in (
+            "/",
+            "/healthz",
+            "/v1/conversations",
+            "/v1/conversations/alice/events",
+            forger.path,
+            f"{forger.path}/ask/",
+            f"{forger.path}/../ask",
+            f"{forger.path}/ask?x=1",
+            f"{forger.path}//ask",
+        ):
+            assert await forger.ask(body, forger.signed(body, target), target=target) == 404
+        assert await forger.ask(body, forger.signed(body, "/"), method="GET") == 404
+        # Nor has the public one any of the nodes'.
+        reply = await machine.http.post(f"{forger.path}/ask", content=body)
+        assert reply.status_code == 404
+
+
+async def test_what_was_signed_for_the_process_before_is_nothing_to_this_one() -> None:
+    async with cluster() as made:
+        machine = await made.machine()
+        forger = await made.forger(machine)
+        body = encode_ask("alice", SendCommand("m1", "one"))
+        run_before = gateway.node_address(machine.url).removeprefix(machine.url)
+        target = f"{run_before}/ask"
+
+        assert await forger.ask(body, forger.signed(body, target), target=target) == 404
+
+
+async def test_a_body_that_is_too_long_is_not_read_to_its_end() -> None:
+    async with cluster() as made:
+        machine = await made.machine(limits=gateway.NodeLimits(body_bytes_max=100))
+        forger = await made.forger(machine)
+        body = b"x" * 101
+        assert await forger.ask(body, forger.signed(body, f"{forger.path}/ask")) == 413
+
+
+async def test_a_command_that_cannot_be_read_is_refused() -> None:
+    def said(**facts: object) -> bytes:
+        return json.dumps(facts).encode()
+
+    async with cluster() as made:
+        machine = await made.machine()
+        forger = await made.forger(machine)
+        for body in (
+            b"",
+            b"[]",
+            b"{",
+            b"[" * 100_000,
+            b"\xff",
+            said(conversation_id="a", command="Stream"),
+            said(conversation_id="a", command="Send"),
+            said(conversation_id=1, command="Send"),
+            said(conversation_id="a", command="Undo", newer=1),
+            said(conversation_id="a", command="Undo", expected=[1]),
+        ):
+            assert await forger.ask(body, forger.signed(body, f"{forger.path}/ask")) == 400, body
+
+
+async def test_a_principal_reaches_its_own_conversation_alone_over_any_node() -> None:
+    async def by_name(request: object) -> gateway.Principal | None:
+        return gateway.Principal(request.headers["authorization"])  # type: ignore[attr-defined]
+
+    async with cluster() as made:
+        owner = await made.machine(authenticate=by_name)
+        other = await made.machine(authenticate=by_name)
+        await owner.send("one", authorization="alice", idempotency_key="m1")
+
+        sent = await other.send("two", authorization="alice")
+        assert sent.status_code == 202
+        # bob's conversation of the same name is another one.
+        assert (await other.send("mine", authorization="bob")).status_code == 202
+        log = [row.conversation_id for row in (await owner.conversations.list()).rows]
+        assert log == ["alice:alice", "bob:alice"]
+        assert (await owner.conversations["alice:alice"].at()).details.owner == "alice"
+        # The owner compares it again, when the command is decided.
+        with pytest.raises(ConversationNotFound):
+            await other.conversations["alice:alice"].expecting(owner="bob").interrupt()
+
+
+async def test_an_address_that_is_none_of_a_node_is_not_called() -> None:
+    async with cluster() as made:
+        machine = await made.machine()
+        node = machine.behind.node
+        assert node is not None
+        for address in (
+            "process 7 on host",
+            "file:///etc/passwd",
+            "http://127.0.0.1:1/",
+            f"{machine.url}/path",
+            f"http://user@127.0.0.1:1{machine.address.removeprefix(machine.url)}",
+            f"{machine.address}?x=1",
+        ):
+            with pytest.raises(NotReached):
+                await node.ask(address, "alice", Interrupt())
+        for url in ("127.0.0.1:8000", "https://a:1", "http://a", "http://a:1/path", "http://a:1?b"):
+            with pytest.raises(InvalidInput):
+                gateway.node_address(url)
+
+
+async def test_redirects_are_not_followed() -> None:
+    async with cluster() as made:
+        machine = await made.machine()
+        node = machine.behind.node
+        assert node is not None
+        asked: list[str] = []
+
+        async def elsewhere(scope: Scope, _: Receive, send: Send) -> None:
+            asked.append(scope["path"])
+            headers = [(b"location", b"/other"), (b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": 307, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+
+        async with served(elsewhere) as url:
+            with pytest.raises(OutcomeUnknown):
+                await node.ask(gateway.node_address(url), "alice", Interrupt())
+        assert len(asked) == 1
