@@ -43,6 +43,7 @@ from ..recordings.transcripts import Parsed, parse_recorded
 from ._naming import conversation_names
 
 __all__ = [
+    "LEASE_S",
     "ImportResult",
     "delete_all",
     "export",
@@ -65,6 +66,8 @@ __all__ = [
 
 
 _URLS = ("postgresql://", "postgres://")
+LEASE_S = 15.0
+"""The lease of a process in a database, if nothing else is said."""
 CHATS_BYTES_MAX = 1 << 30
 """The bytes of a file of recorded chats, which is read whole."""
 _EXPORT_BEGINS = b'{"turnkeeper_export"'
@@ -76,12 +79,24 @@ def is_url(db: str) -> bool:
     return db.startswith(_URLS)
 
 
-def open_journal(db: str, schema: str, *, read_only: bool) -> SQLiteJournal | PostgresJournal:
-    """Return the journal of this path or URL, not entered yet."""
+def open_journal(
+    db: str,
+    schema: str,
+    *,
+    read_only: bool,
+    address: str | None = None,
+    lease_s: float = LEASE_S,
+) -> SQLiteJournal | PostgresJournal:
+    """Return the journal of this path or URL, not entered yet.
+
+    `address` and `lease_s`: of this process, in a database.
+    """
     if not is_url(db):
         return SQLiteJournal(db, read_only=read_only)
     try:
-        return PostgresJournal(db, schema=schema, read_only=read_only)
+        return PostgresJournal(
+            db, schema=schema, read_only=read_only, address=address, lease_s=lease_s
+        )
     except ValueError as error:
         raise JournalRefused(str(error)) from error
 

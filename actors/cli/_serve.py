@@ -15,11 +15,12 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import urlsplit
 
 import anyio
 import typer
@@ -29,12 +30,14 @@ from rich.text import Text
 from turnkeeper.runtime import TurnkeeperError
 
 from ._exits import UNUSABLE, fail
-from ._journal_jobs import open_journal
+from ._journal_jobs import LEASE_S, open_journal
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from ..agents.agent import Agent
     from ..agents.turn_context import TurnContext
-    from ..gateway import Authenticate, Gateway
+    from ..gateway import Authenticate, Gateway, Node, NodeKeys
     from ..journals.postgres.journal import PostgresJournal
     from ..journals.sqlite.journal import SQLiteJournal
 
@@ -78,6 +81,34 @@ def serve(
     grace: Annotated[
         float, typer.Option(min=0.0, help="Seconds that turns have to end after a signal.")
     ] = 10.0,
+    node_address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="With --postgres and several machines: where the others reach this one alone, as "
+            "http://10.0.0.3:8101. Commands go to the machine that owns their conversation.",
+        ),
+    ] = None,
+    node_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Listen there for the other machines, if not at that URL."
+        ),
+    ] = None,
+    node_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="The keys of all machines, one a line: the first signs, all verify.",
+        ),
+    ] = None,
+    lease: Annotated[
+        float,
+        typer.Option(
+            min=1.0, help="With --postgres: seconds after which others take over a dead machine's."
+        ),
+    ] = LEASE_S,
     backend: Annotated[
         Backend, typer.Option(help="asyncio is served by uvicorn, trio by hypercorn.")
     ] = "asyncio",
@@ -92,12 +123,30 @@ def serve(
             f"without --token-file everyone who can reach {host} could do everything, so only "
             "loopback is served; make tokens with `turnkeeper token`",
         )
+    if (node_address is None) is not (node_key_file is None):
+        fail(
+            UNUSABLE,
+            "--node-address and --node-key-file go together: what other machines ask is signed",
+        )
+    if node_address is not None and postgres is None:
+        fail(UNUSABLE, "--node-address is for several machines, and they share a --postgres")
+    if node_listen is not None and node_address is None:
+        fail(UNUSABLE, "--node-listen goes with --node-address")
     _check_extra("serve", backend)
-    from ..gateway import BearerTokens  # noqa: PLC0415 - an extra
+    from ..gateway import BearerTokens, NodeKeys  # noqa: PLC0415 - an extra
 
     found = _load_agent(agent)
     try:
-        journal = open_journal(postgres or str(db), schema, read_only=False)
+        nodes = None
+        if node_address is not None and node_key_file is not None:
+            nodes = _listen_for_nodes(node_address, node_listen, NodeKeys.from_file(node_key_file))
+        journal = open_journal(
+            postgres or str(db),
+            schema,
+            read_only=False,
+            address=None if nodes is None else nodes.address,
+            lease_s=lease,
+        )
         authenticate = None if token_file is None else BearerTokens.from_file(token_file)
         server = _Served(
             agent=found,
@@ -108,8 +157,10 @@ def serve(
             origins=tuple(allow_origin or ()),
             grace_s=grace,
             backend=backend,
+            nodes=nodes,
+            recover_every_s=lease,
         )
-        with server.listener:
+        with server.listener, nullcontext() if nodes is None else nodes.listener:
             anyio.run(server.run, backend=backend)
     except TurnkeeperError as error:
         fail(UNUSABLE, " ".join(str(error).split()))
@@ -219,6 +270,34 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 @dataclass(frozen=True)
+class _Nodes:
+    """The listener for the other machines."""
+
+    listener: socket.socket
+    address: str
+    keys: NodeKeys
+
+
+def _listen_for_nodes(url: str, listen: str | None, keys: NodeKeys) -> _Nodes:
+    """Listen for other machines; port 0 in the URL is any that is free."""
+    from ..gateway import node_address  # noqa: PLC0415 - an extra
+
+    try:
+        parts = urlsplit(url)
+        place = urlsplit(f"//{listen}") if listen else parts
+        host, port = place.hostname, place.port
+    except ValueError as error:
+        fail(UNUSABLE, f"the address of a machine is http://HOST:PORT: {error}")
+    if not host or port is None:
+        fail(UNUSABLE, "the address of a machine is http://HOST:PORT, as http://10.0.0.3:8101")
+    listener = _listen(host, port)
+    if parts.port == 0:
+        shown = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        url = f"{parts.scheme}://{shown}:{listener.getsockname()[1]}{parts.path}"
+    return _Nodes(listener, node_address(url), keys)
+
+
+@dataclass(frozen=True)
 class _Served:
     """One gateway of one journal, from entering to the end of its drain."""
 
@@ -231,21 +310,32 @@ class _Served:
     origins: tuple[str, ...] = ()
     is_read_only: bool = False
     backend: Backend = "asyncio"
+    nodes: _Nodes | None = None
+    recover_every_s: float = LEASE_S
 
     async def run(self) -> None:
         from ..conversations.conversations import Conversations  # noqa: PLC0415 - loads slowly
-        from ..gateway import app  # noqa: PLC0415 - an extra
+        from ..gateway import Node, app  # noqa: PLC0415 - an extra
         from ..gateway.guard import LOOPBACK_HOSTS  # noqa: PLC0415 - an extra
 
         is_resumable = getattr(self.agent, "is_resumable", False) is True
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with Conversations(
-                self.agent,
-                journal=self.journal,
-                unfinished="resume" if is_resumable else "end",
-                # A reader takes up nothing that others left.
-                recover="on_message" if self.is_read_only else "on_enter",
-            ) as conversations:
+            async with (
+                Conversations(
+                    self.agent,
+                    journal=self.journal,
+                    unfinished="resume" if is_resumable else "end",
+                    # A reader takes up nothing that others left.
+                    recover="on_message" if self.is_read_only else "on_enter",
+                    recover_every_s=self.recover_every_s,
+                ) as conversations,
+                AsyncExitStack() as stack,
+            ):
+                node = None
+                if self.nodes is not None:
+                    address, keys = self.nodes.address, self.nodes.keys
+                    node = Node(conversations, address=address, keys=keys)
+                    await stack.enter_async_context(node)
                 gateway = app(
                     conversations,
                     authenticate=self.authenticate,
@@ -253,15 +343,19 @@ class _Served:
                     origins=self.origins,
                     read_only=self.is_read_only,
                 )
-                await self._serve(gateway, signals)
+                await self._serve(gateway, node, signals)
         _say("stopped")
 
-    async def _serve(self, gateway: Gateway, signals: AsyncIterator[signal.Signals]) -> None:
+    async def _serve(
+        self, gateway: Gateway, node: Node | None, signals: AsyncIterator[signal.Signals]
+    ) -> None:
         serve = _by_hypercorn if self.backend == "trio" else _by_uvicorn
         told = self._told()
         is_over = anyio.Event()
         async with anyio.create_task_group() as group:
             group.start_soon(serve, gateway, self.listener, is_over)
+            if node is not None and self.nodes is not None:
+                group.start_soon(serve, node, self.nodes.listener, is_over)
             for line in told:
                 _say(line)
             await anext(signals)
@@ -277,10 +371,13 @@ class _Served:
         inspector = f"inspector at {address}/inspector/"
         if self.is_read_only:
             return (f"{inspector} (read-only)",)
-        return (f"listening on {address} ({who})", inspector)
+        told = [f"listening on {address} ({who})", inspector]
+        if self.nodes is not None:
+            told.append(f"other machines reach this one at {self.nodes.address}")
+        return told
 
 
-async def _by_uvicorn(gateway: Gateway, listener: socket.socket, is_over: anyio.Event) -> None:
+async def _by_uvicorn(app: ASGIApp, listener: socket.socket, is_over: anyio.Event) -> None:
     import uvicorn  # noqa: PLC0415 - an extra
 
     class Server(uvicorn.Server):
@@ -291,7 +388,7 @@ async def _by_uvicorn(gateway: Gateway, listener: socket.socket, is_over: anyio.
 
     server = Server(
         uvicorn.Config(
-            gateway,
+            app,
             lifespan="off",
             access_log=False,
             log_config=None,
@@ -305,7 +402,7 @@ async def _by_uvicorn(gateway: Gateway, listener: socket.socket, is_over: anyio.
         server.should_exit = True
 
 
-async def _by_hypercorn(gateway: Gateway, listener: socket.socket, is_over: anyio.Event) -> None:
+async def _by_hypercorn(app: ASGIApp, listener: socket.socket, is_over: anyio.Event) -> None:
     import hypercorn.trio  # noqa: PLC0415 - an extra
     from hypercorn.config import Config  # noqa: PLC0415 - an extra
 
@@ -314,7 +411,7 @@ async def _by_hypercorn(gateway: Gateway, listener: socket.socket, is_over: anyi
     config.accesslog = config.errorlog = None
     config.graceful_timeout = STOP_S
     await hypercorn.trio.serve(
-        gateway,  # type: ignore[arg-type]  # it has protocol types of its own
+        app,  # type: ignore[arg-type]  # it has protocol types of its own
         config,
         shutdown_trigger=is_over.wait,
         mode="asgi",
