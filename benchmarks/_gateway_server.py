@@ -1,21 +1,25 @@
-"""Serves the gateway for the benchmarks, beside a plain route that streams the same text.
+"""Serves the gateway for the benchmarks, beside plain routes that stream the same text.
 
     python benchmarks/_gateway_server.py FILE
 
-Prints its port.
+Prints its port. One plain route streams at once; the other first writes a row to a file of its own,
+as durably as a journal.
 """
 
 from __future__ import annotations
 
 import json
 import socket
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 
 import anyio
 import uvicorn
 from fastapi import FastAPI
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent, gateway
 
@@ -49,16 +53,36 @@ async def stream_plain() -> StreamingResponse:
     return StreamingResponse(lines(), media_type="text/event-stream")
 
 
+@plain.post("/plain-durable")
+async def stream_durable() -> StreamingResponse:
+    await anyio.to_thread.run_sync(
+        partial(messages.execute, "INSERT INTO message VALUES ('hello')")
+    )
+    return await stream_plain()
+
+
 async def serve(path: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=4_096)
+    # As a server that binds by itself: its connections inherit this.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     async with Conversations(writer, journal=SQLiteJournal(path)) as conversations:
-        plain.mount("/", gateway.app(conversations))
+        ours = gateway.app(conversations)
+
+        async def served(scope: Scope, receive: Receive, send: Send) -> None:
+            await (plain if scope["path"].startswith("/plain") else ours)(scope, receive, send)
+
         config = uvicorn.Config(
-            plain, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=600
+            served, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=600
         )
         print(listener.getsockname()[1], flush=True)
         await uvicorn.Server(config).serve([listener])
 
 
 if __name__ == "__main__":
+    messages = sqlite3.connect(
+        f"{sys.argv[1]}.plain", isolation_level=None, check_same_thread=False
+    )
+    messages.executescript(
+        "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; CREATE TABLE message (content TEXT)"
+    )
     anyio.run(serve, sys.argv[1])

@@ -107,6 +107,15 @@ class ActorContext:
         return _ref_to(_cell_of(self._life))
 
     @property
+    def is_at_rest(self) -> bool:
+        """True if the actor handles nothing and has no mail: what it is told now, it handles next.
+
+        False once this incarnation has ended, and while the runtime is closing.
+        """
+        cell = _cell_of(self._life)
+        return cell.is_parked and cell.life is self._life
+
+    @property
     def ports(self) -> Ports:
         """The ports of the runtime."""
         return self._life.system.ports

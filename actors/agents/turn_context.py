@@ -125,6 +125,12 @@ class TurnOwner(Protocol):
     def running_turn(self, turn_id: str) -> RunningTurn:
         """Return the turn; raise `StaleTurn` once it has ended."""
 
+    def take_piece(self, piece: Stream) -> bool:
+        """Take a piece of the answer at once; False if it has to go through the mailbox.
+
+        Raises `StaleTurn`.
+        """
+
     def running_condenser(self) -> Effect | None: ...
 
     def must_wait_for_condenser(self) -> bool: ...
@@ -349,7 +355,8 @@ class TurnContext:
             self._check_going_on()
             stream = Stream(self.turn_id, self._epoch, piece, is_first=is_first)
             is_first = False
-            await self._owner.ref.tell(stream)
+            if not self._owner.take_piece(stream):
+                await self._owner.ref.tell(stream)
             # The source of the pieces may never wait. Without this checkpoint no other task would
             # run, and no interrupt could arrive.
             await anyio.lowlevel.checkpoint()

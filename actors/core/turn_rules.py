@@ -99,6 +99,7 @@ __all__ = [
     "begin_log",
     "check_running",
     "decide_fork",
+    "decide_piece",
     "decide_turn",
     "is_chat_message",
 ]
@@ -460,7 +461,15 @@ def _turn_append(draft: Draft, command: TurnAppend) -> Decision:
 
 def _stream(draft: Draft, command: Stream) -> Decision:
     """Take a piece of the answer that is being written; fail the turn if it gets too long."""
-    working = draft.working
+    decision = decide_piece(draft.working, command)
+    if decision is None:
+        running = check_running(draft.working, command.turn_id, command.epoch)
+        return _fail_too_long(draft, running)
+    return decision
+
+
+def decide_piece(working: WorkingState, command: Stream) -> Decision | None:
+    """Return the decision on a piece, which has no events; None if the answer gets too long."""
     running = check_running(working, command.turn_id, command.epoch)
     written, newest = working.written, working.written.newest
     attempt = 0 if newest is None else newest.attempt
@@ -469,7 +478,7 @@ def _stream(draft: Draft, command: Stream) -> Decision:
         attempt, before, offset = attempt + 1, "", 0
     text, half = hold_back_half(before + command.text)
     if offset + len(text) > working.settings.answer_length_max:
-        return _fail_too_long(draft, running)
+        return None
     piece = TextDelta(working.epoch, running.turn_id, working.state.answers, attempt, offset, text)
     return Decision(piece=piece, half=half)
 

@@ -113,9 +113,14 @@ async def _send(caller: ConversationCaller, message: Message, body: ChatBody) ->
             author=caller.author,
         )
 
+    # First, since most messages are new: the log is searched for versions of a known one alone.
+    with suppress(MessageIdConflict):
+        turn = await send(message.id, None)
+        if not turn.is_duplicate:
+            return turn
     before, newest = await _versions(conversation, message.id)
     if newest is None:
-        return await send(message.id, None)
+        return await send(message.id, None)  # known, and no turn answers it: the conflict is told
     if body.trigger == "regenerate-message":
         turn = await conversation.turn(newest)
         if await turn.ended() is None:

@@ -76,6 +76,7 @@ from ..core.parking import Parking
 from ..core.records import decode_record, encode_record
 from ..core.state import ColdLoad
 from ..core.stuck import SeenEvent
+from ..core.turn_rules import decide_piece
 from ..core.turn_table import KnownMessage, RunningTurn
 from ..core.view import View, ViewCheck
 from ..core.working_state import (
@@ -531,14 +532,13 @@ class ConversationActor(Actor[Command | Query]):
         """Show the committed batch: to the view, the subscribers, the callers, in this order."""
         seq = self._seq
         self._show_state()
-        subscriptions = self._setup.subscriptions
         events: list[LoggedEvent] = []
         for one in decided:
-            if (piece := one.decision.piece) is not None and piece.text:
+            if one.decision.piece is not None:
                 # Its place is between the events decided before it and those decided after it.
                 self._publish_events(events)
                 events = []
-                subscriptions.publish_piece(self._conversation_id, piece, seq)
+                self._publish_piece(one.decision, seq)
             for event in one.decision.events:
                 seq += 1
                 events.append(LoggedEvent(seq, event))
@@ -557,6 +557,10 @@ class ConversationActor(Actor[Command | Query]):
         if events:
             self.watcher.committed(self._conversation_id, events)
             self._setup.subscriptions.publish(self._conversation_id, events)
+
+    def _publish_piece(self, decision: Decision, seq: int) -> None:
+        if decision.piece is not None and decision.piece.text:
+            self._setup.subscriptions.publish_piece(self._conversation_id, decision.piece, seq)
 
     def _show_state(self) -> None:
         """Show the working state, which is committed now, to queries and effects."""
@@ -731,6 +735,19 @@ class ConversationActor(Actor[Command | Query]):
         if self._running is None or self._running.turn_id != turn_id:
             raise StaleTurn(self._conversation_id, turn_id)
         return self._running
+
+    def take_piece(self, piece: Stream) -> bool:
+        # Invariant: at rest, the working state is the committed one, and no earlier piece waits in
+        # the mailbox. There is no await from here to the end.
+        is_valid = self._setup.journal.is_lease_valid(since=self._claimed_at)
+        if not (self.context.is_at_rest and is_valid):
+            return False
+        decision = decide_piece(self._working, piece)
+        if decision is None:
+            return False  # the turn fails, which takes a commit
+        self._working.apply(decision)
+        self._publish_piece(decision, self._seq)
+        return True
 
     def running_condenser(self) -> Effect | None:
         effect = self._condenser_effect

@@ -314,3 +314,32 @@ async def test_every_sender_keeps_its_order_whatever_happens_to_the_actor(seed: 
         assert handled == sorted(set(handled)), "in order, and nothing twice"
         # One that was cancelled may have been handled; one that returned must have been.
         assert {number for each, number in told if each == sender} <= set(handled)
+
+
+async def test_an_actor_is_at_rest_only_while_it_handles_nothing_and_has_no_mail() -> None:
+    async with Runtime() as runtime:
+        actors: list[Counter] = []
+
+        def make() -> Counter:
+            actors.append(Counter([]))
+            return actors[-1]
+
+        ref = runtime.spawn(make, name="counter", supervision=Supervision(backoff=Backoff(0.0)))
+        await ref.ask(Get())
+        await settle()
+        first = actors[0].context
+        assert first.is_at_rest
+
+        gate = await block(ref)
+        assert not first.is_at_rest
+        gate.set()
+        await settle()
+        assert first.is_at_rest
+        await ref.tell(1)
+        assert not first.is_at_rest
+
+        await ref.tell(Fail(ValueError("planted")))
+        await ref.ask(Get())
+        await settle()
+        assert actors[1].context.is_at_rest
+        assert not first.is_at_rest

@@ -395,6 +395,40 @@ async def test_a_piece_keeps_its_place_among_the_events_of_its_batch() -> None:
         assert followed.line == "uA aone two completed"
 
 
+async def test_a_piece_written_while_a_commit_is_under_way_comes_after_its_events() -> None:
+    """The agent says one thing and writes the next beside it: the owner decides in that order."""
+    go_on, gate = anyio.Event(), anyio.Event()
+
+    class Held(WatchedJournal):
+        async def before_append(self, records: Sequence[Record]) -> None:
+            if any(record.kind == "agent_message" for record in records):
+                await gate.wait()
+
+    @agent
+    async def says_and_writes(turn: TurnContext) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(turn.say, "one")
+            await go_on.wait()
+            await turn.writer()("two")
+        await turn.say("two")
+
+    async with verified(says_and_writes, journal=Held()) as conversations:
+        followed = Follower(await conversations["c"].send("A"))
+        async with anyio.create_task_group() as group:
+            group.start_soon(followed.follow)
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+            await anyio.wait_all_tasks_blocked()
+            assert followed.pieces == ""
+            gate.set()
+
+        said = [
+            item.text if isinstance(item, TextDelta) else getattr(item.event, "content", "")
+            for item in followed.items
+        ]
+        assert said == ["A", "one", "two", "two", ""]
+
+
 async def test_a_message_that_is_withdrawn_ends_with_that() -> None:
     steps = StepAgent()
     steps.hold("A thinks")
