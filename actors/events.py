@@ -597,8 +597,8 @@ def decode_event(
 ) -> Event:
     """Return the event that `encode_event` wrote, in this or another version.
 
-    Raises `ValueError` if the payload is no event. A caller that knows the kind, as a journal does,
-    saves the time to look for it in the payload.
+    `upcasters` lift events of older versions. Raises `ValueError` if the payload is no event. A
+    caller that knows the kind, as a journal does, saves the time to look for it in the payload.
     """
     known = EVENT_CLASSES.get(kind) if kind is not None and kind not in upcasters.kinds else None
     if known is not None:
@@ -624,7 +624,7 @@ def _as_written(event: Event) -> Event:
 
 
 def openai_response(actions: Sequence[ActionEvent]) -> LLMMessage:
-    """Return one model response with calls as a message of the OpenAI chat API."""
+    """Return `actions`, the calls of one model response, as a message of the OpenAI chat API."""
     calls = tuple(
         frozen(
             id=api_call_id(action.tool_call_id),

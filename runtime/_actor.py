@@ -140,7 +140,7 @@ class ActorContext:
         return Delivery(life, ask.message, ask)
 
     async def wait_for(self, awaited: Awaitable[T]) -> T:
-        """Await something in the middle of a handler; a `OneShot`, without keeping a worker.
+        """Await `awaited` in the middle of a handler; a `OneShot`, without keeping a worker.
 
         So a thousand actors that wait for one group commit need no task each. Nothing that belongs
         to a task, such as a cancel scope or a task group, may be open around this call: the
@@ -151,7 +151,7 @@ class ActorContext:
         return await awaited
 
     def start_effect(self, run: Callable[[], Awaitable[None]], *, name: str) -> Effect:
-        """Run something beside the actor, in a task of its own, and return at once.
+        """Have `run()` done beside the actor, in a task of its own, and return at once.
 
         An effect that raises fails the actor with that error. All effects are cancelled when the
         actor stops or restarts. Raises `ActorEnded` once the actor ends.
@@ -169,6 +169,8 @@ class ActorContext:
     ) -> Ref[N]:
         """Start a child; it stops before this actor does, and this actor's class supervises it.
 
+        `factory`, `mailbox` and `resident` are as for `Runtime.spawn`; with `supervision`, that
+        judges the child first.
         Raises `ActorEnded` once the actor ends.
         """
         return self._children(name).spawn(
@@ -176,7 +178,7 @@ class ActorContext:
         )
 
     def spawn_supervisor(self, name: str, supervision: Supervision) -> Supervisor:
-        """Start a supervisor as a child, for actors that stand or fall together."""
+        """Start a supervisor as a child, for actors that stand or fall as `supervision` says."""
         return self._children(name).spawn_supervisor(name, supervision)
 
     def watch(self, ref: Ref[Any]) -> None:

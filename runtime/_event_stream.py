@@ -87,7 +87,10 @@ class EventStream:
         self._is_closed = False
 
     def subscribe(self, kind: type[E], *, buffer_max: int = 1024) -> Subscription[E]:
-        """Subscribe to events of this type and its subtypes, from when the `with` is entered."""
+        """Subscribe to events of `kind` and its subtypes, from when the `with` is entered.
+
+        `buffer_max`: how many may wait for the reader; beyond it the oldest are dropped.
+        """
         return Subscription(self, kind, buffer_max)
 
     def publish(self, event: object) -> None:

@@ -48,7 +48,7 @@ class Portal:
 
     # Any: any actor may be asked.
     def ask(self, ref: Ref[Any], message: Message[R], *, timeout: float | None = None) -> R:
-        """Ask as `Ref.ask` does; raise the same errors."""
+        """Ask as `Ref.ask` does, with its `timeout`; raise the same errors."""
 
         async def ask() -> R:
             return await ref.ask(message, timeout=timeout)

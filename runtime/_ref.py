@@ -119,7 +119,7 @@ class Ref(Generic[M_contra]):
     def tell_nowait(self, message: M_contra, *, control: bool = False) -> None:
         """Send as `tell` does, but raise `MailboxFull` if that would wait.
 
-        For handlers that are not coroutines, and for callbacks in the loop.
+        For handlers that are not coroutines, and for callbacks in the loop. `control` is as there.
         """
         system = self._cell.system
         tracing = system.tracing
@@ -131,6 +131,7 @@ class Ref(Generic[M_contra]):
     ) -> R:
         """Send a message and wait for its answer; `timeout` is in seconds, for both.
 
+        A `control` message goes before all others, as with `tell`.
         Raises the handler's error if it is one of the five kinds, else `ActorFailed`. Raises
         `NotDelivered` if the actor stopped before it had begun; `NotStartedInTime` or
         `NotAnsweredInTime` past the deadline; `MailboxFull`; and `AskCycle` if the actor waits,

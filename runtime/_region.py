@@ -112,7 +112,8 @@ class Region(Supervisor, Generic[M]):
     ) -> None:
         """Stop all actors and the region itself: no message activates an actor any more.
 
-        Askers get the error that `refusal` makes of the key, by default `NotDelivered`.
+        `patient_until`, by the loop's clock: when handlers that still run are cancelled. Askers get
+        the error that `refusal` makes of the key, by default `NotDelivered`.
         """
         if refusal is not None:
             self._refusal = refusal

@@ -80,7 +80,8 @@ class Runtime:
     end before it counts as stuck. `report_blocked_s`: warn, and publish a `LoopBlocked`, if code
     in the loop does not yield for so long; it takes a thread. `handle_signals`: SIGINT and SIGTERM
     leave the runtime, as if its block had ended there; a second one cuts `drain_s` and `stop_s`
-    short. For programs that own their process; main thread only.
+    short. For programs that own their process; main thread only. `supervision`: what happens to
+    an actor that fails, unless it was spawned with its own.
     """
 
     def __init__(
@@ -148,7 +149,9 @@ class Runtime:
     ) -> Ref[M]:
         """Start an actor and return its ref; its `on_start` runs soon, before any message.
 
-        A resident actor keeps one task for life, for what it opens with `async with`. With
+        `factory` makes the actor, and makes it again for each restart. `mailbox`: how many messages
+        may wait, and what happens once so many do.
+        A `resident` actor keeps one task for life, for what it opens with `async with`. With
         `supervision`, this actor is judged by it, with a count of its own, before the runtime's.
         """
         self._check_entered()
@@ -157,7 +160,7 @@ class Runtime:
         )
 
     def spawn_supervisor(self, name: str, supervision: Supervision) -> Supervisor:
-        """Start a supervisor, for actors that stand or fall together."""
+        """Start a supervisor, for actors that stand or fall together, as `supervision` says."""
         self._check_entered()
         return self._root.spawn_supervisor(name, supervision)
 
@@ -174,6 +177,8 @@ class Runtime:
         refuse_s: float = 10.0,
     ) -> Region[M]:
         """Start a region: `factory(key)` makes the actor of a key when its first message comes.
+
+        `mailbox`, `supervision` and `resident` are as for `spawn`, for each of the actors.
 
         An actor that was idle for `idle_s` seconds is passivated. Once more than `active_max` are
         active, so is the one that is idle longest. A key that fails too often is refused for

@@ -83,6 +83,7 @@ class Supervisor:
     ) -> Ref[M]:
         """Start an actor and return its ref; its `on_start` runs soon, before any message.
 
+        `factory`, `mailbox` and `resident` are as for `Runtime.spawn`.
         `supervision` is for this one child, in place of its supervisor's, and with a count of its
         own: past it, the failure is its supervisor's to judge.
         """
@@ -102,7 +103,7 @@ class Supervisor:
         return Ref(cell)
 
     def spawn_supervisor(self, name: str, supervision: Supervision) -> Supervisor:
-        """Start a supervisor of this one, for actors that stand or fall together."""
+        """Start a supervisor of this one, for actors that stand or fall as `supervision` says."""
         child = Supervisor(self._system, self._new_name(name), supervision, parent=self)
         self.children[name] = child
         return child
@@ -126,7 +127,8 @@ class Supervisor:
     ) -> None:
         """Stop the children in reverse order of their start, then this supervisor itself.
 
-        Nothing can be spawned here afterwards: that raises `ActorEnded`.
+        `patient_until`, by the loop's clock: when handlers that still run are cancelled. Nothing
+        can be spawned here afterwards: that raises `ActorEnded`.
         """
         await self.stop_children(reason, patient_until=patient_until)
         if self._parent is not None:

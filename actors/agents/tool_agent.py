@@ -134,6 +134,8 @@ class ToolAgent:
     ) -> None:
         """Functions given as `tools` are short for `Tools(*functions)`. Raises `InvalidInput`.
 
+        `confirm`: which calls wait for the user's word. `stuck`: when an agent that repeats itself
+        is stopped.
         `max_iterations`: model calls in one turn. `attempts_max`: attempts at one model call.
         `retry_s_max`: seconds after the first attempt, past which no other begins. `backoff`: the
         wait before each further attempt; the delay that the provider asks for is added to it.

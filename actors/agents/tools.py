@@ -130,10 +130,12 @@ class Tool:
     ) -> None:
         """`schema` is the JSON schema of the arguments, and `run` is called with them.
 
+        `description` is for the model. `timeout_s`, `idempotent` and `risk` are as for `tool`.
+
         The model is given the whole schema. Before `run` is called, the arguments are checked
         against its types, enumerations, required and additional properties, items, bounds and
-        combinations; formats, patterns and conditions are for `run` to check. For the other
-        arguments see `tool`. Raises `InvalidInput` if no model's API would take the tool.
+        combinations; formats, patterns and conditions are for `run` to check. Raises `InvalidInput`
+        if no model's API would take the tool.
         """
         check_text("a tool's name", name)
         if api_tool_name(name) != name:
@@ -293,7 +295,13 @@ class Tools:
         before_call: BeforeCall | None = None,
         after_call: AfterCall | None = None,
     ) -> None:
-        """Raises `InvalidInput` if two tools share a name, or a model could not call one."""
+        """Take `functions`, each a typed function or a `Tool`.
+
+        `calls_at_once_max`: how many calls of one turn run at a time. `result_length_max`: the
+        characters of a result; a longer one is cut. `before_call` returns the reason for refusing
+        a call, or None; `after_call` returns what replaces a result, or None. Raises `InvalidInput`
+        if two tools share a name, or a model could not call one.
+        """
         if calls_at_once_max < 1:
             raise InvalidInput(f"calls_at_once_max is {calls_at_once_max}; it takes 1 or more")
         if result_length_max < RESULT_LENGTH_MIN:
@@ -334,7 +342,10 @@ class Tools:
     def find_fault(
         self, tool_name: str, arguments: Mapping[str, object], malformed: str | None
     ) -> str | None:
-        """Say, in words for the model, why a call cannot run; None if it can."""
+        """Say, in words for the model, why a call cannot run; None if it can.
+
+        `malformed` is the text of arguments that were no JSON object.
+        """
         read = self._read(tool_name, arguments, malformed)
         return read if isinstance(read, str) else None
 

@@ -324,7 +324,7 @@ class TurnContext:
         usage: TokenUsage | None = None,
         ends_turn: bool = False,
     ) -> LoggedEvent:
-        """Say something to the user.
+        """Say something to the user; `llm_response_id` is the model's id of its response.
 
         With `usage`, the same commit finishes a step. With `ends_turn` it also ends the turn, if no
         pause holds it; the agent returns after it. Raises `AnswerTooLong`.
@@ -364,7 +364,7 @@ class TurnContext:
         return write
 
     async def stream(self, chunks: AsyncIterable[str]) -> LoggedEvent:
-        """Say something piece by piece: one chat message, durable when this returns.
+        """Say `chunks` as they come: one chat message, durable when this returns.
 
         If the turn is interrupted half-way, the pieces so far are kept as a chat message marked as
         interrupted. A generator that was not read to its end is closed.
@@ -418,7 +418,8 @@ class TurnContext:
     ) -> Sequence[LoggedEvent]:
         """Run the calls of one model response side by side; return their results in call order.
 
-        It is `propose_calls` followed by `run_calls`.
+        `run` is called with each call, and `text` is what the model said beside them. It is
+        `propose_calls` followed by `run_calls`.
         """
         return await self.run_calls(await self.propose_calls(calls, text=text), run)
 
@@ -483,8 +484,9 @@ class TurnContext:
     async def run_calls(
         self, actions: Sequence[ActionEvent], run: ToolRunner
     ) -> Sequence[LoggedEvent]:
-        """Run calls that are in the log, side by side; return their results in call order.
+        """Run `actions`, calls that are in the log, side by side; return results in their order.
 
+        `run` is called with each of them.
         Each result is durable as soon as its call ends. If a call raises, its result is the error.
         """
         results: dict[str, LoggedEvent] = {}

@@ -170,8 +170,8 @@ class Conversation:
         its agent has `show_author`. `metadata`: JSON that is kept with the message, and that the
         model does not see; another one under the same `message_id` is no conflict, and the first
         stays. Raises `MetadataTooLong`, `JsonTooDeep`, `JsonNumberTooLong`; for the text,
-        `ContentTooLong`. `files`: documents and the like, for the model to read as
-        far as it can. Raises `TooManyFiles` and `FileTooLarge`.
+        `ContentTooLong`. `images` are for the model to see, `files`, documents
+        and the like, for it to read as far as it can. Raises `TooManyFiles` and `FileTooLarge`.
         """
         if message_id is None:
             message_id = self._setup.ports.ids.new()
@@ -432,7 +432,7 @@ class Conversation:
         return self._setup.subscriptions.read(self.conversation_id, after=after, live=live)
 
     def follow(self, *, after: int = 0) -> AsyncIterator[LoggedEvent | TextDelta]:
-        """Iterate over live `events`, with the pieces of answers (`TextDelta`) between them.
+        """Iterate over live `events` from `after` on, with pieces of answers between them.
 
         A user interface shows a conversation from these. Pieces come live, from an owner in this
         process, or in one that it can ask (`turnkeeper.actors.gateway.Node`). The first piece of

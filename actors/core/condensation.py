@@ -283,7 +283,7 @@ class RollingCondenser:
         return total - sum(map(self.count_tokens, run)) <= self.max_tokens
 
     def is_progress(self, forgotten: Sequence[LLMConvertibleEvent], view: View) -> bool:
-        """True if forgetting these events is worth a condensation."""
+        """True if it is worth a condensation that the events in `forgotten` leave the view."""
         return len(forgotten) >= max(1, self.minimum_progress * len(view))
 
     def _tail_length(self, view: View) -> int:

@@ -149,8 +149,8 @@ class View(Sequence[LLMConvertibleEvent]):
     def derive(self, key: Hashable, make: Callable[[], Derivation[T_co]]) -> T_co:
         """Return a derivation's value for this view, at the cost of the events that are new to it.
 
-        The derivation is kept under `key` for later views. For a view that is older than the
-        newest that asked, it is made afresh.
+        `make` makes the derivation, which is kept under `key` for later views. For a view that is
+        older than the newest that asked, it is made afresh.
         """
         shared = self._shared
         with shared.lock:

@@ -59,6 +59,8 @@ class Gateway:
     async def drain(self, grace_s: float, *, messages: WhileDraining = "queue") -> Drained:
         """Hand the conversations over to other processes, as `Conversations.drain` does.
 
+        `grace_s` and `messages` are as there.
+
         From now on `readyz` answers 503 and new streams end at once; those that are open end last.
         Call it before the server stops.
         """
@@ -85,7 +87,8 @@ def app(
     this; by default its scopes decide. `share`: returns the place of a conversation that another
     principal shares with this one, or None. `hosts`: the names by which this server is asked for,
     without ports. `origins`: those of other sites whose pages may write, such as `https://chat.example`.
-    `read_only`: answer every request that may write with 405, before anything else is looked at.
+    `limits`: of requests, streams and rates. `read_only`: answer every request that may write with
+    405, before anything else is looked at.
     """
     service = Service(
         conversations,

@@ -187,6 +187,12 @@ class MemoryJournal:
         rejection_age_s_max: float = 30 * 86_400.0,
         ports: Ports | None = None,
     ) -> None:
+        """Journals over one `store` share its logs, as processes share a file; none: a new one.
+
+        `address` names this journal to another one that is refused a conversation of its own.
+        `search`: keep an index of the words of chat messages. `rejection_age_s_max`: how long
+        refused messages are kept.
+        """
         self._store = store or MemoryStore()
         self._address = address
         self._is_searching = search

@@ -35,7 +35,7 @@ _WORD = re.compile(r"\s*\S+\s*|\s+")
 
 
 class ScriptedModel:
-    """Answers each request with the next reply of a list, or with the reply of a function.
+    """Answers each request with the next reply of `script`, or with what it returns if callable.
 
     A text is written word by word. After the end of the list, every request is a `ModelError`.
     """

@@ -176,8 +176,9 @@ def run_campaign(
     The budget is a number of `seeds`, of real `seconds`, or both, whichever ends first; raises
     `ValueError` without either. The first failure is made smaller, in `shrink_runs_max` runs at
     most, and its tape is written to the file `tape`. `must_reach` names the marks that some run has
-    to reach. With more than one of `processes`, the runs happen in forked ones; if a process
-    cannot be forked here, or other threads are running, this one does it all.
+    to reach. With more than one of `processes`, the runs happen in forked ones; if a process cannot
+    be forked here, or other threads are running, this one does it all. `backend`, `native_cancels`
+    and `steps_max` are as for `simulate`.
     """
     if seeds is None and seconds is None:
         raise ValueError("a campaign needs a budget: seeds, seconds or both")

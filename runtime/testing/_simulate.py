@@ -174,7 +174,8 @@ def shrink(
 ) -> Run:
     """Return a run that breaks the same invariant with fewer interesting decisions.
 
-    Writes zeros over ever smaller parts of the tape and plays it again, `runs_max` times at most.
+    Writes zeros over ever smaller parts of the tape and plays it again, `runs_max` times at most,
+    with the `strike` and the `steps_max` of the run.
     Returns the smallest that was found, which may be the run itself. Raises `ValueError` if no
     invariant was broken.
     """

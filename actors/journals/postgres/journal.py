@@ -98,6 +98,16 @@ class PostgresJournal(DatabaseJournal):
     ) -> None:
         """Open nothing yet; entering does.
 
+        `conninfo`: as libpq takes it. `read_only`: own nothing and change nothing. `lease_s`: how
+        long this process owns its conversations if it does not renew its lease. `tcp_timeout_s`:
+        how long the server's host may be silent. `poll_s`: how often readers look for what another
+        process has written, should no notification come.
+        `stop_wait_s`: how long leaving waits for what was submitted. `queued_events_max`,
+        `queued_bytes_max`: what may wait for the writing thread; appends beyond it wait.
+        `group_events_max`, `group_bytes_max`: the most that one commit holds.
+        `active_conversations_max`: of how many conversations the writer keeps the end in memory.
+        `rejection_age_s_max`: how long refused messages are kept.
+
         `search` keeps an index of the words of chat messages; a schema that has none gets it bit by
         bit, beside its use. `address` names this process to those that are refused a conversation
         of its own.

@@ -121,6 +121,18 @@ class SQLiteJournal(DatabaseJournal):
     ) -> None:
         """Set up a journal; it opens nothing until it is entered.
 
+        `path`: the file; it is made if it does not exist. `read_only`: read beside the process that
+        owns the file, and change nothing. `takeover`: own the file at once, though another process
+        does; its next write is refused. `synchronous`: SQLite's setting; with "NORMAL" a power cut
+        may lose the last commits. `owner_wait_s`: how long entering waits for an owner to leave.
+        `busy_wait_s`: how long a statement waits for another connection to the file. `poll_s`: how
+        often readers look for what another process has written.
+        `stop_wait_s`: how long leaving waits for what was submitted. `queued_events_max`,
+        `queued_bytes_max`: what may wait for the writing thread; appends beyond it wait.
+        `group_events_max`, `group_bytes_max`: the most that one commit holds.
+        `active_conversations_max`: of how many conversations the writer keeps the end in memory.
+        `rejection_age_s_max`: how long refused messages are kept.
+
         `search` keeps an index of the words of chat messages; a file that has none gets it bit by
         bit, beside its use.
         `address` names this process to writers that are refused because it owns the file. A disk

@@ -133,7 +133,10 @@ class ConversationState:
         *,
         ports: Ports | None = None,
     ) -> Self:
-        """Open a conversation that exists. Only reads. Raises `ConversationNotFound`."""
+        """Open a conversation of the folder `persistence_dir`; only read it.
+
+        Raises `ConversationNotFound`.
+        """
         state = cls(persistence_dir=persistence_dir, conversation_id=conversation_id, ports=ports)
         if not state.seq:
             state.close()
