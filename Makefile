@@ -35,7 +35,7 @@ help:
 	@echo 'make hooks   check style and spelling before each commit'
 	@echo 'make soak    simulated conversations for SOAK_MINUTES, 30 by default'
 	@echo 'make seek    how long the simulator seeks each planted fault'
-	@echo 'make bench   the benchmarks'
+	@echo 'make bench   the benchmarks, into benchmarks/RESULTS.md'
 	@echo 'make docs    the documentation site, in build/docs/site'
 	@echo 'make dist    the wheel and the source distribution of a release, checked'
 	@echo 'make lock    write requirements.lock again; this one needs the network for uv'

@@ -2,7 +2,7 @@
 
 An absolute figure holds on the machine that gave it, so every goal is a ratio. Ours and the
 baseline take turns, round by round, and the ratio is the median of the rounds' ratios: whatever
-slows the machine down for a while slows both.
+slows the machine down for a while slows both. The garbage collector stays on, as it is for users.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 FOLDER = Path(__file__).parent
 CACHE = FOLDER.parent / ".bench"
@@ -33,6 +34,10 @@ class Measure:
     ratio: float | None
     goal: str
     skipped: str = ""
+    reads: Literal["as fast", "as much"] = "as much"
+    """How the ratio reads: so many times as fast as the baseline, or so many times as much."""
+    ratios: tuple[float, ...] = ()
+    """The ratio of each round; `ratio` is their median."""
 
     @property
     def met(self) -> bool | None:
@@ -69,8 +74,9 @@ def faster(
 ) -> Measure:
     """Return how many times as fast as the baseline, from (ours, baseline) times of each round."""
     ours, base = _medians(pairs)
-    ratio = statistics.median(theirs / mine for mine, theirs in pairs)
-    return Measure(name, ours, unit, baseline, base, ratio, goal)
+    ratios = tuple(theirs / mine for mine, theirs in pairs)
+    ratio = statistics.median(ratios)
+    return Measure(name, ours, unit, baseline, base, ratio, goal, "", "as fast", ratios)
 
 
 def costlier(
@@ -78,8 +84,9 @@ def costlier(
 ) -> Measure:
     """Return how many times as much as the baseline."""
     ours, base = _medians(pairs)
-    ratio = statistics.median(mine / theirs for mine, theirs in pairs)
-    return Measure(name, ours, unit, baseline, base, ratio, goal)
+    ratios = tuple(mine / theirs for mine, theirs in pairs)
+    ratio = statistics.median(ratios)
+    return Measure(name, ours, unit, baseline, base, ratio, goal, "", "as much", ratios)
 
 
 def skipped(name: str, baseline: str, goal: str, reason: str) -> Measure:
@@ -96,20 +103,22 @@ def _medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
 async def in_turn(
     ours: Callable[[], Awaitable[float]], base: Callable[[], Awaitable[float]], rounds: int
 ) -> list[tuple[float, float]]:
-    """Time both, round by round, with the garbage collector off, after a round to warm up."""
+    """Time both, round by round, each after a collection, after a round to warm up."""
     pairs = []
     for _ in range(rounds + 1):
         gc.collect()
-        gc.disable()
-        try:
-            pairs.append((await ours(), await base()))
-        finally:
-            gc.enable()
+        mine = await ours()
+        gc.collect()
+        pairs.append((mine, await base()))
     return pairs[1:]
 
 
 class PeerMissing(Exception):
     """A peer that could not be installed, and why."""
+
+
+peer_versions: dict[str, str] = {}
+"""The versions of the peers that ran since a group began."""
 
 
 def find_python(version: str) -> str:
@@ -145,6 +154,13 @@ def run_peer(
             lines = done.stderr.strip().splitlines()
             raise PeerMissing(f"not installable: {lines[-1] if lines else 'no reason given'}")
         ready.touch()
+    for package in requirements:
+        if package not in peer_versions:
+            code = f"from importlib.metadata import version; print(version({package!r}))"
+            told = subprocess.run(
+                [str(python), "-c", code], capture_output=True, text=True, check=False
+            )
+            peer_versions[package] = told.stdout.strip() or "unknown"
     command = [str(python), str(FOLDER / program), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

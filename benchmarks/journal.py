@@ -1,8 +1,9 @@
 """Durable appends: SQLite at FULL and PostgreSQL, beside their own raw rates and beside peers.
 
-Events are chat events of about 740 bytes of JSON. The raw rate is that of the same rows in a table
-with the same keys, with as many rows in a commit as conversations write at once: `executemany` in
-one transaction on SQLite, an array insert on PostgreSQL, and nothing around them.
+Events are chat events of about 740 bytes of JSON. The raw rate is that of the same rows in the
+cheapest table that refuses a known id, with a journal's settings, and with as many rows in a commit
+as conversations write at once: one statement of many rows on SQLite, an array insert on PostgreSQL,
+and nothing around them.
 
 The plot, `docs/journal_throughput.svg`, shows appends a second, one at a time, against the length
 of the log, for this journal and for the peers at their newest releases.
@@ -36,14 +37,16 @@ from turnkeeper.actors.journal import Claim, Record
 from turnkeeper.runtime import Ports
 
 from ._harness import Measure, PeerMissing, costlier, faster, in_turn, run_peer, say, skipped
-from ._plot_journal import draw
+from ._plot import rates
 from ._postgres import server
+from ._raw_sqlite import SCHEMA, connect, flat, insert_statement
 
 US = 1e6
 IDS = Ports().ids
 PAYLOAD = encode_event(UserMessageEvent(content="x" * 590))
 MANY = 1_000
 PLOT = Path(__file__).parent.parent / "docs" / "journal_throughput.svg"
+PLOTS = (("Appends a second by the length of the log", "../docs/journal_throughput.svg"),)
 LENGTHS = (0, 1_000, 3_000, 10_000, 30_000, 100_000)
 
 Pairs = list[tuple[float, float]]
@@ -72,19 +75,11 @@ def run(*, quick: bool) -> Iterator[Measure]:
 
 
 @contextmanager
-def raw_file(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Write the same rows, with the keys that a log needs, and no journal around them."""
+def raw_file(folder: Path, writers: int) -> Iterator[sqlite3.Connection]:
+    """Yield a file for the same rows, with a journal's settings, and no journal around it."""
     path = folder / f"raw-{IDS.new()}.db"
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(
-            "CREATE TABLE event (log INTEGER NOT NULL, seq INTEGER NOT NULL, "
-            "epoch INTEGER NOT NULL, event_id TEXT NOT NULL, kind TEXT NOT NULL, "
-            "message_id TEXT, mark INTEGER NOT NULL, payload BLOB NOT NULL, "
-            "PRIMARY KEY (log, seq))"
-        )
-        connection.execute("CREATE UNIQUE INDEX event_id ON event (event_id, log)")
+    with closing(connect(path, writers)) as connection:
+        connection.executescript(SCHEMA)
         yield connection
     remove(path)
 
@@ -105,14 +100,13 @@ def raw_rows(many: int, each: int) -> list[list[tuple[Any, ...]]]:
 
 
 async def raw_sqlite(folder: Path, many: int, each: int) -> float:
-    """Time raw commits of `many` rows each; microseconds an event."""
-    with raw_file(folder) as connection:
-        groups = raw_rows(many, each)
+    """Time raw commits of `many` rows each, in one statement; microseconds an event."""
+    with raw_file(folder, many) as connection:
+        groups = [flat(group) for group in raw_rows(many, each)]
+        statement = insert_statement(many)
         began = perf_counter()
         for group in groups:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.executemany("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?)", group)
-            connection.execute("COMMIT")
+            connection.execute(statement, group)
         return (perf_counter() - began) / (many * each) * US
 
 
@@ -164,7 +158,7 @@ async def ours_sqlite(folder: Path, many: int, each: int) -> float:
 
 async def _alone(folder: Path, rounds: int, backend: str) -> list[Measure]:
     found = []
-    for many, each, goal in ((1, 400, "≥ 0.7"), (10, 150, ""), (100, 60, ""), (MANY, 20, "≥ 0.4")):
+    for many, each, goal in ((1, 400, "≥ 0.5"), (10, 150, ""), (100, 60, ""), (MANY, 20, "≥ 0.4")):
         pairs = await in_turn(
             partial(ours_sqlite, folder, many, each),
             partial(raw_sqlite, folder, many, each),
@@ -294,7 +288,7 @@ async def _whole_path(folder: Path, rounds: int) -> tuple[float, list[Measure]]:
 
 def _postgres(rounds: int) -> Iterator[Measure]:
     say("journal: PostgreSQL")
-    cases = ((1, 300, "≥ 0.7"), (100, 40, ""), (MANY, 10, "≥ 0.4"))
+    cases = ((1, 300, "≥ 0.6"), (100, 40, ""), (MANY, 10, "≥ 0.4"))
     try:
         with server() as conninfo:
             yield from anyio.run(_beside_raw_postgres, conninfo, cases, rounds)
@@ -432,5 +426,5 @@ def _plot(series: dict[str, dict[str, float]]) -> None:
         }
         for name, found in series.items()
     }
-    draw(PLOT, points)
+    PLOT.write_text(rates("Durable appends a second, one at a time, by the log's length", points))
     say(f"journal: {PLOT.relative_to(PLOT.parent.parent)} written")

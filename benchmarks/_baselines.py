@@ -1,0 +1,260 @@
+"""What each figure is, what it is held against, and how that could be unfair to either side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a figure is held against."""
+
+    name: str
+    is_: str
+    unfair_to_us: str = ""
+    unfair_to_it: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The figures whose names match; `{0}` in `what` is the pattern's first group."""
+
+    pattern: str
+    what: str
+    baseline: Baseline | None = None
+
+
+def describe(group: str, name: str) -> tuple[str, Baseline | None]:
+    """Return what the figure of this name is, and its baseline; nothing if none is described."""
+    for figure in FIGURES.get(group, ()):
+        if found := re.fullmatch(figure.pattern, name):
+            return figure.what.format(*found.groups()), figure.baseline
+    return "", None
+
+
+BOUND = Baseline(
+    "A bound",
+    "a number that was set, no program: it is not measured in the run.",
+    "a slow or busy machine takes longer, and the bound stays.",
+    "a fast machine reaches it without merit of ours.",
+)
+SHORT = Baseline(
+    "Ourselves, shorter or without it",
+    "the same call of ours, on a shorter conversation or without the feature.",
+    unfair_to_it="it says how a cost grows, and nothing on whether it was small to begin with.",
+)
+LOOP = Baseline(
+    "The loop's limit",
+    "a deque or the loop's own queue and one waiter, by hand, with no actor around it.",
+    "it supervises, bounds, times out, counts and cleans up nothing.",
+    "a handler of ours that is a `def` can run in the asker's own stack, which it never does.",
+)
+ANYIO = Baseline(
+    "anyio memory stream",
+    "`create_memory_object_stream(1024)` with a task that reads it.",
+    "the stream has no handler to call.",
+    "it promises more: several readers, and an end that all see.",
+)
+TASK = Baseline(
+    "A bare task",
+    "a task of the loop that does nothing, started and waited for.",
+    "a task that does nothing has no name, no mailbox, and answers nothing.",
+    "ours are pooled, so that most of them start no task at all.",
+)
+PYKKA = Baseline(
+    "Pykka",
+    "its newest release: an actor is a thread, in an environment and a process of its own.",
+    "its handler returns a number, ours too, but ours is counted and supervised.",
+    "threads may use several cores and block; ours may not. One thread talks to it here, which "
+    "is the case it is worst at.",
+)
+AUTOGEN = Baseline(
+    "AutoGen core",
+    "its newest release, `SingleThreadedAgentRuntime`, in a process of its own.",
+    unfair_to_it="it looks up types, serializers and subscriptions for each message, so as to "
+    "move messages between languages; ours does not.",
+)
+PYDANTIC = Baseline(
+    "import pydantic",
+    "the CPU time of a fresh interpreter that imports pydantic, or anyio, asyncio and one model.",
+    "our names stand on pydantic, so that we can never be below it where it is loaded.",
+)
+FOLD = Baseline(
+    "A bare fold",
+    "the view's own fold over the same events, with no checks around it.",
+    unfair_to_it="it is our code: it shows what is added to it, and not how fast it is.",
+)
+VALIDATE = Baseline(
+    "pydantic's own rate",
+    "`validate_json` over the same rows, in a loop, from memory.",
+    "it reads no file, checks no checksum and folds nothing.",
+)
+COMMIT = Baseline(
+    "One raw commit",
+    "SQLite alone, in WAL mode at FULL: one row of one table, committed.",
+    "its table has neither index nor checksum, and nothing else happens between two commits.",
+    "it runs in the caller's thread only, and uses SQLite's default settings beyond these two.",
+)
+PAYLOAD = Baseline(
+    "The payload", "the bytes of the events' JSON.", "no store writes less without compressing."
+)
+OPENHANDS = Baseline(
+    "OpenHands SDK",
+    "its newest release, in an environment of its own (Python 3.12), with events of the same "
+    "kinds and sizes and a model that answers at once.",
+    "it checks no second writer and folds no state that a restart has to find again.",
+    "it syncs a file for each event, and has no commit that several share. A step of it does more "
+    "than ours: its agent, its prompts and its tools are a whole coding "
+    "agent. It runs on another Python, and one after the other, not by rounds.",
+)
+RAW_SQLITE = Baseline(
+    "Raw SQLite",
+    "one table and one unique index over event ids, which is the least that refuses an id that "
+    "is known; our settings (page size, cache, secure_delete, FULL, the length of the log); as "
+    "many rows in a statement and a commit as there are conversations that write at once.",
+    "it has no epoch, no checksum over the records, no head per conversation, no queue, and its "
+    "rows are made beforehand. With one at a time it pays no way from thread to thread.",
+    "its groups are as large as conversations allow; a group of ours can be larger.",
+)
+RAW_POSTGRES = Baseline(
+    "Raw PostgreSQL",
+    "one array insert a commit into a table with our keys, on the same server.",
+    "it checks no epoch, chains no checksums, and its rows are made beforehand.",
+    "it uses one connection and the text of one statement, as ours does; a COPY could be faster.",
+)
+BEST_PEER = Baseline(
+    "The best peer",
+    "the fastest of the peers that ran, with one or many conversations at once.",
+    "a session's item is a dictionary; our event is validated, admitted, folded, and checked "
+    "against another owner.",
+    "it commits one item at a time and cannot group them; it was not made for one process with "
+    "many conversations. It was measured after ours and not by rounds.",
+)
+SESSION = Baseline(
+    "OpenAI Agents SDK",
+    "`SQLiteSession` of its newest release, one `add_items` of one item, in its own environment.",
+    "it checks neither an owner nor a known id, and chains no checksums. It waits for the disk as "
+    "we do: WAL at SQLite's default, which is FULL.",
+    "each call goes to a thread and back, which a program that adds several items at once spares.",
+)
+LANGGRAPH = Baseline(
+    "LangGraph",
+    "a graph of one node with `SqliteSaver` of its newest release, `durability='sync'`.",
+    unfair_to_it="it keeps a whole checkpoint at each step, from which a graph resumes at any of "
+    "them; an append of ours is less.",
+)
+NO_READER = Baseline(
+    "Without subscribers",
+    "the same appends, with no reader.",
+    unfair_to_it="the readers run in the same process and share its core.",
+)
+RAW_SQL = Baseline(
+    "Raw SQL for the same rows",
+    "our own statement without the checks, in a thread beside the loop, its JSON read.",
+    "it checks no seals and makes no objects.",
+    "it is our statement over our indexes: a schema for this list alone could be faster.",
+)
+FTS = Baseline(
+    "FTS5 by hand",
+    "an FTS5 table of the same texts and owners, made and asked as its manual says.",
+    "it finds words by SQLite's own rules, and knows nothing of deletion or of the view.",
+    "a table that is asked in another order, or with its own rank, could be faster.",
+)
+TSVECTOR = Baseline(
+    "tsvector by hand",
+    "a `tsvector` column of the same texts with a GIN index, made and asked as its manual says.",
+    "it finds words by PostgreSQL's own rules, and knows nothing of deletion or of the view.",
+    "a table that is asked in another order, or with its own rank, could be faster.",
+)
+IN_PROCESS = Baseline(
+    "The library in process",
+    "the same messages by `send` in one process.",
+    "no HTTP is spoken there at all.",
+)
+PLAIN = Baseline(
+    "Plain FastAPI",
+    "a route of the same server that sends the same pieces from memory, in the same form.",
+    "it keeps nothing, knows no turn, and can resume no stream.",
+    "a hand-written ASGI application would be faster than FastAPI.",
+)
+
+FIGURES: Mapping[str, Sequence[Figure]] = {
+    "runtime": (
+        Figure(r"tell_(?:async_handler_)?(asyncio|trio)", "a `tell` to an actor on {0}", LOOP),
+        Figure(r"tell_vs_anyio_(\w+)", "a `tell` on {0}", ANYIO),
+        Figure(r"ask_(asyncio|trio)", "an `ask` through the mailbox on {0}", LOOP),
+        Figure(r"ask_100_callers_(\w+)", "an `ask` of 100 callers at once on {0}", LOOP),
+        Figure(r"ask_inline_(asyncio|trio)", "an `ask` of a `def` handler on {0}", LOOP),
+        Figure(r"ask_deadline_(\w+)", "an `ask` with a deadline on {0}", SHORT),
+        Figure(
+            r"spawn_and_ask_(?:async_handler_)?(\w+)", "an actor spawned and asked on {0}", TASK
+        ),
+        Figure(r"idle_actor_(\w+)", "the memory of an idle actor on {0}", BOUND),
+        Figure(r"(tell|ask)_vs_pykka", "{0}, on asyncio", PYKKA),
+        Figure(r"ask_(?:inline_)?vs_autogen", "an `ask`, on asyncio", AUTOGEN),
+    ),
+    "core": (
+        Figure(r"import", "the names of a first program imported", PYDANTIC),
+        Figure(r"import_and_make", "conversations opened, which loads the rest", PYDANTIC),
+        Figure(r"view_(\d+)", "the view for a step at {0} events", BOUND),
+        Figure(r"indices_(\d+)", "where a view of {0} may be cut", BOUND),
+        Figure(r"messages_(\w+)_(\d+)", "{0}'s messages at {1} events, 2 of them new", BOUND),
+        Figure(r"rebuild_(?:thinking_)?(\d+)", "a view built from {0} events", FOLD),
+        Figure(r"memory_condensed_(\d+)", "a state of {0} events, condensed to 240", SHORT),
+        Figure(r"memory_condensed_(\d+)_tail", "the same, with its bounded tail", SHORT),
+        Figure(r"step_(\d+)", "a whole step at {0} events", SHORT),
+        Figure(
+            r"step_beside_(\d+)_commits_(\d+)", "a step at {1} events, less {0} commits", COMMIT
+        ),
+        Figure(r"open_(\d+)", "a conversation of {0} events opened", VALIDATE),
+        Figure(r"open_snapshot_(\d+)", "the same from a snapshot", COMMIT),
+        Figure(r"disk_(\d+)", "the file's bytes for each of {0} events", PAYLOAD),
+        Figure(r"(\w+)_vs_openhands_(\d+)", "{0} at {1} events", OPENHANDS),
+        Figure(r"reopened_differently", "logs whose view is another when reopened", OPENHANDS),
+    ),
+    "journal": (
+        Figure(r"sqlite_(asyncio|trio)_(\d+)", "the journal alone, {1} conversations", RAW_SQLITE),
+        Figure(r"sqlite_at_(\d+)_in_(\d+)", "appends at {0} events, in {1}", SHORT),
+        Figure(r"whole_path_(\d+)", "a whole append, {0} conversations", RAW_SQLITE),
+        Figure(r"subscriber_each", "an append with one reader each", NO_READER),
+        Figure(r"postgres_(\d+)", "PostgreSQL alone, {0} conversations", RAW_POSTGRES),
+        Figure(r"one_at_(\d+)_vs_openai", "one append at {0} events, the journal alone", SESSION),
+        Figure(
+            r"one_at_(\d+)_vs_langgraph", "one append at {0} events, the journal alone", LANGGRAPH
+        ),
+        Figure(r"whole_path_(\d+)_vs_best_peer", "a whole append, {0} conversations", BEST_PEER),
+    ),
+    "turns": (
+        Figure(r"turn_(\d+)", "a turn of two model calls and a tool at {0} events", SHORT),
+        Figure(r"turn_beside_(\d+)_commits_(\d+)", "the same, less {0} commits", BOUND),
+        Figure(r"send_while_busy_p99", "`send` while a tool hangs, 99th percentile", COMMIT),
+        Figure(r"turns_at_once_(\d+)", "{0} turns at once, each", SHORT),
+        Figure(r"piece_to_each_of_(\d+)_readers", "a piece of an answer, to one of {0}", BOUND),
+        Figure(r"memory_in_a_turn", "the memory of a turn that waits", SHORT),
+        Figure(r"step_vs_openhands_(\d+)", "a turn of one model call at {0} events", OPENHANDS),
+    ),
+    "lists": (
+        Figure(r"page_among_(\d+)", "a page of 50 rows among {0} conversations", RAW_SQL),
+        Figure(r"postgres_page_among_(\d+)", "the same in PostgreSQL", RAW_SQL),
+        Figure(r"turns_(\d+)_listed", "a turn of each of {0} conversations", SHORT),
+    ),
+    "search": (
+        Figure(r"search_1", "20 hits of one word", FTS),
+        Figure(r"search_2", "20 hits of two words", FTS),
+        Figure(r"search_3", "20 hits of a word and the beginning of one", FTS),
+        Figure(r"postgres_search_1", "20 hits of one word, in PostgreSQL", TSVECTOR),
+        Figure(r"postgres_search_2", "20 hits of two words, in PostgreSQL", TSVECTOR),
+        Figure(r"postgres_search_3", "20 hits of a word and the beginning of one, there", TSVECTOR),
+        Figure(r"turn_searched", "a turn, with search", SHORT),
+    ),
+    "gateway": (
+        Figure(r"messages", "the server's CPU for a message", IN_PROCESS),
+        Figure(r"stream_speed", "the server's CPU for an answer of 2,000 pieces", PLAIN),
+        Figure(r"stream_first", "the time to the first piece", PLAIN),
+        Figure(r"ack_p99_500_streams", "a message accepted, with 500 streams open", SHORT),
+        Figure(r"idle_stream", "the memory of an open stream", BOUND),
+        Figure(r"memory_200_answers", "the memory after rounds of 200 answers at once", SHORT),
+    ),
+}

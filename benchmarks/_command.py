@@ -1,0 +1,95 @@
+"""The command line: runs groups, prints their figures, and writes them to `RESULTS.md`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+from ._harness import FOLDER, Measure, peer_versions
+from ._machine import commit as find_commit
+from ._machine import load, look
+from ._plot import ratios
+from ._results import Run, with_sections
+
+GROUPS = ("runtime", "core", "journal", "turns", "lists", "search", "gateway")
+PAGE = FOLDER / "RESULTS.md"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks", description="Figures, side by side.")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds; noisier")
+    parser.add_argument("--json", action="store_true", help="one object on standard output")
+    parser.add_argument("--no-page", action="store_true", help="leave RESULTS.md as it is")
+    options = parser.parse_args()
+    for name in options.groups:
+        if name not in GROUPS:
+            parser.error(f"no such group: {name}")
+    measures = {}
+    for group in options.groups or GROUPS:
+        for name, measure in measure_group(
+            group, quick=options.quick, is_written=not options.no_page
+        ).items():
+            measures[f"{group}.{name}"] = measure
+    if options.json:
+        print(json.dumps({name: each.as_json() for name, each in measures.items()}, indent=1))
+    else:
+        for name, measure in measures.items():
+            print(line(name, measure))
+    return 1 if any(each.met is False and not each.skipped for each in measures.values()) else 0
+
+
+def measure_group(group: str, *, quick: bool, is_written: bool) -> dict[str, Measure]:
+    """Run a group, and write its section of the page."""
+    module = importlib.import_module(f".{group}", __package__)
+    machine, load_before, commit = look(), load(), find_commit()
+    peer_versions.clear()
+    found: dict[str, Measure] = {}
+    for measure in module.run(quick=quick):
+        found[measure.name] = measure
+        print(line(f"{group}.{measure.name}", measure), file=sys.stderr, flush=True)
+    if is_written:
+        run = Run(
+            group,
+            tuple(found.values()),
+            machine,
+            is_quick=quick,
+            day=datetime.now(UTC).date().isoformat(),
+            version=version("turnkeeper"),
+            commit=commit,
+            load_before=load_before,
+            load_after=load(),
+            peers=dict(peer_versions),
+            plots=(
+                (f"Ratios of the group {group}", f"results/{group}.svg"),
+                # Drawn by whole runs only, whose logs are long enough.
+                *(() if quick else getattr(module, "PLOTS", ())),
+            ),
+        )
+        write(run)
+    return found
+
+
+def write(run: Run) -> None:
+    """Write the plot and the section of a run; leave the rest of the page as it is."""
+    plot = FOLDER / "results" / f"{run.group}.svg"
+    plot.parent.mkdir(exist_ok=True)
+    plot.write_text(ratios(f"Ratios of the group {run.group}", run.measures))
+    page = PAGE.read_text() if PAGE.exists() else ""
+    PAGE.write_text(with_sections(page, GROUPS, [run]))
+
+
+def line(name: str, measure: Measure) -> str:
+    """Return a line for a terminal."""
+    if measure.skipped:
+        return f"{name:<44} skipped: {measure.skipped}"
+    said = "" if not measure.goal else ("met" if measure.met else "NOT MET")
+    return (
+        f"{name:<44}{measure.value:>10.3f} {measure.unit:<6}"
+        f"{measure.baseline:<38}{measure.baseline_value:>10.3f}"
+        f"{measure.ratio:>8.2f}x  {measure.goal:<8}{said}"
+    )
