@@ -394,7 +394,7 @@ class Conversations:
             watcher.opened(self._runtime)
 
     def join(self, nodes: OtherNodes) -> ThisNode:
-        """Forward commands to the processes that own their conversations, from now on.
+        """Forward commands by `nodes` to the processes that own their conversations, from now on.
 
         For transports; `turnkeeper.actors.gateway.Node` is the one over HTTP, and calls this.
         Returns what the other processes ask of this one.

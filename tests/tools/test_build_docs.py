@@ -62,8 +62,8 @@ PLAIN_NAMES = re.compile(
     "|error|epoch|event|event_id|event_ids|events|expected_seq|fork_id|function|is_unfinished|items"
     "|json_data|key|known|kwargs|limit|listing|log|media_type|message|message_id|message_ids|name"
     "|need|number|options|owner|path|ports|query|random|records|ref|rejections|reason|request"
-    "|seconds|seq|snapshot|start_thread|subscription|supervision|target|text|thinking|tool_call_id"
-    "|tool_call_ids|tool_name|turn|turn_id|usage|view|watcher|world|write|_.*"
+    "|seconds|seq|signature|snapshot|start_thread|subscription|supervision|target|text|thinking"
+    "|tool_call_id|tool_call_ids|tool_name|turn|turn_id|url|usage|view|watcher|world|write|_.*"
 )
 """They say themselves what they are, or are explained where the type of their value is."""
 
