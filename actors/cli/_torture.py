@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from enum import StrEnum
@@ -56,10 +56,12 @@ _MEANT = {
 
 
 def torture(
-    url: Annotated[
-        str | None,
+    urls: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="Where the server is. With a path: the route of the protocol's messages.",
+            metavar="[URL]…",
+            help="Where the server is; or several, of the same conversations. With a path: the "
+            "route of the protocol's messages.",
             show_default=False,
         ),
     ] = None,
@@ -74,8 +76,12 @@ def torture(
     ] = None,
     protocol: Annotated[Protocols, typer.Option(help="What the users speak.")] = Protocols.OWN,
     server: Annotated[
-        str | None,
-        typer.Option(metavar="COMMAND", help="Starts the server; it is killed and started again."),
+        list[str] | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Starts the server; it is killed and started again. Of several, one for each URL: "
+            "each in turn is killed, or told to stop.",
+        ),
     ] = None,
     kill: Annotated[
         int | None,
@@ -115,10 +121,12 @@ def torture(
         fail(UNUSABLE, "`torture` needs turnkeeper[torture]: there is no h11 here")
     if check is not None:
         _report(_checked(check), as_json=as_json, history=None)
-    if url is None:
+    if not urls:
         fail(UNUSABLE, "say where the server is, or name a history to --check")
-    if server is not None and kill is not None:
+    if server and kill is not None:
         fail(UNUSABLE, "--server and --kill are two ways; choose one")
+    if server and len(server) != len(urls):
+        fail(UNUSABLE, "with several servers there is a --server for each URL, in their order")
     ports = Ports()
     seed = ports.random.randrange(SEEDS) if seed is None else seed
     errors = Console(stderr=True, highlight=False)
@@ -128,7 +136,7 @@ def torture(
             file = stack.enter_context(_opened(history))
         display = _Display(errors)
         made = _made(
-            url,
+            urls,
             ports,
             file,
             display.changed,
@@ -136,13 +144,13 @@ def torture(
             seconds=seconds if seconds or messages else _SECONDS,
             messages=messages,
             protocol=protocol,
-            server=server,
+            servers=server or (),
             pid=kill,
             kills=kills,
             token_file=token_file,
             seed=seed,
         )
-        errors.print(Text(f"{users:,} users of {printable(url)}, seed {seed}"))
+        errors.print(Text(f"{users:,} users of {printable(' '.join(urls))}, seed {seed}"))
         display.show(made)
         _run(made, display)
     from ..torture.checker import check as check_history  # noqa: PLC0415 - as above
@@ -165,7 +173,7 @@ def _opened(path: Path) -> TextIO:
 
 
 def _made(
-    url: str,
+    urls: Sequence[str],
     ports: Ports,
     file: TextIO | None,
     changed: Callable[[], None],
@@ -174,19 +182,19 @@ def _made(
     seconds: float | None,
     messages: int | None,
     protocol: Protocols,
-    server: str | None,
+    servers: Sequence[str],
     pid: int | None,
     kills: int | None,
     token_file: Path | None,
     seed: int,
 ) -> Torture:
-    from ..torture.exchanges import Site  # noqa: PLC0415 - an extra
+    from ..torture.exchanges import Site, Sites  # noqa: PLC0415 - an extra
     from ..torture.history import Protocol  # noqa: PLC0415 - with it
-    from ..torture.server import GivenServer, OwnServer  # noqa: PLC0415 - with it
+    from ..torture.server import GivenServer, OwnServer, OwnServers  # noqa: PLC0415 - with it
     from ..torture.torture import Plan, Torture  # noqa: PLC0415 - with it
 
     try:
-        site = Site(url)
+        site = Site(urls[0]) if len(urls) == 1 else Sites(urls)
     except ValueError as error:
         fail(UNUSABLE, str(error))
     spoken: dict[Protocols, tuple[Protocol, ...]] = {
@@ -199,12 +207,14 @@ def _made(
     if token_file is not None:
         tokens = [*token_file.read_text(encoding="utf-8").split()] or [None]
     disturbed: Server | None = None
-    if server is not None:
-        disturbed = OwnServer(site, ports, shlex.split(server))
+    if servers and isinstance(site, Sites):
+        disturbed = OwnServers(site, ports, [shlex.split(each) for each in servers])
+    elif servers:
+        disturbed = OwnServer(site, ports, shlex.split(servers[0]))
     elif pid is not None:
         disturbed = GivenServer(site, ports, pid)
     if kills is None:
-        kills = 3 if server is not None else int(pid is not None)
+        kills = 3 if servers else int(pid is not None)
     plan = Plan(
         seed=seed,
         users=users,
@@ -351,4 +361,5 @@ _ROWS = (
     ("… events in them", "seen"),
     ("… pieces of answers in them", "piece"),
     ("kills of the server", "kills"),
+    ("stops of a server among several", "stops"),
 )

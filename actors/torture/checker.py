@@ -85,8 +85,8 @@ def check(history: Iterable[Record]) -> Verdict:
     for place, record in enumerate(history):
         totals[record.record] += 1
         match record:
-            case Disturbed(how="killed"):
-                totals["kills"] += 1
+            case Disturbed(how="killed" | "stopped"):
+                totals["kills" if record.how == "killed" else "stops"] += 1
                 falls.append((place, 1 << 62))
             case Disturbed(how="started") if falls:
                 falls[-1] = (falls[-1][0], place)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ import anyio
 import h11
 from anyio.abc import ByteStream, SocketAttribute
 
-__all__ = ["Broken", "Cut", "CutOff", "Reply", "ServerSent", "Site"]
+__all__ = ["Broken", "Cut", "CutOff", "Reply", "ServerSent", "Site", "Sites"]
 
 CONNECT_S = 10.0
 SILENCE_S = 60.0
@@ -36,6 +36,10 @@ class CutOff(Exception):
 
 class Broken(Exception):
     """The connection ended otherwise: refused, reset, closed early, silent, or no HTTP."""
+
+
+class NotThere(Broken):
+    """Nothing takes connections there: nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,50 @@ class Site:
                     return await anyio.connect_tcp(self.host, self.port, tls=True)
                 return await anyio.connect_tcp(self.host, self.port)
         except (OSError, TimeoutError) as error:
-            raise Broken("it cannot be connected to") from error
+            raise NotThere("it cannot be connected to") from error
+
+
+class Sites(Site):
+    """Several servers of the same conversations; each exchange goes to the next of them.
+
+    As a balancer does, it passes by those that take no connections.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        """Raises `ValueError` if one is no address, or their paths differ."""
+        super().__init__(urls[0])
+        self.each = [Site(url) for url in urls]
+        if any(site.path != self.path for site in self.each):
+            raise ValueError("the addresses of several servers have the same path")
+        self.url = " ".join(urls)
+        self._next = 0
+
+    @asynccontextmanager
+    async def exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: object = None,
+        cut: Cut = NO_CUT,
+        silence_s: float = SILENCE_S,
+    ) -> AsyncIterator[Reply]:
+        async with AsyncExitStack() as stack:
+            for left in reversed(range(len(self.each))):
+                site = self.each[self._next % len(self.each)]
+                self._next += 1
+                opened = site.exchange(
+                    method, path, headers=headers, body=body, cut=cut, silence_s=silence_s
+                )
+                try:
+                    reply = await stack.enter_async_context(opened)
+                except NotThere:
+                    if not left:
+                        raise
+                else:
+                    yield reply
+                    return
 
 
 class _Connection:

@@ -160,10 +160,10 @@ class Intervened(_Part):
 
 
 class Disturbed(_Part):
-    """The server is killed, stopped for a while, or there again."""
+    """The server is killed, told to stop, stopped for a while, or there again."""
 
     record: Literal["disturbed"] = "disturbed"
-    how: Literal["killed", "frozen", "started"]
+    how: Literal["killed", "stopped", "frozen", "started"]
 
 
 class Opened(_Part):

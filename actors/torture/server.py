@@ -13,9 +13,9 @@ from anyio.abc import Process
 
 from turnkeeper.runtime import Ports
 
-from .exchanges import Site
+from .exchanges import Site, Sites
 
-__all__ = ["GivenServer", "OwnServer", "Server", "ServerLost", "answers"]
+__all__ = ["GivenServer", "OwnServer", "OwnServers", "Server", "ServerLost", "answers"]
 
 START_S = 60.0
 _POLL_S = 0.05
@@ -28,7 +28,7 @@ class ServerLost(Exception):
 
 
 class Server:
-    """A process that can be disturbed; one of the two below."""
+    """A process that can be disturbed; one of those below."""
 
     pid: int
 
@@ -47,6 +47,15 @@ class Server:
 
     async def start(self) -> None:
         """Start it again, or wait until something else has. Raises `ServerLost`."""
+        raise NotImplementedError
+
+    @property
+    def has_others(self) -> bool:
+        """True if others serve meanwhile, so that it may be told to stop, and takes its time."""
+        return False
+
+    async def stop(self) -> None:
+        """Tell it to stop, with SIGTERM, and wait until it has. Raises `ServerLost`."""
         raise NotImplementedError
 
     async def leave(self) -> None:
@@ -96,6 +105,17 @@ class OwnServer(Server):
                 process.kill()
             await process.wait()
 
+    async def stop(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        process.terminate()
+        with anyio.move_on_after(START_S):
+            await process.wait()
+            self._process = None
+            return
+        raise ServerLost(f"{self._site.url} did not stop within {START_S:g} s")
+
     async def leave(self) -> None:
         await self.kill()
 
@@ -119,6 +139,44 @@ class OwnServer(Server):
             lines = told.read()[-_TOLD_BYTES_MAX:].decode("utf-8", "replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "no word")
         raise ServerLost(f"the server did not start: {last}")
+
+
+class OwnServers(Server):
+    """Several servers of the same conversations; each is disturbed when it is its turn."""
+
+    def __init__(self, site: Sites, ports: Ports, commands: Sequence[Sequence[str]]) -> None:
+        super().__init__(site, ports)
+        self._each = [
+            OwnServer(one, ports, command) for one, command in zip(site.each, commands, strict=True)
+        ]
+        self._victim = 0
+
+    @property
+    def is_ours(self) -> bool:
+        return self._each[self._victim].is_ours
+
+    @property
+    def has_others(self) -> bool:
+        return True
+
+    async def kill(self) -> None:
+        await self._each[self._victim].kill()
+
+    async def stop(self) -> None:
+        await self._each[self._victim].stop()
+
+    async def freeze(self, seconds: float) -> None:
+        await self._each[self._victim].freeze(seconds)
+
+    async def start(self) -> None:
+        for server in self._each:
+            if not server.is_ours:
+                await server.start()
+        self._victim = (self._victim + 1) % len(self._each)
+
+    async def leave(self) -> None:
+        for server in self._each:
+            await server.leave()
 
 
 class GivenServer(Server):

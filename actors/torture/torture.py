@@ -218,8 +218,12 @@ class Torture:
             if chance(random, 0.5):
                 self.history.add(Disturbed(how="frozen"))
                 await server.freeze(random.uniform(0.05, 1.5))
-            self.history.add(Disturbed(how="killed"))
-            await server.kill()
+            if server.has_others and chance(random, 0.5):
+                self.history.add(Disturbed(how="stopped"))
+                await server.stop()
+            else:
+                self.history.add(Disturbed(how="killed"))
+                await server.kill()
             await self._ports.sleep(random.uniform(0, 0.3))
             await server.start()
             self.history.add(Disturbed(how="started"))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests import postgres
 from tests.drawn import drawn
 from turnkeeper.actors.cli._app import app
 
@@ -36,6 +37,10 @@ def report_of(result: Result) -> dict[str, Any]:
 
 @pytest.fixture
 def port() -> int:
+    return free_port()
+
+
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         found: int = listener.getsockname()[1]
     return found
@@ -61,6 +66,40 @@ def test_a_server_that_is_killed_loses_nothing(tmp_path: Path, port: int) -> Non
     checked = run("--check", history, "--json")
     assert checked.exit_code == 0
     assert report_of(checked) == report
+
+
+@pytest.mark.slow
+def test_three_machines_that_are_killed_and_stopped_in_turn_lose_nothing(tmp_path: Path) -> None:
+    key_file = tmp_path / "node.keys"
+    key_file.write_text("k" * 64)
+    ports = [free_port() for _ in range(3)]
+    servers: list[str] = []
+    with postgres.schema() as schema:
+        for each in ports:
+            arguments = (
+                *("--postgres", postgres.conninfo(), "--schema", schema, "--lease", "2"),
+                *("--node-address", "http://127.0.0.1:0", "--node-key-file", str(key_file)),
+            )
+            servers += ["--server", serve(each, tmp_path, *arguments)]
+        urls = [f"http://127.0.0.1:{each}" for each in ports]
+
+        result = run(*urls, *SMALL, *servers, "--kills", "4", "--protocol", "all")
+
+    report = report_of(result)
+    assert report["findings"] == []
+    assert result.exit_code == 0
+    assert report["totals"]["kills"] + report["totals"]["stops"] == 4
+    assert report["totals"]["known"] > 20
+
+
+def test_each_of_several_servers_has_a_command_or_none_has() -> None:
+    urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
+    refused = run(*urls, "--server", "x")
+    assert refused.exit_code == 2
+    assert "a --server for each URL" in refused.stderr
+    refused = run("http://127.0.0.1:1/a", "http://127.0.0.1:2/b")
+    assert refused.exit_code == 2
+    assert "the same path" in refused.stderr
 
 
 @pytest.mark.sweep
