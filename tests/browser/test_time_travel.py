@@ -27,7 +27,8 @@ from .stories import refund_story, research_story, team_story
 
 pytestmark = pytest.mark.anyio
 
-PAIRS = range(1_000)
+PAIRS = 1_000
+PARTS = range(80)
 SHAPES = {"chat": "OpenAI chat", "responses": "OpenAI responses", "anthropic": "Anthropic"}
 SHOWN = """() => ({
   events: [...document.querySelectorAll('tk-travel .row')].map((row) => row.dataset.eventId),
@@ -53,28 +54,38 @@ async def logs_of(journal: Journal) -> Mapping[str, Sequence[Event]]:
     return found
 
 
-@pytest.mark.sweep
-async def test_the_page_the_api_and_the_export_tell_the_same_at_any_seq(
-    browser: Browser, tmp_path: Path
-) -> None:
-    """A journal of users who talk over their agents, with kills; a view of many is on one page."""
-    stress = small_stress(str(tmp_path / "chats.db"), conversations=12, rate=60, duration_s=2)
+@pytest.fixture(scope="module")
+async def stressed(
+    anyio_backend: object, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Mapping[str, Sequence[Event]]]:
+    """Return a journal of users who talk over their agents, with kills; and its logs."""
+    path = tmp_path_factory.mktemp("stressed") / "chats.db"
+    stress = small_stress(str(path), conversations=12, rate=60, duration_s=2)
     await stress.run()
-    async with SQLiteJournal(tmp_path / "chats.db") as journal:
+    async with SQLiteJournal(path) as journal:
         for story in (refund_story(), research_story(), team_story()):
             await story.write(journal)
         logs = await logs_of(journal)
-        assert sum(map(len, logs.values())) > 300
+    assert sum(map(len, logs.values())) > 300
+    return path, logs
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", drawn(PARTS, 1))
+async def test_the_page_the_api_and_the_export_tell_the_same_at_any_seq(
+    browser: Browser, stressed: tuple[Path, Mapping[str, Sequence[Event]]], part: int
+) -> None:
+    """The page is so high that it shows a whole view."""
+    path, logs = stressed
     random = Random(7)
     names = sorted(logs)
-    pairs = [(name, random.randint(0, len(logs[name]))) for name in random.choices(names, k=1_000)]
+    pairs = [(name, random.randint(0, len(logs[name]))) for name in random.choices(names, k=PAIRS)]
 
     async with (
-        site(browser, journal=SQLiteJournal(tmp_path / "chats.db"), height=16_000) as world,
+        site(browser, journal=SQLiteJournal(path), height=16_000) as world,
         httpx.AsyncClient(base_url=world.address) as client,
     ):
-        for at in drawn(PAIRS, 12):
-            name, seq = pairs[at]
+        for name, seq in pairs[part :: len(PARTS)]:
             folded = Folded()
             for event in logs[name][:seq]:
                 folded.fold(event)
