@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -31,12 +31,12 @@ def command(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def served(
-    folder: Path, agent: str, *arguments: str
+def started(
+    folder: Path, subcommand: str, *arguments: str
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Serve at a port that is free; yields the address."""
+    """Run a command that serves, at a port that is free; yields the address."""
     process = subprocess.Popen(
-        command("serve", agent, "--port", "0", *arguments),
+        command(subcommand, "--port", "0", *arguments),
         cwd=folder,
         stderr=subprocess.PIPE,
         text=True,
@@ -44,13 +44,19 @@ def served(
     assert process.stderr is not None
     try:
         line = process.stderr.readline()
-        found = re.search(r"http://\S+", line)
+        found = re.search(r"http://[^\s/]+", line)
         assert found is not None, line + process.stderr.read()
         yield found.group(), process
     finally:
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def served(
+    folder: Path, agent: str, *arguments: str
+) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
+    return started(folder, "serve", agent, *arguments)
 
 
 def send(address: str, body: object = HELLO, **headers: str) -> httpx.Response:
