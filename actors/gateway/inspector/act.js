@@ -1,6 +1,6 @@
 // Doing: send, edit, interrupt, pause, answer, fork, undo, export, verify. Each says what came of it.
 
-import { askBlob, toPath } from "./api.js";
+import { askBlob, placeOf } from "./api.js";
 import { h, show } from "./dom.js";
 import { number, oneLine, plural } from "./format.js";
 
@@ -23,12 +23,13 @@ export class Act extends HTMLElement {
   #editing = null;
   #send;
   #fork;
+  #refused = h("div", {});
 
   constructor(log, options) {
     super();
     this.#log = log;
     this.#options = options;
-    log.addEventListener("facts", () => this.isConnected && this.#readState());
+    log.addEventListener("facts", () => this.isConnected && this.#read());
   }
 
   connectedCallback() {
@@ -37,14 +38,18 @@ export class Act extends HTMLElement {
       this.setAttribute("role", "region");
       this.setAttribute("aria-label", "Act");
       if (this.#options.isReadOnly) {
-        this.append(h("section", { class: "card" }, h("h2", {}, "This server only reads"),
-          h("p", { class: "quiet" }, "It opened the journal beside the process that writes. To send or to fork, open the inspector of that process.")));
+        this.append(card("This server only reads", h("p", { class: "quiet" }, "It opened the journal beside the process that writes. To send or to fork, open the inspector of that process.")));
       } else {
         this.append(this.#waiting, (this.#send = this.#sendCard()), this.#running, (this.#fork = this.#forkCard()));
       }
       this.append(this.#filesCard(), this.#refusedCard());
     }
+    this.#read();
+  }
+
+  #read() {
     this.#readState();
+    this.#readRefused();
   }
 
   /** `edit` is a message to send anew, `from` its seq; `at` is a seq to fork at. */
@@ -63,7 +68,8 @@ export class Act extends HTMLElement {
     if (this.#options.isReadOnly) return;
     try {
       this.#state = await this.#log.ask("/state");
-    } catch {
+    } catch (problem) {
+      if (problem.status === 0) return; // what was shown stays
       this.#state = null;
     }
     this.#showRunning();
@@ -131,7 +137,7 @@ export class Act extends HTMLElement {
     h("div", { class: "buttons" }, submit, h("button", { type: "button", name: "cancel", hidden: true, onclick: () => this.#edit(null, "") }, "Do not edit"),
       h("span", { class: "small quiet" }, "Ctrl Enter")), line);
     text.addEventListener("input", () => delete form.dataset.key);
-    return h("section", { class: "card", "aria-label": "Send a message" }, h("h2", {}, "Send a message"), form);
+    return card("Send a message", form);
   }
 
   #edit(messageId, content) {
@@ -178,13 +184,10 @@ export class Act extends HTMLElement {
 
   async #showWaiting() {
     const awaiting = this.#state?.awaiting ?? [];
+    this.#waiting.hidden = !awaiting.length;
     if (this.#waiting.dataset.calls === awaiting.join(" ")) return;
     this.#waiting.dataset.calls = awaiting.join(" ");
-    this.#waiting.hidden = !awaiting.length;
-    if (!awaiting.length) {
-      show(this.#waiting);
-      return;
-    }
+    if (!awaiting.length) return show(this.#waiting);
     const [line, run] = this.#teller();
     const view = await this.#log.ask("/view", { query: { brief: 2_000 } });
     const calls = view.events.filter((event) => event.kind === "action" && awaiting.includes(event.tool_call_id));
@@ -221,18 +224,18 @@ export class Act extends HTMLElement {
         event.preventDefault();
         run(async () => {
           const made = await this.#post("/fork", { id: id.value, at: Number(at.value) });
-          location.hash = `#/c/${toPath(made.id)}/log`;
+          location.hash = placeOf(made.id);
           return `Made ${made.id}.`;
         });
       },
     }, this.#field("Its id", id), this.#field("At seq", at), h("div", { class: "buttons" }, h("button", {}, "Fork here")), line);
-    return h("section", { class: "card", "aria-label": "Fork" }, h("h2", {}, "Fork"),
+    return card("Fork",
       h("p", { class: "small quiet" }, "Begins another conversation with this one's log up to a seq. This one stays as it is."), form);
   }
 
   #filesCard() {
     const [line, run] = this.#teller();
-    return h("section", { class: "card", "aria-label": "Export and verify" }, h("h2", {}, "Export and verify"),
+    return card("Export and verify",
       h("p", { class: "small quiet" }, "An export has each event byte for byte. Verifying folds the whole log anew, and compares."),
       h("div", { class: "buttons" },
         h("button", { onclick: () => run(async () => {
@@ -251,21 +254,24 @@ export class Act extends HTMLElement {
   }
 
   #refusedCard() {
-    const body = h("div", {});
-    const read = async () => {
-      try {
-        const { rejections } = await this.#log.ask("/rejections");
-        show(body, rejections.length ? h("ul", {}, rejections.slice(-50).map((one) => h("li", {},
-          h("b", {}, one.violation.replaceAll("_", " ")), ` ${one.reason}`)))
-          : h("p", { class: "quiet" }, "None."));
-      } catch (problem) {
-        show(body, h("p", { class: "outcome bad" }, problem.message));
-      }
-    };
-    read();
-    return h("section", { class: "card", "aria-label": "Refused events" }, h("h2", {}, "Refused events"),
-      h("p", { class: "small quiet" }, "Events that admission kept out of the log, with the reason."), body);
+    return card("Refused events",
+      h("p", { class: "small quiet" }, "Events that admission kept out of the log, with the reason."), this.#refused);
   }
+
+  async #readRefused() {
+    try {
+      const { rejections } = await this.#log.ask("/rejections");
+      show(this.#refused, rejections.length ? h("ul", {}, rejections.slice(-50).map((one) => h("li", {},
+        h("b", {}, one.violation.replaceAll("_", " ")), ` ${one.reason}`)))
+        : h("p", { class: "quiet" }, "None."));
+    } catch (problem) {
+      show(this.#refused, h("p", { class: "outcome bad" }, problem.message));
+    }
+  }
+}
+
+function card(title, ...children) {
+  return h("section", { class: "card", "aria-label": title }, h("h2", {}, title), children);
 }
 
 customElements.define("tk-act", Act);

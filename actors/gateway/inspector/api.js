@@ -3,7 +3,7 @@
 
 const ROOT = new URL("../v1/", document.baseURI);
 const PLAIN = /^[a-zA-Z0-9\-_.@:]+$/;
-const RETRY_MS_MAX = 8_000;
+const RETRY_MS_MAX = 4_000;
 
 let token = null;
 let routes = null;
@@ -48,6 +48,11 @@ export function fromPath(part) {
   if (!part.startsWith("~")) return part;
   const binary = atob(part.slice(1).replaceAll("-", "+").replaceAll("_", "/"));
   return new TextDecoder().decode(Uint8Array.from(binary, (letter) => letter.charCodeAt(0)));
+}
+
+/** Return the address of a view of a conversation, at a seq of its log. */
+export function placeOf(id, view = "log", seq = null) {
+  return `#/c/${toPath(id)}/${view}${seq ? `?seq=${seq}` : ""}`;
 }
 
 function note(isReachable) {

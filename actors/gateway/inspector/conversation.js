@@ -1,13 +1,13 @@
 // A conversation: what it is, and its views as tabs. They share one log.
 
-import { h, show } from "./dom.js";
+import { empty, h, show } from "./dom.js";
 import { number, plural } from "./format.js";
 import { Log } from "./log.js";
 import { LogView } from "./logview.js";
 import { Travel } from "./travel.js";
 import { Timeline } from "./timeline.js";
 import { Act } from "./act.js";
-import { toPath } from "./api.js";
+import { placeOf } from "./api.js";
 
 const TABS = [
   ["log", "Log", LogView],
@@ -55,9 +55,7 @@ export class Conversation extends HTMLElement {
         setTimeout(() => this.isConnected && this.#open(), 1_000);
         return;
       }
-      show(this.#tab, h("div", { class: "empty" },
-        h("h2", {}, problem.status === 404 ? "There is no such conversation" : "It cannot be opened"),
-        h("p", {}, problem.message)));
+      show(this.#tab, empty(problem.status === 404 ? "There is no such conversation" : "It cannot be opened", h("p", {}, problem.message)));
       return;
     }
     this.#isOpen = true;
@@ -67,9 +65,8 @@ export class Conversation extends HTMLElement {
   /** Show a tab; `seq` among the options names a place in the log. */
   go(tab, options) {
     this.#wanted = [tab, options];
-    const base = `#/c/${toPath(this.conversationId)}`;
     show(this.#tabs, TABS.map(([name, words]) => h("a", {
-      href: `${base}/${name}`, "aria-current": name === tab ? "page" : null,
+      href: placeOf(this.conversationId, name), "aria-current": name === tab ? "page" : null,
     }, words)));
     if (!this.#isOpen) return;
     let view = this.#views.get(tab);
@@ -92,7 +89,7 @@ export class Conversation extends HTMLElement {
     const parent = this.#log.forkedFrom;
     show(this.#head,
       h("h1", {}, facts.title || this.conversationId),
-      h("div", { class: "facts" },
+      h("div", { class: "about" },
         facts.title && h("span", { class: "mono" }, this.conversationId),
         facts.status && h("span", { class: `chip ${facts.status}` }, facts.status.replaceAll("_", " ")),
         h("span", { class: "mono" }, `seq ${number(this.#log.head)}`),
@@ -100,7 +97,7 @@ export class Conversation extends HTMLElement {
         facts.queued ? h("span", {}, `${facts.queued} queued`) : null,
         facts.owner && h("span", {}, `of ${facts.owner}`),
         Object.entries(facts.labels ?? {}).map(([name, value]) => h("span", { class: "chip bare" }, value ? `${name}: ${value}` : name)),
-        parent?.id && h("span", {}, "fork of ", h("a", { href: `#/c/${toPath(parent.id)}/log?seq=${parent.seq}` }, `${parent.id} at ${parent.seq}`)),
+        parent?.id && h("span", {}, "fork of ", h("a", { href: placeOf(parent.id, "log", parent.seq) }, `${parent.id} at ${parent.seq}`)),
       ));
     const damaged = [...this.#log.damaged.keys()];
     const why = this.#log.endedBy;
@@ -128,7 +125,7 @@ export class Conversation extends HTMLElement {
   key(event) {
     const at = "1234".indexOf(event.key);
     if (at >= 0) {
-      location.hash = `#/c/${toPath(this.conversationId)}/${TABS[at][0]}`;
+      location.hash = placeOf(this.conversationId, TABS[at][0]);
       return true;
     }
     if (event.key === "Escape" && this.#tab.classList.contains("has-detail")) {

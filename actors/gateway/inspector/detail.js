@@ -1,6 +1,6 @@
 // One event, whole: its facts, its JSON, and what can be done from here.
 
-import { toPath } from "./api.js";
+import { placeOf } from "./api.js";
 import { h, show } from "./dom.js";
 import { kindName, number, wholeTime, words } from "./format.js";
 
@@ -44,7 +44,7 @@ export class Detail extends HTMLElement {
     const { event } = row;
     const turn = this.#log.turn(event.turn_id);
     const left = this.#log.left.get(this.#seq);
-    const place = `#/c/${toPath(this.#log.id)}`;
+    const act = placeOf(this.#log.id, "act");
     const facts = [
       ["time", wholeTime(event.timestamp)],
       ["turn", turn ? `${turn.number}, ${turn.outcome || "runs"}` : null],
@@ -55,10 +55,10 @@ export class Detail extends HTMLElement {
     show(body,
       h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
       h("div", { class: "buttons" },
-        h("a", { href: `${place}/travel?seq=${this.#seq}` }, "Travel here"),
-        !this.#options.isReadOnly && h("a", { href: `${place}/act?at=${this.#seq}` }, "Fork here"),
+        h("a", { href: placeOf(this.#log.id, "travel", this.#seq) }, "Travel here"),
+        !this.#options.isReadOnly && h("a", { href: `${act}?at=${this.#seq}` }, "Fork here"),
         !this.#options.isReadOnly && event.kind === "user_message" && event.message_id
-          && h("a", { href: `${place}/act?edit=${encodeURIComponent(event.message_id)}&from=${this.#seq}` }, "Edit and resend"),
+          && h("a", { href: `${act}?edit=${encodeURIComponent(event.message_id)}&from=${this.#seq}` }, "Edit and resend"),
       ),
       jsonView(event),
     );

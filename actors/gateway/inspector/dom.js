@@ -24,9 +24,28 @@ export function svg(tag, props, ...children) {
   return fill(document.createElementNS(SVG, tag), props, children);
 }
 
-/** Put these children in place of those that an element has. */
+/** Put these children in place of those that an element has; the focus stays in its place. */
 export function show(element, ...children) {
+  const active = document.activeElement;
+  const path = [];
+  for (let at = element.contains(active) ? active : element; at !== element; at = at.parentElement) {
+    path.unshift([...at.parentElement.children].indexOf(at));
+  }
   element.replaceChildren(...children.flat(3).filter(Boolean));
+  const there = path.reduce((at, index) => at?.children[index], element);
+  if (there !== element && there?.tagName === active.tagName) there.focus({ preventScroll: true });
+}
+
+/** Return what stands in the place of rows if there are none. */
+export function empty(title, ...children) {
+  return h("div", { class: "empty" }, h("h2", {}, title), children);
+}
+
+/** Return buttons of which one is pressed; `choices` are values and names. */
+export function segments(label, choices, chosen, choose) {
+  return h("div", { class: "segments", role: "group", "aria-label": label }, choices.map(([value, name]) => h("button", {
+    "aria-pressed": String(value === chosen), onclick: () => choose(value),
+  }, name)));
 }
 
 /** Call the function at most once a frame. */

@@ -1,7 +1,7 @@
 // The list of conversations: found by search or the beginning of their ids, by status, live.
 
-import { ask, follow, server } from "./api.js";
-import { h, show, whenQuiet } from "./dom.js";
+import { ask, follow, pause, server } from "./api.js";
+import { empty, h, show, whenQuiet } from "./dom.js";
 import { ago, number, oneLine, plural, wholeTime } from "./format.js";
 import "./rows.js";
 
@@ -142,51 +142,57 @@ export class ConversationList extends HTMLElement {
 
   async #poll() {
     for (;;) {
-      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
-      if (document.hidden || this.#isReading || this.#input.value || !this.isConnected) continue;
-      try {
-        const page = await ask("conversations", { query: { ...this.#query, limit: 100 } });
-        this.#merge(page.conversations);
-      } catch {
-        // The notice at the top says that the server does not answer.
-      }
+      await pause(POLL_MS);
+      if (!document.hidden && this.isConnected) await this.#look();
     }
   }
 
   async #follow() {
-    const soon = whenQuiet(200, async () => {
-      if (this.#input.value || this.#isReading) return;
-      try {
-        this.#merge((await ask("conversations", { query: { ...this.#query, limit: 100 } })).conversations);
-      } catch {
-        // As above.
-      }
-    });
+    const soon = whenQuiet(200, () => this.#look());
     server.addEventListener("reachable", soon);
     try {
-      for await (const found of follow("changes", { signal: new AbortController().signal })) {
-        if (found.event !== "end") soon();
+      for await (const { event, data } of follow("changes", { signal: new AbortController().signal })) {
+        if (event === "row") this.#dropIfUnfit(data);
+        if (event !== "end") soon();
       }
     } catch {
       this.#poll(); // not for this token
     }
   }
 
+  /** Read the newest rows. */
+  async #look() {
+    if (this.#problem?.status === 0) return this.#read(!this.#found.length);
+    if (this.#input.value || this.#isReading) return;
+    try {
+      this.#merge(await ask("conversations", { query: { ...this.#query, limit: 100 } }));
+    } catch {
+      // The notice at the top says that the server does not answer.
+    }
+  }
+
+  /** Take a row away that has not the wanted status any more. */
+  #dropIfUnfit({ id, status }) {
+    if (!this.#status.value || status === this.#status.value) return;
+    const kept = this.#found.filter((row) => row.id !== id);
+    if (kept.length === this.#found.length) return;
+    this.#found = kept;
+    this.#show();
+  }
+
   /** Put the newest rows on top, each in its new state; the rest stays as it is. */
-  #merge(newest) {
-    if (!this.#found.length && !newest.length) return;
+  #merge({ conversations: newest, cursor }) {
     const fresh = new Map(newest.map((row) => [row.id, row]));
     const isSame = newest.every((row, index) => {
       const known = this.#found[index];
       return known?.id === row.id && known.head === row.head && known.status === row.status && known.title === row.title;
     });
-    if (isSame) return;
+    // Those that are gone are told apart only where the newest are all.
+    const rest = cursor === null ? this.#found.filter((row) => fresh.has(row.id)) : this.#found;
+    if (isSame && rest.length === this.#found.length) return;
     // A person who reads further down keeps the place.
-    if (this.#rows.scrollTop > 56) {
-      this.#found = this.#found.map((row) => fresh.get(row.id) ?? row);
-    } else {
-      this.#found = [...newest, ...this.#found.filter((row) => !fresh.has(row.id))];
-    }
+    this.#found = this.#rows.scrollTop > 56
+      ? rest.map((row) => fresh.get(row.id) ?? row) : [...newest, ...rest.filter((row) => !fresh.has(row.id))];
     this.#show();
     this.select(this.#selected);
   }
@@ -206,11 +212,11 @@ export class ConversationList extends HTMLElement {
   }
 
   #empty() {
-    if (this.#problem) return h("div", { class: "empty" }, h("h2", {}, "The list cannot be read"), h("p", {}, this.#problem.message));
+    if (this.#problem) return empty("The list cannot be read", h("p", {}, this.#problem.message));
     if (this.#input.value || this.#status.value) {
-      return h("div", { class: "empty" }, h("h2", {}, "Nothing fits"), h("p", {}, "No conversation has these words or this status."));
+      return empty("Nothing fits", h("p", {}, "No conversation has these words or this status."));
     }
-    return h("div", { class: "empty" }, h("h2", {}, "No conversation yet"), h("p", {}, "Send a message, and it appears here."),
+    return empty("No conversation yet", h("p", {}, "Send a message, and it appears here."),
       h("pre", {}, `curl -s ${location.origin}/v1/conversations/alice/messages \\\n  -H 'Content-Type: application/json' \\\n  -d '{"content": "hello"}'`));
   }
 

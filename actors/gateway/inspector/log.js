@@ -1,7 +1,7 @@
 // A conversation as this page knows it: its outline, the rows of its log that were read, and the
 // changes that come while it is looked at. All views of a conversation share one.
 
-import { ask, follow, toPath, pause } from "./api.js";
+import { ask, follow, pause, server, toPath } from "./api.js";
 import { whenQuiet } from "./dom.js";
 
 const CHUNK = 64;
@@ -126,7 +126,6 @@ export class Log extends EventTarget {
     }
     for (const [seq, why] of found.damaged) this.damaged.set(seq, why);
     this.waiting = found.waiting;
-    this.withdrawn = found.withdrawn;
     this.head = found.head;
     // The last chunk was read before it was full.
     this.#chunks.delete(Math.floor((changedFrom - 1) / CHUNK));
@@ -169,6 +168,8 @@ export class Log extends EventTarget {
       }
     });
     const signal = this.#end.signal;
+    // Views whose reads have failed meanwhile read again at "outline" and "facts".
+    server.addEventListener("reachable", ({ detail }) => detail && catchUp(), { signal });
     try {
       const stream = follow(`${this.path}/events`, {
         query: { pieces: true }, signal, after: String(this.head),

@@ -3,7 +3,7 @@
 import { h, show } from "./dom.js";
 import { Detail } from "./detail.js";
 import { clock, duration, kindName, number, plainText, toneOf, words } from "./format.js";
-import { toPath } from "./api.js";
+import { placeOf } from "./api.js";
 import "./rows.js";
 
 const SAID = new Set([
@@ -146,7 +146,7 @@ export class LogView extends HTMLElement {
 
   key(event) {
     if (event.key === "t" && this.#seq) {
-      location.hash = `#/c/${toPath(this.#log.id)}/travel?seq=${this.#seq}`;
+      location.hash = placeOf(this.#log.id, "travel", this.#seq);
       return true;
     }
     return false;

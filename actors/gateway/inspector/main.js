@@ -4,7 +4,7 @@
 //   #/c/<id>/log|travel|timeline|act        a conversation; ?seq= names a place in it
 //   #/runtime                               the actors
 
-import { ask, fromPath, parametersOf, server, setToken, takeTokenFromAddress, toPath } from "./api.js";
+import { ask, fromPath, parametersOf, placeOf, server, setToken, takeTokenFromAddress } from "./api.js";
 import { h, show } from "./dom.js";
 import { Conversation } from "./conversation.js";
 import { ConversationList } from "./list.js";
@@ -32,7 +32,6 @@ class Inspector extends HTMLElement {
   #links = {};
   #page = null;
   #self = null;
-  #prefix = "";
 
   connectedCallback() {
     this.#links = {
@@ -59,7 +58,7 @@ class Inspector extends HTMLElement {
     addEventListener("keydown", (event) => this.#key(event));
     this.#list.addEventListener("open", (event) => {
       const { id, seq } = event.detail;
-      location.hash = `#/c/${toPath(id)}/log${seq ? `?seq=${seq}` : ""}`;
+      location.hash = placeOf(id, "log", seq);
     });
     this.#begin();
   }

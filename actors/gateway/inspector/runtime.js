@@ -1,7 +1,7 @@
 // The actors, live: what waits for them, what they have handled, what reached none of them.
 
-import { ask, pause, toPath } from "./api.js";
-import { h, show } from "./dom.js";
+import { ask, pause, placeOf, toPath } from "./api.js";
+import { empty, h, show } from "./dom.js";
 import { duration, number, plural } from "./format.js";
 import "./rows.js";
 
@@ -55,7 +55,7 @@ export class Runtime extends HTMLElement {
       } catch (problem) {
         if (signal.aborted) return;
         if (problem.status === 403 || problem.status === 401) {
-          show(this, h("div", { class: "empty" }, h("h2", {}, "Not for this token"), h("p", {}, "The actors need the scope inspector.")));
+          show(this, empty("Not for this token", h("p", {}, "The actors need the scope inspector.")));
           return;
         }
       }
@@ -74,7 +74,7 @@ export class Runtime extends HTMLElement {
         this.#actors.push([actor, depth, path]);
         handled.set(path, actor.handled);
         const before = this.#before.get(path);
-        this.#rates.set(path, before === undefined || !this.#lookedAt ? 0 : (actor.handled - before) / passed);
+        this.#rates.set(path, Math.max(0, actor.handled - (before ?? actor.handled)) / passed);
         walk(actor.children, depth + 1, path);
       }
     };
@@ -87,6 +87,7 @@ export class Runtime extends HTMLElement {
     const waiting = this.#actors.reduce((sum, [actor]) => sum + actor.mailbox_depth, 0);
     this.#sum.textContent = `${plural(this.#actors.length, "actor")}, ${plural(waiting, "message")} waiting`;
     this.#rows.count = this.#actors.length;
+    this.#rows.active = this.#actors.findIndex(([, , path]) => path === this.#chosen);
     this.#rows.refresh();
     const reasons = Object.entries(letters.by_reason);
     show(this.#side,
@@ -109,7 +110,7 @@ export class Runtime extends HTMLElement {
       show(this.#rejections);
       return;
     }
-    const link = h("a", { href: `#/c/${toPath(id)}/log` }, id);
+    const link = h("a", { href: placeOf(id) }, id);
     show(this.#rejections, h("h2", {}, "Rejections of ", link), h("p", { class: "quiet" }, "…"));
     try {
       const { rejections } = await ask(`conversations/${toPath(id)}/rejections`);

@@ -2,8 +2,8 @@
 // side by side. The axis spans the turns in sight (or the one that was opened); time in which nothing
 // ran is cut out, and the cut is marked.
 
-import { toPath } from "./api.js";
-import { eachFrame, h, show, svg, whenQuiet } from "./dom.js";
+import { placeOf } from "./api.js";
+import { eachFrame, empty, h, show, svg, whenQuiet } from "./dom.js";
 import { duration, number, oneLine, plural, wholeTime } from "./format.js";
 
 const PAD = 11;
@@ -65,7 +65,7 @@ export class Timeline extends HTMLElement {
       this.#scroll.scrollTop = this.#tops.at(-1); // the newest turns
     }
     if (!this.#log.turns.length) {
-      show(this.#scroll, h("div", { class: "empty" }, h("h2", {}, "No turn yet"), h("p", {}, "A turn begins with a chat message.")));
+      show(this.#scroll, empty("No turn yet", h("p", {}, "A turn begins with a chat message.")));
       return;
     }
     if (this.#svg.parentNode !== this.#scroll) show(this.#scroll, this.#space, this.#svg);
@@ -116,7 +116,6 @@ export class Timeline extends HTMLElement {
     if (wasAtEnd) this.#scroll.scrollTop = this.#tops.at(-1);
     if (this.#active >= 0) this.#tell();
     this.#draw();
-    this.dataset.shown = String(this.#log.head);
   }
 
   /** When a turn ended, or until when something is known of one that did not. */
@@ -178,12 +177,12 @@ export class Timeline extends HTMLElement {
     this.#svg.setAttribute("width", width);
     this.#svg.setAttribute("height", height);
     this.#svg.setAttribute("aria-label", `Turns ${first + 1} to ${last + 1} of ${turns.length} over time`);
-    show(this.#svg, patterns(), svg("clipPath", { id: "tl-plot" }, svg("rect", { x: left, y: AXIS, width: width - left, height })),
+    show(this.#svg, patterns(), svg("clipPath", { id: "tl-plot" }, box("", left, AXIS, width - left, height)),
       lanes.map((lane) => lane.ground),
       this.#grid(axis, left, height),
       svg("g", { class: "tl-plot", "clip-path": "url(#tl-plot)" }, lanes.map((lane) => lane.bars), overs),
-      lanes.map((lane) => lane.label),
-      svg("line", { class: "tl-grid", x1: left, x2: left, y1: 0, y2: height }),
+      lanes.map((lane) => lane.title),
+      path("tl-grid", `M${left} 0V${height}`),
       this.#axisHead(axis, left, width));
     if (turns.some((turn) => turn.to_ms === null && Date.now() - turn.from_ms < OPEN_MS_MAX)) setTimeout(this.#draw, 500);
   }
@@ -191,9 +190,9 @@ export class Timeline extends HTMLElement {
   #grid(axis, left, height) {
     const parts = [];
     for (const [n, part] of axis.parts.entries()) {
-      if (n) parts.push(svg("rect", { class: "tl-gap", x: part.x - GAP_PX + 2, width: GAP_PX - 4, y: AXIS, height }));
+      if (n) parts.push(box("tl-gap", part.x - GAP_PX + 2, AXIS, GAP_PX - 4, height));
     }
-    for (const [x] of this.#ticks(axis)) parts.push(svg("line", { class: "tl-grid", x1: x, x2: x, y1: AXIS, y2: height }));
+    for (const [x] of this.#ticks(axis)) parts.push(path("tl-grid", `M${x} ${AXIS}V${height}`));
     return parts;
   }
 
@@ -209,23 +208,22 @@ export class Timeline extends HTMLElement {
   }
 
   #axisHead(axis, left, width) {
-    const words = [svg("rect", { x: 0, y: 0, width, height: AXIS, fill: "var(--surface)" }), svg("line", { class: "tl-grid", x1: 0, x2: width, y1: AXIS, y2: AXIS })];
+    const words = [box("tl-head", 0, 0, width, AXIS), path("tl-grid", `M0 ${AXIS}H${width}`)];
     let free = 0;
     for (const [x, at] of this.#ticks(axis)) {
       const time = at ? `+${shortTime(at)}` : "0";
       const gap = axis.parts.find((part) => part.x > x)?.x - GAP_PX;
       if (x < free || x + time.length * 7 > (gap || width)) continue;
-      words.push(svg("text", { class: "tl-mono", x: x + 3, y: 18 }, time));
+      words.push(label("tl-mono", x + 3, 18, time));
       free = x + 56;
     }
     for (const [n, part] of axis.parts.entries()) {
       if (!n) continue;
       const idle = part[0] - axis.parts[n - 1][1];
       const x = part.x - GAP_PX / 2;
-      words.push(svg("text", { class: "tl-idle", x, y: 12, "text-anchor": "middle" }, "idle"),
-        svg("text", { class: "tl-idle", x, y: 23, "text-anchor": "middle" }, duration(idle).replace(/ min .*/, " min")));
+      words.push(label("tl-idle", x, 12, "idle", "middle"), label("tl-idle", x, 23, duration(idle).replace(/ min .*/, " min"), "middle"));
     }
-    words.push(svg("text", { class: "tl-quiet", x: 16, y: 18 }, left > 100 ? wholeTime(axis.parts[0][0]) : "turn"));
+    words.push(label("tl-quiet", 16, 18, left > 100 ? wholeTime(axis.parts[0][0]) : "turn"));
     return words;
   }
 
@@ -236,19 +234,19 @@ export class Timeline extends HTMLElement {
     const end = this.#endOf(turn);
     const known = this.#bars.get(turn.turn_id);
     const classes = ["tl-lane", index % 2 ? "odd" : "", index === this.#active ? "is-active" : ""].join(" ");
-    const ground = svg("rect", { class: classes, x: 0, y, width, height, data: { turn: index } });
+    const ground = box(classes, 0, y, width, height, { turn: index });
     const bars = [];
     const x0 = axis.toX(turn.from_ms);
     const x1 = Math.max(x0 + 3, axis.toX(end));
     const top = y + PAD + STRIP;
-    bars.push(svg("rect", { class: `tl-turn ${turn.outcome}`, x: x0, y: top - 2, width: x1 - x0, height: height - PAD * 2 - STRIP + 4, rx: 4, data: { turn: index } }));
+    bars.push(box(`tl-turn ${turn.outcome}`, x0, top - 2, x1 - x0, height - PAD * 2 - STRIP + 4, { turn: index }));
     for (const [n, row] of (known?.rows ?? []).entries()) bars.push(...this.#row(row, n, top + n * ROW, axis, end, x1, index));
     const [glyph, tone] = ENDS[turn.outcome] ?? ["…", "tl-quiet"];
     const ended = `${glyph} ${turn.outcome === "failed" ? failureOf(turn) : ""}`.trim();
     const isRoomy = ended.length < 2 || x1 + 8 + ended.length * 6.5 < width;
-    bars.push(svg("text", { class: `tl-text ${tone}`, x: isRoomy ? x1 + 5 : x0 - 5, y: top + 12, "font-weight": 700, "text-anchor": isRoomy ? "start" : "end" }, ended));
+    bars.push(label(`tl-text tl-strong ${tone}`, isRoomy ? x1 + 5 : x0 - 5, top + 12, ended, isRoomy ? "start" : "end"));
     if (turn.outcome && turn.outcome !== "completed") {
-      bars.push(svg("rect", { class: "tl-bad", x: x1 - 2, y: top - 4, width: 3, height: height - PAD * 2 - STRIP + 8 }));
+      bars.push(box("tl-bad", x1 - 2, top - 4, 3, height - PAD * 2 - STRIP + 8));
     }
     const untold = []; // the texts for which the plot has no room
     let free = left;
@@ -259,19 +257,19 @@ export class Timeline extends HTMLElement {
       if (!isTold) untold.push(message.text);
       free = upTo;
     }
-    return { ground, bars, label: this.#label(turn, index, y, left, untold) };
+    return { ground, bars, title: this.#title(turn, index, y, left, untold) };
   }
 
-  #label(turn, index, y, left, untold) {
+  #title(turn, index, y, left, untold) {
     const outcome = turn.outcome ? turn.outcome.replace("_", " ") : "runs";
     const room = left > 100 ? 34 : 12;
     const tone = turn.outcome === "completed" ? "tl-quiet" : "tl-quiet tl-bad";
     return svg("g", { data: { turn: index } },
-      svg("text", { class: "tl-text", x: 16, y: y + 20, "font-weight": 600 }, `Turn ${turn.number}`),
-      left > 100 && svg("text", { class: tone, x: left - 12, y: y + 20, "text-anchor": "end" }, `${outcome} · ${duration(this.#endOf(turn) - turn.from_ms)}`),
-      svg("text", { class: "tl-quiet", x: 16, y: y + 37 }, shortened(turn.messages[0]?.text ?? "", room)),
-      left <= 100 && svg("text", { class: tone, x: 16, y: y + 53 }, outcome),
-      untold.map((text, n) => svg("text", { class: "tl-quiet", x: 16, y: y + 53 + 16 * (n + (left <= 100)) }, shortened(`◆ ${text}`, room)))
+      label("tl-text tl-strong", 16, y + 20, `Turn ${turn.number}`),
+      left > 100 && label(tone, left - 12, y + 20, `${outcome} · ${duration(this.#endOf(turn) - turn.from_ms)}`, "end"),
+      label("tl-quiet", 16, y + 37, shortened(turn.messages[0]?.text ?? "", room)),
+      left <= 100 && label(tone, 16, y + 53, outcome),
+      untold.map((text, n) => label("tl-quiet", 16, y + 53 + 16 * (n + (left <= 100)), shortened(`◆ ${text}`, room)))
         .slice(0, Math.floor((this.#height(turn) - 41) / 16) - (left <= 100)));
   }
 
@@ -284,8 +282,8 @@ export class Timeline extends HTMLElement {
       const to = Math.max(from + 1.5, axis.toX(bar.to_ms ?? turnEnd));
       if (to < free && to - from < 2) continue; // thousands of bars in a few pixels
       const isCut = ["interrupted", "failed", "cut off", "error", "not run", "rejected"].includes(bar.outcome);
-      found.push(svg("rect", { class: `tl-${bar.kind}`, x: from, y: y + 1, width: to - from, height: ROW - 4, rx: 2, data: { turn: index, row: n, bar: at } }));
-      if (isCut) found.push(svg("rect", { class: "tl-bad", x: to - 3, y: y + 1, width: 3, height: ROW - 4 }));
+      found.push(box(`tl-${bar.kind}`, from, y + 1, to - from, ROW - 4, { turn: index, row: n, bar: at }));
+      if (isCut) found.push(box("tl-bad", to - 3, y + 1, 3, ROW - 4));
       free = to + 1;
       const [name, ...others] = namesOf(bar);
       const took = duration((bar.to_ms ?? turnEnd) - bar.from_ms);
@@ -293,11 +291,11 @@ export class Timeline extends HTMLElement {
       const next = Math.min(x1, row[at + 1] ? axis.toX(row[at + 1].from_ms) : x1);
       const inside = [`${name} ${took}`, name, ...others].find((words) => words.length * 6.2 + 10 < to - from);
       const size = name.length * LETTER + 8;
-      if (inside) found.push(svg("text", { class: isWait ? "tl-over" : "tl-on", x: from + 5, y: y + 12.5 }, inside));
+      if (inside) found.push(label(isWait ? "tl-over" : "tl-on", from + 5, y + 12.5, inside));
       else if (size < next - to) {
-        found.push(svg("text", { class: "tl-quiet", x: to + 4, y: y + 12.5 }, name));
+        found.push(label("tl-quiet", to + 4, y + 12.5, name));
         free = told = to + size;
-      } else if (n && from - size > told) found.push(svg("text", { class: "tl-quiet", x: from - 4, y: y + 12.5, "text-anchor": "end" }, name));
+      } else if (n && from - size > told) found.push(label("tl-quiet", from - 4, y + 12.5, name, "end"));
       told = Math.max(told, to);
     }
     return found;
@@ -309,10 +307,10 @@ export class Timeline extends HTMLElement {
     const joined = axis.toX(message.joined_ms ?? Date.now());
     const shapes = [];
     if (joined - at > 1) {
-      shapes.push(svg("rect", { class: message.steers ? "tl-steer" : "tl-queue", x: at, y: y + 4, width: joined - at, height: 7, data: { turn: index, message: n } }),
-        svg("path", { class: "tl-join", d: `M${joined} ${y + 7}V${y + STRIP + ROW}` }));
+      shapes.push(box(message.steers ? "tl-steer" : "tl-queue", at, y + 4, joined - at, 7, { turn: index, message: n }),
+        path("tl-join", `M${joined} ${y + 7}V${y + STRIP + ROW}`));
     }
-    shapes.push(svg("path", { class: "tl-user", d: `M${at} ${y + 1}l6 6.500l-6 6.500l-6 -6.500z`, data: { turn: index, message: n } }));
+    shapes.push(path("tl-user", `M${at} ${y + 1}l6 6.5l-6 6.5l-6 -6.5z`, { turn: index, message: n }));
     const waited = joined - at > 1 ? `${message.steers ? "joins after" : "waits"} ${duration((message.joined_ms ?? Date.now()) - message.at_ms)}` : "";
     let upTo = joined;
     const put = (words, isOver) => {
@@ -320,7 +318,7 @@ export class Timeline extends HTMLElement {
       const [before, after] = [at - 10 - size, joined + 6];
       const x = [n && after + size < end && after, before > free && before, after + size < end && after, isOver && end - size > at + 10 && end - size].find(Boolean);
       if (!words || !x) return false;
-      shapes.push(svg("text", x < at ? { class: "tl-quiet", x: at - 10, y: y + 11, "text-anchor": "end" } : { class: x < joined ? "tl-over" : "tl-quiet", x, y: y + 11 }, words));
+      shapes.push(x < at ? label("tl-quiet", at - 10, y + 11, words, "end") : label(x < joined ? "tl-over" : "tl-quiet", x, y + 11, words));
       upTo = Math.max(upTo, x + size);
       return true;
     };
@@ -340,9 +338,9 @@ export class Timeline extends HTMLElement {
     const bottom = yOf(index) + this.#height(turn) - PAD + 4;
     const begin = yOf(by) + PAD + 1;
     return [
-      svg("path", { class: "tl-cut", d: `M${x} ${begin}V${(begin + bottom) / 2}H${to}V${bottom + 4}` }),
-      svg("path", { class: "tl-bad", d: `M${to} ${bottom - 2}l4.500 8h-9z` }),
-      svg("text", { class: "tl-quiet tl-bad", x: to + 8, y: bottom + 8 }, turn.outcome === "rolled_back" ? "rolls back" : "interrupts"),
+      path("tl-cut", `M${x} ${begin}V${(begin + bottom) / 2}H${to}V${bottom + 4}`),
+      path("tl-bad", `M${to} ${bottom - 2}l4.5 8h-9z`),
+      label("tl-quiet tl-bad", to + 8, bottom + 8, turn.outcome === "rolled_back" ? "rolls back" : "interrupts"),
     ];
   }
 
@@ -425,24 +423,36 @@ export class Timeline extends HTMLElement {
     if (!target) return;
     const turn = this.#log.turns[target.dataset.turn];
     const { row, bar, message } = target.dataset;
-    if (row !== undefined) location.hash = `#/c/${toPath(this.#log.id)}/log?seq=${this.#bars.get(turn.turn_id).rows[row][bar].seq}`;
-    else if (message !== undefined) location.hash = `#/c/${toPath(this.#log.id)}/log?seq=${turn.messages[message].seq}`;
+    const found = row !== undefined ? this.#bars.get(turn.turn_id).rows[row][bar] : turn.messages[message];
+    if (found) location.hash = placeOf(this.#log.id, "log", found.seq);
     else this.#choose(Number(target.dataset.turn));
   }
 
   #legend() {
     const mark = (...shapes) => svg("svg", { viewBox: "0 0 24 12", "aria-hidden": "true" }, shapes);
-    const bar = (name) => mark(svg("rect", { class: name, x: 0.5, y: 1.5, width: 23, height: 9, rx: 2 }));
+    const bar = (name) => mark(box(name, 0.5, 1.5, 23, 9));
     return h("div", { class: "legend" }, [
       [bar("tl-model"), "model call"], [bar("tl-tool"), "tool call"], [bar("tl-confirmation"), "waits for a person"],
       [bar("tl-pause"), "paused"],
-      [mark(svg("path", { class: "tl-user", d: "M8 0l5 6l-5 6l-5 -6z" })), "a message comes"],
+      [mark(path("tl-user", "M8 0l5 6l-5 6l-5 -6z")), "a message comes"],
       [bar("tl-queue"), "waits for its turn"], [bar("tl-steer"), "joins a running turn"],
-      [mark(svg("path", { class: "tl-cut", d: "M12 12V5" }), svg("path", { class: "tl-bad", d: "M12 0l4.500 7h-9z" })), "it cuts a turn off"],
-      [mark(svg("rect", { class: "tl-bad", x: 11, y: 0, width: 3, height: 12 })), "ended before it was done"],
+      [mark(path("tl-cut", "M12 12V5"), path("tl-bad", "M12 0l4.5 7h-9z")), "it cuts a turn off"],
+      [mark(box("tl-bad", 11, 0, 3, 12)), "ended before it was done"],
       ...Object.entries(ENDS).map(([outcome, [glyph, tone]]) => [h("b", { class: tone }, glyph), outcome.replace("_", " ")]),
     ].map(([shape, words]) => h("span", {}, shape, words)));
   }
+}
+
+function box(name, x, y, width, height, data) {
+  return svg("rect", { class: name, x, y, width, height, data });
+}
+
+function path(name, d, data) {
+  return svg("path", { class: name, d, data });
+}
+
+function label(name, x, y, words, anchor) {
+  return svg("text", { class: name, x, y, "text-anchor": anchor }, words);
 }
 
 /** The words for a bar, those that say most first. */

@@ -1,6 +1,6 @@
 // Time travel: the state and the view at any seq, what differs between two, what the model was asked.
 
-import { h, show, svg, whenQuiet } from "./dom.js";
+import { empty, h, segments, show, svg, whenQuiet } from "./dom.js";
 import { jsonView } from "./detail.js";
 import { kindName, number, plainText, plural, toneOf, words } from "./format.js";
 import "./rows.js";
@@ -23,6 +23,7 @@ export class Travel extends HTMLElement {
   #shape = "openai-chat";
   #step = null;
   #isRaw = false;
+  #isMissed = false; // the server was away when the place was to be read
 
   #range = h("input", { type: "range", min: 0, "aria-label": "Seq", oninput: (event) => this.#move(Number(event.target.value)) });
   #strip = svg("svg", { "aria-hidden": "true", preserveAspectRatio: "none" });
@@ -32,7 +33,7 @@ export class Travel extends HTMLElement {
   #event = h("span", { class: "ellipsis quiet" });
   #facts = h("div", { class: "travel-facts", tabindex: 0, role: "region", "aria-label": "State" });
   #main = h("div", { class: "travel-view" });
-  #modes = h("div", { class: "segments", role: "group", "aria-label": "What is shown" });
+  #modes = h("div");
   #rows = document.createElement("tk-rows");
   #read = whenQuiet(50, () => this.#load());
 
@@ -42,7 +43,7 @@ export class Travel extends HTMLElement {
     this.#rows.setup({ guess: 64, label: "What the model sees", render: (index) => this.#render(index) });
     log.addEventListener("outline", () => {
       this.#showStrip();
-      if (this.#seq === null) this.#moved();
+      if (this.#seq === null || this.#isMissed) this.#moved();
     });
     log.addEventListener("rows", () => this.#nameEvent());
   }
@@ -140,13 +141,10 @@ export class Travel extends HTMLElement {
   #showModes() {
     const modes = [["view", "View"], ["asked", "Asked"]];
     if (this.#from !== null) modes.splice(1, 0, ["difference", "Difference"]);
-    show(this.#modes, modes.map(([mode, name]) => h("button", {
-      "aria-pressed": String(mode === this.#mode),
-      onclick: () => {
-        this.#mode = mode;
-        this.#moved();
-      },
-    }, name)));
+    show(this.#modes, segments("What is shown", modes, this.#mode, (mode) => {
+      this.#mode = mode;
+      this.#moved();
+    }));
   }
 
   #showStrip() {
@@ -176,6 +174,7 @@ export class Travel extends HTMLElement {
     const reads = (this.#reads = new AbortController());
     const { signal } = reads;
     const seq = this.seq;
+    this.#isMissed = false;
     try {
       const [state, stateFrom] = await Promise.all([
         this.#log.ask("/state", { query: { at: seq }, signal }),
@@ -190,14 +189,15 @@ export class Travel extends HTMLElement {
       this.dataset.shown = `${this.#mode} ${seq}`; // what is shown now, for those who wait for it
     } catch (problem) {
       if (problem.name === "AbortError" || signal.aborted) return;
-      this.#showProblem(problem);
+      this.#isMissed = problem.status === 0;
+      if (!this.#isMissed) this.#showProblem(problem); // else what was shown stays
       this.dataset.shown = `problem ${seq}`;
     }
   }
 
   #showProblem(problem) {
     const at = problem.facts?.seq;
-    show(this.#main, h("div", { class: "empty" }, h("h2", {}, "There is no state here"),
+    show(this.#main, empty("There is no state here",
       h("p", {}, problem.kind === "corrupt-log"
         ? `The log is damaged at seq ${number(at)}. States up to seq ${number(at - 1)} can be computed.` : problem.message),
       problem.kind === "corrupt-log" && h("button", { onclick: () => this.#move(at - 1) }, `Go to seq ${number(at - 1)}`)));
@@ -263,15 +263,16 @@ export class Travel extends HTMLElement {
         this.#viewEvents[part * WINDOW + n] = event;
       });
       this.#rows.refresh();
-    } catch {
+    } catch (problem) {
       this.#viewReads.delete(part);
+      this.#isMissed = problem.status === 0;
     }
   }
 
   #showRows(count, title, nothing) {
     const head = h("div", { class: "pane-head" }, h("h2", {}, title));
     if (!count) {
-      show(this.#main, head, h("div", { class: "empty" }, h("h2", {}, nothing)));
+      show(this.#main, head, empty(nothing));
       return;
     }
     if (this.#rows.parentNode !== this.#main) show(this.#main, head, this.#rows);
@@ -310,7 +311,7 @@ export class Travel extends HTMLElement {
   async #loadAsked(seq, signal) {
     const turns = this.#log.turns.filter((turn) => turn.steps);
     if (!turns.length) {
-      show(this.#main, h("div", { class: "empty" }, h("h2", {}, "No model was asked yet")));
+      show(this.#main, empty("No model was asked yet"));
       return;
     }
     const turn = this.#turnOfStep(turns, seq);
@@ -334,7 +335,6 @@ export class Travel extends HTMLElement {
           is_plain: event.request.is_plain, show_author: event.request.show_author,
         }, signal,
       });
-      this.asked = asked;
       show(body, this.#isRaw ? jsonView(asked.system ? { system: asked.system, messages: asked.messages } : asked.messages) : this.#messages(asked));
     } catch (problem) {
       if (problem.name === "AbortError") throw problem;
@@ -359,12 +359,10 @@ export class Travel extends HTMLElement {
         h("input", { id: "step", type: "number", min: 1, max: this.#log.steps, value: place, onchange: (event) => go(Number(event.target.value)) }),
         h("span", { class: "quiet" }, `of ${number(this.#log.steps)}`),
         this.#button("→", "Step on", () => go(place + 1))),
-      h("div", { class: "segments", role: "group", "aria-label": "Shape" }, SHAPES.map(([shape, name]) => h("button", {
-        "aria-pressed": String(shape === this.#shape), onclick: () => {
-          this.#shape = shape;
-          this.#moved();
-        },
-      }, name))),
+      segments("Shape", SHAPES, this.#shape, (shape) => {
+        this.#shape = shape;
+        this.#moved();
+      }),
       h("button", { "aria-pressed": String(this.#isRaw), onclick: () => {
         this.#isRaw = !this.#isRaw;
         this.#moved();
