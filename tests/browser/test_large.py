@@ -162,6 +162,11 @@ async def test_a_damaged_log_names_the_seq_and_shows_the_rest(
         await world.shows("What the model sees at seq 6")
         await world.at("team-standup", "timeline")
         await world.shows("Turn 6", ".timeline-scroll")
+        await world.at("team-standup", "act")
+        await world.button("Verify")
+        await world.shows("seq 7", "tk-act")
+        await world.go()
+        await world.shows("Standup of the team", "tk-list .row")
 
 
 async def test_a_journal_is_read_beside_the_process_that_writes_it(

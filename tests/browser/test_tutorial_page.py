@@ -23,9 +23,13 @@ async def test_a_reload_a_second_tab_an_interrupt_and_a_restart(
     for block in BLOCK.finditer(text):
         if block["file"] is not None:
             (tmp_path / block["file"]).write_text(block["text"])
-    # Slow enough that a reload, and a second message, come in the middle of an answer.
+    # A reload, and a second message, come in the middle of an answer: it goes on when it may.
     agent = tmp_path / "support.py"
-    agent.write_text(agent.read_text().replace("sleep(0.05)", "sleep(0.4)"))
+    waits = "while word == 'the ' and not Path(f'go-{order[0]}').exists():\n            await anyio"
+    told = agent.read_text().replace("await anyio", waits)
+    agent.write_text(f"from pathlib import Path\n{told}")
+    for order in (10, 11):
+        (tmp_path / f"go-{order}").touch()
     (serve,) = (
         command
         for block in BLOCK.finditer(text)
@@ -47,6 +51,8 @@ async def test_a_reload_a_second_tab_an_interrupt_and_a_restart(
         await page.keyboard.press("Enter")
         await page.wait_for_function("document.querySelector('#writing').textContent.length > 5")
         await page.reload()
+        await page.wait_for_function("document.querySelector('#writing').textContent.length > 5")
+        (tmp_path / "go-8").touch()
         await page.get_by_text(ANSWER.format(8)).wait_for()
 
         other = await context.new_page()

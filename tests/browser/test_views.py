@@ -8,9 +8,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from turnkeeper.actors import MemoryJournal, ModelResponse, ScriptedModel, ToolAgent, ToolCall
+from turnkeeper.actors.events import ObservationEvent
 
 from .site import BOUND_MS, Site, site
 from .stories import Story, refund_story, research_story, team_story
@@ -143,6 +144,13 @@ async def test_a_conversation_is_written_to_while_it_is_looked_at(browser: Brows
         await turn.end()
 
         await world.shows("a(stream slowly)", ".transcript-pane")
+        for tab, then in (("travel", "sees at seq 12"), ("timeline", "Turn 3")):
+            await world.at("live", tab)
+            await world.page.locator(f"tk-{tab}").wait_for(timeout=BOUND_MS)
+            if tab == "travel":
+                await (await world.conversations["live"].send("and again")).reply()
+            await world.shows(then, f"tk-{tab}")
+        await world.at("live")
         await expect(world.page.locator(".transcript-pane")).not_to_contain_text("is writing")
         await world.shows("finished", ".conversation-head")
 
@@ -186,11 +194,20 @@ async def test_script_and_markup_are_shown_as_text(browser: Browser) -> None:
         await world.shows(SCRIPT, ".transcript-pane .is-user >> nth=0")
         await world.page.locator(".log-pane [data-seq='3']").click()
         await world.shows("onerror", "tk-detail")
-        for tab, place in (("travel", "tk-travel"), ("timeline", "tk-timeline"), ("act", "tk-act")):
-            await world.at(story.name, tab)
-            await world.page.locator(place).wait_for(timeout=BOUND_MS)
         await world.travelled(story.name, 8)
         await world.shows(SCRIPT, "tk-travel .seen >> nth=0")
+        await world.at(story.name, "timeline")
+        await world.shows(SCRIPT[:8], ".timeline-scroll")
+        await world.page.locator(".timeline-scroll").focus()
+        await world.press("End")
+        await world.shows(SCRIPT, ".timeline-bar")
+        await world.at(story.name, "act", "?edit=m1&from=3")
+        await expect(world.page.get_by_role("textbox", name="Message")).to_have_value(SCRIPT)
+        await world.button("Send")
+        await world.shows("Durable at seq", "tk-act")
+        await world.go("runtime")
+        await world.page.locator("tk-runtime .row", has_text=story.name).click()
+        await world.shows(story.name, "tk-runtime aside")
 
         assert await world.page.evaluate("() => window.hacked") is None
         assert await world.page.locator("tk-inspector script").count() == 0
@@ -201,6 +218,8 @@ async def test_a_message_of_a_megabyte_is_shown_in_parts(browser: Browser) -> No
     story.says("m1", "word " * 200_000)
     story.at(1).answers("ok", took=1)
     async with site(browser, story) as world:
+        await world.go()
+        await world.shows("ok", "tk-list .row")
         await world.at("large")
         await world.shows("1,000,000 characters; open it to read on", ".transcript-pane")
         await world.page.locator(".log-pane [data-seq='2']").click()
@@ -210,6 +229,12 @@ async def test_a_message_of_a_megabyte_is_shown_in_parts(browser: Browser) -> No
         await world.shows("Show more (40,000 of", "tk-detail")
         await world.travelled("large", 2)
         await world.shows("1,000,000 characters", "tk-travel")
+        await world.at("large", "timeline")
+        await world.shows("word word", ".timeline-scroll")
+        await world.at("large", "act", "?edit=m1&from=2")
+        await expect(world.page.get_by_role("textbox", name="Message")).to_have_value(
+            "word " * 200_000
+        )
 
 
 async def test_a_page_goes_on_when_the_server_comes_back(browser: Browser) -> None:
@@ -492,3 +517,47 @@ async def test_the_actors_are_shown_with_what_waits_for_them(browser: Browser) -
         await world.shows("Rejections of alice", "tk-runtime")
         await (await world.conversations["bob"].send("hello")).reply()
         await world.shows("conversations/bob", "tk-runtime")
+
+
+async def test_what_waits_fails_or_is_refused_is_shown_of_many_actors(browser: Browser) -> None:
+    """What the server tells is changed on its way: 3,000 actors, one of which falls behind."""
+    many = 3_000
+
+    async def crowd(route: Route) -> None:
+        tree = await (await route.fetch()).json()
+        actors = tree["actors"][0]["children"]
+        (one,) = actors
+        one |= {"mailbox_depth": 12, "oldest_s": 2.5, "restarts": 3}
+        one["handled"] += 100 * len(looks)
+        others = ({**one, "name": f"other-{n}", "mailbox_depth": 0} for n in range(many))
+        actors.extend(others)
+        looks.append(1)
+        await route.fulfill(json=tree)
+
+    async def letters(route: Route) -> None:
+        await route.fulfill(json={"count": 4, "by_reason": {"mailbox_full": 4}})
+
+    looks: list[int] = []
+    async with site(browser) as world:
+        chat = world.conversations["alice"]
+        await (await chat.send("hello")).reply()
+        with pytest.raises(Exception, match="unmatched_tool_result"):
+            await chat.append(ObservationEvent(tool_call_id="never-made", content="lost"))
+        await world.page.route("**/v1/runtime/tree", crowd)
+        await world.page.route("**/v1/dead-letters", letters)
+        await world.go("runtime")
+
+        row = world.page.locator("tk-runtime .row", has_text="conversations/alice")
+        await expect(world.page.locator("tk-runtime")).to_contain_text(
+            re.compile(r"3,00\d actors, 12 messages waiting"), timeout=BOUND_MS
+        )
+        await expect(row.locator(".is-busy .depth")).to_have_text("12")
+        await expect(row).to_contain_text("2.50 s")
+        await world.shows("mailbox_full4", "tk-runtime table >> nth=0")
+        await row.click()
+        await world.shows("unmatched_tool_result", "[aria-label=Rejections]")
+        rate = row.locator(".tree-row > span >> nth=5")
+        await expect(rate).not_to_have_text("0.0", timeout=BOUND_MS)
+        await expect(row.locator(".tree-row > span >> nth=6")).to_have_text("3")
+        await expect(row).to_have_class(re.compile("is-active"))
+        assert await world.page.locator("tk-runtime .row").count() < 80

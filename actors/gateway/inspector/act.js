@@ -18,12 +18,12 @@ export class Act extends HTMLElement {
   #log;
   #options;
   #state = null;
-  #running = h("section", { class: "card", "aria-label": "The turn that runs" });
-  #waiting = h("section", { class: "card", "aria-label": "Calls that wait", hidden: true });
+  #running = h("section.card", { "aria-label": "The turn that runs" });
+  #waiting = h("section.card", { "aria-label": "Calls that wait", hidden: true });
   #editing = null;
   #send;
   #fork;
-  #refused = h("div", {});
+  #refused = h("div");
 
   constructor(log, options) {
     super();
@@ -38,7 +38,7 @@ export class Act extends HTMLElement {
       this.setAttribute("role", "region");
       this.setAttribute("aria-label", "Act");
       if (this.#options.isReadOnly) {
-        this.append(card("This server only reads", h("p", { class: "quiet" }, "It opened the journal beside the process that writes. To send or to fork, open the inspector of that process.")));
+        this.append(card("This server only reads", h("p.quiet", "It opened the journal beside the process that writes. To send or to fork, open the inspector of that process.")));
       } else {
         this.append(this.#waiting, (this.#send = this.#sendCard()), this.#running, (this.#fork = this.#forkCard()));
       }
@@ -78,7 +78,7 @@ export class Act extends HTMLElement {
 
   /** Return a place for an outcome, and a function that runs a request and tells its outcome there. */
   #teller() {
-    const line = h("p", { class: "outcome", role: "status" });
+    const line = h("p.outcome", { role: "status" });
     const run = async (act) => {
       line.className = "outcome";
       line.textContent = "…";
@@ -88,7 +88,7 @@ export class Act extends HTMLElement {
         return true;
       } catch (problem) {
         const fix = problem.facts?.errors?.map((each) => `${each.at.join(".")}: ${each.rule}`).join("; ");
-        line.textContent = [problem.facts?.title, problem.message, fix].filter(Boolean).join(": ");
+        line.textContent = [problem.facts?.title, problem.message, problem.facts?.seq && `seq ${problem.facts.seq}`, fix].filter(Boolean).join(": ");
         line.classList.add("bad");
         return false;
       }
@@ -102,7 +102,7 @@ export class Act extends HTMLElement {
 
   #field(label, control) {
     control.id ||= `act${(ids += 1)}`;
-    return h("div", { class: "field" }, h("label", { for: control.id }, label), control);
+    return h("div.field", h("label", { for: control.id }, label), control);
   }
 
   // --- messages ---
@@ -113,8 +113,8 @@ export class Act extends HTMLElement {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit();
     } });
     const policy = h("select", { name: "policy" }, POLICIES.map(([value, name]) => h("option", { value }, name)));
-    const note = h("p", { class: "small quiet", hidden: true });
-    const submit = h("button", { class: "main" }, "Send");
+    const note = h("p.small.quiet", { hidden: true });
+    const submit = h("button.main", "Send");
     const form = h("form", {
       onsubmit: async (event) => {
         event.preventDefault();
@@ -134,8 +134,8 @@ export class Act extends HTMLElement {
         }
       },
     }, this.#field("Message", text), this.#field("If a turn runs", policy), note,
-    h("div", { class: "buttons" }, submit, h("button", { type: "button", name: "cancel", hidden: true, onclick: () => this.#edit(null, "") }, "Do not edit"),
-      h("span", { class: "small quiet" }, "Ctrl Enter")), line);
+    h("div.buttons", submit, h("button", { type: "button", name: "cancel", hidden: true, onclick: () => this.#edit(null, "") }, "Do not edit"),
+      h("span.small.quiet", "Ctrl Enter")), line);
     text.addEventListener("input", () => delete form.dataset.key);
     return card("Send a message", form);
   }
@@ -166,15 +166,15 @@ export class Act extends HTMLElement {
     // A rebuild for each event must not take the outcome away.
     const kept = this.#running.querySelector(".outcome");
     show(this.#running,
-      h("h2", {}, turn ? `Turn ${turn.number} runs` : "No turn runs"),
-      turn && h("p", { class: "quiet ellipsis" }, oneLine(turn.messages[0]?.text)),
-      h("div", { class: "buttons" },
+      h("h2", turn ? `Turn ${turn.number} runs` : "No turn runs"),
+      turn && h("p.quiet.ellipsis", oneLine(turn.messages[0]?.text)),
+      h("div.buttons",
         h("button", { disabled: !running, onclick: () => run(() => this.#post("/interrupt", { turn_id: running.turn_id }).then(did("Interrupted."))) }, "Interrupt"),
         h("button", { disabled: isPaused, onclick: () => run(() => this.#post("/pause").then(did("Paused."))) }, "Pause"),
         h("button", { disabled: !isPaused, onclick: () => run(() => this.#post("/resume").then(did("Goes on."))) }, "Resume"),
         h("button", { disabled: Boolean(running), onclick: () => run(() => this.#post("/undo").then((found) => `Took ${plural(found.messages.length, "message")} back.`)) }, "Undo the last turn")),
-      this.#state?.queued.length > 0 && h("ul", {}, this.#state.queued.slice(0, 20).map((message) => h("li", { class: "ellipsis" },
-        h("span", { class: "chip bare" }, "queued"), ` ${oneLine(message.content)}`))),
+      this.#state?.queued.length > 0 && h("ul", this.#state.queued.slice(0, 20).map((message) => h("li.ellipsis",
+        h("span.chip.bare", "queued"), ` ${oneLine(message.content)}`))),
       line);
     if (kept?.textContent && kept.textContent !== "…") {
       line.textContent = kept.textContent;
@@ -195,7 +195,7 @@ export class Act extends HTMLElement {
     const rows = calls.map((call) => {
       const name = `call-${(ids += 1)}`;
       const reason = h("input", { placeholder: "reason", "aria-label": `Reason to reject ${call.tool_name}`, oninput: () => set(false) });
-      const choice = (value, words) => h("label", {}, h("input", { type: "radio", name, onchange: () => set(value) }), ` ${words}`);
+      const choice = (value, words) => h("label", h("input", { type: "radio", name, onchange: () => set(value) }), ` ${words}`);
       const yes = choice(true, "allow");
       const no = choice(false, "reject");
       const set = (value) => {
@@ -203,14 +203,14 @@ export class Act extends HTMLElement {
         no.firstChild.checked = !value;
         submit.disabled = answers.size < awaiting.length;
       };
-      return h("li", { class: "card" }, h("code", {}, `${call.tool_name}(${JSON.stringify(call.arguments)})`), h("div", { class: "inline" }, yes, no, reason));
+      return h("li.card", h("code", `${call.tool_name}(${JSON.stringify(call.arguments)})`), h("div.inline", yes, no, reason));
     });
-    const submit = h("button", { class: "main", disabled: true, onclick: () => run(async () => {
+    const submit = h("button.main", { disabled: true, onclick: () => run(async () => {
       await this.#post("/answer", { answers: Object.fromEntries(answers) });
       return "Answered.";
     }) }, "Send the answers");
-    show(this.#waiting, h("h2", {}, `${plural(awaiting.length, "call")} ${awaiting.length === 1 ? "waits" : "wait"} for an answer`),
-      h("ul", {}, rows), h("div", { class: "buttons" }, submit), line);
+    show(this.#waiting, h("h2", `${plural(awaiting.length, "call")} ${awaiting.length === 1 ? "waits" : "wait"} for an answer`),
+      h("ul", rows), h("div.buttons", submit), line);
   }
 
   // --- forks, files, refusals ---
@@ -228,16 +228,16 @@ export class Act extends HTMLElement {
           return `Made ${made.id}.`;
         });
       },
-    }, this.#field("Its id", id), this.#field("At seq", at), h("div", { class: "buttons" }, h("button", {}, "Fork here")), line);
+    }, this.#field("Its id", id), this.#field("At seq", at), h("div.buttons", h("button", "Fork here")), line);
     return card("Fork",
-      h("p", { class: "small quiet" }, "Begins another conversation with this one's log up to a seq. This one stays as it is."), form);
+      h("p.small.quiet", "Begins another conversation with this one's log up to a seq. This one stays as it is."), form);
   }
 
   #filesCard() {
     const [line, run] = this.#teller();
     return card("Export and verify",
-      h("p", { class: "small quiet" }, "An export has each event byte for byte. Verifying folds the whole log anew, and compares."),
-      h("div", { class: "buttons" },
+      h("p.small.quiet", "An export has each event byte for byte. Verifying folds the whole log anew, and compares."),
+      h("div.buttons",
         h("button", { onclick: () => run(async () => {
           const blob = await askBlob(`${this.#log.path}/export`);
           const address = URL.createObjectURL(blob);
@@ -255,23 +255,23 @@ export class Act extends HTMLElement {
 
   #refusedCard() {
     return card("Refused events",
-      h("p", { class: "small quiet" }, "Events that admission kept out of the log, with the reason."), this.#refused);
+      h("p.small.quiet", "Events that admission kept out of the log, with the reason."), this.#refused);
   }
 
   async #readRefused() {
     try {
       const { rejections } = await this.#log.ask("/rejections");
-      show(this.#refused, rejections.length ? h("ul", {}, rejections.slice(-50).map((one) => h("li", {},
-        h("b", {}, one.violation.replaceAll("_", " ")), ` ${one.reason}`)))
-        : h("p", { class: "quiet" }, "None."));
+      show(this.#refused, rejections.length ? h("ul", rejections.slice(-50).map((one) => h("li",
+        h("b", one.violation.replaceAll("_", " ")), ` ${one.reason}`)))
+        : h("p.quiet", "None."));
     } catch (problem) {
-      show(this.#refused, h("p", { class: "outcome bad" }, problem.message));
+      show(this.#refused, h("p.outcome.bad", problem.message));
     }
   }
 }
 
 function card(title, ...children) {
-  return h("section", { class: "card", "aria-label": title }, h("h2", {}, title), children);
+  return h("section.card", { "aria-label": title }, h("h2", title), children);
 }
 
 customElements.define("tk-act", Act);

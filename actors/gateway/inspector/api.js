@@ -142,19 +142,33 @@ function parse(block) {
   return found.data ? { ...found, data: JSON.parse(found.data) } : null;
 }
 
-/** Yield the events of a stream for ever: when it breaks, it is opened again at its cursor. */
+/** Return a signal that aborts when the page is hidden, or with another signal. */
+function whileShown(signal) {
+  const hidden = new AbortController();
+  document.addEventListener("visibilitychange", () => hidden.abort(), { once: true, signal });
+  if (document.hidden) hidden.abort();
+  return AbortSignal.any([signal, hidden.signal]);
+}
+
+/**
+ * Yield the events of a stream for ever: when it breaks, it is opened again at its cursor. A hidden
+ * page has none open, since a browser opens no more than six connections to a server.
+ */
 export async function* follow(path, { query = {}, signal, after }) {
   let cursor = after;
   let wait = 500;
   while (!signal.aborted) {
+    const shown = whileShown(signal);
     try {
-      for await (const found of readStream(path, { query: { ...query, after: cursor }, signal })) {
+      for await (const found of readStream(path, { query: { ...query, after: cursor }, signal: shown })) {
         wait = 500;
         if (found.id) cursor = found.id;
         yield found;
       }
     } catch (error) {
       if (signal.aborted) return;
+      while (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+      if (shown.aborted) continue;
       // A network error in the middle of a stream is no Problem.
       if (!(error instanceof Problem)) note(false);
       else if (error.status && error.status < 500) throw error;

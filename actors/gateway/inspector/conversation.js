@@ -19,10 +19,10 @@ const TABS = [
 export class Conversation extends HTMLElement {
   #log;
   #options;
-  #head = h("header", { class: "conversation-head" });
+  #head = h("header.conversation-head");
   #notices = h("div", { role: "status" });
-  #tabs = h("nav", { class: "tabs", "aria-label": "Views of the conversation" });
-  #tab = h("div", { class: "tab" });
+  #tabs = h("nav.tabs", { "aria-label": "Views of the conversation" });
+  #tab = h("div.tab");
   #views = new Map();
   #wanted = ["log", new URLSearchParams()];
   #isOpen = false;
@@ -46,7 +46,7 @@ export class Conversation extends HTMLElement {
   }
 
   async #open() {
-    show(this.#head, h("h1", {}, this.conversationId));
+    show(this.#head, h("h1", this.conversationId));
     try {
       await this.#log.open();
     } catch (problem) {
@@ -55,7 +55,7 @@ export class Conversation extends HTMLElement {
         setTimeout(() => this.isConnected && this.#open(), 1_000);
         return;
       }
-      show(this.#tab, empty(problem.status === 404 ? "There is no such conversation" : "It cannot be opened", h("p", {}, problem.message)));
+      show(this.#tab, empty(problem.status === 404 ? "There is no such conversation" : "It cannot be opened", h("p", problem.message)));
       return;
     }
     this.#isOpen = true;
@@ -88,24 +88,24 @@ export class Conversation extends HTMLElement {
     const problem = facts.problem;
     const parent = this.#log.forkedFrom;
     show(this.#head,
-      h("h1", {}, facts.title || this.conversationId),
-      h("div", { class: "about" },
-        facts.title && h("span", { class: "mono" }, this.conversationId),
+      h("h1", facts.title || this.conversationId),
+      h("div.about",
+        facts.title && h("span.mono", this.conversationId),
         facts.status && h("span", { class: `chip ${facts.status}` }, facts.status.replaceAll("_", " ")),
-        h("span", { class: "mono" }, `seq ${number(this.#log.head)}`),
-        h("span", {}, plural(this.#log.turns.length, "turn")),
-        facts.queued ? h("span", {}, `${facts.queued} queued`) : null,
-        facts.owner && h("span", {}, `of ${facts.owner}`),
-        Object.entries(facts.labels ?? {}).map(([name, value]) => h("span", { class: "chip bare" }, value ? `${name}: ${value}` : name)),
-        parent?.id && h("span", {}, "fork of ", h("a", { href: placeOf(parent.id, "log", parent.seq) }, `${parent.id} at ${parent.seq}`)),
+        h("span.mono", `seq ${number(this.#log.head)}`),
+        h("span", plural(this.#log.turns.length, "turn")),
+        facts.queued ? h("span", `${facts.queued} queued`) : null,
+        facts.owner && h("span", `of ${facts.owner}`),
+        Object.entries(facts.labels ?? {}).map(([name, value]) => h("span.chip.bare", value ? `${name}: ${value}` : name)),
+        parent?.id && h("span", "fork of ", h("a", { href: placeOf(parent.id, "log", parent.seq) }, `${parent.id} at ${parent.seq}`)),
       ));
     const damaged = [...this.#log.damaged.keys()];
     const why = this.#log.endedBy;
     show(this.#notices,
-      damaged.length > 0 && h("p", { class: "notice bad" },
+      damaged.length > 0 && h("p.notice.bad",
         `The log is damaged at seq ${damaged.slice(0, 5).map(number).join(", ")}${damaged.length > 5 ? "…" : ""}. All other events are shown; states from there on cannot be computed.`),
-      problem && !damaged.length && h("p", { class: "notice bad" }, problem.message),
-      why && why !== "corrupt-log" && h("p", { class: "notice" },
+      problem && !damaged.length && h("p.notice.bad", problem.message),
+      why && why !== "corrupt-log" && h("p.notice",
         why === "gone" || why === "conversation-deleted" ? "This conversation was deleted. What is shown was read before." : `It is not live any more: ${why}.`));
   }
 

@@ -21,24 +21,24 @@ export class Detail extends HTMLElement {
   async connectedCallback() {
     this.setAttribute("role", "region");
     this.setAttribute("aria-label", `Event ${this.#seq}`);
-    const body = h("div", { class: "detail-body", tabindex: 0 }, h("p", { class: "quiet" }, "Reading…"));
+    const body = h("div.detail-body", { tabindex: 0 }, h("p.quiet", "Reading…"));
     this.append(
-      h("div", { class: "detail-head" },
-        h("h2", {}, `seq ${number(this.#seq)} `, h("span", { class: "quiet" }, kindName(this.#log.kindOf(this.#seq) ?? ""))),
-        h("button", { class: "plain", "aria-label": "Close", onclick: () => this.dispatchEvent(new Event("close")) }, "✕")),
+      h("div.detail-head",
+        h("h2", `seq ${number(this.#seq)} `, h("span.quiet", kindName(this.#log.kindOf(this.#seq) ?? ""))),
+        h("button.plain", { "aria-label": "Close", onclick: () => this.dispatchEvent(new Event("close")) }, "✕")),
       body,
     );
     try {
       this.#show(body, await this.#log.whole(this.#seq));
     } catch (problem) {
-      show(body, h("p", { class: "outcome bad" }, problem.message));
+      show(body, h("p.outcome.bad", problem.message));
     }
   }
 
   #show(body, row) {
     if (row.damaged) {
-      show(body, h("p", { class: "outcome bad" }, `This record cannot be read: ${row.damaged}.`),
-        h("p", { class: "quiet" }, "turnkeeper verify says more, and turnkeeper repair may mend the file."));
+      show(body, h("p.outcome.bad", `This record cannot be read: ${row.damaged}.`),
+        h("p.quiet", "turnkeeper verify says more, and turnkeeper repair may mend the file."));
       return;
     }
     const { event } = row;
@@ -50,11 +50,11 @@ export class Detail extends HTMLElement {
       ["turn", turn ? `${turn.number}, ${turn.outcome || "runs"}` : null],
       ["in short", words(event)],
       ["left the view", left ? `${left.how} at seq ${number(left.at)}` : null],
-      ["id", h("code", {}, event.id)],
+      ["id", h("code", event.id)],
     ];
     show(body,
-      h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-      h("div", { class: "buttons" },
+      h("dl.facts", facts.filter(([, value]) => value).map(([name, value]) => [h("dt", name), h("dd", value)])),
+      h("div.buttons",
         h("a", { href: placeOf(this.#log.id, "travel", this.#seq) }, "Travel here"),
         !this.#options.isReadOnly && h("a", { href: `${act}?at=${this.#seq}` }, "Fork here"),
         !this.#options.isReadOnly && event.kind === "user_message" && event.message_id
@@ -68,7 +68,7 @@ export class Detail extends HTMLElement {
 /** Return a value as JSON; of a long one its beginning, and more of it on demand. */
 export function jsonView(value) {
   const text = JSON.stringify(value, null, 2);
-  const pre = h("pre", { class: "json" }, text.slice(0, SHOWN));
+  const pre = h("pre.json", text.slice(0, SHOWN));
   if (text.length <= SHOWN) return pre;
   let shown = SHOWN;
   const more = h("button", {
@@ -83,7 +83,7 @@ export function jsonView(value) {
     more.textContent = `Show more (${number(Math.min(shown, text.length))} of ${number(text.length)} characters)`;
   };
   say();
-  return h("div", {}, pre, more);
+  return h("div", pre, more);
 }
 
 customElements.define("tk-detail", Detail);

@@ -3,7 +3,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 
 function fill(element, props, children) {
-  for (const [name, value] of Object.entries(props ?? {})) {
+  for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "data") Object.assign(element.dataset, value);
@@ -14,9 +14,16 @@ function fill(element, props, children) {
   return element;
 }
 
-/** Return an HTML element with these attributes, listeners (`onclick`) and children. */
-export function h(tag, props, ...children) {
-  return fill(document.createElement(tag), props, children);
+/**
+ * Return an HTML element. After its tag and classes ("p.quiet") stand its attributes and listeners
+ * (`{ onclick }`), if it has any, and its children.
+ */
+export function h(tag, ...children) {
+  const [name, ...classes] = tag.split(".");
+  const element = document.createElement(name);
+  if (classes.length) element.className = classes.join(" ");
+  const isPlain = children.length && children[0] && Object.getPrototypeOf(children[0]) === Object.prototype;
+  return fill(element, isPlain ? children.shift() : {}, children);
 }
 
 /** Return an SVG element. */
@@ -38,12 +45,12 @@ export function show(element, ...children) {
 
 /** Return what stands in the place of rows if there are none. */
 export function empty(title, ...children) {
-  return h("div", { class: "empty" }, h("h2", {}, title), children);
+  return h("div.empty", h("h2", title), children);
 }
 
 /** Return buttons of which one is pressed; `choices` are values and names. */
 export function segments(label, choices, chosen, choose) {
-  return h("div", { class: "segments", role: "group", "aria-label": label }, choices.map(([value, name]) => h("button", {
+  return h("div.segments", { role: "group", "aria-label": label }, choices.map(([value, name]) => h("button", {
     "aria-pressed": String(value === chosen), onclick: () => choose(value),
   }, name)));
 }

@@ -32,7 +32,7 @@ export class ConversationList extends HTMLElement {
   #input = h("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false", oninput: () => this.#again() });
   #status = h("select", { "aria-label": "Status", onchange: () => this.#read(true) },
     STATUSES.map(([value, words]) => h("option", { value }, words)));
-  #count = h("span", {});
+  #count = h("span");
   #again = whenQuiet(180, () => this.#read(true));
 
   connectedCallback() {
@@ -40,9 +40,9 @@ export class ConversationList extends HTMLElement {
     this.setAttribute("role", "region");
     this.setAttribute("aria-label", "Conversations");
     this.append(
-      h("h1", { class: "hidden-text" }, "Conversations"),
-      h("div", { class: "list-search" }, this.#input, this.#status),
-      h("div", { class: "list-facts", role: "status" }, this.#count),
+      h("h1.hidden-text", "Conversations"),
+      h("div.list-search", this.#input, this.#status),
+      h("div.list-facts", { role: "status" }, this.#count),
       this.#rows,
     );
     this.#rows.setup({ height: 56, label: "Conversations", render: (index) => this.#render(index) });
@@ -66,9 +66,8 @@ export class ConversationList extends HTMLElement {
 
   #nameSearch(searches) {
     this.#searches = searches;
-    const words = searches ? "Words, or ids that begin with" : "Ids that begin with";
-    this.#input.placeholder = `${words}…`;
-    this.#input.setAttribute("aria-label", words);
+    this.#input.placeholder = searches ? "Words or ids…" : "Ids…";
+    this.#input.setAttribute("aria-label", searches ? "Words, or ids that begin with" : "Ids that begin with");
   }
 
   select(id) {
@@ -212,32 +211,32 @@ export class ConversationList extends HTMLElement {
   }
 
   #empty() {
-    if (this.#problem) return empty("The list cannot be read", h("p", {}, this.#problem.message));
+    if (this.#problem) return empty("The list cannot be read", h("p", this.#problem.message));
     if (this.#input.value || this.#status.value) {
-      return empty("Nothing fits", h("p", {}, "No conversation has these words or this status."));
+      return empty("Nothing fits", h("p", "No conversation has these words or this status."));
     }
-    return empty("No conversation yet", h("p", {}, "Send a message, and it appears here."),
-      h("pre", {}, `curl -s ${location.origin}/v1/conversations/alice/messages \\\n  -H 'Content-Type: application/json' \\\n  -d '{"content": "hello"}'`));
+    return empty("No conversation yet", h("p", "Send a message, and it appears here."),
+      h("pre", `curl -s ${location.origin}/v1/conversations/alice/messages \\\n  -H 'Content-Type: application/json' \\\n  -d '{"content": "hello"}'`));
   }
 
   #render(index) {
     const row = this.#found[index];
     const labels = Object.entries(row.labels).map(([name, value]) => (value ? `${name}: ${value}` : name));
     const flags = [];
-    if (row.waits_for) flags.push(h("span", { class: "chip wait" }, row.waits_for === "resume" ? "paused" : "confirm"));
+    if (row.waits_for) flags.push(h("span.chip.wait", row.waits_for === "resume" ? "paused" : "confirm"));
     else if (row.status && !["idle", "finished"].includes(row.status)) flags.push(h("span", { class: `chip ${row.status}` }, row.status));
-    if (row.queued) flags.push(h("span", { class: "chip bare" }, `${row.queued} queued`));
-    if (row.forked_from) flags.push(h("span", { class: "chip bare" }, "fork"));
+    if (row.queued) flags.push(h("span.chip.bare", `${row.queued} queued`));
+    if (row.forked_from) flags.push(h("span.chip.bare", "fork"));
     return {
       props: { data: { id: row.id } },
-      nodes: [h("div", { class: "list-row" },
-        h("span", { class: "name ellipsis" }, row.title || row.id, row.title && h("span", { class: "id" }, row.id)),
-        h("span", { class: "time", title: wholeTime(row.active_at) }, ago(row.active_at)),
-        h("span", { class: "last ellipsis" }, row.waiting_calls.length
+      nodes: [h("div.list-row",
+        h("span.name.ellipsis", row.title || row.id, row.title && h("span.id", row.id)),
+        h("span.time", { title: wholeTime(row.active_at) }, ago(row.active_at)),
+        h("span.last.ellipsis", row.waiting_calls.length
           ? `waits: ${row.waiting_calls.join(", ")}` : `${row.last_by === "user" ? "› " : ""}${oneLine(row.last_message)}`),
-        h("span", { class: "labels wide ellipsis" }, labels.join(", ")),
-        h("span", { class: "flags" }, flags),
-        h("span", { class: "head wide mono" }, `seq ${number(row.head)}`),
+        h("span.labels.wide.ellipsis", labels.join(", ")),
+        h("span.flags", flags),
+        h("span.head.wide.mono", `seq ${number(row.head)}`),
       )],
     };
   }

@@ -1,6 +1,6 @@
 // The transcript beside the log by seq. Bands mark turns; dotted lines mark messages that wait.
 
-import { h, show } from "./dom.js";
+import { h, segments, show } from "./dom.js";
 import { Detail } from "./detail.js";
 import { clock, duration, kindName, number, plainText, toneOf, words } from "./format.js";
 import { placeOf } from "./api.js";
@@ -23,8 +23,9 @@ export class LogView extends HTMLElement {
   #saidUpTo = 0;
   #transcript = document.createElement("tk-rows");
   #rows = document.createElement("tk-rows");
-  #below = h("button", { class: "new-below", hidden: true, onclick: () => this.#toEnd() }, "End ↓");
+  #below = h("button.new-below", { hidden: true, onclick: () => this.#toEnd() }, "End ↓");
   #logPane;
+  #panes = h("div.switch");
   #seq = null;
   #isPlaced = false;
 
@@ -51,19 +52,17 @@ export class LogView extends HTMLElement {
 
   connectedCallback() {
     if (!this.firstChild) {
-      const count = h("span", { class: "rest" });
-      this.#logPane = h("section", { class: "pane log-pane", "aria-label": "Log" },
-        h("div", { class: "pane-head" }, h("h2", {}, "Log"), count), this.#rows, this.#below);
+      const count = h("span.rest");
+      this.#logPane = h("section.pane.log-pane", { "aria-label": "Log" },
+        h("div.pane-head", h("h2", "Log"), count), this.#rows, this.#below);
       this.append(
-        h("div", { class: "switch", role: "group", "aria-label": "Which pane" },
-          ["transcript", "log"].map((pane) => h("button", {
-            "aria-pressed": String(pane === "transcript"), onclick: (event) => this.#switch(pane, event.target),
-          }, pane))),
-        h("section", { class: "pane transcript-pane", "aria-label": "Transcript" },
-          h("div", { class: "pane-head" }, h("h2", {}, "Transcript"), h("span", { class: "rest" }, "retracted and condensed events are struck through")),
+        this.#panes,
+        h("section.pane.transcript-pane", { "aria-label": "Transcript" },
+          h("div.pane-head", h("h2", "Transcript"), h("span.rest", "retracted and condensed events are struck through")),
           this.#transcript),
         this.#logPane,
       );
+      this.#switch("transcript");
       new ResizeObserver(() => this.#logPane.classList.toggle("is-narrow", this.#logPane.clientWidth < 620)).observe(this.#logPane);
     }
     this.#update();
@@ -86,9 +85,9 @@ export class LogView extends HTMLElement {
     });
   }
 
-  #switch(pane, pressed) {
+  #switch(pane) {
     this.dataset.pane = pane;
-    for (const button of pressed.parentNode.children) button.setAttribute("aria-pressed", String(button === pressed));
+    show(this.#panes, segments("Which pane", [["transcript", "Transcript"], ["log", "Log"]], pane, (other) => this.#switch(other)));
   }
 
   #update() {
@@ -155,7 +154,7 @@ export class LogView extends HTMLElement {
   #band(seq) {
     const turn = this.#log.turnAt(seq);
     const isWaited = this.#waits(seq);
-    if (!turn) return h("span", { class: "band" }, isWaited && h("b"));
+    if (!turn) return h("span.band", isWaited && h("b"));
     const classes = ["band", turn.number % 2 ? "odd" : "even"];
     if (seq === turn.seq) classes.push("begins");
     if (seq === turn.end_seq) {
@@ -187,11 +186,11 @@ export class LogView extends HTMLElement {
       props: { class: "", data: { seq } },
       nodes: [h("div", { class: classes.join(" ") },
         this.#band(seq),
-        h("span", { class: "seq" }, String(seq)),
-        h("span", { class: "time" }, event ? clock(event.timestamp) : ""),
-        h("span", { class: "kind ellipsis" }, kindName(kind)),
-        h("span", { class: "text ellipsis" }, why ?? (event ? words(event) : "")),
-        left ? h("span", { class: "tag" }, `${left.how} at ${left.at}`) : h("span"),
+        h("span.seq", String(seq)),
+        h("span.time", event ? clock(event.timestamp) : ""),
+        h("span.kind.ellipsis", kindName(kind)),
+        h("span.text.ellipsis", why ?? (event ? words(event) : "")),
+        left ? h("span.tag", `${left.how} at ${left.at}`) : h("span"),
       )],
     };
   }
@@ -214,16 +213,16 @@ export class LogView extends HTMLElement {
     const text = why ? `damaged: ${why}` : !event ? null : isSaid ? event.content : kind === "observation" ? event.content : words(event);
     return {
       props: { data: { seq } },
-      nodes: [h("div", { class: classes.join(" ") }, this.#band(seq), h("div", { class: "bubble" },
-        h("div", { class: "who" },
-          h("b", {}, event?.author ?? NAMES[kind] ?? kindName(kind)),
+      nodes: [h("div", { class: classes.join(" ") }, this.#band(seq), h("div.bubble",
+        h("div.who",
+          h("b", event?.author ?? NAMES[kind] ?? kindName(kind)),
           event && this.#overlapWords(event, seq),
-          event?.interrupted && h("span", { class: "tag" }, "cut off"),
-          event?.text && h("span", {}, plainText(event.text)),
-          left && h("span", { class: "tag" }, `${left.how} at ${left.at}`),
-          h("span", { class: "seq" }, String(seq))),
-        text === null ? h("div", { class: "blank", "aria-hidden": "true" }) : h("div", { class: "text" }, text),
-        event?.cut?.content && h("p", { class: "small quiet" }, `${number(event.cut.content)} characters; open it to read on`),
+          event?.interrupted && h("span.tag", "cut off"),
+          event?.text && h("span", plainText(event.text)),
+          left && h("span.tag", `${left.how} at ${left.at}`),
+          h("span.seq", String(seq))),
+        text === null ? h("div.blank", { "aria-hidden": "true" }) : h("div.text", text),
+        event?.cut?.content && h("p.small.quiet", `${number(event.cut.content)} characters; open it to read on`),
       ))],
     };
   }
@@ -231,38 +230,38 @@ export class LogView extends HTMLElement {
   /** Say what a message did to the turn that ran when it came. */
   #overlapWords(event, seq) {
     if (event.kind === "message_queued") {
-      return h("span", {}, event.steers ? `to join turn ${this.#log.turn(event.steers)?.number ?? "?"}` : `while turn ${this.#log.turnAt(seq)?.number ?? "?"} runs`);
+      return h("span", event.steers ? `to join turn ${this.#log.turn(event.steers)?.number ?? "?"}` : `while turn ${this.#log.turnAt(seq)?.number ?? "?"} runs`);
     }
     if (event.kind !== "user_message" || !event.message_id) return null;
     const cut = this.#log.turns.find((turn) => turn.cut_by === event.message_id);
-    if (cut) return h("span", { class: "tag" }, `${cut.outcome === "rolled_back" ? "rolled back" : "interrupted"} turn ${cut.number}`);
+    if (cut) return h("span.tag", `${cut.outcome === "rolled_back" ? "rolled back" : "interrupted"} turn ${cut.number}`);
     const message = this.#log.turn(event.turn_id)?.messages.find((each) => each.message_id === event.message_id);
     if (!message || message.seq === seq) return null;
     const waited = duration(message.joined_ms - message.at_ms);
-    return h("span", { class: "tag" }, message.steers === event.turn_id ? `joined after ${waited}` : `waited ${waited}, from seq ${message.seq}`);
+    return h("span.tag", message.steers === event.turn_id ? `joined after ${waited}` : `waited ${waited}, from seq ${message.seq}`);
   }
 
   #turnRow(seq) {
     const turn = this.#log.turnAt(seq);
-    const parts = [h("b", {}, `Turn ${turn?.number ?? ""}`)];
+    const parts = [h("b", `Turn ${turn?.number ?? ""}`)];
     if (turn) {
       const isOver = turn.to_ms !== null;
       parts.push(h("span", { class: `chip ${!isOver ? "running" : turn.outcome === "completed" ? "finished" : "bad"}` },
         isOver ? turn.outcome.replace("_", " ") : "runs"));
-      if (isOver) parts.push(h("span", {}, duration(turn.to_ms - turn.from_ms)));
+      if (isOver) parts.push(h("span", duration(turn.to_ms - turn.from_ms)));
     }
     return {
       props: { data: { seq } },
-      nodes: [h("div", { class: "said is-turn" }, this.#band(seq), h("div", { class: "line" }, parts))],
+      nodes: [h("div.said.is-turn", this.#band(seq), h("div.line", parts))],
     };
   }
 
   #pieceRow() {
     return {
       props: {},
-      nodes: [h("div", { class: "said tone-model" }, h("span", { class: "band odd" }, h("i")), h("div", { class: "bubble" },
-        h("div", { class: "who" }, h("b", {}, "agent"), h("span", { class: "live-dot" }, "is writing")),
-        h("div", { class: "text" }, this.#log.pieces?.text.slice(-4_000) ?? "")))],
+      nodes: [h("div.said.tone-model", h("span.band.odd", h("i")), h("div.bubble",
+        h("div.who", h("b", "agent"), h("span.live-dot", "is writing")),
+        h("div.text", this.#log.pieces?.text.slice(-4_000) ?? "")))],
     };
   }
 }

@@ -28,7 +28,7 @@ class Inspector extends HTMLElement {
   #list = new ConversationList();
   #main = h("main", { id: "main", tabindex: -1 });
   #notices = h("div", { role: "status" });
-  #chips = h("div", { class: "rest" });
+  #chips = h("div.rest");
   #links = {};
   #page = null;
   #self = null;
@@ -39,8 +39,8 @@ class Inspector extends HTMLElement {
       runtime: h("a", { href: "#/runtime" }, "Runtime"),
     };
     this.append(
-      h("header", { class: "top" },
-        h("a", { class: "brand", href: "#/", "aria-label": "turnkeeper inspector" }, h("img", { src: "icon.svg", alt: "" }), h("span", {}, "turnkeeper inspector")),
+      h("header.top",
+        h("a.brand", { href: "#/", "aria-label": "turnkeeper inspector" }, h("img", { src: "icon.svg", alt: "" }), h("span", "turnkeeper inspector")),
         h("nav", { "aria-label": "Pages" }, this.#links.list, this.#links.runtime),
         this.#chips,
       ),
@@ -72,9 +72,9 @@ class Inspector extends HTMLElement {
     }
     this.#chips.replaceChildren(
       ...[
-        this.#self?.is_read_only && h("span", { class: "chip bare" }, "read-only"),
-        this.#self?.principal && h("span", { class: "chip bare" }, this.#self.principal),
-        h("button", { class: "plain", "aria-label": "Keys", onclick: () => this.#showKeys() }, h("kbd", {}, "?")),
+        this.#self?.is_read_only && h("span.chip.bare", "read-only"),
+        this.#self?.principal && h("span.chip.bare", this.#self.principal),
+        h("button.plain", { "aria-label": "Keys", onclick: () => this.#showKeys() }, h("kbd", "?")),
       ].filter(Boolean),
     );
     this.#list.begin(await parametersOf("/v1/search"), await parametersOf("/v1/changes"));
@@ -119,7 +119,7 @@ class Inspector extends HTMLElement {
   }
 
   #showNotices() {
-    show(this.#notices, !server.isReachable && h("p", { class: "notice bad" },
+    show(this.#notices, !server.isReachable && h("p.notice.bad",
       "The server does not answer. What is shown stays; this page goes on when it is back."));
   }
 
@@ -135,9 +135,9 @@ class Inspector extends HTMLElement {
         },
       },
       h("h1", { id: "token-title" }, "This server asks for a token"),
-      h("p", { class: "quiet" }, "It stays in this page's memory, and goes out in a header. A reload forgets it."),
-      h("div", { class: "field" }, h("label", { for: "token" }, "Token"), input),
-      h("div", { class: "buttons" }, h("button", { class: "main" }, "Open"))),
+      h("p.quiet", "It stays in this page's memory, and goes out in a header. A reload forgets it."),
+      h("div.field", h("label", { for: "token" }, "Token"), input),
+      h("div.buttons", h("button.main", "Open"))),
     );
     dialog.addEventListener("close", () => dialog.remove());
     this.append(dialog);
@@ -146,12 +146,12 @@ class Inspector extends HTMLElement {
 
   #showKeys() {
     if (document.querySelector("dialog[open]")) return;
-    const dialog = h("dialog", { "aria-labelledby": "keys-title" }, h("div", {},
+    const dialog = h("dialog", { "aria-labelledby": "keys-title" }, h("div",
       h("h1", { id: "keys-title" }, "Keys"),
-      h("dl", { class: "keys" }, KEYS.map(([keys, does]) => [
-        h("dt", {}, keys.split(" ").map((key) => h("kbd", {}, key))), h("dd", {}, does),
+      h("dl.keys", KEYS.map(([keys, does]) => [
+        h("dt", keys.split(" ").map((key) => h("kbd", key))), h("dd", does),
       ])),
-      h("form", { method: "dialog" }, h("div", { class: "buttons" }, h("button", { autofocus: true }, "Close"))),
+      h("form", { method: "dialog" }, h("div.buttons", h("button", { autofocus: true }, "Close"))),
     ));
     dialog.addEventListener("close", () => dialog.remove());
     this.append(dialog);

@@ -18,7 +18,7 @@ export class Rows extends HTMLElement {
   #tops = new Float64Array(1);
   #shown = new Map();
   #active = -1;
-  #space = h("div", { class: "rows-space", role: "presentation" });
+  #space = h("div.rows-space", { role: "presentation" });
   #sizes = new ResizeObserver((entries) => this.#measured(entries));
   #own = new ResizeObserver(() => this.#draw());
   #name = `rows${(lists += 1)}`;

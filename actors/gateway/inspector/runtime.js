@@ -15,7 +15,7 @@ export class Runtime extends HTMLElement {
   #rates = new Map();
   #rows = document.createElement("tk-rows");
   #side = h("aside", { "aria-label": "Numbers", tabindex: 0 });
-  #sum = h("span", { class: "rest" });
+  #sum = h("span.rest");
   #end = null;
   #chosen = null;
   #rejections = h("section", { "aria-label": "Rejections" });
@@ -30,9 +30,9 @@ export class Runtime extends HTMLElement {
   connectedCallback() {
     const titles = ["actor", "state", "waiting", "oldest", "handled", "a second", "restarts"];
     this.append(
-      h("section", { class: "tree", "aria-label": "Actors" },
-        h("div", { class: "pane-head" }, h("h1", {}, "Actors"), this.#sum),
-        h("div", { class: "tree-row tree-titles", "aria-hidden": "true" }, titles.map((title) => h("span", {}, title))),
+      h("section.tree", { "aria-label": "Actors" },
+        h("div.pane-head", h("h1", "Actors"), this.#sum),
+        h("div.tree-row.tree-titles", { "aria-hidden": "true" }, titles.map((title) => h("span", title))),
         this.#rows),
       this.#side,
     );
@@ -55,7 +55,7 @@ export class Runtime extends HTMLElement {
       } catch (problem) {
         if (signal.aborted) return;
         if (problem.status === 403 || problem.status === 401) {
-          show(this, empty("Not for this token", h("p", {}, "The actors need the scope inspector.")));
+          show(this, empty("Not for this token", h("p", "The actors need the scope inspector.")));
           return;
         }
       }
@@ -91,14 +91,14 @@ export class Runtime extends HTMLElement {
     this.#rows.refresh();
     const reasons = Object.entries(letters.by_reason);
     show(this.#side,
-      this.#self?.is_read_only && h("p", { class: "quiet" }, "This server only reads a journal: the actors of its conversations are in the process that writes it."),
-      h("section", {}, h("h2", {}, "Dead letters"), letters.count
-        ? h("table", {}, h("tbody", {}, reasons.map(([reason, count]) => h("tr", {}, h("td", {}, reason), h("td", {}, number(count))))))
-        : h("p", { class: "quiet" }, "None: every message reached its actor.")),
-      h("section", {}, h("h2", {}, "How long handlers take"), h("table", {},
-        h("thead", {}, h("tr", {}, ["actor", "handled", "half", "99 %"].map((title) => h("th", { scope: "col" }, title)))),
-        h("tbody", {}, tree.handling_times.map((each) => h("tr", {}, h("td", {}, each.kind), h("td", {}, number(each.count)),
-          h("td", {}, duration(each.p50_s * 1_000)), h("td", {}, duration(each.p99_s * 1_000))))))),
+      this.#self?.is_read_only && h("p.quiet", "This server only reads a journal: the actors of its conversations are in the process that writes it."),
+      h("section", h("h2", "Dead letters"), letters.count
+        ? h("table", h("tbody", reasons.map(([reason, count]) => h("tr", h("td", reason), h("td", number(count))))))
+        : h("p.quiet", "None: every message reached its actor.")),
+      tree.handling_times.length > 0 && h("section", h("h2", "How long handlers take"), h("table",
+        h("thead", h("tr", ["actor", "handled", "half", "99 %"].map((title) => h("th", { scope: "col" }, title)))),
+        h("tbody", tree.handling_times.map((each) => h("tr", h("td", each.kind), h("td", number(each.count)),
+          h("td", duration(each.p50_s * 1_000)), h("td", duration(each.p99_s * 1_000))))))),
       this.#rejections);
   }
 
@@ -111,15 +111,15 @@ export class Runtime extends HTMLElement {
       return;
     }
     const link = h("a", { href: placeOf(id) }, id);
-    show(this.#rejections, h("h2", {}, "Rejections of ", link), h("p", { class: "quiet" }, "…"));
+    show(this.#rejections, h("h2", "Rejections of ", link), h("p.quiet", "…"));
     try {
       const { rejections } = await ask(`conversations/${toPath(id)}/rejections`);
       if (this.#chosen !== path) return;
-      show(this.#rejections, h("h2", {}, "Rejections of ", link), rejections.length
-        ? h("ul", {}, rejections.slice(-20).map((one) => h("li", {}, `${one.violation}: ${one.reason}`)))
-        : h("p", { class: "quiet" }, "None."));
+      show(this.#rejections, h("h2", "Rejections of ", link), rejections.length
+        ? h("ul", rejections.slice(-20).map((one) => h("li", `${one.violation}: ${one.reason}`)))
+        : h("p.quiet", "None."));
     } catch (problem) {
-      show(this.#rejections, h("h2", {}, id), h("p", { class: "outcome bad" }, problem.message));
+      show(this.#rejections, h("h2", id), h("p.outcome.bad", problem.message));
     }
     if (isOpened) link.focus();
   }
@@ -130,13 +130,13 @@ export class Runtime extends HTMLElement {
     return {
       props: {},
       nodes: [h("div", { class: `tree-row${isBusy ? " is-busy" : ""}` },
-        h("span", { class: "ellipsis" }, `${"\u2003".repeat(depth)}${actor.name} `, h("span", { class: "quiet" }, actor.kind)),
-        h("span", { class: "ellipsis" }, actor.effects.length ? `${actor.state} · ${actor.effects.join(", ")}` : actor.state),
-        h("span", { class: "depth" }, number(actor.mailbox_depth)),
-        h("span", {}, actor.mailbox_depth ? duration(actor.oldest_s * 1_000) : "–"),
-        h("span", {}, number(actor.handled)),
-        h("span", {}, (this.#rates.get(path) ?? 0).toFixed(1)),
-        h("span", {}, number(actor.restarts)))],
+        h("span.ellipsis", `${"\u2003".repeat(depth)}${actor.name} `, h("span.quiet", actor.kind)),
+        h("span.ellipsis", actor.effects.length ? `${actor.state} · ${actor.effects.join(", ")}` : actor.state),
+        h("span.depth", number(actor.mailbox_depth)),
+        h("span", actor.mailbox_depth ? duration(actor.oldest_s * 1_000) : "–"),
+        h("span", number(actor.handled)),
+        h("span", (this.#rates.get(path) ?? 0).toFixed(1)),
+        h("span", number(actor.restarts)))],
     };
   }
 }

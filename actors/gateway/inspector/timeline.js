@@ -15,7 +15,7 @@ const RIGHT = 32;
 const TURNS_AT_ONCE = 40;
 const OPEN_MS_MAX = 300_000;
 const WAITS = { confirmation: "waits for a person", pause: "paused" };
-const LETTER = 5.3; // the width of one in a label, about
+const PEN = document.createElement("canvas").getContext("2d"); // measures labels
 const ENDS = { completed: ["✓", "tl-good"], interrupted: ["✕", "tl-bad"], rolled_back: ["↶", "tl-bad"], failed: ["!", "tl-bad"] };
 
 export class Timeline extends HTMLElement {
@@ -24,12 +24,12 @@ export class Timeline extends HTMLElement {
   #tops = [0];
   #opened = null; // the turn that the axis spans
   #active = -1;
-  #said = h("p", { class: "ellipsis", role: "status" });
+  #said = h("p.ellipsis", { role: "status" });
   #back = h("button", { hidden: true, onclick: () => this.#open(null) }, "All turns");
-  #space = h("div", { class: "timeline-space" });
+  #space = h("div.timeline-space");
   #svg = svg("svg", { role: "img", "aria-label": "Turns over time" });
-  #scroll = h("div", { class: "timeline-scroll", tabindex: 0, role: "group", "aria-label": "Timeline: a lane for each turn" }, this.#space, this.#svg);
-  #tip = h("div", { class: "tip", hidden: true });
+  #scroll = h("div.timeline-scroll", { tabindex: 0, role: "group", "aria-label": "Timeline: a lane for each turn" }, this.#space, this.#svg);
+  #tip = h("div.tip", { hidden: true });
   #draw = eachFrame(() => this.#drawNow());
   #read = whenQuiet(40, () => this.#readBars());
   #size = new ResizeObserver(() => this.#draw());
@@ -51,7 +51,7 @@ export class Timeline extends HTMLElement {
 
   connectedCallback() {
     if (!this.firstChild) {
-      this.append(h("div", { class: "timeline-bar" }, this.#back, this.#said), this.#scroll, this.#legend(), this.#tip);
+      this.append(h("div.timeline-bar", this.#back, this.#said), this.#scroll, this.#legend(), this.#tip);
       this.#size.observe(this.#scroll);
     }
     this.#changed();
@@ -65,7 +65,7 @@ export class Timeline extends HTMLElement {
       this.#scroll.scrollTop = this.#tops.at(-1); // the newest turns
     }
     if (!this.#log.turns.length) {
-      show(this.#scroll, empty("No turn yet", h("p", {}, "A turn begins with a chat message.")));
+      show(this.#scroll, empty("No turn yet", h("p", "A turn begins with a chat message.")));
       return;
     }
     if (this.#svg.parentNode !== this.#scroll) show(this.#scroll, this.#space, this.#svg);
@@ -89,10 +89,11 @@ export class Timeline extends HTMLElement {
   /** The turns in sight: from an index, up to one. */
   #inSight() {
     const { scrollTop, clientHeight } = this.#scroll;
-    const first = Math.max(0, this.#tops.findIndex((top) => top > scrollTop + AXIS) - 1);
     let last = this.#tops.findIndex((top) => top >= scrollTop + clientHeight) - 1;
-    if (last < first) last = this.#log.turns.length - 1;
-    return [first, last];
+    if (last < 0) last = this.#log.turns.length - 1;
+    // Of a turn whose top is out of sight, the messages are too.
+    const first = this.#tops.findIndex((top) => top + PAD >= scrollTop + AXIS);
+    return [Math.min(first, last), last];
   }
 
   async #readBars() {
@@ -243,7 +244,7 @@ export class Timeline extends HTMLElement {
     for (const [n, row] of (known?.rows ?? []).entries()) bars.push(...this.#row(row, n, top + n * ROW, axis, end, x1, index));
     const [glyph, tone] = ENDS[turn.outcome] ?? ["…", "tl-quiet"];
     const ended = `${glyph} ${turn.outcome === "failed" ? failureOf(turn) : ""}`.trim();
-    const isRoomy = ended.length < 2 || x1 + 8 + ended.length * 6.5 < width;
+    const isRoomy = ended.length < 2 || x1 + 8 + widthOf(ended) < width;
     bars.push(label(`tl-text tl-strong ${tone}`, isRoomy ? x1 + 5 : x0 - 5, top + 12, ended, isRoomy ? "start" : "end"));
     if (turn.outcome && turn.outcome !== "completed") {
       bars.push(box("tl-bad", x1 - 2, top - 4, 3, height - PAD * 2 - STRIP + 8));
@@ -262,14 +263,14 @@ export class Timeline extends HTMLElement {
 
   #title(turn, index, y, left, untold) {
     const outcome = turn.outcome ? turn.outcome.replace("_", " ") : "runs";
-    const room = left > 100 ? 34 : 12;
+    const room = left - 24;
     const tone = turn.outcome === "completed" ? "tl-quiet" : "tl-quiet tl-bad";
     return svg("g", { data: { turn: index } },
       label("tl-text tl-strong", 16, y + 20, `Turn ${turn.number}`),
       left > 100 && label(tone, left - 12, y + 20, `${outcome} · ${duration(this.#endOf(turn) - turn.from_ms)}`, "end"),
-      label("tl-quiet", 16, y + 37, shortened(turn.messages[0]?.text ?? "", room)),
+      label("tl-quiet", 16, y + 37, fitted(turn.messages[0]?.text, room)),
       left <= 100 && label(tone, 16, y + 53, outcome),
-      untold.map((text, n) => label("tl-quiet", 16, y + 53 + 16 * (n + (left <= 100)), shortened(`◆ ${text}`, room)))
+      untold.map((text, n) => label("tl-quiet", 16, y + 53 + 16 * (n + (left <= 100)), fitted(`◆ ${text}`, room)))
         .slice(0, Math.floor((this.#height(turn) - 41) / 16) - (left <= 100)));
   }
 
@@ -289,8 +290,8 @@ export class Timeline extends HTMLElement {
       const took = duration((bar.to_ms ?? turnEnd) - bar.from_ms);
       const isWait = bar.kind in WAITS;
       const next = Math.min(x1, row[at + 1] ? axis.toX(row[at + 1].from_ms) : x1);
-      const inside = [`${name} ${took}`, name, ...others].find((words) => words.length * 6.2 + 10 < to - from);
-      const size = name.length * LETTER + 8;
+      const inside = [`${name} ${took}`, name, ...others].find((words) => widthOf(words) + 10 < to - from);
+      const size = widthOf(name) + 8;
       if (inside) found.push(label(isWait ? "tl-over" : "tl-on", from + 5, y + 12.5, inside));
       else if (size < next - to) {
         found.push(label("tl-quiet", to + 4, y + 12.5, name));
@@ -314,7 +315,7 @@ export class Timeline extends HTMLElement {
     const waited = joined - at > 1 ? `${message.steers ? "joins after" : "waits"} ${duration((message.joined_ms ?? Date.now()) - message.at_ms)}` : "";
     let upTo = joined;
     const put = (words, isOver) => {
-      const size = words.length * LETTER + 4;
+      const size = widthOf(words) + 4;
       const [before, after] = [at - 10 - size, joined + 6];
       const x = [n && after + size < end && after, before > free && before, after + size < end && after, isOver && end - size > at + 10 && end - size].find(Boolean);
       if (!words || !x) return false;
@@ -431,7 +432,7 @@ export class Timeline extends HTMLElement {
   #legend() {
     const mark = (...shapes) => svg("svg", { viewBox: "0 0 24 12", "aria-hidden": "true" }, shapes);
     const bar = (name) => mark(box(name, 0.5, 1.5, 23, 9));
-    return h("div", { class: "legend" }, [
+    return h("div.legend", [
       [bar("tl-model"), "model call"], [bar("tl-tool"), "tool call"], [bar("tl-confirmation"), "waits for a person"],
       [bar("tl-pause"), "paused"],
       [mark(path("tl-user", "M8 0l5 6l-5 6l-5 -6z")), "a message comes"],
@@ -439,7 +440,7 @@ export class Timeline extends HTMLElement {
       [mark(path("tl-cut", "M12 12V5"), path("tl-bad", "M12 0l4.5 7h-9z")), "it cuts a turn off"],
       [mark(box("tl-bad", 11, 0, 3, 12)), "ended before it was done"],
       ...Object.entries(ENDS).map(([outcome, [glyph, tone]]) => [h("b", { class: tone }, glyph), outcome.replace("_", " ")]),
-    ].map(([shape, words]) => h("span", {}, shape, words)));
+    ].map(([shape, words]) => h("span", shape, words)));
   }
 }
 
@@ -506,6 +507,18 @@ function shortTime(ms) {
 function shortened(text, length) {
   const line = oneLine(text, 200);
   return line.length > length ? `${line.slice(0, length - 1)}…` : line;
+}
+
+/** Return the width of a label, whichever of the fonts the reader has. */
+function widthOf(words) {
+  if (!PEN.font.includes("600")) PEN.font = `600 11px ${getComputedStyle(document.body).fontFamily}`;
+  return PEN.measureText(words).width;
+}
+
+function fitted(text, room) {
+  let length = 80;
+  while (length > 1 && widthOf(shortened(text, length)) > room) length -= 1;
+  return shortened(text, length);
 }
 
 customElements.define("tk-timeline", Timeline);

@@ -30,9 +30,9 @@ export class Travel extends HTMLElement {
   #number = h("input", { type: "number", min: 0, "aria-label": "Seq", onchange: (event) => this.#move(Number(event.target.value)) });
   #fromNumber = h("input", { type: "number", min: 0, "aria-label": "Compare with seq", onchange: (event) => this.#compare(Number(event.target.value)) });
   #compared = h("input", { type: "checkbox", id: "compared", onchange: (event) => this.#compare(event.target.checked ? Math.max(0, this.seq - 1) : null) });
-  #event = h("span", { class: "ellipsis quiet" });
-  #facts = h("div", { class: "travel-facts", tabindex: 0, role: "region", "aria-label": "State" });
-  #main = h("div", { class: "travel-view" });
+  #event = h("span.ellipsis.quiet");
+  #facts = h("div.travel-facts", { tabindex: 0, role: "region", "aria-label": "State" });
+  #main = h("div.travel-view");
   #modes = h("div");
   #rows = document.createElement("tk-rows");
   #read = whenQuiet(50, () => this.#load());
@@ -55,10 +55,10 @@ export class Travel extends HTMLElement {
   connectedCallback() {
     if (!this.firstChild) {
       this.append(
-        h("div", { class: "travel-top" },
-          h("div", { class: "slider" }, this.#strip, this.#range),
-          h("div", { class: "travel-controls" },
-            h("div", { class: "buttons" },
+        h("div.travel-top",
+          h("div.slider", this.#strip, this.#range),
+          h("div.travel-controls",
+            h("div.buttons",
               this.#button("⇤", "Turn back ({)", () => this.#byTurn(-1)),
               this.#button("←", "Event back ([)", () => this.#move(this.seq - 1)),
               this.#number,
@@ -66,10 +66,10 @@ export class Travel extends HTMLElement {
               this.#button("⇥", "Turn on (})", () => this.#byTurn(1)),
             ),
             this.#modes,
-            h("span", { class: "buttons" }, this.#compared, h("label", { for: "compared" }, "compare with"), this.#fromNumber),
+            h("span.buttons", this.#compared, h("label", { for: "compared" }, "compare with"), this.#fromNumber),
             this.#event,
           )),
-        h("div", { class: "travel-body" }, this.#facts, this.#main),
+        h("div.travel-body", this.#facts, this.#main),
       );
     }
     this.#showStrip();
@@ -198,7 +198,7 @@ export class Travel extends HTMLElement {
   #showProblem(problem) {
     const at = problem.facts?.seq;
     show(this.#main, empty("There is no state here",
-      h("p", {}, problem.kind === "corrupt-log"
+      h("p", problem.kind === "corrupt-log"
         ? `The log is damaged at seq ${number(at)}. States up to seq ${number(at - 1)} can be computed.` : problem.message),
       problem.kind === "corrupt-log" && h("button", { onclick: () => this.#move(at - 1) }, `Go to seq ${number(at - 1)}`)));
     show(this.#facts);
@@ -212,32 +212,32 @@ export class Travel extends HTMLElement {
     const fact = (name, read) => {
       const value = read(state);
       const isChanged = before && JSON.stringify(read(before)) !== JSON.stringify(value);
-      return [h("dt", {}, name), h("dd", { class: isChanged ? "changed" : null }, isChanged ? `${read(before)} → ${value}` : String(value))];
+      return [h("dt", name), h("dd", { class: isChanged ? "changed" : null }, isChanged ? `${read(before)} → ${value}` : String(value))];
     };
     const metrics = (of) => of.metrics;
     const total = (name) => (of) => number(metrics(of)[name] ?? 0);
     const turn = state.running && this.#log.turn(state.running.turn_id);
     show(this.#facts,
-      h("section", {},
-        h("dl", { class: "facts" },
+      h("section",
+        h("dl.facts",
           fact("status", (of) => of.status.replaceAll("_", " ")),
           fact("turn", (of) => (of.running ? this.#log.turn(of.running.turn_id)?.number ?? "runs" : "none")),
-          turn && [h("dt", {}, "messages"), h("dd", { class: "mono" }, state.running.message_ids.join(", "))],
+          turn && [h("dt", "messages"), h("dd.mono", state.running.message_ids.join(", "))],
           fact("steps", (of) => of.iteration),
           fact("waits for", (of) => of.waits_for ?? "nothing"))),
-      h("section", {}, h("h2", {}, "Open calls"), this.#listOf(state.open_calls, (call) =>
-        h("li", { class: "mono" }, `${call} `, state.awaiting.includes(call) && h("span", { class: "chip wait" }, "confirm")))),
-      h("section", {}, h("h2", {}, "Queue"), this.#listOf(state.queued, (message) =>
-        h("li", { class: "ellipsis" }, h("span", { class: "mono quiet" }, `${message.message_id} `), message.content.slice(0, 200)))),
-      h("section", {}, h("h2", {}, "Tokens"), h("dl", { class: "facts" },
+      h("section", h("h2", "Open calls"), this.#listOf(state.open_calls, (call) =>
+        h("li.mono", `${call} `, state.awaiting.includes(call) && h("span.chip.wait", "confirm")))),
+      h("section", h("h2", "Queue"), this.#listOf(state.queued, (message) =>
+        h("li.ellipsis", h("span.mono.quiet", `${message.message_id} `), message.content.slice(0, 200)))),
+      h("section", h("h2", "Tokens"), h("dl.facts",
         fact("in", total("input_tokens")), fact("out", total("output_tokens")), fact("from cache", total("cached_tokens")),
         fact("cost", (of) => (metrics(of).cost ?? 0).toFixed(4)))),
-      state.tasks.length > 0 && h("section", {}, h("h2", {}, "Tasks"), this.#listOf(state.tasks, (task) =>
-        h("li", {}, task.done ? "✓ " : "○ ", task.description))));
+      state.tasks.length > 0 && h("section", h("h2", "Tasks"), this.#listOf(state.tasks, (task) =>
+        h("li", task.done ? "✓ " : "○ ", task.description))));
   }
 
   #listOf(values, make) {
-    return values.length ? h("ul", {}, values.slice(0, 100).map(make)) : h("p", { class: "quiet" }, "none");
+    return values.length ? h("ul", values.slice(0, 100).map(make)) : h("p.quiet", "none");
   }
 
   // --- the view ---
@@ -270,7 +270,7 @@ export class Travel extends HTMLElement {
   }
 
   #showRows(count, title, nothing) {
-    const head = h("div", { class: "pane-head" }, h("h2", {}, title));
+    const head = h("div.pane-head", h("h2", title));
     if (!count) {
       show(this.#main, head, empty(nothing));
       return;
@@ -285,16 +285,16 @@ export class Travel extends HTMLElement {
   #render(index) {
     const isView = this.#mode === "view";
     const [event, how] = isView ? [this.#viewEvents[index], ""] : this.#differences[index] ?? [];
-    if (!event) return { props: {}, nodes: [h("div", { class: "seen" }, h("div", { class: "who" }, "…"), h("div", { class: "text" }, " "))] };
+    if (!event) return { props: {}, nodes: [h("div.seen", h("div.who", "…"), h("div.text", " "))] };
     const text = "content" in event ? plainText(event.content) : words(event);
     const cut = event.cut?.content;
     return {
       props: { data: { eventId: event.id } },
       nodes: [h("div", { class: `seen tone-${toneOf(event.kind)} ${how}` },
-        h("div", { class: "who" }, h("b", {}, kindName(event.kind)), how && h("span", {}, how === "entered" ? "came" : "left"),
-          h("span", { class: "mono ellipsis" }, event.tool_call_id ?? event.message_id ?? ""),
-          cut && h("span", {}, `${number(cut)} characters`)),
-        h("div", { class: "text" }, event.text ? `${event.text}\n${text}` : text))],
+        h("div.who", h("b", kindName(event.kind)), how && h("span", how === "entered" ? "came" : "left"),
+          h("span.mono.ellipsis", event.tool_call_id ?? event.message_id ?? ""),
+          cut && h("span", `${number(cut)} characters`)),
+        h("div.text", event.text ? `${event.text}\n${text}` : text))],
     };
   }
 
@@ -311,7 +311,7 @@ export class Travel extends HTMLElement {
   async #loadAsked(seq, signal) {
     const turns = this.#log.turns.filter((turn) => turn.steps);
     if (!turns.length) {
-      show(this.#main, empty("No model was asked yet"));
+      show(this.#main, empty("No model call is told of", h("p", "None was made yet, or the agent does not say what it asks.")));
       return;
     }
     const turn = this.#turnOfStep(turns, seq);
@@ -321,10 +321,10 @@ export class Travel extends HTMLElement {
     at = Math.max(0, Math.min(steps.length - 1, at));
     const step = steps[at];
     const place = turn.steps_before + at + 1;
-    const body = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Messages" });
-    show(this.#main, h("div", { class: "asked" }, this.#askedBar(place, step, turn), body));
+    const body = h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Messages" });
+    show(this.#main, h("div.asked", this.#askedBar(place, step, turn), body));
     if (step.view_seq === null) {
-      show(body, h("p", { class: "quiet" }, "The agent does not say which view its model saw."));
+      show(body, h("p.quiet", "The agent does not say which view its model saw."));
       return;
     }
     const { event } = await this.#log.whole(step.seq);
@@ -338,7 +338,7 @@ export class Travel extends HTMLElement {
       show(body, this.#isRaw ? jsonView(asked.system ? { system: asked.system, messages: asked.messages } : asked.messages) : this.#messages(asked));
     } catch (problem) {
       if (problem.name === "AbortError") throw problem;
-      show(body, h("p", { class: "outcome bad" }, problem.message));
+      show(body, h("p.outcome.bad", problem.message));
     }
   }
 
@@ -352,12 +352,12 @@ export class Travel extends HTMLElement {
       this.#step = Math.max(1, Math.min(this.#log.steps, to));
       this.#moved();
     };
-    return h("div", { class: "bar" },
-      h("div", { class: "buttons" },
+    return h("div.bar",
+      h("div.buttons",
         this.#button("←", "Step back", () => go(place - 1)),
         h("label", { for: "step" }, "step"),
         h("input", { id: "step", type: "number", min: 1, max: this.#log.steps, value: place, onchange: (event) => go(Number(event.target.value)) }),
-        h("span", { class: "quiet" }, `of ${number(this.#log.steps)}`),
+        h("span.quiet", `of ${number(this.#log.steps)}`),
         this.#button("→", "Step on", () => go(place + 1))),
       segments("Shape", SHAPES, this.#shape, (shape) => {
         this.#shape = shape;
@@ -367,7 +367,7 @@ export class Travel extends HTMLElement {
         this.#isRaw = !this.#isRaw;
         this.#moved();
       } }, "JSON"),
-      h("span", { class: "quiet small" }, [`turn ${turn.number}`, step.name, step.outcome, step.view_seq === null ? null : `view at seq ${step.view_seq}`].filter(Boolean).join(" · ")));
+      h("span.quiet.small", [`turn ${turn.number}`, step.name, step.outcome, step.view_seq === null ? null : `view at seq ${step.view_seq}`].filter(Boolean).join(" · ")));
   }
 
   #messages({ system, messages }) {
@@ -377,9 +377,9 @@ export class Travel extends HTMLElement {
       const { role: _role, content, ...rest } = message;
       const tone = { user: "user", assistant: "model", tool: "tool", function_call: "tool", function_call_output: "tool" }[role] ?? "plain";
       return h("div", { class: `tone-${tone}` },
-        h("div", { class: "seen" }, h("div", { class: "who" }, h("b", {}, role)),
-          content !== undefined && h("div", { class: "text" }, plainText(content)),
-          Object.keys(rest).length > 0 && h("pre", { class: "json" }, JSON.stringify(rest, null, 2).slice(0, 4_000))));
+        h("div.seen", h("div.who", h("b", role)),
+          content !== undefined && h("div.text", plainText(content)),
+          Object.keys(rest).length > 0 && h("pre.json", JSON.stringify(rest, null, 2).slice(0, 4_000))));
     });
   }
 }

@@ -38,12 +38,17 @@ JSON = {"Content-Type": "application/json"}
 @asynccontextmanager
 async def served(app: ASGIApp) -> AsyncIterator[str]:
     """Serve over HTTP on loopback, by uvicorn on asyncio and by hypercorn on trio."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with served_on(app, listener):
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@asynccontextmanager
+async def served_on(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve at a listener of the test's own."""
     by_server = _by_hypercorn if sniffio.current_async_library() == "trio" else _by_uvicorn
-    with listener:
-        async with by_server(app, listener):
-            yield address
+    async with by_server(app, listener):
+        yield
 
 
 @asynccontextmanager
