@@ -20,8 +20,9 @@ from .stories import Story
 
 __all__ = ["BOUND_MS", "Site", "opened", "site"]
 
-BOUND_MS = 8_000
+BOUND_MS = 30_000
 """How long a test waits for what a page should show."""
+expect.set_options(timeout=BOUND_MS)
 LIMITS = gateway.GatewayLimits(requests_per_s=10_000, requests_at_once=10_000)
 
 

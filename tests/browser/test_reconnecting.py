@@ -15,14 +15,12 @@ from tests.actors.conversations.worlds import HeldAgent
 from tests.actors.gateway.worlds import served_on
 from turnkeeper.actors import Conversations, MemoryJournal, gateway
 
-from .site import LIMITS, opened, site
+from .site import BOUND_MS, LIMITS, opened, site
 from .stories import refund_story, team_story
 
 pytestmark = pytest.mark.anyio
 
 AWAY = "The server does not answer"
-BACK_MS = 30_000
-"""The page looks for its server every few seconds."""
 
 
 class Restarted:
@@ -43,7 +41,7 @@ class Restarted:
 
 
 async def told(page: Page, text: str, within: str = "tk-inspector") -> None:
-    await expect(page.locator(within)).to_contain_text(text, timeout=BACK_MS)
+    await expect(page.locator(within)).to_contain_text(text, timeout=BOUND_MS)
 
 
 async def test_each_view_keeps_what_it_shows_and_goes_on_with_what_came(browser: Browser) -> None:

@@ -138,6 +138,7 @@ async def test_what_the_model_was_asked_is_what_it_received(browser: Browser, ap
             await world.button("Asked")
             await world.button(SHAPES[api])
             await world.button("JSON")
+            await world.page.locator(".asked pre").wait_for(timeout=BOUND_MS)
             for step, body in enumerate(one.server.bodies, 1):
                 await world.page.get_by_label("step", exact=True).fill(str(step))
                 await world.press("Enter")
