@@ -324,22 +324,24 @@ async def test_an_actor_is_at_rest_only_while_it_handles_nothing_and_has_no_mail
             actors.append(Counter([]))
             return actors[-1]
 
+        def is_at_rest(number: int = 0) -> bool:
+            return actors[number].context.is_at_rest
+
         ref = runtime.spawn(make, name="counter", supervision=Supervision(backoff=Backoff(0.0)))
         await ref.ask(Get())
         await settle()
-        first = actors[0].context
-        assert first.is_at_rest
+        assert is_at_rest()
 
         gate = await block(ref)
-        assert not first.is_at_rest
+        assert not is_at_rest()
         gate.set()
         await settle()
-        assert first.is_at_rest
+        assert is_at_rest()
         await ref.tell(1)
-        assert not first.is_at_rest
+        assert not is_at_rest()
 
         await ref.tell(Fail(ValueError("planted")))
         await ref.ask(Get())
         await settle()
-        assert actors[1].context.is_at_rest
-        assert not first.is_at_rest
+        assert is_at_rest(1)
+        assert not is_at_rest()
