@@ -316,7 +316,7 @@ async def test_a_turn_that_asks_its_user_is_killed_at_any_step() -> None:
 
 @asyncio_only
 async def test_so_it_is_with_a_journal_on_disk(tmp_path: Path) -> None:
-    for at in (6, 14):
+    for at in (8, 14):  # at the first, a call has had its effect and no result
         path, world = tmp_path / f"{at}.db", PeerWorld(Death(at))
         assert await send_and_die(SQLiteJournal(path), world, "resume")
         ended, _ = await check(SQLiteJournal(path), world, "resume")
