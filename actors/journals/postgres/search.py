@@ -285,6 +285,9 @@ def _index_records(
                 break
             seqs.append(seq)
         upto = seq
+    else:
+        if len(rows) < _EVENTS_MAX:
+            upto = head  # if the log has lost its end, `verify` reports it, and indexing goes on
     messages: list[tuple[int, Said]] = []
     left: list[tuple[str, Sequence[str]]] = []
     changes = False

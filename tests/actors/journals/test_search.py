@@ -602,6 +602,23 @@ anyio.run(main)
 """
 
 
+async def test_a_log_that_has_lost_records_does_not_hold_up_the_others() -> None:
+    with postgres.schema() as schema:
+        async with PostgresJournal(postgres.conninfo(), schema=schema) as journal:
+            await say(journal, "damaged", "first", "second", "third")
+            await say(journal, "whole", "second")
+        with psycopg.connect(postgres.conninfo()) as connection:
+            connection.execute(
+                f"DELETE FROM {schema}.event WHERE event_id LIKE 'damaged %%' AND seq > 1"
+            )
+        opened = PostgresJournal(postgres.conninfo(), schema=schema, search=True)
+        async with opened as journal:
+            with anyio.fail_after(60):
+                await journal.index()
+            assert [one.conversation_id for one in await hits(journal, "first")] == ["damaged"]
+            assert [one.conversation_id for one in await hits(journal, "second")] == ["whole"]
+
+
 @pytest.mark.parametrize("at", [1, 3, 6])
 async def test_a_killed_process_leaves_the_index_to_the_next(
     kind: str, place: Path, at: int
