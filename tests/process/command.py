@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-__all__ = ["COMMAND", "WarmCommand"]
+__all__ = ["COMMAND", "WarmCommand", "first_line"]
+
+FIRST_LINE_BOUND_S = 60.0
 
 # A shell without job control starts background jobs with SIGINT ignored, and children inherit it.
 _PROGRAM = """
@@ -61,6 +64,22 @@ for line in sys.stdin:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)  # coverage writes its file at the exit
     sys.exit()
 """
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """Return the first line of a process's standard error, with which it says that it has begun.
+
+    One that says nothing within a minute is killed.
+    """
+    assert process.stderr is not None
+    killer = threading.Timer(FIRST_LINE_BOUND_S, process.kill)
+    killer.start()
+    try:
+        line = process.stderr.readline()
+    finally:
+        killer.cancel()
+    assert line, f"no line of {process.args!r}, which ended or was killed as it said nothing"
+    return line
 
 
 class WarmCommand:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from turnkeeper.actors.cli._app import app
 
 from ..actors.gateway.node import client, install
-from .command import COMMAND
+from .command import COMMAND, first_line
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve_me.py"
 BOUND_S = 60.0
@@ -43,7 +43,7 @@ def started(
     )
     assert process.stderr is not None
     try:
-        line = process.stderr.readline()
+        line = first_line(process)
         found = re.search(r"http://[^\s/]+", line)
         assert found is not None, line + process.stderr.read()
         yield found.group(), process
@@ -203,8 +203,9 @@ def test_a_client_whose_server_was_killed_comes_back_to_the_same_turn(tmp_path: 
             with served(tmp_path, "slow.py:slow") as (address, process):
                 await program.do("open", id="chat", api=f"{address}/v1/ai-sdk/chat")
                 await program.do("send", text="hello", id="m1")
-                while "seen" not in json.dumps(shown := await program.do("show")):
-                    pass
+                with anyio.fail_after(BOUND_S):
+                    while "seen" not in json.dumps(shown := await program.do("show")):
+                        pass
                 process.kill()
                 shown = await program.do("done")
                 assert shown["status"] == "error"
@@ -240,14 +241,16 @@ def test_a_client_that_resumes_outlives_its_server_in_the_middle_of_an_answer(
                 url = f"{address}/v1/ag-ui"
                 await program.do("open", threadId="chat", url=url, resumes=True)
                 await program.do("send", text="hello", id="m1", runId="r1")
-                while "seen" not in json.dumps(shown := await program.do("show")):
-                    pass
+                with anyio.fail_after(BOUND_S):
+                    while "seen" not in json.dumps(shown := await program.do("show")):
+                        pass
                 process.kill()
                 process.wait()
             port = address.rpartition(":")[2]
             with served(tmp_path, "slow.py:slow", "--port", port) as (address, _):
-                while len((await program.do("show"))["statuses"]) < 2:
-                    pass
+                with anyio.fail_after(BOUND_S):
+                    while len((await program.do("show"))["statuses"]) < 2:
+                        pass
                 (tmp_path / "gate").touch()
                 shown = await program.do("done")
                 async with httpx.AsyncClient(base_url=address) as http:

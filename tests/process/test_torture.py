@@ -19,7 +19,7 @@ from tests import postgres
 from tests.drawn import drawn
 from turnkeeper.actors.cli._app import app
 
-from .command import COMMAND
+from .command import COMMAND, first_line
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torture_me.py"
 FORGETFUL = Path(__file__).parent / "forgetful_server.py"
@@ -118,14 +118,14 @@ def test_a_server_that_forgets_at_a_kill_is_found_out(
 
 def test_a_server_that_another_one_starts_again_is_killed_once(tmp_path: Path, port: int) -> None:
     server = shlex.split(serve(port, tmp_path))
-    first = subprocess.Popen(server, stderr=subprocess.PIPE)
+    first = subprocess.Popen(server, stderr=subprocess.PIPE, text=True)
     assert first.stderr is not None
-    first.stderr.readline()
-    processes = [first]
+    first_line(first)
+    processes: list[subprocess.Popen[str]] = [first]
 
     def start_again() -> None:
         first.wait()
-        processes.append(subprocess.Popen(server, stderr=subprocess.DEVNULL))
+        processes.append(subprocess.Popen(server, stderr=subprocess.DEVNULL, text=True))
 
     keeper = threading.Thread(target=start_again)
     keeper.start()
