@@ -179,6 +179,12 @@ PLAIN = Baseline(
     "it keeps nothing, knows no turn, and can resume no stream.",
     "a hand-written ASGI application would be faster than FastAPI.",
 )
+DURABLE = Baseline(
+    "Plain FastAPI, a commit first",
+    "the same route, after one row is committed to SQLite in WAL mode at FULL, in a thread.",
+    "it keeps no log, knows no turn, and can resume no stream.",
+    "its one connection waits for a thread of the shared pool.",
+)
 
 FIGURES: Mapping[str, Sequence[Figure]] = {
     "runtime": (
@@ -253,6 +259,8 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"messages", "the server's CPU for a message", IN_PROCESS),
         Figure(r"stream_speed", "the server's CPU for an answer of 2,000 pieces", PLAIN),
         Figure(r"stream_first", "the time to the first piece", PLAIN),
+        Figure(r"stream_first_durable", "the same, beside a route that commits too", DURABLE),
+        Figure(r"stream_first_new", "the same, in a conversation that begins with it", DURABLE),
         Figure(r"ack_p99_500_streams", "a message accepted, with 500 streams open", SHORT),
         Figure(r"idle_stream", "the memory of an open stream", BOUND),
         Figure(r"memory_200_answers", "the memory after rounds of 200 answers at once", SHORT),
