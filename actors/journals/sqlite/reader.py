@@ -45,7 +45,7 @@ from .log import (
     read_tail,
     tail_of_row,
 )
-from .misreads import unless_misread
+from .misreads import refuse_unreadable, unless_misread
 from .owner_lock import OwnerLock
 from .schema import (
     LISTING_VERSION,
@@ -136,8 +136,26 @@ class SQLiteReader:
                 job.refuse(outcome)
 
     def do(self, apply: Callable[[SQLiteReader], T]) -> T:
-        """Run one read in one transaction."""
-        return unless_misread(self._path, partial(self._do, apply))
+        """Run one read in one transaction.
+
+        Damage is reported only if a second connection finds it too: a failed allocation or read
+        can leave the first one with a page, or an answer, that the file does not have.
+        """
+        try:
+            return self._do(apply)
+        except (JournalRefused, CorruptLog) as error:
+            refuse_unreadable(self._path, error)
+            self._open_again(error)
+        return self._do(apply)
+
+    def _open_again(self, found: TurnkeeperError) -> None:
+        """Replace the connection; raise `found` if the file cannot be opened for its damage."""
+        first = self.connection
+        try:
+            self._open()
+        except JournalRefused:
+            raise found from None
+        first.close()
 
     def _do(self, apply: Callable[[SQLiteReader], T]) -> T:
         try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -19,9 +19,11 @@ from turnkeeper.actors.errors import (
     JournalRefused,
     JournalUnavailable,
 )
-from turnkeeper.actors.journal import Record, Rejection, Snapshot
+from turnkeeper.actors.journal import Record, Rejection, Snapshot, StoredRecord
 from turnkeeper.actors.journals.contract import make_record, read_all
+from turnkeeper.actors.journals.sqlite import reader as reader_module
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
+from turnkeeper.actors.journals.sqlite.log import Tail
 from turnkeeper.actors.journals.sqlite.reader import SQLiteReader, reading
 from turnkeeper.actors.journals.sqlite.verify import verify
 
@@ -343,3 +345,38 @@ async def test_reading_what_is_not_there_is_no_damage(path: Path, whole: bytes) 
     async with SQLiteJournal(path) as journal:
         with pytest.raises(ConversationNotFound):
             await journal.read("carol")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CorruptLog("alice", 1, "fails its checksum"),
+        sqlite3.OperationalError("no such table: event"),
+        TypeError("cannot unpack non-iterable NoneType object"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_damage_that_a_second_connection_does_not_find_is_not_reported(
+    path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Memory was short for a moment, and the first connection has kept a page that is not whole."""
+    path.write_bytes(whole)
+    connections: list[object] = []
+    read_records = reader_module.read_records
+
+    def read(
+        connection: sqlite3.Connection, tail: Tail, after: int, upto: int
+    ) -> Sequence[StoredRecord]:
+        connections.append(connection)
+        if connection is connections[0]:
+            raise error
+        return read_records(connection, tail, after, upto)
+
+    monkeypatch.setattr(reader_module, "read_records", read)
+    async with SQLiteJournal(path) as journal:
+        records = await journal.read("alice")
+        again = await journal.read("alice")
+
+    assert [record.event_id for record in records] == ["a1", "a2", "a3"]
+    assert again == records
+    assert connections == [connections[0], connections[1], connections[1]]
