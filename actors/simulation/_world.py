@@ -588,6 +588,8 @@ class _Run:
         self.is_stopping = False
         self.is_all_known = False
         """What became of every chat message is known; no more is sent."""
+        self.unheard = 0
+        """How many sends are under way whose answer is not waited for."""
         self._strike_of_journal = strike
         self.strike_at: int | None = None
         """The step before which a node is struck next."""
@@ -934,6 +936,7 @@ class _Run:
             send = partial(self._send, sending, overlap)
             if self.options.resends and simulation.chance("sent twice", 0.2):
                 sending.attempts += 1
+                self.unheard += 1
                 simulation.start_soon(self._send_unheard, sending, overlap)
             sending.attempts += 1
             try:
@@ -1003,6 +1006,8 @@ class _Run:
             await self._request(name, partial(self._send, sending, overlap), 40.0)
         except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
             self.simulation.mark("unheard refusal")
+        finally:
+            self.unheard -= 1
 
     async def _do_extra(self, sending: Sending) -> None:
         """Do something else, once."""
@@ -1242,6 +1247,9 @@ class _Run:
             async with anyio.create_task_group() as group:
                 for sending in list(self.oracles.sendings.values()):
                     group.start_soon(self._finish_sending, sending)
+            # After a deletion, one that comes late begins a new conversation.
+            while self.unheard:
+                await self.simulation.sleep(1.0)
             self.is_all_known = True
 
     async def _finish_conversation(self, conversation_id: str) -> None:
