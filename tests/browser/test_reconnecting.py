@@ -118,7 +118,7 @@ async def test_a_message_whose_reply_was_lost_is_sent_again_once(browser: Browse
         chat = world.conversations["alice"]
         await (await chat.send("hello")).reply()
         await world.at("alice", "act")
-        lost = []
+        lost: list[int] = []
 
         async def lose(route: Route) -> None:
             """Let the request through, and lose its reply."""

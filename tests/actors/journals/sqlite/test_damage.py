@@ -23,7 +23,7 @@ from turnkeeper.actors.journal import Record, Rejection, Snapshot, StoredRecord
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.sqlite import reader as reader_module
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
-from turnkeeper.actors.journals.sqlite.log import Tail
+from turnkeeper.actors.journals.sqlite.log import Tail, read_records
 from turnkeeper.actors.journals.sqlite.reader import SQLiteReader, reading
 from turnkeeper.actors.journals.sqlite.verify import verify
 
@@ -362,7 +362,6 @@ async def test_damage_that_a_second_connection_does_not_find_is_not_reported(
     """Memory was short for a moment, and the first connection has kept a page that is not whole."""
     path.write_bytes(whole)
     connections: list[object] = []
-    read_records = reader_module.read_records
 
     def read(
         connection: sqlite3.Connection, tail: Tail, after: int, upto: int
