@@ -24,7 +24,8 @@ FIELDS = {
     *("conversation", "turn", "call", "tool", "actor", "region", "ref", "message"),
     *("decision", "reason", "error", "exception", "signal", "doing", "was_handling", "effects"),
     *("count", "failures", "messages", "active", "active_max", "wait_s"),
-    *("method", "place"),  # of a request over HTTP, and the line of code where it failed
+    # Of a request over HTTP, of its answer, and the line of code where it failed.
+    *("method", "status", "place"),
 }
 """Names, numbers, and what an error says. A field that may hold chat text is not among them."""
 

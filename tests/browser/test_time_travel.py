@@ -138,7 +138,8 @@ async def test_what_the_model_was_asked_is_what_it_received(browser: Browser, ap
             await world.button("Asked")
             await world.button(SHAPES[api])
             await world.button("JSON")
-            await world.page.locator(".asked pre").wait_for(timeout=BOUND_MS)
+            # As long as the messages are shown by kind, each call and each result is one.
+            await expect(world.page.locator(".asked pre")).to_have_count(1, timeout=BOUND_MS)
             for step, body in enumerate(one.server.bodies, 1):
                 await world.page.get_by_label("step", exact=True).fill(str(step))
                 await world.press("Enter")

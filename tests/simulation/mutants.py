@@ -649,8 +649,8 @@ PROMISES = [
         "an answer is read from the journal before its last pieces are shown",
         EventReader,
         "_has_pieces_to_come",
-        "return (",
-        "return False and (",
+        "return not newest.is_over",
+        "return False and not newest.is_over",
         test="tests/actors/owner/test_pieces.py::"
         "test_who_reads_the_journal_gets_the_last_pieces_before_the_answer",
     ),

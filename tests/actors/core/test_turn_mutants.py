@@ -175,8 +175,8 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (turn_rules, "_close", "{*turns.awaiting, *turns.confirmed}", "{*turns.confirmed}"),
     (turn_rules, "_close", "if said:", "if False:"),
     (turn_rules, "_close", "if working.asked is not None:", "if False:"),
-    (turn_rules, "_stream", "attempt, before, offset = attempt + 1", "attempt, before, offset = 1"),
-    (turn_rules, "_stream", "written.half, written.length", "written.half, 0"),
+    (turn_rules, "decide_piece", "attempt, before, offset = attempt + 1", "attempt, before, offset = 1"),  # noqa: E501 - as its neighbours
+    (turn_rules, "decide_piece", "written.half, written.length", "written.half, 0"),
     (WorkingState, "apply", "if event.kind in _STEP_ENDS:", "if False:"),
     (Folded, "_count_answer", "or response != self._answered_response", ""),
     (turn_rules, "_then_next_queued", "next(iter(", "next(reversed("),

@@ -39,8 +39,9 @@ JSON = {"Content-Type": "application/json"}
 async def served(app: ASGIApp) -> AsyncIterator[str]:
     """Serve over HTTP on loopback, by uvicorn on asyncio and by hypercorn on trio."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with served_on(app, listener):
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with served_on(app, listener):  # hypercorn takes the socket out of the listener
+            yield address
 
 
 @asynccontextmanager
