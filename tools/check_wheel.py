@@ -92,7 +92,7 @@ def types_hold(root: Path, wheel: Path, scratch: Path) -> bool:
     packages = ["--package=turnkeeper"]
     programs = [str(root / name) for name in PROGRAMS if any((root / name).rglob("*.py"))]
     mypy = [
-        *(sys.executable, "-m", "mypy", "--show-absolute-path"),
+        *(sys.executable, "-m", "mypy", "--show-absolute-path", "--num-workers=auto"),
         *("--python-executable", str(Path(paths["scripts"], "python"))),
         *("--config-file", str(root / "pyproject.toml")),
         *("--cache-dir", str(root / ".mypy_cache")),

@@ -17,6 +17,7 @@ import pytest
 from playwright.async_api import Browser, Page, Route, expect
 
 from tests.actors.gateway.node import install
+from tests.drawn import drawn
 from turnkeeper.actors import ModelResponse, ScriptedModel, ToolAgent, ToolCall
 
 from .site import BOUND_MS, Site, opened, site
@@ -83,6 +84,7 @@ STATES = (
     State("wide", "c/research/log", "rolled back turn 2", 2000, 1000, "dark"),
     State("empty", "c/never/log", "no such conversation"),
 )
+DRAWN = STATES if "TURNKEEPER_PICTURES" in os.environ else drawn(STATES, 8)
 PICTURES = STATES[:10]
 
 
@@ -113,7 +115,8 @@ async def reach(page: Page, world: Site, state: State) -> None:
     await expect(page.locator("tk-inspector")).to_contain_text(state.shows, timeout=BOUND_MS)
 
 
-@pytest.mark.parametrize("state", STATES, ids=lambda state: state.name)
+@pytest.mark.sweep
+@pytest.mark.parametrize("state", DRAWN, ids=lambda state: state.name)
 async def test_axe_finds_no_violation_and_the_picture_is_taken(
     browser: Browser, world: Site, state: State, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.drawn import drawn
 from turnkeeper.actors.cli import _app, _stress, _stress_report, _stress_run
 from turnkeeper.actors.cli._stress_run import Stress
 
@@ -170,12 +171,16 @@ def test_a_worker_that_dies_by_itself_fails_the_run(broken: str) -> None:
     assert report["acknowledged"] == report["found"] > 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("broken", "told"),
-    [
-        ("stress-stuck", "nothing has gone on for 4 s; "),
-        ("stress-mute", "the worker has said nothing for 4 s"),
-    ],
+    drawn(
+        [
+            ("stress-stuck", "nothing has gone on for 4 s; "),
+            ("stress-mute", "the worker has said nothing for 4 s"),
+        ],
+        1,
+    ),
     indirect=["broken"],
 )
 def test_a_worker_in_which_nothing_goes_on_fails_the_run(

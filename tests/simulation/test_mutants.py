@@ -40,7 +40,7 @@ def test_every_fault_can_still_be_planted() -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("mutant", drawn(SIMULATED, 10), ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", drawn(SIMULATED, 6), ids=lambda mutant: mutant.name)
 def test_a_planted_fault_is_found(mutant: Mutant) -> None:
     with planted(mutant), silent_logs():
         for seed in range(SEEDS_MAX):

@@ -199,7 +199,12 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (TurnTable, "_know", "seq=first.seq, ", ""),
 ]  # fmt: skip
 
-_DRAWN = drawn(_MUTANTS, 50)
+_DRAWN = drawn(_MUTANTS, 30)
+
+
+def test_every_fault_can_still_be_planted() -> None:
+    for where, name, line, fault in _MUTANTS:
+        _mutated(getattr(where, name), line, fault)
 
 
 def test_without_a_fault_every_history_keeps_the_laws() -> None:
