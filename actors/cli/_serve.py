@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -137,30 +137,34 @@ def serve(
 
     found = _load_agent(agent)
     try:
-        nodes = None
-        if node_address is not None and node_key_file is not None:
-            nodes = _listen_for_nodes(node_address, node_listen, NodeKeys.from_file(node_key_file))
-        journal = open_journal(
-            postgres or str(db),
-            schema,
-            read_only=False,
-            address=None if nodes is None else nodes.address,
-            lease_s=lease,
-        )
-        authenticate = None if token_file is None else BearerTokens.from_file(token_file)
-        server = _Served(
-            agent=found,
-            journal=journal,
-            listener=_listen(host, port),
-            authenticate=authenticate,
-            hosts=frozenset((host, *(allow_host or ()))),
-            origins=tuple(allow_origin or ()),
-            grace_s=grace,
-            backend=backend,
-            nodes=nodes,
-            recover_every_s=lease,
-        )
-        with server.listener, nullcontext() if nodes is None else nodes.listener:
+        with ExitStack() as listening:
+            nodes = None
+            if node_address is not None and node_key_file is not None:
+                nodes = _listen_for_nodes(
+                    node_address, node_listen, NodeKeys.from_file(node_key_file)
+                )
+                listening.enter_context(nodes.listener)
+            journal = open_journal(
+                postgres or str(db),
+                schema,
+                read_only=False,
+                address=None if nodes is None else nodes.address,
+                lease_s=lease,
+            )
+            authenticate = None if token_file is None else BearerTokens.from_file(token_file)
+            server = _Served(
+                agent=found,
+                journal=journal,
+                listener=_listen(host, port),
+                authenticate=authenticate,
+                hosts=frozenset((host, *(allow_host or ()))),
+                origins=tuple(allow_origin or ()),
+                grace_s=grace,
+                backend=backend,
+                nodes=nodes,
+                recover_every_s=lease,
+            )
+            listening.enter_context(server.listener)
             anyio.run(server.run, backend=backend)
     except TurnkeeperError as error:
         fail(UNUSABLE, " ".join(str(error).split()))
@@ -298,7 +302,11 @@ def _listen_for_nodes(url: str, listen: str | None, keys: NodeKeys) -> _Nodes:
     if parts.port == 0:
         shown = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         url = f"{parts.scheme}://{shown}:{listener.getsockname()[1]}{parts.path}"
-    return _Nodes(listener, node_address(url), keys)
+    try:
+        return _Nodes(listener, node_address(url), keys)
+    except TurnkeeperError:
+        listener.close()
+        raise
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 import subprocess
@@ -213,3 +214,4 @@ def test_a_key_that_is_short_or_an_address_with_a_path_is_refused(
         )
         assert refused.exit_code == 2
         assert "a node" in refused.stderr
+        gc.collect()  # a listener that was left open would warn, and fail this test
