@@ -432,6 +432,21 @@ class NotYours(ConversationNotFound):
         self.conversation_id = conversation_id
 
 
+class Forbidden(Refused):
+    """The conversation's owner does not let this principal do it; nothing was written.
+
+    The process that was asked had let the command through, and forwarded it.
+    """
+
+    def __init__(self, conversation_id: str, principal: str) -> None:
+        super().__init__(
+            f"principal {principal} may not change conversation {conversation_id}, says its owner; "
+            "nothing was written; ask for the right to it"
+        )
+        self.conversation_id = conversation_id
+        self.principal = principal
+
+
 class NotThisLog(Refused):
     """The conversation is another one than the command expects; nothing was written."""
 

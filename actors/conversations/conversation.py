@@ -18,6 +18,7 @@ from ..core.commands import (
     Answer,
     Append,
     AppendAll,
+    Behalf,
     Change,
     Command,
     Expected,
@@ -112,6 +113,7 @@ class Conversation:
         exists: bool = False,
         seq: int | None = None,
         event_id: str | None = None,
+        behalf: Behalf | None = None,
     ) -> Conversation:
         """Return a handle whose commands are refused unless this is the conversation they mean.
 
@@ -119,11 +121,12 @@ class Conversation:
         whose conversation it is, else `NotYours`; if a command begins the conversation, its first
         commit says that it is this user's. `exists`: nothing is begun, else `ConversationNotFound`.
         `seq`, with an `event_id`: the log has this event there, else `NotThisLog`. What only reads
-        the log compares nothing; `check_owner` does.
+        the log compares nothing; `check_owner` does. `behalf`: the principal for whom the commands
+        are sent, whom another process that owns the conversation authorizes again, else
+        `Forbidden`.
         """
-        return Conversation(
-            self.conversation_id, self._region, self._setup, Expected(owner, exists, seq, event_id)
-        )
+        expected = Expected(owner, exists, seq, event_id, behalf)
+        return Conversation(self.conversation_id, self._region, self._setup, expected)
 
     async def check_owner(self) -> None:
         """Raise `NotYours` if the conversation exists and is another user's than `expecting` says.

@@ -55,7 +55,7 @@ from ..values.text import check_conversation_id, check_id, check_text
 
 if TYPE_CHECKING:
     from ..agents.watcher import Watcher
-    from ..core.commands import Command, OnOverlap, Query
+    from ..core.commands import Behalf, Command, OnOverlap, Query
     from ..core.condensation import Condenser
     from ..core.listing import ConversationPage
     from ..core.search import SearchResults
@@ -529,10 +529,13 @@ class Conversations:
             await self._looking.stop()
         return await hand_over(region, self._setup.subscriptions, drain, self._ports)
 
-    async def delete(self, conversation_id: str, *, owner: str | None = None) -> Deletion:
+    async def delete(
+        self, conversation_id: str, *, owner: str | None = None, behalf: Behalf | None = None
+    ) -> Deletion:
         """Delete a conversation, its log and all that is kept beside it.
 
-        `owner`: the user whose conversation it is, else `NotYours`.
+        `owner`: the user whose conversation it is, else `NotYours`. `behalf`: the principal for
+        whom it is deleted, as in `Conversation.expecting`.
 
         A turn that runs is cut off; its readers and those who await a turn get
         `ConversationDeleted`. A chat message that is sent meanwhile is either in the log that is
@@ -540,7 +543,7 @@ class Conversations:
         answer says so. Raises `ConversationNotFound` and `OwnedElsewhere`; after `OutcomeUnknown`,
         delete it again.
         """
-        deletion = await self._delete(conversation_id, owner=owner)
+        deletion = await self._delete(conversation_id, owner=owner, behalf=behalf)
         assert deletion is not None, "a deletion without a condition"
         return deletion
 
@@ -558,8 +561,10 @@ class Conversations:
                         deleted.append(info.conversation_id)
         return deleted
 
-    async def erase(self, owner: str) -> Erasure:
+    async def erase(self, owner: str, *, behalf: Behalf | None = None) -> Erasure:
         """Delete all conversations of a user; return the receipts of all.
+
+        `behalf`: the principal for whom they are deleted, as in `Conversation.expecting`.
 
         Forks go before what they were forked from, so that nothing is kept for them. One that
         cannot be deleted stops no other: `Erasure.left` has its error, and erasing again goes on
@@ -570,7 +575,9 @@ class Conversations:
         left: dict[str, TurnkeeperError] = {}
         for conversation_id in await self._newest_first(owner):
             try:
-                receipts[conversation_id] = await self.delete(conversation_id, owner=owner)
+                receipts[conversation_id] = await self.delete(
+                    conversation_id, owner=owner, behalf=behalf
+                )
             except ConversationNotFound:
                 pass  # deleted meanwhile, or given to another user
             except TurnkeeperError as error:
@@ -588,7 +595,12 @@ class Conversations:
                 return found[::-1]
 
     async def _delete(
-        self, conversation_id: str, *, head: int | None = None, owner: str | None = None
+        self,
+        conversation_id: str,
+        *,
+        head: int | None = None,
+        owner: str | None = None,
+        behalf: Behalf | None = None,
     ) -> Deletion | None:
         """Delete a conversation; with `head`, only if its log ends there."""
         from ..core.commands import Delete, Expected
@@ -598,7 +610,7 @@ class Conversations:
         region = self._open_region()
         await self._journal.info(conversation_id)  # raises if there is none: ask() would make one
         ref = region[conversation_id]
-        command = Delete(head, expected=Expected(owner))
+        command = Delete(head, expected=Expected(owner, behalf=behalf))
         if head is not None:
             return await ref.ask(command)  # what another process owns is that one's to expire
         return await ask_owner(ref, conversation_id, command, self._setup.hopping)

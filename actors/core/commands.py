@@ -46,6 +46,7 @@ __all__ = [
     "Append",
     "AppendAll",
     "BeginStep",
+    "Behalf",
     "CancelTurn",
     "Change",
     "Command",
@@ -87,6 +88,27 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
+class Behalf:
+    """The principal for whom a command is sent, as the process that was asked authenticated them.
+
+    The commands of an application's own code have none. A process that a command is forwarded to
+    authorizes the principal again.
+    """
+
+    principal: str
+    scopes: tuple[str, ...] = ()
+    name: str | None = None
+    """The conversation as the principal names it; None if they act for all principals."""
+
+    def __post_init__(self) -> None:
+        check_id("principal", self.principal)
+        for scope in self.scopes:
+            check_id("a scope", scope)
+        if self.name is not None:
+            check_text("the name of a conversation", self.name)
+
+
+@dataclass(frozen=True, slots=True)
 class Expected:
     """The conversation that a command is meant for; compared when the command is decided."""
 
@@ -98,6 +120,8 @@ class Expected:
     """The log has an event at this seq."""
     event_id: str | None = None
     """That event is this one."""
+    behalf: Behalf | None = None
+    """The one for whom the command is sent."""
 
     @property
     def begins_nothing(self) -> bool:

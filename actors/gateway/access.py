@@ -24,6 +24,7 @@ from typing import Literal, TypeAlias, get_args
 from starlette.requests import HTTPConnection
 
 from ..errors import InvalidInput
+from .names import stored_id
 
 __all__ = [
     "Action",
@@ -35,6 +36,8 @@ __all__ = [
     "Rates",
     "Share",
     "allows",
+    "find_place",
+    "owner_of",
 ]
 
 Action: TypeAlias = Literal["read", "write", "admin", "inspector"]
@@ -85,6 +88,20 @@ class Place:
 Share: TypeAlias = Callable[[Principal, str], Awaitable[Place | None]]
 """Returns the place of a conversation that is shared with a principal, by its id on the wire; None:
 the id is the principal's own."""
+
+
+def owner_of(principal: Principal | None) -> str | None:
+    """Return the user to whom a principal's ids on the wire are local; None: they are stored."""
+    return None if principal is None or principal.is_admin else principal.name
+
+
+async def find_place(principal: Principal | None, local_id: str, share: Share | None) -> Place:
+    """Return the place of the conversation that a principal means by an id on the wire."""
+    owner = owner_of(principal)
+    place = None
+    if share is not None and principal is not None and owner is not None:
+        place = await share(principal, local_id)
+    return place or Place(stored_id(owner, local_id), owner)
 
 
 def allows(principal: Principal, action: Action, _conversation: str | None) -> bool:

@@ -21,6 +21,10 @@ owner cannot be heard, readers get the events alone.
 
 The journal decides who owns what. A node keeps no list of the others: it calls the address in the
 lease of the conversation's owner, which PostgreSQL gives only while that lease lasts.
+
+A command goes with the principal for whom it is sent, and their scopes. The owner authorizes them
+again before it carries the command out: a right may have been taken away meanwhile. The commands of
+an application's own code come without one, and are carried out.
 """
 
 from __future__ import annotations
@@ -41,10 +45,11 @@ from turnkeeper.runtime import OutcomeUnknown, Ports, TurnkeeperError
 from turnkeeper.runtime.lowlevel import Logger
 
 from ..conversations.conversations import Conversations
-from ..core.commands import FromOutside
-from ..errors import InvalidInput
+from ..core.commands import Change, FromOutside
+from ..errors import Forbidden, InvalidInput, NotYours
 from ..events import TextDelta
 from ..owner.nodes import NotReached, Passed, ThisNode
+from .access import ACTIONS, Action, Authorize, Place, Principal, Share, allows, find_place
 from .node_client import Broken, NodeClient, Unreachable
 from .node_keys import BadSignature, NodeKeys, Seen, Signed, digest_of
 from .node_wire import (
@@ -122,12 +127,15 @@ class Node:
         *,
         address: str,
         keys: NodeKeys,
+        authorize: Authorize = allows,
+        share: Share | None = None,
         limits: NodeLimits = NodeLimits(),
         ports: Ports | None = None,
     ) -> None:
         """Nothing is forwarded yet; entering begins it.
 
         `address`: from `node_address`, and the journal has the same. `keys`: those of all nodes.
+        `authorize`, `share`: as `gateway.app` has them, for commands that other nodes forward.
         Raises `InvalidInput`.
         """
         path = _split(address)
@@ -136,6 +144,8 @@ class Node:
         self._conversations = conversations
         self._path = path
         self._keys = keys
+        self._authorize = authorize
+        self._share = share
         self._limits = limits
         self._ports = ports if ports is not None else Ports()
         self._seen = Seen(keys, self._ports.now)
@@ -312,6 +322,8 @@ class Node:
             return _refused(400)
         self._asked_count += 1
         try:
+            if not await self._was_checked(conversation_id, command):
+                return _refused(503)
             return _told(encode_reply(await here.ask(conversation_id, command)))
         except TurnkeeperError as error:
             return _told(encode_error(error))
@@ -319,6 +331,42 @@ class Node:
             return _refused(503)  # its conversations were left
         finally:
             self._asked_count -= 1
+
+    async def _was_checked(self, conversation_id: str, command: FromOutside[object]) -> bool:
+        """Return True if the command may be carried out; False if that cannot be found out here.
+
+        Raises `Forbidden`, `NotYours`, and `InvalidInput`.
+        """
+        try:
+            await self._check_again(conversation_id, command)
+        except TurnkeeperError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of the application's own functions
+            _logger.error(  # noqa: TRY400 - what is said must not be in it
+                "command of another node not authorized", error=type(error).__name__
+            )
+            return False
+        return True
+
+    async def _check_again(self, conversation_id: str, command: FromOutside[object]) -> None:
+        """Authorize the principal for whom another node has forwarded a command."""
+        expected = command.expected
+        behalf = None if expected is None else expected.behalf
+        if expected is None or behalf is None:
+            return  # code of the application, which has no principal there either
+        scopes = frozenset(action for action in ACTIONS if action in behalf.scopes)
+        principal = Principal(behalf.principal, scopes)
+        # All commands change something; what only reads is never forwarded.
+        action: Action = "admin" if behalf.name is None else "write"
+        gives_away = isinstance(command, Change) and command.owner is not None
+        if not self._authorize(principal, action, behalf.name) or (
+            gives_away and not principal.is_admin
+        ):
+            raise Forbidden(conversation_id, behalf.principal)
+        if behalf.name is not None:
+            place = await find_place(principal, behalf.name, self._share)
+            if place != Place(conversation_id, expected.owner):
+                raise NotYours(conversation_id)
 
     async def _feed_pieces(self, here: ThisNode, body: bytes) -> Response:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TypeVar, cast
 
 from turnkeeper.runtime import OutcomeUnknown, TurnkeeperError
@@ -19,6 +19,7 @@ from ..core.commands import (
     Answer,
     Append,
     AppendAll,
+    Behalf,
     CancelTurn,
     Change,
     Delete,
@@ -123,7 +124,9 @@ def _out(value: object) -> object:
         case ImageContent() | FileContent():
             return value.model_dump(mode="json")
         case Expected():
-            return {field.name: getattr(value, field.name) for field in fields(value)}
+            return {field.name: _out(getattr(value, field.name)) for field in fields(value)}
+        case Behalf():
+            return {**asdict(value), "scopes": list(value.scopes)}
         case tuple():
             return [_out(one) for one in value]
         case _:
@@ -174,11 +177,21 @@ def _same(value: object) -> object:
     return value
 
 
+def _expected(value: object) -> Expected:
+    said = dict(cast("Json", value))
+    behalf = said.pop("behalf", None)
+    if behalf is not None:
+        facts = dict(cast("Json", behalf))
+        facts["scopes"] = _tuple_of(_same)(facts["scopes"])
+        behalf = Behalf(**facts)  # type: ignore[arg-type]  # checked by its constructor
+    return Expected(**said, behalf=behalf)  # type: ignore[arg-type]  # as well
+
+
 _FIELDS: Mapping[str, Callable[[object], object]] = {
     "event": _event,
     "event_ids": _tuple_of(_same),
     "events": _tuple_of(_event),
-    "expected": lambda value: Expected(**cast("Json", value)),  # type: ignore[arg-type]  # checked
+    "expected": _expected,
     "files": _tuple_of(FileContent.model_validate),
     "images": _tuple_of(ImageContent.model_validate),
     "labels": lambda value: FrozenObject(cast("Json", value)),

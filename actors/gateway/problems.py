@@ -68,6 +68,7 @@ _LATER = "nothing happened; send the same request again"
 _UNKNOWN = "it may have happened; send the same request again, under the same Idempotency-Key"
 
 _NONE = Problem(404, "conversation-not-found", "there is none of this id")
+_FORBIDDEN = Problem(403, "forbidden", "this token does not allow it")
 _ANOTHER = Problem(412, "precondition-failed", "this is not the conversation that was meant")
 
 TABLE: Mapping[str, Problem] = {
@@ -81,6 +82,7 @@ TABLE: Mapping[str, Problem] = {
     "ConversationNotFound": _NONE,
     "NotYours": _NONE,  # nothing tells it from one that does not exist
     "NotThisLog": _ANOTHER,
+    "Forbidden": _FORBIDDEN,
     "RecordNotFound": Problem(
         404, "record-not-found", "the log has no event at this seq", facts=("seq", "head")
     ),
@@ -251,7 +253,7 @@ OWN: Mapping[str, Problem] = {
             "send a bearer token in the Authorization header",
             headers={"WWW-Authenticate": "Bearer"},
         ),
-        Problem(403, "forbidden", "this token does not allow it"),
+        _FORBIDDEN,
         Problem(403, "foreign-origin", "pages of this origin may not write here"),
         Problem(404, "not-found", "there is nothing at this address"),
         Problem(405, "method-not-allowed", "this address takes other methods"),

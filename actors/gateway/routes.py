@@ -507,7 +507,7 @@ async def change(
 async def delete(caller: Writing) -> Response:
     """Delete a conversation, and return what was erased."""
     deletion = await caller.service.conversations.delete(
-        caller.conversation_id, owner=caller.place.owner
+        caller.conversation_id, owner=caller.place.owner, behalf=caller.behalf
     )
     return json_reply(deletion_json(deletion, caller.rename))
 
@@ -574,7 +574,7 @@ async def erase(
     owner = from_path(principal)
     if owner is None or not is_new_id(owner):
         raise ProblemRaised(OWN["invalid-id"])
-    erasure = await caller.service.conversations.erase(owner)
+    erasure = await caller.service.conversations.erase(owner, behalf=caller.behalf)
     left = {name: problem_of(error)[0] for name, error in erasure.left.items()}
     return json_reply(erasure_json(erasure.receipts, left, caller.rename))
 

@@ -21,10 +21,21 @@ from turnkeeper.runtime import Ports
 
 from ..conversations.conversation import Conversation
 from ..conversations.conversations import Conversations
+from ..core.commands import Behalf
 from ..core.state import Folded
 from ..errors import ConversationNotFound, NotYours
 from ..events import LoggedEvent
-from .access import Action, Authenticate, Authorize, Place, Principal, Rates, Share
+from .access import (
+    Action,
+    Authenticate,
+    Authorize,
+    Place,
+    Principal,
+    Rates,
+    Share,
+    find_place,
+    owner_of,
+)
 from .history import Histories
 from .limits import GatewayLimits
 from .names import Cursor, from_path, is_known_id, is_new_id, parse_cursor, stored_id, wire_id
@@ -146,11 +157,7 @@ class Service:
 
         Raises a problem if a journal cannot have it.
         """
-        place = None
-        if self._share is not None and principal is not None and not principal.is_admin:
-            place = await self._share(principal, local_id)
-        owner = _owner(principal)
-        place = place or Place(stored_id(owner, local_id), owner)
+        place = await find_place(principal, local_id, self._share)
         if not is_known_id(place.conversation_id):
             raise ProblemRaised(OWN["invalid-id"])
         conversation = self.conversations[place.conversation_id].expecting(owner=place.owner)
@@ -160,11 +167,6 @@ class Service:
         except NotYours as error:
             return ConversationCaller(self, principal, local_id, place, error)
         return ConversationCaller(self, principal, local_id, place)
-
-
-def _owner(principal: Principal | None) -> str | None:
-    """Return the principal to whom ids on the wire are local; None if they are stored ids."""
-    return None if principal is None or principal.is_admin else principal.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +179,23 @@ class Caller:
     @property
     def owner(self) -> str | None:
         """The principal to whom ids on the wire are local; None if they are stored ids."""
-        return _owner(self.principal)
+        return owner_of(self.principal)
 
     @property
     def author(self) -> str | None:
         """The author of the chat messages that the caller sends."""
         return None if self.principal is None else self.principal.name
+
+    @property
+    def behalf(self) -> Behalf | None:
+        """The caller as another process is told of them, with the commands sent for them."""
+        return self._behalf(None)
+
+    def _behalf(self, local_id: str | None) -> Behalf | None:
+        principal = self.principal
+        if principal is None:
+            return None
+        return Behalf(principal.name, tuple(sorted(principal.scopes)), local_id)
 
     def stored(self, local_id: str) -> str:
         return stored_id(self.owner, local_id)
@@ -202,6 +215,10 @@ class ConversationCaller(Caller):
     invalid is told so, as if there were none."""
 
     @property
+    def behalf(self) -> Behalf | None:
+        return self._behalf(self.local_id)
+
+    @property
     def conversation_id(self) -> str:
         """The id that the journal has. Raises `NotYours`."""
         if self.refusal is not None:
@@ -218,7 +235,11 @@ class ConversationCaller(Caller):
         conversation = self.service.conversations[self.conversation_id]
         seq, event_id = (None, None) if cursor is None else (cursor.seq, cursor.event_id)
         return conversation.expecting(
-            owner=self.place.owner, exists=exists, seq=seq, event_id=event_id
+            owner=self.place.owner,
+            exists=exists,
+            seq=seq,
+            event_id=event_id,
+            behalf=self.behalf,
         )
 
     async def at(self, seq: int | None = None) -> Folded:

@@ -83,12 +83,13 @@ def test_three_machines_that_are_killed_and_stopped_in_turn_lose_nothing(tmp_pat
             servers += ["--server", serve(each, tmp_path, *arguments)]
         urls = [f"http://127.0.0.1:{each}" for each in ports]
 
-        result = run(*urls, *SMALL, *servers, "--kills", "4", "--protocol", "all")
+        disturbed = ("--kills", "4", "--seed", "6")  # two are killed, and two told to stop
+        result = run(*urls, *SMALL, *servers, *disturbed, "--protocol", "all")
 
     report = report_of(result)
     assert report["findings"] == []
     assert result.exit_code == 0
-    assert report["totals"]["kills"] + report["totals"]["stops"] == 4
+    assert report["totals"]["kills"] == report["totals"]["stops"] == 2
     assert report["totals"]["known"] > 20
 
 

@@ -10,33 +10,37 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
 import httpx
 import pytest
+from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from tests import postgres
 from tests.actors.conversations.worlds import HeldAgent, log_of
 from tests.actors.gateway.worlds import BOUND_S, JSON, Sse, SseReader, reading, served
 from turnkeeper.actors import Conversations, Journal, MemoryJournal, PostgresJournal, gateway
-from turnkeeper.actors.core.commands import FromOutside, Interrupt
+from turnkeeper.actors.core.commands import Behalf, Change, Expected, FromOutside, Interrupt, Sent
 from turnkeeper.actors.core.commands import Send as SendCommand
 from turnkeeper.actors.errors import (
     ContentTooLong,
     ConversationNotFound,
+    Forbidden,
     InvalidInput,
+    NotYours,
     OwnedElsewhere,
 )
 from turnkeeper.actors.events import TextDelta
+from turnkeeper.actors.gateway.access import allows
 from turnkeeper.actors.gateway.node import SIGNATURE
 from turnkeeper.actors.gateway.node_keys import SKEW_S, Signed, digest_of
-from turnkeeper.actors.gateway.node_wire import encode_ask
+from turnkeeper.actors.gateway.node_wire import decode_reply, encode_ask
 from turnkeeper.actors.journals.memory import MemoryStore
 from turnkeeper.actors.owner import subscriptions
 from turnkeeper.actors.owner.nodes import NotReached
-from turnkeeper.runtime import OutcomeUnknown
+from turnkeeper.runtime import OutcomeUnknown, TurnkeeperError
 
 pytestmark = pytest.mark.anyio
 
@@ -88,8 +92,8 @@ class Machine:
             headers={key.replace("_", "-"): value for key, value in headers.items()},
         )
 
-    async def answered(self, text: str, name: str = "alice") -> None:
-        reply = await self.send(text, name, prefer="wait=60")
+    async def answered(self, text: str, name: str = "alice", **headers: str) -> None:
+        reply = await self.send(text, name, prefer="wait=60", **headers)
         assert reply.json()["end"]["outcome"] == "completed", reply.text
 
 
@@ -115,16 +119,28 @@ class Cluster:
         limits: gateway.NodeLimits = QUICK,
         has_node: bool = True,
         authenticate: gateway.Authenticate | None = None,
+        authorize: gateway.Authorize = allows,
+        share: gateway.Share | None = None,
     ) -> Machine:
+        """Add one; `authorize` is for what other nodes forward to it alone."""
         enter = self._stack.enter_async_context
         agent, behind = HeldAgent(), Behind()
         url = await enter(served(behind))
         address = gateway.node_address(url)
         conversations = await enter(Conversations(agent, journal=self._journal(address)))
-        behind.node = gateway.Node(conversations, address=address, keys=keys, limits=limits)
+        behind.node = gateway.Node(
+            conversations,
+            address=address,
+            keys=keys,
+            authorize=authorize,
+            share=share,
+            limits=limits,
+        )
         if has_node:
             await enter(behind.node)
-        public = await enter(served(gateway.app(conversations, authenticate=authenticate)))
+        public = await enter(
+            served(gateway.app(conversations, authenticate=authenticate, share=share))
+        )
         http = await enter(httpx.AsyncClient(base_url=public, headers=JSON, timeout=BOUND_S))
         return Machine(agent, conversations, behind, url, address, public, http)
 
@@ -473,12 +489,17 @@ class Forger:
     async def ask(
         self, body: bytes, signature: str | None, *, target: str | None = None, method: str = "POST"
     ) -> int:
-        headers = {} if signature is None else {SIGNATURE: signature}
-        reply = await self._http.request(
-            method, target or f"{self.path}/ask", content=body, headers=headers
-        )
+        reply = await self.reply(body, signature, target=target, method=method)
         assert reply.content == b"" or reply.status_code == 200
         return reply.status_code
+
+    async def reply(
+        self, body: bytes, signature: str | None, *, target: str | None = None, method: str = "POST"
+    ) -> httpx.Response:
+        headers = {} if signature is None else {SIGNATURE: signature}
+        return await self._http.request(
+            method, target or f"{self.path}/ask", content=body, headers=headers
+        )
 
 
 async def test_a_request_that_no_node_signed_now_for_this_one_does_nothing() -> None:
@@ -636,3 +657,195 @@ async def test_redirects_are_not_followed() -> None:
             with pytest.raises(OutcomeUnknown):
                 await node.ask(gateway.node_address(url), "alice", Interrupt())
         assert len(asked) == 1
+
+
+# --- the owner authorizes again -------------------------------------------------------------------
+
+
+async def by_header(request: HTTPConnection) -> gateway.Principal | None:
+    """The principal and the scopes, as the test writes them."""
+    name, _, scopes = request.headers.get("authorization", "").partition(" ")
+    return gateway.Principal(name, frozenset(scopes.split(","))) if name else None  # type: ignore[arg-type]
+
+
+async def test_the_owner_refuses_a_principal_whose_right_was_taken_away_meanwhile() -> None:
+    taken_away: set[str] = set()
+
+    def by_the_owner(principal: gateway.Principal, action: str, name: str | None) -> bool:
+        asked.append((principal.name, action, name))
+        return action in principal.scopes and principal.name not in taken_away
+
+    asked: list[tuple[str, str, str | None]] = []
+    async with cluster() as made:
+        owner = await made.machine(authenticate=by_header, authorize=by_the_owner)
+        other = await made.machine(authenticate=by_header)
+        alice = {"authorization": "alice read,write"}
+        await owner.answered("one", **alice)
+        await other.answered("two", **alice)
+        assert asked == [("alice", "write", "alice")]
+
+        taken_away.add("alice")
+        at = "/v1/conversations/alice"
+        for method, path, body in (
+            ("POST", "/messages", {"content": "three"}),
+            ("POST", "/interrupt", {}),
+            ("POST", "/undo", {}),
+            ("POST", "/pause", {}),
+            ("PATCH", "", {"title": "Mine"}),
+            ("DELETE", "", None),
+        ):
+            refused = await other.http.request(method, f"{at}{path}", json=body, headers=alice)
+            assert refused.status_code == 403, (path, refused.text)
+            assert refused.json()["type"] == "urn:turnkeeper:forbidden"
+            assert set(refused.json()) == {"type", "title", "status", "detail"}
+        assert await log_of(owner.conversations["alice:alice"]) == [
+            *("u:one", "a:a(one)", "u:two", "a:a(two)")
+        ]
+
+
+async def test_a_share_that_was_withdrawn_is_none_at_the_owner() -> None:
+    """The node that is asked has not heard of it; the owner answers as if there were none."""
+    shared = gateway.Place("alice:alice", "alice")
+    withdrawn: set[str] = set()
+
+    async def share(principal: gateway.Principal, name: str) -> gateway.Place | None:
+        return shared if principal.name == "bob" and name == "hers" else None
+
+    async def share_at_owner(principal: gateway.Principal, name: str) -> gateway.Place | None:
+        return None if principal.name in withdrawn else await share(principal, name)
+
+    async with cluster() as made:
+        owner = await made.machine(authenticate=by_header, share=share_at_owner)
+        other = await made.machine(authenticate=by_header, share=share)
+        bob = {"authorization": "bob read,write"}
+        await owner.answered("one", authorization="alice read,write")
+        await other.answered("two", "hers", **bob)
+
+        withdrawn.add("bob")
+        refused = await other.send("three", "hers", **bob)
+
+        assert refused.status_code == 404
+        assert refused.json()["type"] == "urn:turnkeeper:conversation-not-found"
+        assert owner.agent.turns == ["one", "two"]
+
+
+async def test_a_command_for_a_principal_is_held_to_its_scopes_its_names_and_its_digest() -> None:
+    def behalf(principal: str, scopes: str, name: str | None) -> Behalf:
+        return Behalf(principal, tuple(filter(None, scopes.split(","))), name)
+
+    async with cluster() as made:
+        machine = await made.machine(authenticate=by_header)
+        forger = await made.forger(machine)
+        await machine.answered("one", authorization="alice read,write")
+
+        async def told(command: FromOutside[Any], name: str = "alice:alice") -> object:
+            body = encode_ask(name, command)
+            target = f"{forger.path}/ask"
+            reply = await forger.reply(body, forger.signed(body, target))
+            assert reply.status_code == 200
+            try:
+                return decode_reply(reply.content)
+            except TurnkeeperError as error:
+                return type(error)
+
+        def sent(by: Behalf, owner: str | None = "alice") -> SendCommand:
+            return SendCommand("m2", "two", expected=Expected(owner, behalf=by))
+
+        for by in (
+            behalf("alice", "", "alice"),
+            behalf("alice", "read", "alice"),
+            behalf("alice", "read,inspector", "alice"),
+            behalf("alice", "Write", "alice"),
+            behalf("alice", "write,read", None),  # for all principals: only with admin
+        ):
+            assert await told(sent(by)) is Forbidden, by
+        for by in (
+            behalf("bob", "write", "alice"),  # its own conversation of that name is another one
+            behalf("bob", "write", "alice:alice"),
+            behalf("alice", "write", "other"),
+            behalf("alice:", "write", "alice"),
+        ):
+            assert await told(sent(by)) is NotYours, by
+        own = behalf("alice", "write", "alice")
+        assert await told(sent(own, owner=None)) is NotYours
+        assert await told(sent(own, owner="bob")) is NotYours
+        for by in (own, behalf("alice", "write,read,inspector", "alice")):
+            give = Change(owner="bob", expected=Expected("alice", behalf=by))
+            assert await told(give) is Forbidden
+        assert await told(sent(behalf("x" * 65, "write", "alice"))) is InvalidInput
+        root = behalf("root", "admin", "alice:alice")
+        assert await told(sent(root)) is NotYours  # an administrator expects no owner
+        assert await log_of(machine.conversations["alice:alice"]) == ["u:one", "a:a(one)"]
+
+        # Scopes that were written in after the signature was made.
+        body = encode_ask("alice:alice", sent(behalf("alice", "read", "alice")))
+        good = forger.signed(body, f"{forger.path}/ask")
+        assert await forger.ask(body.replace(b'["read"]', b'["write"]'), good) == 401
+        for wrong in (5, "write", [5], {"write": 1}, None):
+            said = json.loads(body)
+            said["expected"]["behalf"]["scopes"] = wrong
+            bent = json.dumps(said).encode()
+            status = await forger.ask(bent, forger.signed(bent, f"{forger.path}/ask"))
+            assert status in (200, 400), wrong
+        assert await log_of(machine.conversations["alice:alice"]) == ["u:one", "a:a(one)"]
+        assert isinstance(await told(sent(behalf("root", "admin", "alice:alice"), None)), Sent)
+
+
+async def test_an_authorization_that_fails_lets_nothing_through() -> None:
+    def fails(principal: gateway.Principal, action: str, name: str | None) -> bool:
+        raise LookupError("the list of rights cannot be read")
+
+    async with cluster() as made:
+        owner = await made.machine(authenticate=by_header, authorize=fails)
+        other = await made.machine(authenticate=by_header)
+        alice = {"authorization": "alice read,write"}
+        await owner.answered("one", **alice)
+
+        refused = await other.send("two", **alice)
+
+        assert refused.status_code == 503
+        assert refused.json()["type"] == "urn:turnkeeper:owned-elsewhere"
+        assert owner.agent.turns == ["one"]
+
+
+async def test_an_erasure_at_another_node_is_authorized_by_the_owner_as_an_administrators() -> None:
+    asked: list[tuple[str, str, str | None]] = []
+
+    def by_the_owner(principal: gateway.Principal, action: str, name: str | None) -> bool:
+        asked.append((principal.name, action, name))
+        return principal.name != "former"
+
+    async with cluster() as made:
+        owner = await made.machine(authenticate=by_header, authorize=by_the_owner)
+        other = await made.machine(authenticate=by_header)
+        await owner.answered("one", authorization="alice read,write")
+
+        async def erase(who: str) -> dict[str, dict[str, object]]:
+            headers = {**JSON, "authorization": f"{who} admin"}
+            reply = await other.http.request("DELETE", "/v1/principals/alice", headers=headers)
+            assert reply.status_code == 200, reply.text
+            told: dict[str, dict[str, object]] = reply.json()
+            return told
+
+        left = await erase("former")
+        assert left["receipts"] == {}, left
+        assert asked == [("former", "admin", None)]
+        assert list((await erase("root"))["receipts"]) == ["alice:alice"]
+
+
+async def test_a_public_request_cannot_pass_as_another_nodes() -> None:
+    async with cluster() as made:
+        machine = await made.machine(authenticate=by_header)
+        forger = await made.forger(machine)
+        await machine.answered("one", authorization="alice read,write")
+        signature = forger.signed(b"{}", "/v1/conversations/alice/undo")
+
+        for headers in (
+            {SIGNATURE: signature},
+            {SIGNATURE: signature, "authorization": "bob read"},
+        ):
+            reply = await machine.http.post(
+                "/v1/conversations/alice/undo", content=b"{}", headers={**JSON, **headers}
+            )
+            assert reply.status_code in (401, 403)
+        assert await log_of(machine.conversations["alice:alice"]) == ["u:one", "a:a(one)"]
