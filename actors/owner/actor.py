@@ -239,7 +239,7 @@ class ConversationActor(Actor[Command | Query]):
         self.check_lease()  # there is no await from here to the end
         # Last, since an owner that could not start is not told to stop. Events that the last owner
         # committed and could not publish are in the log.
-        self._setup.subscriptions.owner_began(self._conversation_id, self._doubt)
+        self._setup.subscriptions.owner_began(self._conversation_id, self)
 
     async def on_stop(self) -> None:
         for parked in self._parking.take_all():
@@ -261,17 +261,6 @@ class ConversationActor(Actor[Command | Query]):
             await self._setup.journal.release(self._conversation_id, epoch=epoch)
         except TurnkeeperError as error:
             log_unavailable("not released", error, conversation=self._conversation_id)
-
-    def _doubt(self) -> bool:
-        """End this owner if its lease ran out after it had claimed; return True if so.
-
-        Called when the process has lost its lease. Another one may own the conversation by now.
-        """
-        if self._setup.journal.is_lease_valid(since=self._claimed_at):
-            return False
-        # Ahead of what waits: a query writes nothing, so it is answered with `LeaseExpired`.
-        self.context.ref.tell_nowait(GetView(), control=True)
-        return True
 
     async def receive_batch(self, deliveries: Sequence[Delivery[Command | Query]]) -> None:
         try:
@@ -317,6 +306,7 @@ class ConversationActor(Actor[Command | Query]):
         except Refused as refusal:
             delivery.fail(refusal)  # there was nothing to delete, or it is damaged
             return
+        self._working.recent.clear()  # no reader begins with them while the new log is opened
         gone = ConversationDeleted(self._conversation_id)
         self._setup.subscriptions.deleted(self._conversation_id)
         waiting = [*self._held, *(parked.ticket for parked in self._parking.take_all())]
@@ -691,6 +681,23 @@ class ConversationActor(Actor[Command | Query]):
         if await self._tell_owner(end) and failure is not None:
             # Not logged if the owner has ended under its agent, and nothing else failed.
             log_failure("turn failed", failure, conversation=self._conversation_id, turn=turn_id)
+
+    # --- for its readers: `LiveOwner` ------------------------------------------------------------
+
+    def doubt(self) -> bool:
+        if self._setup.journal.is_lease_valid(since=self._claimed_at):
+            return False
+        # Ahead of what waits: a query writes nothing, so it is answered with `LeaseExpired`.
+        self.context.ref.tell_nowait(GetView(), control=True)
+        return True
+
+    def recent_after(self, seq: int) -> Sequence[LoggedEvent]:
+        if not self._setup.journal.is_lease_valid(since=self._claimed_at):
+            return ()  # another process may have written more
+        # Those above `_seq` are decided and not committed yet.
+        recent = self._working.recent.values()
+        found = [logged for logged in recent if seq < logged.seq <= self._seq]
+        return found if found and found[0].seq == seq + 1 else ()
 
     # --- for the running turn: `TurnOwner` ---------------------------------------------
 

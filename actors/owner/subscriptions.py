@@ -8,7 +8,8 @@ forgotten.
 A reader keeps a cursor, the seq that it has yielded. Published events go into its bounded buffer as
 a hint; it drops every event that is not exactly the next seq and reads from the journal instead. So
 there is no gap and no repeat at the seam of replay and live, and a slow reader falls back to the
-journal without delaying any other. While no owner is active in this process, another process may
+journal without delaying any other. The reader of a turn that has just begun finds all of its events
+in the memory of the owner here, and begins with those. While no owner is active in this process, another process may
 own the conversation: a reader then waits for the journal, and for an owner here as well.
 
 The pieces of an answer that is being written are kept once for all readers, as a `LiveAnswer`. A
@@ -28,6 +29,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import Enum
+from typing import Protocol
 
 import anyio
 
@@ -45,12 +47,25 @@ from ..events import LoggedEvent, TextDelta
 from ..journal import Journal, StoredRecord
 from .live_answer import LiveAnswer, ends_answer
 
-__all__ = ["EventReader", "Subscriptions"]
+__all__ = ["EventReader", "LiveOwner", "Subscriptions"]
 
 PIECE_WAIT_S = 0.5
 """Seconds to wait for the next piece from another process, before the journal is followed alone."""
 OWNER_ASKED_EVERY_S = 5.0
 """Seconds to follow a conversation that another process owns, before it is asked for again."""
+
+
+class LiveOwner(Protocol):
+    """The owner of a conversation in this process, as its readers see it."""
+
+    def doubt(self) -> bool:
+        """End this owner if another process may own the conversation by now; return True if so.
+
+        Called when this process has lost its lease.
+        """
+
+    def recent_after(self, seq: int) -> Sequence[LoggedEvent]:
+        """Return all committed events above `seq`; none if memory does not have all of them."""
 
 
 class Subscriptions:
@@ -66,8 +81,8 @@ class Subscriptions:
         self._dropped: deque[tuple[str, int]] = deque()
         self._live_answers: dict[str, LiveAnswer] = {}
         """The answers that owners here are writing."""
-        self._owned: dict[str, Callable[[], bool]] = {}
-        """The conversations with an owner here, each with the way to doubt it."""
+        self._owned: dict[str, LiveOwner] = {}
+        """The conversations with an owner here."""
         self._is_closing = False
         self._is_live_over = False
         self._is_closed = False
@@ -164,21 +179,17 @@ class Subscriptions:
         """
         return sum(map(len, list(self._readers.values())))
 
-    def owner_began(self, conversation_id: str, doubt: Callable[[], bool]) -> None:
-        """Send readers to the journal for events that an earlier owner could not publish.
-
-        `doubt` is called when this process has lost its lease. It returns True, and ends the owner,
-        if another process may own the conversation by now.
-        """
-        self._owned[conversation_id] = doubt
+    def owner_began(self, conversation_id: str, owner: LiveOwner) -> None:
+        """Send readers to the journal for events that an earlier owner could not publish."""
+        self._owned[conversation_id] = owner
         self._void_answer(conversation_id)
         for reader in self._live(conversation_id):
             reader.look()
 
     def lease_lost(self) -> None:
         """Doubt every owner here; send the readers of those that may have lost to the journal."""
-        for conversation_id, doubt in list(self._owned.items()):
-            if doubt():
+        for conversation_id, owner in list(self._owned.items()):
+            if owner.doubt():
                 self._owned.pop(conversation_id, None)
                 for reader in self._live(conversation_id):
                     reader.look()
@@ -258,6 +269,10 @@ class Subscriptions:
             readers[self._readers_begun] = weakref.ref(
                 reader, lambda _: self._dropped.append(dropped)
             )
+            owner = self._owned.get(conversation_id)
+            # Only with an event whose id the caller compares, since nothing is read at the cursor.
+            if owner is not None and known_seq == after + 1:
+                reader.begin_with(owner.recent_after(after))
             if (answer := self._live_answers.get(conversation_id)) is not None:
                 reader.offer_answer(answer)
         return reader
@@ -292,7 +307,7 @@ class Signal(Enum):
     """The causes of a change of a reader's state."""
 
     LOOK = "the journal may have events that were not offered"
-    READ = "a page is about to be read"
+    READ = "a page is about to be read, or memory had all events"
     CLOSE = "the Conversations have been left"
     DELETE = "the conversation was deleted"
 
@@ -318,8 +333,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
     `ConversationDeleted`, at once if the deletion is done in this process; likewise if the log is
     shorter than `known_seq`, which it once had.
 
-    If `on_owner_ended` is given, the reader awaits it before it first waits, and again after an
-    owner has ended in this process. An error of it ends the reading, except for `OwnedElsewhere`:
+    If `on_owner_ended` is given, the reader awaits it before it first waits, unless it began with
+    events of an owner here, and again after an owner has ended in this process. An error of it ends the reading, except for `OwnedElsewhere`:
     then the reader follows the other owner, and awaits it again after a while.
 
     Iterate it from one task. Cancelling its wait loses nothing: it continues from its cursor.
@@ -378,6 +393,16 @@ class EventReader(AsyncIterator[LoggedEvent]):
                 del self._answers[1]
             self._note(Signal.LOOK)
         self._wake()
+
+    def begin_with(self, recent: Sequence[LoggedEvent]) -> None:
+        """Take all events above the cursor from their owner, before anything else is offered.
+
+        So a reader of what was just written neither reads the journal nor looks for an owner.
+        """
+        if 0 < len(recent) <= self._limits.buffered_events_max:
+            self._offered.extend(recent)
+            self._has_owner_ended = False
+            self._note(Signal.READ)
 
     def offer_answer(self, answer: LiveAnswer) -> None:
         """Take an answer that is being written."""

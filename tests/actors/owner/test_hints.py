@@ -54,13 +54,23 @@ class DeafJournal(MemoryJournal):
         )
 
 
+class Owner:
+    """An owner that keeps nothing in memory and is never doubted."""
+
+    def doubt(self) -> bool:
+        return False
+
+    def recent_after(self, seq: int) -> Sequence[LoggedEvent]:
+        return ()
+
+
 async def test_an_event_behind_a_gap_is_not_given_before_those_in_the_gap() -> None:
     make = Maker()
     events = [make.user() for _ in range(4)]
     async with DeafJournal() as journal:
         epoch = (await journal.claim("c")).epoch
         subscriptions = Subscriptions(journal)
-        subscriptions.owner_began("c", lambda: False)
+        subscriptions.owner_began("c", Owner())
         await journal.write(epoch, 1, *events[:2])
         reader = subscriptions.read("c", after=0, live=True)
         assert [(await anext(reader)).seq for _ in range(2)] == [1, 2]
@@ -76,7 +86,7 @@ async def test_a_page_whose_reading_was_cancelled_is_read_again() -> None:
     async with DeafJournal() as journal:
         epoch = (await journal.claim("c")).epoch
         subscriptions = Subscriptions(journal)
-        subscriptions.owner_began("c", lambda: False)
+        subscriptions.owner_began("c", Owner())
         await journal.write(epoch, 1, Maker().user())
         reader = subscriptions.read("c", after=0, live=True)
         found: list[int] = []
@@ -112,7 +122,7 @@ async def test_a_reader_looks_at_the_journal_when_an_owner_begins() -> None:
             await settle()
             assert found == [1]
 
-            subscriptions.owner_began("c", lambda: False)
+            subscriptions.owner_began("c", Owner())
             await settle()
 
             assert found == [1, 2]
@@ -146,7 +156,7 @@ async def test_no_piece_comes_after_the_end_of_its_turn_that_was_written_elsewhe
     async with DeafJournal() as journal:
         epoch = (await journal.claim("c")).epoch
         subscriptions = Subscriptions(journal)
-        subscriptions.owner_began("c", lambda: False)
+        subscriptions.owner_began("c", Owner())
         await journal.write(epoch, 1, make.user())
         reader = subscriptions.read("c", after=0, live=True, pieces=True)
         subscriptions.publish_piece("c", _piece(0, 1, 0, "one "), 1)
@@ -167,7 +177,7 @@ async def test_a_reader_that_begins_behind_the_end_of_the_log_is_not_held_up_by_
     async with DeafJournal() as journal:
         epoch = (await journal.claim("c")).epoch
         subscriptions = Subscriptions(journal)
-        subscriptions.owner_began("c", lambda: False)
+        subscriptions.owner_began("c", Owner())
         await journal.write(epoch, 1, make.user())
         reader = subscriptions.read("c", after=2, live=True, pieces=True)
         subscriptions.publish_piece("c", _piece(0, 1, 0, "one"), 1)
@@ -186,7 +196,7 @@ async def test_a_reader_whose_buffer_was_full_gets_the_answer_that_is_being_writ
     async with DeafJournal() as journal:
         epoch = (await journal.claim("c")).epoch
         subscriptions = Subscriptions(journal, Limits(buffered_events_max=3))
-        subscriptions.owner_began("c", lambda: False)
+        subscriptions.owner_began("c", Owner())
         await journal.write(epoch, 1, make.user())
         reader = subscriptions.read("c", after=0, live=True, pieces=True)
         subscriptions.publish_piece("c", _piece(0, 1, 0, "0"), 1)
@@ -206,7 +216,7 @@ async def test_attempts_that_are_void_do_not_pile_up_in_a_reader_that_stands_sti
     async with DeafJournal() as journal:
         epoch = (await journal.claim("c")).epoch
         subscriptions = Subscriptions(journal)
-        subscriptions.owner_began("c", lambda: False)
+        subscriptions.owner_began("c", Owner())
         await journal.write(epoch, 1, Maker().user())
         reader = subscriptions.read("c", after=0, live=True, pieces=True)
         for attempt in range(1, 100):

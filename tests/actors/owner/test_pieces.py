@@ -31,6 +31,7 @@ from turnkeeper.actors import (
     TurnContext,
     agent,
 )
+from turnkeeper.actors.conversations.conversation import _Follower
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import AnswerTooLong, InvalidInput, NotWhileTurnRuns
 from turnkeeper.actors.events import (
@@ -123,12 +124,17 @@ class Reader:
     was_slow: bool = False
     came_at: int = 0
     """The end of the log when it came."""
+    is_of_turn: bool = False
+    """It reads from an event that is known to be in the log, as the reader of a turn does."""
     wakes: anyio.Event = field(default_factory=anyio.Event)
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     async def read(self, chat: Conversation) -> None:
         with self.scope:
             items = aiter(chat.follow(after=self.after))
+            if self.is_of_turn:
+                reader = chat._turn_access().follow(self.after + 1, pieces=True)
+                items = _Follower(reader)
             while True:
                 while self.may == 0:
                     self.wakes = anyio.Event()
@@ -194,8 +200,8 @@ class History:
         draw = self.random
         moves = {
             "write": 12, "anew": 2, "say": 2, "say other": 1, "call": 2, "end": 1, "queue": 1,
-            "interrupt": 1, "by hand": 1, "answer by hand": 1, "crash": 1, "join": 3, "leave": 1,
-            "allow": 4,
+            "interrupt": 1, "by hand": 1, "answer by hand": 1, "crash": 1, "join": 3, "join a turn": 3,
+            "leave": 1, "allow": 4,
         }  # fmt: skip
         match draw.choices(list(moves), list(moves.values()))[0]:
             case "write" | "anew" | "say" | "say other" | "call" | "end" as name:
@@ -223,6 +229,10 @@ class History:
                 head = (await self.chat.at()).seq
                 may = draw.choice((None, None, 0, 3))
                 self.join(group, after=draw.choice((0, head)), may=may, came_at=head)
+            case "join a turn":
+                head = (await self.chat.at()).seq
+                may, after = draw.choice((None, None, 0, 3)), draw.randrange(head)
+                self.join(group, after=after, may=may, came_at=head, is_of_turn=True)
             case "leave":
                 draw.choice(self.readers[1:] or [Reader(0, 0)]).scope.cancel()
             case "allow":
@@ -242,9 +252,16 @@ class History:
             await self.chat.send(f"m{self.sent}", on_overlap=on_overlap)
 
     def join(
-        self, group: anyio.abc.TaskGroup, *, after: int, may: int | None, came_at: int = 0
+        self,
+        group: anyio.abc.TaskGroup,
+        *,
+        after: int,
+        may: int | None,
+        came_at: int = 0,
+        is_of_turn: bool = False,
     ) -> None:
-        reader = Reader(after, may, was_slow=may is not None, came_at=came_at)
+        was_slow = may is not None
+        reader = Reader(after, may, was_slow=was_slow, came_at=came_at, is_of_turn=is_of_turn)
         self.readers.append(reader)
         group.start_soon(reader.read, self.chat)
 
