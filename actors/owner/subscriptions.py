@@ -9,8 +9,9 @@ A reader keeps a cursor, the seq that it has yielded. Published events go into i
 a hint; it drops every event that is not exactly the next seq and reads from the journal instead. So
 there is no gap and no repeat at the seam of replay and live, and a slow reader falls back to the
 journal without delaying any other. The reader of a turn that has just begun finds all of its events
-in the memory of the owner here, and begins with those. While no owner is active in this process, another process may
-own the conversation: a reader then waits for the journal, and for an owner here as well.
+in the memory of the owner here, and begins with those. While no owner is active in this process,
+another process may own the conversation: a reader then waits for the journal, and for an owner here
+as well.
 
 The pieces of an answer that is being written are kept once for all readers, as a `LiveAnswer`. A
 reader keeps how much of it it has yielded, and takes the rest as one piece whenever it comes back.
@@ -334,8 +335,9 @@ class EventReader(AsyncIterator[LoggedEvent]):
     shorter than `known_seq`, which it once had.
 
     If `on_owner_ended` is given, the reader awaits it before it first waits, unless it began with
-    events of an owner here, and again after an owner has ended in this process. An error of it ends the reading, except for `OwnedElsewhere`:
-    then the reader follows the other owner, and awaits it again after a while.
+    events of an owner here, and again after an owner has ended in this process. An error of it ends
+    the reading, except for `OwnedElsewhere`: then the reader follows the other owner, and awaits it
+    again after a while.
 
     Iterate it from one task. Cancelling its wait loses nothing: it continues from its cursor.
     """

@@ -200,8 +200,8 @@ class History:
         draw = self.random
         moves = {
             "write": 12, "anew": 2, "say": 2, "say other": 1, "call": 2, "end": 1, "queue": 1,
-            "interrupt": 1, "by hand": 1, "answer by hand": 1, "crash": 1, "join": 3, "join a turn": 3,
-            "leave": 1, "allow": 4,
+            "interrupt": 1, "by hand": 1, "answer by hand": 1, "crash": 1, "join": 3,
+            "join a turn": 3, "leave": 1, "allow": 4,
         }  # fmt: skip
         match draw.choices(list(moves), list(moves.values()))[0]:
             case "write" | "anew" | "say" | "say other" | "call" | "end" as name:

@@ -44,7 +44,7 @@ class CountingJournal(MemoryJournal):
 
 async def _follow(turn: Turn, seen: list[str]) -> None:
     async for item in turn:
-        seen.append(item.text if isinstance(item, TextDelta) else brief(item.event))
+        seen += [item.text if isinstance(item, TextDelta) else brief(item.event)]
 
 
 async def test_a_turn_that_has_just_begun_is_followed_without_reading_the_journal() -> None:
