@@ -396,8 +396,8 @@ class TurnNotCompleted(OutcomeUnknown):
         self, conversation_id: str, turn_id: str, outcome: str, detail: str, reply: str
     ) -> None:
         super().__init__(
-            f"turn {turn_id} of conversation {conversation_id} was {outcome}: {detail}; its chat "
-            "message and all that was said are in the log; read them, or send another chat message"
+            f"turn {turn_id} of conversation {conversation_id} ended as {outcome}: {detail}; its "
+            "chat message and all that was said are in the log; read them, or send another one"
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id

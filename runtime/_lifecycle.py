@@ -47,7 +47,7 @@ class After(Enum):
     """The decision about what follows once an incarnation has been cleaned up."""
 
     START = "start the next one"
-    BACK_OFF = "start the next one in a while"
+    BACK_OFF = "start the next one after a delay"
     HOLD = "wait until the supervisor releases it"
     PASSIVATE = "leave the directory, unless there is mail"
     REFUSE = "refuse all mail for a while"
@@ -76,7 +76,7 @@ TRANSITIONS: Final[Mapping[Phase, Mapping[Phase, str]]] = {
     },
     Phase.CLEANING: {
         Phase.STARTING: "cleaned up, and restarted at once; or mail came while it passivated",
-        Phase.BACKOFF: "cleaned up, and restarted in a while",
+        Phase.BACKOFF: "cleaned up, and restarted after a delay",
         Phase.HELD: "cleaned up, and held",
         Phase.REFUSING: "cleaned up, and failed too often",
         Phase.ENDED: "passivated, or stuck, or the runtime is gone",

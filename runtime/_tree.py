@@ -48,7 +48,7 @@ class ActorState:
         if self.failed:
             parts.append(f"{self.failed} failed")
         if self.restarts:
-            parts.append(f"{self.restarts} restarts")
+            parts.append(f"{self.restarts} restart{'' if self.restarts == 1 else 's'}")
         if self.effects:
             parts.append(f"effects: {', '.join(self.effects)}")
         return ", ".join(parts)

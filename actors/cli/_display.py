@@ -30,7 +30,7 @@ class Display:
         self._progress = Progress(
             TextColumn("{task.completed:,.0f} of {task.total:,.0f} chat messages"),
             BarColumn(bar_width=14),
-            TextColumn("{task.fields[rate]:,.0f} events/s, {task.fields[restarts]} restarts"),
+            TextColumn("{task.fields[rate]:,.0f} events/s, restarts: {task.fields[restarts]}"),
             TimeElapsedColumn(),
             console=console,
             disable=not console.is_terminal,

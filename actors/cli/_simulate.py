@@ -87,7 +87,7 @@ def simulate(
     stopped by Ctrl-C.
     """
     if find_spec("trio") is None:
-        fail(UNUSABLE, "simulate needs trio: pip install trio")
+        fail(UNUSABLE, "simulate needs its extra: pip install 'turnkeeper[simulation]'")
     if replay is not None:
         _replay(replay, as_json=as_json)
         return

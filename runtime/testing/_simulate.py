@@ -159,7 +159,7 @@ def _scheduler_of(backend: Backend) -> type[Scheduler[Any]]:
         from ._on_trio import TrioScheduler  # noqa: PLC0415 - only this needs trio
     except ImportError as error:
         raise SimulatorUnsupported(
-            "simulate runs on trio, which is not installed: pip install trio"
+            "simulate runs on trio, which is not installed: pip install 'turnkeeper[simulation]'"
         ) from error
     return TrioScheduler
 

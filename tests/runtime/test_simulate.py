@@ -472,4 +472,6 @@ def test_without_trio_the_rest_can_be_used_and_simulate_says_what_it_needs() -> 
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.home()
     )
     assert VirtualClock is not None
-    assert done.stdout == "simulate runs on trio, which is not installed: pip install trio\n"
+    assert done.stdout == (
+        "simulate runs on trio, which is not installed: pip install 'turnkeeper[simulation]'\n"
+    )

@@ -71,7 +71,7 @@ def test_on_a_terminal_a_line_of_at_most_eighty_columns_is_kept_up_to_date() -> 
     lines = [line for line in re.split(r"[\r\n]", plain) if line]
     last = lines[-1]
     assert last.startswith("4,000 of 4,000 chat messages")
-    assert "3,000 events/s, 1 restarts" in last
+    assert "3,000 events/s, restarts: 1" in last
     assert len(last) <= 80
     assert any("worker killed (SIGKILL, 1 of 1)" in line for line in lines)
     assert not any("acknowledged" in line for line in lines)
