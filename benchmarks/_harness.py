@@ -3,6 +3,9 @@
 An absolute figure holds on the machine that gave it, so every goal is a ratio. Ours and the
 baseline take turns, round by round, and the ratio is the median of the rounds' ratios: whatever
 slows the machine down for a while slows both. The garbage collector stays on, as it is for users.
+
+Some figures are taken twice: by the clock, and by the time of the processor (`…_cpu`), which other
+programs do not lengthen as much.
 """
 
 from __future__ import annotations
@@ -13,10 +16,13 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 FOLDER = Path(__file__).parent
 CACHE = FOLDER.parent / ".bench"
@@ -89,6 +95,54 @@ def costlier(
     return Measure(name, ours, unit, baseline, base, ratio, goal, "", "as much", ratios)
 
 
+class Spent(NamedTuple):
+    """The time that one of several took, in µs."""
+
+    clock: float
+    processor: float | None
+    """Of all threads, and of the other processes that were counted; None: it is not known."""
+
+
+class Stopwatch:
+    """Counts time from its making on; `others` are processes of this machine that count too."""
+
+    def __init__(self, others: Sequence[int] = ()) -> None:
+        self._others = others
+        self._processor_began = self._processor_s()
+        self._began = time.perf_counter()
+
+    def spent_on_each(self, many: int) -> Spent:
+        """Return the time so far, divided by the number of things that were done in it."""
+        clock = (time.perf_counter() - self._began) / many * 1e6
+        now = self._processor_s()
+        if now is None or self._processor_began is None:
+            return Spent(clock, None)
+        return Spent(clock, (now - self._processor_began) / many * 1e6)
+
+    def _processor_s(self) -> float | None:
+        try:
+            told = [Path(f"/proc/{one}/schedstat").read_text() for one in self._others]
+        except OSError:
+            return None
+        return time.process_time() + sum(int(line.split()[0]) for line in told) / 1e9
+
+
+def by_both(
+    name: str, pairs: list[tuple[Spent, Spent]], *, baseline: str, goal: str
+) -> list[Measure]:
+    """Return how many times as much as the baseline: by the clock, and by the processor's time."""
+    clock = [(mine.clock, base.clock) for mine, base in pairs]
+    processor = [
+        (mine.processor, base.processor)
+        for mine, base in pairs
+        if mine.processor is not None and base.processor is not None
+    ]
+    measures = [costlier(name, clock, baseline=baseline, goal=goal)]
+    if processor:
+        measures.append(costlier(f"{name}_cpu", processor, baseline=baseline, goal=goal))
+    return measures
+
+
 def skipped(name: str, baseline: str, goal: str, reason: str) -> Measure:
     return Measure(name, None, "µs", baseline, None, None, goal, reason)
 
@@ -101,8 +155,8 @@ def _medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 async def in_turn(
-    ours: Callable[[], Awaitable[float]], base: Callable[[], Awaitable[float]], rounds: int
-) -> list[tuple[float, float]]:
+    ours: Callable[[], Awaitable[T]], base: Callable[[], Awaitable[T]], rounds: int
+) -> list[tuple[T, T]]:
     """Time both, round by round, each after a collection, after a round to warm up."""
     pairs = []
     for _ in range(rounds + 1):

@@ -6,8 +6,9 @@ import importlib
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import psycopg
 
@@ -38,6 +39,15 @@ def server() -> Iterator[str]:
     finally:
         with suppress(Exception):
             server.cleanup()
+
+
+def backends(connection: psycopg.Connection[Any]) -> Sequence[int]:
+    """Return the server's processes for all connections to this database."""
+    rows = connection.execute(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND "
+        "backend_type = 'client backend'"
+    )
+    return [row[0] for row in rows]
 
 
 @contextmanager

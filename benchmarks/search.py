@@ -30,8 +30,8 @@ import psycopg
 from turnkeeper.actors import Conversation, Conversations, PostgresJournal, SQLiteJournal
 from turnkeeper.actors.journal import Journal, Listing, Record
 
-from ._harness import Measure, PeerMissing, costlier, in_turn, say, skipped
-from ._postgres import schema, server
+from ._harness import Measure, PeerMissing, Spent, Stopwatch, by_both, costlier, in_turn, say, skipped
+from ._postgres import backends, schema, server
 from .journal import US, remove, silent
 
 OWNERS = 10
@@ -122,7 +122,8 @@ def _beside_tsvector(conninfo: str, schema: str, rounds: int) -> Iterator[Measur
         connection.execute(_MAKE_TSVECTOR)
         read = partial(_read_tsvector, connection)
         journal = PostgresJournal(conninfo, schema=schema, search=True)
-        yield from anyio.run(_pages, journal, "postgres_search", read, TSVECTOR, rounds)
+        others = partial(backends, connection)
+        yield from anyio.run(_pages, journal, "postgres_search", read, TSVECTOR, rounds, others)
 
 
 async def _pages(
@@ -131,34 +132,32 @@ async def _pages(
     read: Callable[[str], Sequence[object]],
     baseline: str,
     rounds: int,
+    find_others: Callable[[], Sequence[int]] = lambda: (),
 ) -> list[Measure]:
     found: list[Measure] = []
     async with Conversations(silent, journal=journal, recover="on_message") as conversations:
+        others = find_others()
         for at, asked in enumerate(ASKED, 1):
-            ours = partial(_ours, conversations, asked)
-            pairs = await in_turn(ours, partial(_timed, partial(read, asked)), rounds)
-            found.append(costlier(f"{name}_{at}", pairs, baseline=baseline, goal=GOAL))
+            ours = partial(_ours, conversations, asked, others)
+            base = partial(_base, partial(read, asked), others)
+            pairs = await in_turn(ours, base, rounds)
+            found += by_both(f"{name}_{at}", pairs, baseline=baseline, goal=GOAL)
     return found
 
 
-async def _ours(conversations: Conversations, asked: str) -> float:
-    times: list[float] = []
+async def _ours(conversations: Conversations, asked: str, others: Sequence[int]) -> Spent:
+    watch = Stopwatch(others)
     for _ in range(PAGES):
-        began = perf_counter()
         results = await conversations.search(asked, owner="user 1", limit=HITS)
-        times.append(perf_counter() - began)
         assert len(results.hits) == HITS, (asked, len(results.hits))
-    return median(times) * US
+    return watch.spent_on_each(PAGES)
 
 
-async def _timed(read: Callable[[], Sequence[object]]) -> float:
-    times: list[float] = []
+async def _base(read: Callable[[], Sequence[object]], others: Sequence[int]) -> Spent:
+    watch = Stopwatch(others)
     for _ in range(PAGES):
-        began = perf_counter()
-        found = await anyio.to_thread.run_sync(read)
-        times.append(perf_counter() - began)
-        assert len(found) == HITS
-    return median(times) * US
+        assert len(await anyio.to_thread.run_sync(read)) == HITS
+    return watch.spent_on_each(PAGES)
 
 
 def _read_plain(connection: sqlite3.Connection, asked: str) -> Sequence[object]:

@@ -42,6 +42,8 @@ from ...journal import (
     ListPage,
     ListQuery,
     Record,
+    SearchPage,
+    SearchQuery,
 )
 from ..shared.database_journal import DatabaseJournal
 from ..shared.job_thread import Job, JobThread, Worker
@@ -313,6 +315,14 @@ class PostgresJournal(DatabaseJournal):
         from .reader import Read  # noqa: PLC0415 - needs psycopg
 
         return await self._reader.do(Read(lambda reader: reader.page(query), is_one_snapshot=False))
+
+    async def search(self, query: SearchQuery) -> SearchPage:
+        from .reader import Read  # noqa: PLC0415 - needs psycopg
+
+        self._refuse_if_search_is_off()
+        return await self._reader.do(
+            Read(lambda reader: reader.search(query), is_one_snapshot=False)
+        )
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         """Return when a log does not end at `after`; woken by each commit, else by polling."""

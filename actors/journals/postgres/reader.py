@@ -1,7 +1,7 @@
 """Reads from PostgreSQL, which need no ownership.
 
 Owns the reading connection; runs in a thread of its own. Each read is one read-only transaction
-over a single snapshot of the database, but for pages of lists. The next read replaces a connection
+over a single snapshot of the database, but for pages of lists and of searches. The next read replaces a connection
 that broke.
 """
 

@@ -162,6 +162,9 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE UNIQUE INDEX search_message_at ON search_message (log, seq);
     CREATE INDEX search_message_words ON search_message USING gin (words);
     """,
+    """
+    CREATE INDEX search_message_owner ON search_message (owner, id);
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

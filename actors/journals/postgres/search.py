@@ -413,105 +413,135 @@ def erase_words(connection: psycopg.Connection[Any], log: int) -> int:
 
 # --- pages ----------------------------------------------------------------------------------------
 
-_RECORDS = """
-    SELECT e.log, e.seq, e.epoch, e.event_id, e.kind, e.message_id, e.mark,
-        coalesce(p.mark, q.mark), e.payload
-    FROM unnest(%s::bigint[], %s::bigint[]) AS w(log, seq)
-    JOIN event e ON e.log = w.log AND e.seq = w.seq
-    LEFT JOIN event p ON p.log = w.log AND p.seq = w.seq - 1
-    LEFT JOIN fork f ON f.log = w.log AND f.seq = w.seq - 1
-    LEFT JOIN event q ON q.log = f.parent AND q.seq = f.seq
+_NEAR_MAX = 256
+"""So many of the newest messages of an owner are looked at one by one before the index of words is
+asked: that names every message with the words before one knows which are the newest."""
+_AFTER_ALL = (1 << 63) - 1
+
+# One statement, which is a snapshot of its own: a transaction is two more exchanges with the
+# server. `far` runs only if `near` has too few. `id + 0` is in no index: the one over ids would
+# name most of the table. The index of words may be stale, so a message's conversation says whether
+# it is shown; of those that are, as many records are read as a page has.
+_PAGE = """
+    WITH near AS MATERIALIZED (
+        SELECT id, log, seq, left_view
+        FROM (SELECT * FROM search_message {newest} LIMIT {near_max}) m
+        WHERE words @@ %(words)s::tsquery ORDER BY id DESC LIMIT %(at_once)s
+    ), last AS MATERIALIZED (
+        SELECT id FROM search_message {newest} OFFSET {near_max} - 1 LIMIT 1
+    ), far AS MATERIALIZED (
+        SELECT id, log, seq, left_view FROM search_message
+        WHERE words @@ %(words)s::tsquery AND id + 0 < (SELECT id FROM last)
+            AND (SELECT count(*) FROM near) < %(at_once)s AND EXISTS (SELECT FROM last)
+        ORDER BY id DESC LIMIT %(at_once)s
+    ), found AS MATERIALIZED (
+        SELECT h.*, c.name, coalesce({is_shown}, false) AS is_shown
+        FROM (SELECT * FROM near UNION ALL SELECT * FROM far) h
+        LEFT JOIN conversation c ON c.log = h.log {listing}
+        ORDER BY h.id DESC LIMIT %(at_once)s
+    )
+    SELECT s.rules, s.swept, (SELECT min(at_us) FROM search_queue),
+        f.id, f.name, f.is_shown, f.seq, f.left_view,
+        e.log, e.seq, e.epoch, e.event_id, e.kind, e.message_id, e.mark,
+        coalesce(
+            (SELECT p.mark FROM event p WHERE p.log = e.log AND p.seq = e.seq - 1),
+            (SELECT p.mark FROM fork k JOIN event p ON p.log = k.parent AND p.seq = k.seq
+                WHERE k.log = e.log AND k.seq = e.seq - 1)
+        ),
+        e.payload
+    FROM search s
+    LEFT JOIN found f ON true
+    LEFT JOIN event e ON e.log = f.log AND e.seq = f.seq AND f.is_shown AND f.id > coalesce(
+        (SELECT id FROM found WHERE is_shown ORDER BY id DESC OFFSET %(limit)s LIMIT 1), -1
+    )
+    ORDER BY f.id DESC
 """
 
 
 def read_search_page(
     connection: psycopg.Connection[Any], query: SearchQuery, schema: str
 ) -> SearchPage:
-    """Return a page of the messages that the index has. Raises `SearchIsOff` if there is none."""
-    row = connection.execute(
-        "SELECT rules, swept, (SELECT min(at_us) FROM search_queue) FROM search"
-    ).fetchone()
-    if row is None or row[0] != WORD_RULES:
-        raise SearchIsOff(f"schema {schema}")
-    _, swept, oldest_us = row
+    """Return a page of the messages that the index has. Raises `SearchIsOff` if there is none.
 
-    def find(after: int | None, limit: int) -> Sequence[Candidate]:
-        statement, values = search_statement(query, after, limit)
-        # Not prepared: a plan fits the words that it was made for.
-        rows = connection.execute(statement.encode(), values, prepare=False).fetchall()
+    Usually one statement; each further one goes on behind the last, as the next page does.
+    """
+    statement = page_statement(query).encode()
+    label, value = query.label or (None, None)
+    values = {
+        "words": _tsquery(query),
+        "owner": query.owner,
+        "prefix": query.prefix,
+        "label": label,
+        "value": value,
+        "limit": query.limit,
+    }
+    complete_to_us: list[int | None] = []
+
+    def find(after: int | None, at_once: int) -> Sequence[Candidate]:
+        place = {"after": _AFTER_ALL if after is None else after, "at_once": at_once}
+        rows = connection.execute(statement, {**values, **place}, binary=True).fetchall()
+        if not rows or rows[0][0] != WORD_RULES:
+            raise SearchIsOff(f"schema {schema}")
+        _, swept, oldest_us, *_ = rows[0]
+        complete_to_us.append(0 if swept is not None else oldest_us)
         return [
-            Candidate(number, name, has_label, place) for number, name, has_label, *place in rows
+            Candidate(number, name or "", is_shown, place)
+            for _, _, _, number, name, is_shown, *place in rows
+            if number is not None
         ]
 
     def show(wanted: Sequence[Candidate]) -> Sequence[FoundMessage]:
-        return _show(connection, query, wanted)
+        return [_found(query, one) for one in wanted]
 
-    complete_to_us = 0 if swept is not None else oldest_us
-    return fill_search_page(query, find, show, complete_to_us)
+    page = fill_search_page(query, find, show, None)
+    return page._replace(complete_to_us=complete_to_us[0])
 
 
-def search_statement(
-    query: SearchQuery, after: int | None, limit: int
-) -> tuple[str, Sequence[object]]:
-    """Return the statement that finds so many candidates below a number."""
+def page_statement(query: SearchQuery) -> str:
+    """Return the statement that finds some messages below a number, with their records."""
+    newest, listing, is_shown = "WHERE id < %(after)s", "", ["c.id IS NOT NULL"]
+    if query.owner is not None:
+        newest += " AND owner = %(owner)s"
+        listing = "LEFT JOIN listing l ON l.conversation = c.id"
+        is_shown.append("l.owner = %(owner)s")
+    if query.prefix:
+        is_shown.append("starts_with(c.name, %(prefix)s)")
+    if query.label is not None:
+        is_shown.append(
+            "EXISTS (SELECT FROM label k WHERE k.conversation = c.id AND k.label = %(label)s "
+            "AND k.value = %(value)s)"
+        )
+    return _PAGE.format(
+        newest=f"{newest} ORDER BY id DESC",
+        near_max=_NEAR_MAX,
+        listing=listing,
+        is_shown=" AND ".join(is_shown),
+    )
+
+
+def _tsquery(query: SearchQuery) -> str:
     # Words have no quotation marks, nor anything else that a tsquery would obey.
     words = [f"'{word}'" for word in (*query.words, *scope_words(query))]
     if query.begins:
         words.append(f"'{query.begins}':*")
-    has_label, conditions = "true", ["m.words @@ %s::tsquery"]
-    labels: list[object] = []
-    values: list[object] = [" & ".join(words)]
-    owners = ""
-    if after is not None:
-        conditions.append("m.id < %s")
-        values.append(after)
-    if query.owner is not None:
-        # A listing may have another owner by now than its messages in the index.
-        owners = "JOIN listing l ON l.conversation = c.id"
-        conditions.append("l.owner = %s")
-        values.append(query.owner)
-    if query.label is not None:
-        has_label = "EXISTS (SELECT FROM label k WHERE k.conversation = c.id AND k.label = %s "
-        has_label += "AND k.value = %s)"
-        labels += query.label
-    statement = f"""
-        SELECT m.id, c.name, {has_label}, m.seq, m.log, m.left_view
-        FROM search_message m JOIN conversation c ON c.log = m.log {owners}
-        WHERE {" AND ".join(conditions)} ORDER BY m.id DESC LIMIT %s
-    """  # noqa: S608 - our own text
-    return statement, (*labels, *values, limit)
+    return " & ".join(words)
 
 
-def _show(
-    connection: psycopg.Connection[Any], query: SearchQuery, wanted: Sequence[Candidate]
-) -> Sequence[FoundMessage]:
-    if not wanted:
-        return []
-    places = ([one.place[1] for one in wanted], [one.place[0] for one in wanted])
-    records = {
-        (row[0], row[1]): row
-        for row in connection.execute(_RECORDS, places, binary=True).fetchall()
-    }
-    rows = []
-    for one in wanted:
-        seq, log, left = one.place
-        found = records.get((log, seq))
-        rows.append(
-            found_message(
-                query,
-                one.conversation_id,
-                seq,
-                found[3] if found else "",
-                _said(found) if found else None,
-                number=one.number,
-                left=left,
-            )
-        )
-    return rows
+def _found(query: SearchQuery, one: Candidate) -> FoundMessage:
+    seq, left, *record = one.place
+    return found_message(
+        query,
+        one.conversation_id,
+        seq,
+        record[3] or "",
+        _said(record),
+        number=one.number,
+        left=left,
+    )
 
 
 def _said(record: Sequence[Any]) -> Said | None:
-    """Return what a record says, or None if it fails its checksum."""
+    """Return what a record says, or None if it is missing or fails its checksum."""
     log, seq, epoch, event_id, kind, message_id, mark, before, payload = record
     before = first_mark(log) if seq == 1 else before
     if before is None:

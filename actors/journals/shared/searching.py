@@ -152,8 +152,8 @@ class Candidate(NamedTuple):
 
     number: int
     conversation_id: str
-    has_label: bool
-    """True if the conversation has the label of the query, or the query has none."""
+    is_shown: bool
+    """False if its conversation has not the label of the query, or is another owner's by now."""
     place: Any
     """Names the record to its journal."""
 
@@ -172,7 +172,7 @@ def fill_search_page(
     while True:
         found = find(after, at_once)
         for one in found:
-            if one.has_label and one.conversation_id.startswith(query.prefix):
+            if one.is_shown and one.conversation_id.startswith(query.prefix):
                 if len(wanted) == query.limit:
                     return SearchPage(show(wanted), wanted[-1].number, True, complete_to_us)
                 wanted.append(one)
@@ -180,7 +180,9 @@ def fill_search_page(
         looked_at += len(found)
         if len(found) < at_once:
             return SearchPage(show(wanted), None, True, complete_to_us)
-        if looked_at >= query.scan_max and has_rest:
+        if not has_rest:
+            at_once = max(at_once, _CANDIDATES_AT_ONCE)  # some are stale: there may be more
+        elif looked_at >= query.scan_max:
             return SearchPage(show(wanted), after, False, complete_to_us)
 
 

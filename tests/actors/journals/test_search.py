@@ -34,6 +34,7 @@ from turnkeeper.actors.journal import (
     Record,
     SearchQuery,
 )
+from turnkeeper.actors.journals.postgres import search as postgres_search
 from turnkeeper.actors.journals.sqlite import search as sqlite_search
 from turnkeeper.actors.journals.sqlite.repair import repair
 from turnkeeper.actors.journals.sqlite.verify import verify
@@ -264,9 +265,11 @@ async def walk(journal: Journal, query: SearchQuery) -> list[FoundMessage]:
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", drawn(range(40), 3))
 async def test_all_journals_find_what_a_look_at_every_message_finds(
-    seed: int, tmp_path: Path
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw, naive = random.Random(seed), Naive()
+    # PostgreSQL looks at so many messages before it asks its index of words.
+    monkeypatch.setattr(postgres_search, "_NEAR_MAX", draw.choice([1, 3, 256]))
     async with all_journals(tmp_path) as journals:
         for step in range(60):
             await act(draw, naive, journals, at_us=1_000 * step)
@@ -617,6 +620,33 @@ async def test_a_log_that_has_lost_records_does_not_hold_up_the_others() -> None
                 await journal.index()
             assert [one.conversation_id for one in await hits(journal, "first")] == ["damaged"]
             assert [one.conversation_id for one in await hits(journal, "second")] == ["whole"]
+
+
+@pytest.mark.parametrize("near_max", [1, 256])
+async def test_a_page_passes_over_messages_whose_owner_is_another_one_by_now(
+    near_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than a page has, and the index has not followed yet."""
+    monkeypatch.setattr(postgres_search, "_NEAR_MAX", near_max)
+    with postgres.schema() as schema:
+        async with make_journal("postgres", Path(schema), search=True) as journal:
+            for at, name in enumerate(("old", "given", "new")):
+                count = 9 if name == "given" else 2
+                listing = Listing(count, "ann", "idle", 1, 1)
+                await say(journal, name, *["word"] * count, listing=listing, at_us=1_000 * at)
+            await journal.index()
+            with psycopg.connect(
+                postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
+            ) as connection:
+                connection.execute("UPDATE listing SET owner = 'bob' WHERE name = 'given'")
+
+            found = await walk(journal, SearchQuery(["word"], 1, owner="ann"))
+            page = await journal.search(SearchQuery(["word"], 3, owner="ann"))
+
+            assert [one.conversation_id for one in found] == ["new", "new", "old", "old"]
+            assert list(page.rows) == found[:3]
+            assert page.next is not None
+            assert not await hits(journal, "word", owner="bob")
 
 
 @pytest.mark.parametrize("at", [1, 3, 6])
