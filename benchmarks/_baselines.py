@@ -28,9 +28,11 @@ class Figure:
 
 def describe(group: str, name: str) -> tuple[str, Baseline | None]:
     """Return what the figure of this name is, and its baseline; nothing if none is described."""
+    plain = name.removesuffix("_cpu")
     for figure in FIGURES.get(group, ()):
-        if found := re.fullmatch(figure.pattern, name):
-            return figure.what.format(*found.groups()), figure.baseline
+        if found := re.fullmatch(figure.pattern, plain):
+            what = figure.what.format(*found.groups())
+            return what if name == plain else f"{what}, in processor time", figure.baseline
     return "", None
 
 

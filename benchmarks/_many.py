@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,7 @@ async def fill_file(path: Path, many: int) -> None:
         ).fetchall()
         for name, _ in made_again:
             connection.execute(f"DROP INDEX {name}")
-        for table, row_of in zip(
-            _FILLED, (_file_conversation, _file_event, _listing), strict=True
-        ):
+        for table, row_of in zip(_FILLED, (_file_conversation, _file_event, _listing), strict=True):
             marks = ", ".join("?" * len(row_of(1)))
             for first in range(1, many + 1, _AT_ONCE):
                 connection.execute("BEGIN")

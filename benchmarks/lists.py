@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -89,7 +89,8 @@ async def _pages_in_postgres(conninfo: str, schema: str, many: int, rounds: int)
 
         journal = PostgresJournal(conninfo, schema=schema)
         name = f"postgres_page_among_{many}"
-        return await _beside_raw(name, journal, raw, rounds, lambda: backends(connection))
+        others = partial(backends, connection)
+        return await _beside_raw(name, journal, raw, rounds, find_others=others)
 
 
 async def _beside_raw(
@@ -97,6 +98,7 @@ async def _beside_raw(
     journal: Journal,
     raw: Callable[[Sequence[str | int]], Sequence[Any]],
     rounds: int,
+    *,
     find_others: Callable[[], Sequence[int]] = lambda: (),
 ) -> list[Measure]:
     # Recovery looks at every conversation of the journal, again and again.

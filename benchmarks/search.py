@@ -30,7 +30,17 @@ import psycopg
 from turnkeeper.actors import Conversation, Conversations, PostgresJournal, SQLiteJournal
 from turnkeeper.actors.journal import Journal, Listing, Record
 
-from ._harness import Measure, PeerMissing, Spent, Stopwatch, by_both, costlier, in_turn, say, skipped
+from ._harness import (
+    Measure,
+    PeerMissing,
+    Spent,
+    Stopwatch,
+    by_both,
+    costlier,
+    in_turn,
+    say,
+    skipped,
+)
 from ._postgres import backends, schema, server
 from .journal import US, remove, silent
 
@@ -122,8 +132,8 @@ def _beside_tsvector(conninfo: str, schema: str, rounds: int) -> Iterator[Measur
         connection.execute(_MAKE_TSVECTOR)
         read = partial(_read_tsvector, connection)
         journal = PostgresJournal(conninfo, schema=schema, search=True)
-        others = partial(backends, connection)
-        yield from anyio.run(_pages, journal, "postgres_search", read, TSVECTOR, rounds, others)
+        pages = partial(_pages, find_others=partial(backends, connection))
+        yield from anyio.run(pages, journal, "postgres_search", read, TSVECTOR, rounds)
 
 
 async def _pages(
@@ -132,6 +142,7 @@ async def _pages(
     read: Callable[[str], Sequence[object]],
     baseline: str,
     rounds: int,
+    *,
     find_others: Callable[[], Sequence[int]] = lambda: (),
 ) -> list[Measure]:
     found: list[Measure] = []

@@ -240,7 +240,7 @@ def _listed(row: ListRow, shown: dict[str, Any]) -> ListedConversation:
     seq, owner, status, created_us, active_us, labels, _ = listing
     get = shown.get
     parent = get("parent")
-    return ListedConversation(
+    columns = (
         name,
         get("title", ""),
         owner,
@@ -260,6 +260,8 @@ def _listed(row: ListRow, shown: dict[str, Any]) -> ListedConversation:
         owned,
         address,
     )
+    # As `ListedConversation(…)` does, in less time: most of that for a row is in such calls.
+    return tuple.__new__(ListedConversation, columns)
 
 
 def make_query(

@@ -1,8 +1,8 @@
 """Reads from PostgreSQL, which need no ownership.
 
 Owns the reading connection; runs in a thread of its own. Each read is one read-only transaction
-over a single snapshot of the database, but for pages of lists and of searches. The next read replaces a connection
-that broke.
+over a single snapshot of the database, but for pages of lists and of searches. The next read
+replaces a connection that broke.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from ...journal import LISTED_KINDS, Listing, ListPage, ListQuery, ListRow
 from ..shared.list_pages import (
@@ -142,17 +142,25 @@ def read_page(
 ) -> ListPage:
     """Return a page; `owned` says who owns the file."""
     owned_by = owned()
+    of_time = {"id": None, "created": 3, "activity": 4}[query.order]
+    new = tuple.__new__
 
     def fetch(after: ListKey | None, limit: int) -> Sequence[tuple[ListRow, ListKey]]:
         statement, values = page_statement(query, after, limit)
         # All rows at once: each further fetch would wait for a busy event loop. Their payloads are
         # JSON, so they stand apart: to quote JSON in JSON, and to read that, takes long.
         found, payloads = connection.execute(statement, values).fetchone()
-        rows, at = [], 0
-        for *row, size in json.loads(found):
-            payload = payloads[at : at + size].decode(errors="replace")
+        rows: list[tuple[ListRow, ListKey]] = []
+        at = 0
+        for number, name, *facts, seal, head, updated_us, last, size in json.loads(found):
+            facts.append(payloads[at : at + size].decode(errors="replace"))
             at += size
-            rows.append(_row_of(connection, row, payload, query, owned_by))
+            listing = stored_listing(name, facts, seal)
+            is_stale = listing.seq != head and has_moved(connection, listing, head, last)
+            key = (name,) if of_time is None else (facts[of_time], number)
+            # As `ListRow(…)` does, in two thirds of the time.
+            row = new(ListRow, (name, head, updated_us, listing, is_stale, *owned_by))
+            rows.append((row, key))
         return rows
 
     return fill_page(query, fetch)
@@ -171,24 +179,6 @@ def page_statement(
         FROM (SELECT {_ROW} FROM {tables} {part.where} ORDER BY {part.order} LIMIT ?)
     """  # noqa: S608 - our own text
     return statement, (*part.values, limit)
-
-
-def _row_of(
-    connection: sqlite3.Connection,
-    row: Sequence[Any],  # of SQLite
-    payload: str,
-    query: ListQuery,
-    owned: tuple[Owned, str],
-) -> tuple[ListRow, ListKey]:
-    number, name, *facts, seal, head, updated_us, last = row
-    listing = stored_listing(name, (*facts, payload), seal)
-    is_stale = listing.seq != head and has_moved(connection, listing, head, last)
-    key: ListKey
-    if query.order == "id":
-        key = (name,)
-    else:
-        key = (facts[3] if query.order == "created" else facts[4], number)
-    return ListRow(name, head, updated_us, listing, is_stale, *owned), key
 
 
 def has_moved(connection: sqlite3.Connection, listing: Listing, head: int, last: int) -> bool:
