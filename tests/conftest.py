@@ -1,9 +1,11 @@
 """What every test shares: both backends, and properties that are the same in every run."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import pytest
@@ -20,6 +22,9 @@ settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 # For hunting: `--hypothesis-profile=search` draws anew and remembers what it found.
 settings.register_profile("search", deadline=None, max_examples=2_000)
 settings.load_profile("ci")
+
+
+BACKENDS = ("asyncio", "trio")
 
 
 @pytest.fixture(
@@ -40,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--whole", action="store_true", help="run sweeps whole; else a share, drawn from the commit"
     )
-    group.addoption("--backend", choices=["asyncio", "trio"], help="run async tests on this alone")
+    group.addoption("--backend", choices=BACKENDS, help="run async tests on this alone")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,16 +58,32 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of the backend that `--backend` does not name."""
-    wanted = config.getoption("--backend")
-    if wanted is None:
-        return
+    """Leave out the tests of the backend that `--backend` does not name.
+
+    Without it, leave out one of the two of each test that is marked `costly`.
+    """
+    named = config.getoption("--backend")
+    ids = {item.nodeid for item in items}
     kept: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
-        (kept if _backend_of(item) in (None, wanted) else others).append(item)
+        wanted = named or _drawn_backend(item, ids)
+        (kept if wanted is None or _backend_of(item) in (None, wanted) else others).append(item)
     items[:] = kept
-    config.hook.pytest_deselected(items=others)
+    if others:
+        config.hook.pytest_deselected(items=others)
+
+
+def _drawn_backend(item: pytest.Item, ids: AbstractSet[str]) -> str | None:
+    """Return the backend on which a costly test runs this time; `make sweep` runs it on both."""
+    if item.get_closest_marker("costly") is None:
+        return None
+    item.add_marker("sweep")
+    both = [re.sub("asyncio|trio", backend, item.nodeid) for backend in BACKENDS]
+    if drawn.is_whole() or not ids.issuperset(both):
+        return None
+    (backend,) = drawn.drawn(BACKENDS, 1, of=both[0])
+    return backend
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -85,6 +106,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _backend_of(item: pytest.Item) -> str | None:
+    """Return the backend that a test runs on, or has a process of its own run on, if it has one."""
     callspec = getattr(item, "callspec", None)
-    backend = callspec.params.get("anyio_backend") if callspec is not None else None
-    return None if backend is None else backend[0]
+    if callspec is None:
+        return None
+    backend = callspec.params.get("anyio_backend") or (callspec.params.get("backend"),)
+    return backend[0] if backend[0] in BACKENDS else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-__all__ = ["commit", "drawn", "first_seed", "is_whole", "make_whole"]
+__all__ = ["commit", "drawn", "examples", "first_seed", "is_whole", "make_whole"]
 
 T = TypeVar("T")
 
@@ -55,9 +55,17 @@ def is_whole() -> bool:
     return _is_whole
 
 
-def drawn(population: Sequence[T], share: int) -> Sequence[T]:
-    """Return `share` members of the population in their order, or all that there are."""
+def drawn(population: Sequence[T], share: int, *, of: str = "") -> Sequence[T]:
+    """Return `share` members of the population in their order, or all that there are.
+
+    `of`: what is drawn for. Populations of one size are drawn alike, unless this differs.
+    """
     if _is_whole or share >= len(population):
         return population
-    random = Random(f"{commit()} {len(population)}")
+    random = Random(f"{commit()} {len(population)}{of}")
     return [population[at] for at in sorted(random.sample(range(len(population)), share))]
+
+
+def examples(whole: int) -> int:
+    """Return how many examples a property takes: all of them in `make sweep`, else a third."""
+    return whole if _is_whole else whole // 3

@@ -67,6 +67,8 @@ __all__ = [
 
 _URLS = ("postgresql://", "postgres://")
 LEASE_S = 15.0
+# A command that writes is refused soon if a process owns the file; one that leaves needs a moment.
+_OWNER_WAIT_S = 1.0
 """The lease of a process in a database, if nothing else is said."""
 CHATS_BYTES_MAX = 1 << 30
 """The bytes of a file of recorded chats, which is read whole."""
@@ -86,13 +88,15 @@ def open_journal(
     read_only: bool,
     address: str | None = None,
     lease_s: float = LEASE_S,
+    owner_wait_s: float = _OWNER_WAIT_S,
 ) -> SQLiteJournal | PostgresJournal:
     """Return the journal of this path or URL, not entered yet.
 
-    `address` and `lease_s`: of this process, in a database.
+    `address` and `lease_s`: of this process, in a database. `owner_wait_s`: how long entering waits
+    for the owner of a file to leave.
     """
     if not is_url(db):
-        return SQLiteJournal(db, read_only=read_only)
+        return SQLiteJournal(db, read_only=read_only, owner_wait_s=owner_wait_s)
     try:
         return PostgresJournal(
             db, schema=schema, read_only=read_only, address=address, lease_s=lease_s
@@ -375,7 +379,7 @@ async def _import_parsed(
 
 
 async def vacuum(db: str) -> int:
-    async with SQLiteJournal(db) as journal:
+    async with SQLiteJournal(db, owner_wait_s=_OWNER_WAIT_S) as journal:
         return await journal.vacuum()
 
 

@@ -46,6 +46,8 @@ __all__ = ["inspect", "serve", "token"]
 CONNECTIONS_MAX = 20_000
 STOP_S = 5
 """Seconds that requests have to end once the conversations are handed over."""
+OWNER_WAIT_S = 5.0
+"""Seconds that a server waits for the one before it to leave the file."""
 Backend = Literal["asyncio", "trio"]
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SCOPES = ("read", "write", "admin", "inspector")
@@ -150,6 +152,7 @@ def serve(
                 read_only=False,
                 address=None if nodes is None else nodes.address,
                 lease_s=lease,
+                owner_wait_s=OWNER_WAIT_S,
             )
             authenticate = None if token_file is None else BearerTokens.from_file(token_file)
             server = _Served(

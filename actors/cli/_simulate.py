@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,11 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from turnkeeper.runtime import Ports
-from turnkeeper.runtime.testing import Policy, Run
 
-from ..simulation import INVARIANTS, Campaign, TapeFile, run_campaign
-from ..simulation import replay as play_tape
 from ._exits import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, print_json
+
+if TYPE_CHECKING:  # the simulator takes longer to load than all other commands together
+    from turnkeeper.runtime.testing import Policy, Run
+
+    from ..simulation import Campaign
 
 __all__ = ["simulate"]
 
@@ -88,6 +90,8 @@ def simulate(
     """
     if find_spec("trio") is None:
         fail(UNUSABLE, "simulate needs its extra: pip install 'turnkeeper[simulation]'")
+    from ..simulation import Campaign, run_campaign  # noqa: PLC0415 - loaded by this command alone
+
     if replay is not None:
         _replay(replay, as_json=as_json)
         return
@@ -135,6 +139,9 @@ def simulate(
 
 
 def _replay(path: Path, *, as_json: bool) -> None:
+    from ..simulation import TapeFile  # noqa: PLC0415 - loaded by this command alone
+    from ..simulation import replay as play_tape  # noqa: PLC0415 - as above
+
     try:
         file = TapeFile.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -190,6 +197,8 @@ def _per_hour(campaign: Campaign) -> float:
 
 
 def _write_tape(folder: Path, run: Run) -> Path:
+    from ..simulation import TapeFile  # noqa: PLC0415 - loaded by this command alone
+
     path = folder / f"turnkeeper-{run.seed}.tape.json"
     path.write_text(TapeFile.of(run).to_json(), encoding="utf-8")
     return path
@@ -201,6 +210,8 @@ def _tell_failure(console: Console, run: Run, tape: Path) -> None:
 
 
 def _failure_json(run: Run, tape: Path) -> Mapping[str, object]:
+    from ..simulation import INVARIANTS  # noqa: PLC0415 - loaded by this command alone
+
     broken = run.broken
     assert broken is not None, "a run that failed names the invariant"
     return {

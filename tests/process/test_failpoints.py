@@ -11,6 +11,8 @@ from ..drawn import drawn
 from .mortal_worker import JOURNAL_POINTS, POINTS
 from .stressing import check, database, small_stress
 
+pytestmark = pytest.mark.costly
+
 ALL_POINTS = (*JOURNAL_POINTS, *POINTS)
 PAIRS = tuple(zip(ALL_POINTS[::2], ALL_POINTS[1::2], strict=True))
 RARE = ("snapshot", "condensation", "claim", "log is read")

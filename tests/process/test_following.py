@@ -25,7 +25,7 @@ from turnkeeper.actors.owner.subscriptions import EventReader
 
 from .. import postgres
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 OWNER = Path(__file__).parent / "conversation_owner.py"
 LEASE_S = 1.0

@@ -26,6 +26,8 @@ LEASE_S = "2"
 AGENT = """
 import os, pathlib, anyio
 
+pytestmark = pytest.mark.costly
+
 class Support:
     is_resumable = True
 

@@ -20,6 +20,8 @@ from turnkeeper.actors.journals.contract import make_record, read_all
 from .. import postgres
 from .test_sqlite_journal import OWNER, wait_until_stopped
 
+pytestmark = pytest.mark.costly
+
 LEASE_S = 1.0
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from turnkeeper.actors.cli._stress_run import Stress
 
+from ..drawn import drawn
 from .stressing import check, small_stress
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def server() -> Iterator[Server]:
     server.cleanup()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGQUIT])
+@pytest.mark.sweep
+@pytest.mark.parametrize("how", drawn([signal.SIGKILL, signal.SIGQUIT], 1))
 async def test_nothing_acknowledged_is_lost_when_the_server_dies_under_load(
     server: Server, how: signal.Signals
 ) -> None:

@@ -20,6 +20,8 @@ from turnkeeper.actors.errors import JournalRefused, OwnedElsewhere
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.sqlite.verify import verify
 
+pytestmark = pytest.mark.costly
+
 OWNER = Path(__file__).parent / "journal_owner.py"
 BOUNDARIES = ("begin", "written", "commit", "committed")
 

@@ -29,6 +29,8 @@ from .stressing import database
 from .test_following import owner
 from .test_sqlite_journal import wait_until_stopped
 
+pytestmark = pytest.mark.costly
+
 OWNER = Path(__file__).parent / "tool_owner.py"
 NTH = 3
 

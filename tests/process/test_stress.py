@@ -16,16 +16,18 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.drawn import drawn
-from turnkeeper.actors.cli import _app, _stress, _stress_report, _stress_run
+from turnkeeper.actors.cli import _app, _replay, _stress, _stress_report, _stress_run
 from turnkeeper.actors.cli._stress_run import Stress
 
 from .command import COMMAND
 from .stressing import database
 
+pytestmark = pytest.mark.costly
+
 BROKEN_WORKER = Path(__file__).parent / "broken_worker.py"
 BREACHES = ("lost", "duplicated", "out_of_order", "views_diverged")
 TURNS_BEFORE_A_KILL = 20
-SMALL = ("--conversations", "20", "--duration", "2", "--rate", "60", "--seed", "1")
+SMALL = ("--conversations", "20", "--duration", "1", "--rate", "60", "--seed", "1")
 
 
 def run(*arguments: str | Path) -> Result:
@@ -187,6 +189,7 @@ def test_a_worker_in_which_nothing_goes_on_fails_the_run(
     monkeypatch: pytest.MonkeyPatch, broken: str, told: str
 ) -> None:
     monkeypatch.setattr(_stress_run, "SILENCE_S_MAX", 4.0)
+    monkeypatch.setattr(_replay, "STOP_GRACE_S", 1.0)
     monkeypatch.setattr(_stress, "Stress", PatientAtFirst)
 
     result = run(*SMALL, "--kills", "0", "--json")

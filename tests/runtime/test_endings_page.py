@@ -37,6 +37,8 @@ from turnkeeper.runtime.testing import settle
 from ..drawn import drawn
 from ..stepping import HUNG_S, Place, places_of, run_cancelling
 
+pytestmark = pytest.mark.costly
+
 PAGE = Path(__file__).parents[2] / "docs/runtime-semantics.md"
 AT_ONCE = Supervision(backoff=Backoff(first_s=0.0))
 WAIT_STEPS_MAX = 200

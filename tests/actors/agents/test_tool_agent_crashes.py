@@ -49,7 +49,7 @@ from turnkeeper.actors.events import (
 )
 from turnkeeper.runtime import Runtime
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 Unfinished = Literal["end", "resume"]
 Found = list[tuple[TurnEnd, Sequence[str]]]

@@ -27,6 +27,8 @@ from turnkeeper.actors.errors import ConversationDeleted, ConversationNotFound
 from turnkeeper.actors.events import MessageQueuedEvent, UserMessageEvent
 from turnkeeper.runtime import TurnkeeperError
 
+pytestmark = pytest.mark.costly
+
 SHARE = 40
 
 Operation: TypeAlias = Callable[[], Coroutine[Any, Any, object]]

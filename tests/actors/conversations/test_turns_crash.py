@@ -37,7 +37,7 @@ from turnkeeper.actors.errors import (
 from turnkeeper.actors.journal import Listing, Record
 from turnkeeper.runtime import OutcomeUnknown, Unavailable
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("silence")]
+pytestmark = [pytest.mark.costly, pytest.mark.usefixtures("silence")]
 
 
 @pytest.fixture

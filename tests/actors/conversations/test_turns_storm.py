@@ -37,7 +37,7 @@ from turnkeeper.actors.events import (
     UserMessageEvent,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 MESSAGES = 50
 SCRIPTS = ("", "calls", "asks", "call asks calls")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from tests.actors.core import turn_laws
 from tests.actors.core.logs import Maker
 from tests.actors.core.turn_laws import Move, Turns
+from tests.drawn import examples
 from turnkeeper.actors.core.commands import (
     Append,
     BeginStep,
@@ -37,7 +38,8 @@ from turnkeeper.actors.events import (
 )
 
 
-@settings(max_examples=400)
+@pytest.mark.sweep
+@settings(max_examples=examples(400))
 @given(chosen=turn_laws.conversation_settings, moves=turn_laws.moves)
 def test_whatever_is_sent_said_and_held_the_laws_of_turns_hold(
     chosen: ConversationSettings, moves: list[Move]
@@ -45,7 +47,8 @@ def test_whatever_is_sent_said_and_held_the_laws_of_turns_hold(
     Turns(chosen).play(moves)
 
 
-@settings(max_examples=200)
+@pytest.mark.sweep
+@settings(max_examples=examples(200))
 @given(chosen=turn_laws.conversation_settings, moves=turn_laws.moves)
 def test_the_laws_hold_while_somebody_appends_calls_and_results_by_hand(
     chosen: ConversationSettings, moves: list[Move]

@@ -66,6 +66,8 @@ from turnkeeper.runtime import AskCycle
 
 from ..conversations.worlds import WatchedJournal, brief, verified
 
+pytestmark = pytest.mark.costly
+
 agents.set_tracing_disabled(disabled=True)
 PAGE = Path(__file__).parents[3] / "docs" / "openai-agents.md"
 asyncio_only = pytest.mark.parametrize(

@@ -41,6 +41,8 @@ from turnkeeper.actors.tool_calls import ToolResult
 from turnkeeper.actors.values.frozen import FrozenObject
 from turnkeeper.runtime import Backoff, Refused
 
+pytestmark = pytest.mark.costly
+
 APIS = ("chat", "responses", "anthropic")
 every_api = pytest.mark.parametrize("api", APIS)
 

@@ -18,7 +18,7 @@ from turnkeeper.actors.torture.torture import Plan, Torture
 
 from .faults import AGENTS, ENGINES, WIRES, Wire, echo
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 PLAN = Plan(seed=5, users=5, messages=8)
 

@@ -24,6 +24,8 @@ from turnkeeper.actors.journals.sqlite.repair import repair
 from turnkeeper.actors.journals.sqlite.verify import verify
 from turnkeeper.runtime import Ports
 
+pytestmark = pytest.mark.costly
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
