@@ -47,7 +47,7 @@ venv: $(VENV)/installed
 # A new lock makes a new environment; a changed pyproject.toml only installs the project again.
 $(VENV)/locked: requirements.lock
 	@$(FIND_PYTHON); rm -rf $(VENV); $$python -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --no-compile --no-deps --require-hashes -r requirements.lock
 	@touch $@
 
 $(VENV)/installed: $(VENV)/locked pyproject.toml

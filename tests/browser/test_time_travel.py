@@ -28,7 +28,7 @@ from .stories import refund_story, research_story, team_story
 pytestmark = pytest.mark.anyio
 
 PAIRS = 1_000
-PARTS = range(80)
+PARTS = range(200)
 SHAPES = {"chat": "OpenAI chat", "responses": "OpenAI responses", "anthropic": "Anthropic"}
 SHOWN = """() => ({
   events: [...document.querySelectorAll('tk-travel .row')].map((row) => row.dataset.eventId),

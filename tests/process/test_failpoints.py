@@ -30,7 +30,7 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("point", "other"), drawn(PAIRS, 3))
+@pytest.mark.parametrize(("point", "other"), drawn(PAIRS, 2))
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_nothing_acknowledged_is_lost_when_the_process_dies(
     tmp_path: Path, point: str, other: str

@@ -205,8 +205,9 @@ async def all_places() -> list[Place]:
     return _places
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("action", FAULTS)
+@pytest.mark.parametrize(
+    ("action", "part"), drawn([(action, part) for action in FAULTS for part in range(PARTS)], 10)
+)
 async def test_a_fault_at_any_message_loses_nothing_and_heals(
     action: Action, part: int, anyio_backend_name: str
 ) -> None:

@@ -15,6 +15,7 @@ import anyio.to_thread
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.drawn import drawn
 from turnkeeper.actors import SQLiteJournal
 from turnkeeper.actors.cli import _app, _replay
 from turnkeeper.actors.cli._report import empty_report
@@ -66,9 +67,10 @@ def broken(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> s
 # --- a worker that is killed ---------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("policy", "seed"),
-    [("queue", 1), ("interrupt", 2), ("reject", 3), ("steer", 4), ("rollback", 5)],
+    drawn([("queue", 1), ("interrupt", 2), ("reject", 3), ("steer", 4), ("rollback", 5)], 2),
 )
 def test_everything_acknowledged_is_found_once_and_in_order_after_kills(
     chats: Path, tmp_path: Path, policy: str, seed: int

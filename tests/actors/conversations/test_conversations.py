@@ -278,6 +278,7 @@ async def test_the_same_message_id_with_other_content_is_refused() -> None:
         assert refused.value.seq == turn.seq
 
 
+@pytest.mark.costly
 async def test_a_message_id_older_than_memory_is_found_in_the_journal() -> None:
     async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
         chat = conversations["c"]

@@ -49,7 +49,7 @@ def silence() -> Iterator[None]:
 
 When = Literal["before", "after"]
 APPENDS_MAX = 40
-SHARE = 8
+SHARE = 5
 """Of the appends of each scenario, about 25, so many are drawn; all of them by `make sweep`."""
 
 

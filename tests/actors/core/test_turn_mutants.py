@@ -199,7 +199,7 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (TurnTable, "_know", "seq=first.seq, ", ""),
 ]  # fmt: skip
 
-_DRAWN = drawn(_MUTANTS, 30)
+_DRAWN = drawn(_MUTANTS, 15)
 
 
 def test_every_fault_can_still_be_planted() -> None:
