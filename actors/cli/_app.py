@@ -173,15 +173,20 @@ def demo(
     *,
     db: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="The journal to leave.", show_default="a temporary one"),
+        typer.Option(
+            metavar="FILE",
+            dir_okay=False,
+            help="The journal to leave.",
+            show_default="a temporary one",
+        ),
     ] = None,
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play about fifty sample conversations, kill the worker three times, account for everything.
+    """Play about fifty sample conversations, kill the worker, and account for everything.
 
-    Users talk over their agents, a third of them each with the policies queue, interrupt and
-    reject; long conversations are condensed. Needs no network.
+    The users talk over their agents, a third of them with each of the policies queue, interrupt
+    and reject. Long conversations are condensed. It needs no network.
     """
     policies = cycle(_DEMO_POLICIES)
     parts = [
@@ -211,26 +216,35 @@ def replay(
     ],
     db: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="The journal to write.", show_default="a temporary one"),
+        typer.Option(
+            metavar="FILE",
+            dir_okay=False,
+            help="The journal to write.",
+            show_default="a temporary one",
+        ),
     ] = None,
     conversations: Annotated[
         int | None,
-        typer.Option(min=1, help="Play the first so many.", show_default="all"),
+        typer.Option(metavar="N", min=1, help="Play only the first N.", show_default="all"),
     ] = None,
     overlap: Annotated[
         float,
         typer.Option(
-            min=0.0, max=1.0, help="Share of messages sent before the answer to the one before."
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            help="Share of messages sent before the answer to the one before.",
         ),
     ] = 0.0,
     policy: Annotated[
         Policy, typer.Option(help="What happens to a message that comes while a turn runs.")
     ] = Policy.QUEUE,
     kills: Annotated[
-        int, typer.Option(min=0, help="How often to kill the worker with SIGKILL.")
+        int, typer.Option(metavar="N", min=0, help="How often to kill the worker with SIGKILL.")
     ] = 0,
     pace: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that each step of an agent takes.")
+        float,
+        typer.Option(metavar="SECONDS", min=0.0, help="How long each step of an agent takes."),
     ] = 0.0,
     seed: Seed = None,
     as_json: AsJson = False,

@@ -40,7 +40,9 @@ _PASSWORD = re.compile("//[^/@]*@")
 Db = Annotated[
     str, typer.Argument(metavar="DB", help="An SQLite file, or the URL of a PostgreSQL database.")
 ]
-Schema = Annotated[str, typer.Option(help="The schema of the journal in a PostgreSQL database.")]
+Schema = Annotated[
+    str, typer.Option(metavar="NAME", help="The schema of the journal in a PostgreSQL database.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 

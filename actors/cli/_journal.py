@@ -72,12 +72,19 @@ File = Annotated[str, typer.Argument(metavar="DB", help="An SQLite file.")]
 def export(
     db: Db,
     conversations: Annotated[
-        list[str] | None, typer.Argument(metavar="[CONVERSATION]…", show_default="all")
+        list[str] | None,
+        typer.Argument(metavar="CONVERSATION", help="Only these.", show_default="all"),
     ] = None,
     *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file to write.", show_default="standard output"),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The file to write.",
+            show_default="standard output",
+        ),
     ] = None,
     target: Annotated[
         Target | None,
@@ -92,9 +99,10 @@ def export(
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
-    """Write conversations as JSON Lines, each event byte for byte; also while they are in use.
+    """Write conversations as JSON Lines, each event byte for byte.
 
-    `import` takes them in again. A file is there whole or not at all.
+    It also works while another process writes them. `import` reads the file again. If an export
+    fails, it leaves no file.
     """
     names = list(dict.fromkeys(conversations or ()))
     with told(db):
@@ -168,7 +176,7 @@ def import_(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE…",
+            metavar="FILE",
             help="Exports, or chats in the OpenAI format (JSON lists or JSON Lines); with --from, "
             "databases and folders of that program.",
         ),
@@ -176,7 +184,7 @@ def import_(
     *,
     source: Annotated[
         Source | None,
-        typer.Option("--from", help="The program that the files are of.", show_default="ours"),
+        typer.Option("--from", help="The program that wrote the files.", show_default="ours"),
     ] = None,
     keep_owners: Annotated[
         bool,
@@ -354,7 +362,8 @@ def vacuum(db: File, *, as_json: AsJson = False) -> None:
 def delete(
     db: Db,
     conversations: Annotated[
-        list[str] | None, typer.Argument(metavar="[CONVERSATION]…", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="CONVERSATION", help="Delete these.", show_default=False),
     ] = None,
     *,
     older_than: Annotated[

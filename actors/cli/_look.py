@@ -94,11 +94,9 @@ def show(
             "the events with this in their text. Case does not count.",
         ),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Only the first so many.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N.")] = None,
     tail: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Only the last so many events.")
+        int | None, typer.Option(metavar="N", min=1, help="Only the last N events.")
     ] = None,
     at: Annotated[
         int | None,

@@ -182,9 +182,10 @@ def inspect(
     schema: Annotated[str, typer.Option(help="The journal's schema in a database.")] = "turnkeeper",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.")] = 0,
 ) -> None:
-    """Show a journal in the browser, read-only, until a signal; also beside who writes it.
+    """Show a journal in the browser, read-only, until a signal.
 
-    It listens on loopback only: every user of this machine can read what it shows.
+    It also works while another process writes. It listens on loopback only: every user of this
+    machine can read what it shows.
     """
     _check_extra("inspect")
     try:

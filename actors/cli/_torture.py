@@ -59,7 +59,7 @@ def torture(
     urls: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[URL]…",
+            metavar="URL",
             help="Where the server is; or several, of the same conversations. With a path: the "
             "route of the protocol's messages.",
             show_default=False,
