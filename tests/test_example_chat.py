@@ -21,6 +21,7 @@ from types import MappingProxyType
 import pytest
 
 from tests.actors.models.servers import Answer, AnthropicApi, Api, Call, ChatApi, serving
+from tests.drawn import drawn
 
 pty = pytest.importorskip("pty", reason="pseudo-terminals are a thing of POSIX")
 
@@ -205,10 +206,16 @@ def test_after_a_kill_the_answer_is_begun_again_and_ends(tmp_path: Path) -> None
         assert "there is no /dance" in ended(terminal, process)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("api", "key", "path"),
-    [(ChatApi, "OPENAI", "/v1"), (AnthropicApi, "ANTHROPIC", "")],
-    ids=["openai", "anthropic"],
+    drawn(
+        [
+            pytest.param(ChatApi, "OPENAI", "/v1", id="openai"),
+            pytest.param(AnthropicApi, "ANTHROPIC", "", id="anthropic"),
+        ],
+        1,
+    ),
 )
 def test_with_a_key_a_real_model_is_asked(
     api: type[Api], key: str, path: str, tmp_path: Path

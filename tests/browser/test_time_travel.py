@@ -119,7 +119,8 @@ async def look(at: str) -> str:
     return f"seen {at}"
 
 
-@pytest.mark.parametrize("api", SHAPES)
+@pytest.mark.sweep
+@pytest.mark.parametrize("api", drawn(sorted(SHAPES), 1))
 async def test_what_the_model_was_asked_is_what_it_received(browser: Browser, api: str) -> None:
     """The server of the model has the requests; the page shows them, in the shape of that API."""
     async with asking(api) as one:

@@ -21,8 +21,8 @@ from ..drawn import drawn
 FREEZE_S = 40.0
 """Longer than a lease."""
 STEPS_MAX = 30_000
-STEPS_DRAWN = 40
-CALLS_DRAWN = 25
+STEPS_DRAWN = 20
+CALLS_DRAWN = 12
 
 
 def world(

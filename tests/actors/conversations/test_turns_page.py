@@ -52,7 +52,7 @@ from turnkeeper.actors.journal import Record
 from turnkeeper.runtime import Refused, Unavailable
 from turnkeeper.runtime.testing import settle
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 PAGE = Path(__file__).parents[3] / "docs" / "turns.md"
 

@@ -18,7 +18,7 @@ from turnkeeper.actors import Conversations, MemoryJournal, gateway
 
 from .worlds import JSON, World, gateway_world
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 _API = gateway.app(Conversations(HeldAgent(), journal=MemoryJournal())).api
 REQUESTS = schemathesis.openapi.from_dict(_API.openapi()).as_strategy()

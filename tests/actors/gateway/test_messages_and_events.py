@@ -18,7 +18,7 @@ from turnkeeper.actors.gateway.service import ConversationCaller
 
 from .worlds import Sse, World, gateway_world, reading
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 
 @pytest.fixture

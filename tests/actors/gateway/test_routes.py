@@ -14,7 +14,7 @@ from turnkeeper.actors.journals.transfer import export_lines, import_lines
 
 from .worlds import World, gateway_world
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
 HERE = "/v1/conversations/alice"

@@ -38,7 +38,7 @@ from turnkeeper.actors.gateway.service import action_of
 
 from .worlds import BOUND_S, JSON, gateway_world, reading
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 OPEN = {"/healthz", "/readyz"}
 TOKENS = {name: f"{name}-{'t' * 40}" for name in ("alice", "bob", "reader", "admin", "operator")}

@@ -26,7 +26,7 @@ from turnkeeper.actors.journal import Record, StoredRecord
 from turnkeeper.actors.owner.subscriptions import EventReader
 from turnkeeper.runtime import OwnershipLost
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 ONE_TURN = ["started", "u:A", "a:a(A)", "completed"]
 
