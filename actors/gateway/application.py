@@ -38,8 +38,10 @@ from .service import Service
 
 __all__ = ["ROUTERS", "Gateway", "app"]
 
-ROUTERS = (router, inspection, ai_sdk, ag_ui, health)
-"""All routes of the API, for the application and for the tests of each."""
+ROUTERS = (ai_sdk, ag_ui, router, inspection, health)
+"""All routes of the API, for the application and for the tests of each.
+
+They are tried in this order, so the few of a chat come first: a person waits for their answer."""
 
 _BY_STATUS = {404: "not-found", 405: "method-not-allowed"}
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import ClassVar, Literal, TypeVar
 
 import anyio
@@ -694,10 +694,11 @@ class ConversationActor(Actor[Command | Query]):
     def recent_after(self, seq: int) -> Sequence[LoggedEvent]:
         if not self._setup.journal.is_lease_valid(since=self._claimed_at):
             return ()  # another process may have written more
+        newest_first = reversed(self._working.recent.values())
+        above = takewhile(lambda logged: logged.seq > seq, newest_first)
         # Those above `_seq` are decided and not committed yet.
-        recent = self._working.recent.values()
-        found = [logged for logged in recent if seq < logged.seq <= self._seq]
-        return found if found and found[0].seq == seq + 1 else ()
+        found = [logged for logged in above if logged.seq <= self._seq]
+        return found[::-1] if found and found[-1].seq == seq + 1 else ()
 
     # --- for the running turn: `TurnOwner` ---------------------------------------------
 
