@@ -260,9 +260,11 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
     "gateway": (
         Figure(r"messages", "the server's CPU for a message", IN_PROCESS),
         Figure(r"stream_speed", "the server's CPU for an answer of 2,000 pieces", PLAIN),
-        Figure(r"stream_first", "the time to the first piece", PLAIN),
-        Figure(r"stream_first_durable", "the same, beside a route that commits too", DURABLE),
+        Figure(r"stream_first", "the time to the first piece, as it is", PLAIN),
+        Figure(r"stream_first_allowed", "the same, less 20 ms in which pieces may merge", PLAIN),
+        Figure(r"stream_first_durable", "the time as it is, beside a route that commits", DURABLE),
         Figure(r"stream_first_new", "the same, in a conversation that begins with it", DURABLE),
+        Figure(r"stream_first_ag_ui", "the same again, on the route of AG-UI", DURABLE),
         Figure(r"ack_p99_500_streams", "a message accepted, with 500 streams open", SHORT),
         Figure(r"idle_stream", "the memory of an open stream", BOUND),
         Figure(r"memory_200_answers", "the memory after rounds of 200 answers at once", SHORT),

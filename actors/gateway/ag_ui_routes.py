@@ -24,7 +24,7 @@ from turnkeeper.runtime import TurnkeeperError
 from ..conversations.turn import Turn
 from ..core.commands import OnOverlap
 from ..core.transcript import Transcript
-from ..errors import ConversationNotFound, MessageNotFound
+from ..errors import MessageNotFound
 from ..events import (
     FileContent,
     ImageContent,
@@ -42,6 +42,7 @@ from .bodies import Given, MayByBody
 from .names import ID_LENGTH_MAX, Cursor
 from .problems import OWN, ProblemRaised, problem_of
 from .replies import EventStream, Feed, Write
+from .runs import RUN_ID, run_id_of
 from .service import ConversationCaller, Reading
 from .wire import sse
 
@@ -53,8 +54,6 @@ HERE = "/{conversation_id}"
 
 Item = LoggedEvent | TextDelta
 FILE_PARTS = ("image", "audio", "video", "document")
-RUN_ID = "run_id"
-"""The name in a chat message's metadata of the run that it came with."""
 
 
 class Source(Given):
@@ -107,7 +106,9 @@ async def run(caller: Running, body: RunInput) -> Response:
     answers = _answers_of(body.resume or ())
     message = None if answers else _newest_message(body.messages)
     # Invariant: a run id comes with one chat message. The log has it once `_send` has returned;
-    # until then only this lock keeps another message under the id from passing the check.
+    # until then only this lock keeps another message under the id from passing the check. Another
+    # process has a lock of its own: two messages that come under one id at the same moment to two
+    # of them are both taken, and each gets its own turn.
     async with caller.service.run_lock(caller.conversation_id, body.run_id):
         await _check_run_id(caller, body.run_id, None if message is None else message.id)
         if message is not None:
@@ -236,15 +237,9 @@ def _cursor_of(given: str) -> RunCursor:
 
 async def _check_run_id(caller: ConversationCaller, run_id: str, message_id: str | None) -> None:
     """Raise if this run came with another message, or with one where this has answers."""
-    try:
-        async for logged in caller.conversation.events(live=False):
-            event = logged.event
-            if isinstance(event, UserMessageEvent | MessageQueuedEvent):
-                is_same = event.metadata.get(RUN_ID) == run_id
-                if is_same and event.message_id != message_id:
-                    raise ProblemRaised(OWN["run-id-conflict"])
-    except ConversationNotFound:
-        pass
+    known = await caller.service.runs.message_of(caller.conversation, run_id)
+    if known is not None and known != message_id:
+        raise ProblemRaised(OWN["run-id-conflict"])
 
 
 async def _send(caller: ConversationCaller, message: Message, body: RunInput) -> Turn:
@@ -290,15 +285,10 @@ async def _newest_run(caller: ConversationCaller) -> tuple[Turn, str] | None:
     if newest is None or newest.message_id is None:
         return None
     try:
-        return await caller.conversation.turn(newest.message_id), _run_id_of(newest)
+        turn = await caller.conversation.turn(newest.message_id)
     except MessageNotFound:
         return None  # it waits in the conversation that this one was forked from
-
-
-def _run_id_of(event: UserMessageEvent | MessageQueuedEvent) -> str:
-    """Return the run that a chat message came with; its id, if it came in another way."""
-    run_id = event.metadata.get(RUN_ID)
-    return run_id if isinstance(run_id, str) and run_id else event.message_id or event.id
+    return turn, run_id_of(newest) or newest.message_id
 
 
 async def _turn_of(caller: ConversationCaller, cursor: RunCursor) -> Turn:
@@ -328,13 +318,17 @@ async def _run_events(
     answered: Sequence[str] = (),
     on_screen: Sequence[str] | None = None,
 ) -> RunEvents:
-    state = await caller.at()
+    # A message that was sent just now is the end of the log, as far as its run is concerned.
+    head, awaiting = turn.seq, ()
+    if turn.is_duplicate:
+        state = await caller.at()
+        head, awaiting = state.seq, state.turns.awaiting
     return RunEvents(
         caller.local_id,
         run_id,
         turn.message_id,
-        head=state.seq,
-        awaiting=state.turns.awaiting,
+        head=head,
+        awaiting=awaiting,
         after=after,
         answered=answered,
         on_screen=on_screen,

@@ -40,6 +40,7 @@ from .history import Histories
 from .limits import GatewayLimits
 from .names import Cursor, from_path, is_known_id, is_new_id, parse_cursor, stored_id, wire_id
 from .problems import OWN, ProblemRaised
+from .runs import Runs
 
 __all__ = [
     "Caller",
@@ -119,6 +120,7 @@ class Service:
     ) -> None:
         self.is_read_only = is_read_only
         self.histories = Histories(conversations)
+        self.runs = Runs()
         self.conversations = conversations
         self.limits = limits
         self.ports = ports
