@@ -319,7 +319,8 @@ async def _run_events(
     on_screen: Sequence[str] | None = None,
 ) -> RunEvents:
     # A message that was sent just now is the end of the log, as far as its run is concerned.
-    head, awaiting = turn.seq, ()
+    head = turn.seq
+    awaiting: Sequence[str] = ()
     if turn.is_duplicate:
         state = await caller.at()
         head, awaiting = state.seq, state.turns.awaiting
