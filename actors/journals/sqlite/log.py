@@ -295,11 +295,25 @@ def find_messages(
     return _find(connection, "message_id", tail, message_ids)
 
 
+# An id that is in fewer logs than this is looked for in all of them at once.
+_LOGS_AT_ONCE = 16
+
+
 def _find(
     connection: sqlite3.Connection, column: str, tail: Tail, ids: Iterable[str]
 ) -> dict[str, int]:
     found: dict[str, int] = {}
     for one in ids:
+        if tail.prefix:
+            # Hardly any id is in a second log, and a fork may have hundreds of ancestors.
+            places = connection.execute(
+                f"SELECT log, seq FROM event WHERE {column} = ? LIMIT {_LOGS_AT_ONCE}",  # noqa: S608 - our names
+                (one,),
+            ).fetchall()
+            if len(places) < _LOGS_AT_ONCE:
+                ends = {tail.log: tail.head, **dict(tail.prefix)} if places else {}
+                found.update((one, seq) for log, seq in places if seq <= ends.get(log, 0))
+                continue
         for log, upto in ((tail.log, tail.head), *tail.prefix):
             row = connection.execute(
                 f"SELECT seq FROM event WHERE {column} = ? AND log = ?",  # noqa: S608 - our names

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from turnkeeper.actors.journal import Record, Rejection, Snapshot
+from turnkeeper.actors.errors import EventIdConflict
+from turnkeeper.actors.journal import Claim, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
 from turnkeeper.actors.journals.sqlite.verify import verify
@@ -131,3 +132,59 @@ async def test_vacuum_gives_room_back(path: Path) -> None:
         await write(journal, "b", make_record("b2"))
         assert await read_all(journal, "b") == ["b1", "b2"]
     assert verify(path).problems == ()
+
+
+async def begin_and_fork(journal: SQLiteJournal, name: str, depth: int) -> Claim:
+    """Begin a conversation; fork it, and its fork, and so on; own the last, which is `name`."""
+    await write(journal, f"{name}0", make_record("begun"))
+    for at in range(1, depth + 1):
+        fork = name if at == depth else f"{name}{at}"
+        records = [make_record(f"forked {at}")]
+        await journal.fork(f"{name}{at - 1}", fork, at=at, records=records, is_unfinished=False)
+    return await journal.claim(name)
+
+
+async def test_an_append_costs_the_same_at_any_depth_of_forks(path: Path) -> None:
+    counts = []
+    statements: list[str] = []
+    async with SQLiteJournal(path) as journal:
+        await journal._change(lambda w: w.connection.set_trace_callback(statements.append))
+        for depth in (2, 20):
+            claim = await begin_and_fork(journal, f"chain of {depth} ", depth)
+            for seq in (claim.head + 1, claim.head + 2):
+                statements.clear()
+                await journal.append(
+                    f"chain of {depth} ",
+                    [make_record(f"e{seq}", message_id=f"m{seq}")],
+                    epoch=claim.epoch,
+                    expected_seq=seq,
+                    is_unfinished=False,
+                )
+            counts.append(len(statements))
+
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("others", [0, 40])
+async def test_a_known_id_is_found_at_any_depth_however_many_logs_have_it(
+    path: Path, others: int
+) -> None:
+    """Callers may number their events, so that every conversation has the same ids."""
+    async with SQLiteJournal(path) as journal:
+        for number in range(others):
+            await write(journal, f"other {number}", make_record("begun"), make_record("late"))
+        claim = await begin_and_fork(journal, "fork", 5)
+        await write(journal, "fork0", make_record("late"))  # behind the place that was forked
+
+        for known, seq in (("begun", 1), ("forked 1", 2)):
+            with pytest.raises(EventIdConflict) as caught:
+                await journal.append(
+                    "fork",
+                    [make_record("new"), make_record(known)],
+                    epoch=claim.epoch,
+                    expected_seq=claim.head + 1,
+                    is_unfinished=False,
+                )
+            assert caught.value.seqs == {known: seq}
+        await write(journal, "fork", make_record("late"))
+        assert dict(await journal.find_events("fork", ["late", "begun"])) == {"late": 7, "begun": 1}
