@@ -3,13 +3,21 @@
 A snapshot holds the folds of a log: the view, and beside it only what is bounded. It fits if it is
 of this version of the folds and of the upcasters, and if it passed over no event of a kind that
 this version knows. A snapshot that does not fit is treated as absent.
+
+A long view takes a while, and the event loop would stand still for it. So snapshots are written
+and read in slices: generators that yield wherever other tasks may run. Each event of the view has a
+line of its own in the JSON, so that it can be read alone.
 """
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from collections.abc import Generator, Sequence
+from io import BytesIO
+from typing import TypeAlias, TypeVar
 
-from ..events import EVENT_CLASSES, AnyEvent, Task
+from pydantic import BaseModel, ConfigDict
+
+from ..events import EVENT_CLASSES, AnyEvent, Event, Task, UnknownEvent, decode_event, encode_event
 from ..journal import Snapshot
 from ..values.upcasters import UPCASTERS
 from .details import Details
@@ -19,7 +27,23 @@ from .status import StatusFold
 from .stuck import SeenEvent
 from .turn_table import TurnTable
 
-__all__ = ["SNAPSHOT_VERSION", "StoredFolds", "decode_snapshot", "encode_snapshot"]
+__all__ = [
+    "SLICE_EVENTS",
+    "SNAPSHOT_VERSION",
+    "Slices",
+    "StoredFolds",
+    "decode_snapshot",
+    "encode_snapshot",
+    "run_whole",
+]
+
+T = TypeVar("T")
+
+Slices: TypeAlias = Generator[None, None, T]
+"""Work that yields after each slice of it, and returns its result at its end."""
+
+SLICE_EVENTS = 64
+"""The events of a slice: reading as many takes less than a millisecond."""
 
 FOLDS_VERSION = 15
 """Rises with every change to the result of a fold; a test over stored logs insists on it."""
@@ -55,20 +79,84 @@ class StoredFolds(BaseModel):
     unknown_kinds: tuple[str, ...]
 
 
-def encode_snapshot(folds: StoredFolds) -> Snapshot:
-    """Return the folds as a journal keeps them."""
-    return Snapshot(folds.seq, SNAPSHOT_VERSION, folds.model_dump_json().encode())
+def run_whole(slices: Slices[T]) -> T:
+    """Do the work without a pause, and return its result."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
-def decode_snapshot(snapshot: Snapshot) -> StoredFolds | None:
+_BEFORE_VIEW, _AFTER_VIEW = b',"view":[', b"\n]}"
+"""The view goes last; each of its events follows a line end, and the end one more."""
+
+
+def encode_snapshot(folds: StoredFolds) -> Slices[Snapshot]:
+    """Return the folds as a journal keeps them.
+
+    All but the view is encoded by the call itself; the view of `folds` does not change.
+    """
+    rest = folds.model_dump_json(exclude={"view"}).encode()
+    return _with_view(folds.seq, rest, folds.view)
+
+
+def _with_view(seq: int, rest: bytes, view: Sequence[Event]) -> Slices[Snapshot]:
+    payload = BytesIO()
+    payload.write(rest.removesuffix(b"}") + _BEFORE_VIEW)
+    for at in range(0, len(view), SLICE_EVENTS):
+        lines = map(encode_event, view[at : at + SLICE_EVENTS])
+        payload.write((b",\n" if at else b"\n") + b",\n".join(lines))
+        yield
+    payload.write(_AFTER_VIEW)
+    return Snapshot(seq, SNAPSHOT_VERSION, payload.getvalue())
+
+
+def decode_snapshot(snapshot: Snapshot) -> Slices[StoredFolds | None]:
     """Return the folds of a snapshot, or None if it does not fit."""
     if snapshot.version != SNAPSHOT_VERSION:
         return None
+    payload = snapshot.payload
+    begin, _, _ = payload[: payload.find(b"\n") + 1].partition(b"\n")
     try:
-        folds = StoredFolds.model_validate_json(snapshot.payload)
-    except ValidationError:
+        if begin.endswith(_BEFORE_VIEW) and payload.endswith(_AFTER_VIEW):
+            folds = StoredFolds.model_validate_json(begin + _AFTER_VIEW)
+            yield
+            view = yield from _read_view(payload, len(begin))
+            folds = folds.model_copy(update={"view": view})
+        else:
+            folds = StoredFolds.model_validate_json(payload)
+    except ValueError:
         return None  # another shape under the same version, which should have risen: not trusted
     known = EVENT_CLASSES.keys() | UPCASTERS.kinds
     if folds.seq != snapshot.seq or known.intersection(folds.unknown_kinds):
         return None
     return folds
+
+
+def _read_view(payload: bytes, at: int) -> Slices[tuple[Event, ...]]:
+    """Return the events of the view, which begins at this line end."""
+    view: list[Event] = []
+    last = len(payload) - len(_AFTER_VIEW)
+    while at < last:
+        end = payload.index(b"\n", at + 1)
+        view.append(_read_event(payload[at + 1 : end].removesuffix(b",")))
+        at = end
+        if not len(view) % SLICE_EVENTS:
+            yield
+    return tuple(view)
+
+
+_BEFORE_KIND = b'{"kind":"'
+
+
+def _read_event(line: bytes) -> Event:
+    kind = None
+    if line.startswith(_BEFORE_KIND):
+        begin = len(_BEFORE_KIND)
+        kind = line[begin : line.index(b'"', begin)].decode()
+    event = decode_event(line, kind=kind)
+    if isinstance(event, UnknownEvent):
+        raise ValueError("a view holds only events of known kinds")  # noqa: TRY004 - it does not fit
+    return event

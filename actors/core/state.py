@@ -30,7 +30,14 @@ from .limits import Limits
 from .listing import FOLDED_KINDS, ListedFold, make_listing
 from .metrics import Metrics
 from .properties import LogFacts
-from .snapshots import StoredFolds, decode_snapshot, encode_snapshot
+from .snapshots import (
+    SLICE_EVENTS,
+    Slices,
+    StoredFolds,
+    decode_snapshot,
+    encode_snapshot,
+    run_whole,
+)
 from .status import AgentExecutionStatus, StatusFold
 from .stuck import RecentlySeen
 from .turn_table import TurnTable
@@ -89,11 +96,24 @@ class Folded:
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot, *, limits: Limits = Limits()) -> Folded | None:
         """Return the folds that a snapshot holds; None if it does not fit this version."""
+        return run_whole(cls.restoring(snapshot, limits=limits))
+
+    @classmethod
+    def restoring(cls, snapshot: Snapshot, *, limits: Limits = Limits()) -> Slices[Folded | None]:
+        """As `from_snapshot`, in slices."""
+        folds = yield from decode_snapshot(snapshot)
+        if folds is None:
+            return None
         folded = cls(limits=limits)
-        return folded if folded._restore(snapshot) else None
+        yield from folded._restore(folds)
+        return folded
 
     def to_snapshot(self) -> Snapshot:
         """Return the folds as a journal keeps them, so that a load need not read the whole log."""
+        return run_whole(self.writing_snapshot())
+
+    def writing_snapshot(self) -> Slices[Snapshot]:
+        """As `to_snapshot`, in slices; of the folds as they are now, whatever comes after."""
         return encode_snapshot(self._stored())
 
     # --- reading ---------------------------------------------------------------------------------
@@ -172,6 +192,8 @@ class Folded:
         if event.kind in FOLDED_KINDS:
             self.listed = self.listed.fold(event, self._view.events)
         match event.kind:
+            case "user_message" | "observation":
+                pass  # the most frequent ones, with nothing below
             case "step_finished":
                 self.metrics = self.metrics.fold(event)
                 self.iteration += 1
@@ -231,10 +253,7 @@ class Folded:
             self.answers += 1
         self._answered_response = response
 
-    def _restore(self, snapshot: Snapshot) -> bool:
-        folds = decode_snapshot(snapshot)
-        if folds is None:
-            return False
+    def _restore(self, folds: StoredFolds) -> Slices[None]:
         self.seq = folds.seq
         self.turns = folds.turns
         self.condensed_turns = frozenset(folds.condensed_turns)
@@ -250,15 +269,16 @@ class Folded:
         self.event_id_max = folds.event_id_max
         self.unknown_kinds = frozenset(folds.unknown_kinds)
         self._status = folds.status
-        events = filter(is_seen_by_model, folds.view)
-        self._view = ViewFold(events, unhandled_request=folds.unhandled_request)
+        self._view = ViewFold(unhandled_request=folds.unhandled_request)
+        for at in range(0, len(folds.view), SLICE_EVENTS):
+            self._view.restore(filter(is_seen_by_model, folds.view[at : at + SLICE_EVENTS]))
+            yield
         self.admission = Admission(
             self._view,
             calls_left=folds.calls_left,
             responses_left=folds.responses_left,
             finished_max=self.limits.finished_calls_max,
         )
-        return True
 
     def _stored(self) -> StoredFolds:
         view = self.view

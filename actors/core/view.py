@@ -274,6 +274,12 @@ class ViewFold:
                 facts.fold(event)
         return fold, fold.enforce(facts)
 
+    def restore(self, events: Iterable[LLMConvertibleEvent]) -> None:
+        """Put events behind those of the view as they are: they come from another fold's view."""
+        for event in events:
+            self._shared.events.append(event)
+            self.index.fold(event)
+
     def snapshot(self, running_turn_id: str | None = None, *, seq: int = 0) -> View:
         """Return the view as it stands, while this turn runs, at this seq of the log."""
         indices = self.index.indices()

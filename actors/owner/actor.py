@@ -74,6 +74,7 @@ from ..core.listing import changes_listing
 from ..core.metrics import Metrics
 from ..core.parking import Parking
 from ..core.records import decode_record, encode_record
+from ..core.snapshots import Slices
 from ..core.state import ColdLoad
 from ..core.stuck import SeenEvent
 from ..core.turn_rules import decide_piece
@@ -110,7 +111,7 @@ from ..journal import Journal, Listing, Record, Rejection, Snapshot
 from ..log_lines import log_failure, log_unavailable
 from ..values.text import error_text
 from .draining import Drain
-from .loading import fold_log, load_state
+from .loading import fold_log, in_slices, load_state
 from .nodes import Hopping
 from .subscriptions import Subscriptions
 from .wait_graph import Inside, WaitGraph, turn_of
@@ -625,10 +626,11 @@ class ConversationActor(Actor[Command | Query]):
         if self._snapshot_effect is None or self._snapshot_effect.is_done:
             self._snapshot_seq = state.seq
             # Taken here, while the working state is the committed one; written beside the loop.
-            run = partial(self._run_snapshot, state.to_snapshot(), self._working.epoch)
+            run = partial(self._run_snapshot, state.writing_snapshot(), self._working.epoch)
             self._snapshot_effect = self.context.start_effect(run, name="snapshot")
 
-    async def _run_snapshot(self, snapshot: Snapshot, epoch: int) -> None:
+    async def _run_snapshot(self, slices: Slices[Snapshot], epoch: int) -> None:
+        snapshot = await in_slices(slices)
         self.check_lease()
         try:
             await self._setup.journal.write_snapshot(self._conversation_id, snapshot, epoch=epoch)

@@ -8,15 +8,21 @@ refused: a log may be written by others, too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
+
+import anyio
 
 from ..core.limits import Limits
 from ..core.records import decode_record
+from ..core.snapshots import Slices
 from ..core.state import ColdLoad, Folded
 from ..errors import CorruptLog
 from ..events import Event
 from ..journal import Journal, LogPages
 
-__all__ = ["fold_log", "load_state"]
+__all__ = ["fold_log", "in_slices", "load_state"]
+
+T = TypeVar("T")
 
 
 async def load_state(
@@ -28,7 +34,7 @@ async def load_state(
     """
     snapshot = await journal.read_snapshot(conversation_id) if seq else None
     if snapshot is not None and snapshot.seq <= seq:
-        state = Folded.from_snapshot(snapshot, limits=limits)
+        state = await in_slices(Folded.restoring(snapshot, limits=limits))
         if state is not None:
             state.watch()
             await fold_log(journal, conversation_id, snapshot.seq, seq, state.fold)
@@ -37,6 +43,17 @@ async def load_state(
     load = ColdLoad(limits=limits)
     await fold_log(journal, conversation_id, 0, seq, load.fold)
     return load.finish()
+
+
+async def in_slices(slices: Slices[T]) -> T:
+    """Do the work, and let other tasks run after each slice; return its result."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await anyio.lowlevel.checkpoint()
 
 
 async def fold_log(
