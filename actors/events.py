@@ -13,9 +13,20 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias, TypeGuard, get_args
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeAlias,
+    TypeGuard,
+    TypeVar,
+    get_args,
+)
 
 from pydantic import (
     AfterValidator,
@@ -34,6 +45,8 @@ from .tool_calls import Risk
 from .values.api_names import api_call_id, api_tool_name
 from .values.frozen import FrozenObject, frozen
 from .values.upcasters import UPCASTERS, Upcasters
+
+E = TypeVar("E", bound="Event")
 
 _ports = Ports()
 _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml")
@@ -160,6 +173,10 @@ class Task(Value):
     done: bool = False
 
 
+class _Unchecked(set[str]):
+    """The set fields of an event that pydantic did not check; a copy of the event keeps it."""
+
+
 class Event(Value):
     """The base of all events, with the fields that every event has."""
 
@@ -167,6 +184,23 @@ class Event(Value):
     id: str = Field(default_factory=_ports.ids.new, min_length=1)
     timestamp: Annotated[AwareDatetime, AfterValidator(_in_utc)] = Field(default_factory=_now)
     turn_id: str | None = None
+
+    # The three ways past pydantic's checks mark their events: `is_checked` tells them by that.
+
+    @classmethod
+    def model_construct(
+        cls,
+        _fields_set: set[str] | None = None,
+        **values: Any,  # noqa: ANN401 - pydantic's own signature, as in the next two
+    ) -> Self:
+        return _unchecked(super().model_construct(_fields_set, **values))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copied = super().model_copy(update=update, deep=deep)
+        return _unchecked(copied) if update else copied
+
+    def copy(self, **options: Any) -> Self:  # noqa: ANN401
+        return _unchecked(super().copy(**options))
 
     @classmethod
     def model_validate_json(
@@ -585,6 +619,27 @@ CHANGE_KIND: Final = "conversation_changed"
 def is_seen_by_model(event: Event) -> TypeGuard[LLMConvertibleEvent]:
     """Return `isinstance(event, LLMConvertibleEvent)`, but quickly."""
     return event.kind in _SEEN_KINDS
+
+
+_FLAT_TYPES = frozenset((str, bool, int, datetime))
+
+
+def is_checked(event: Event) -> bool:
+    """True if pydantic has checked all that the event holds: it is read back as it is.
+
+    It may say False of such an event too: of one that holds other models, or JSON.
+    """
+    return (
+        type(event.__pydantic_fields_set__) is set
+        and EVENT_CLASSES.get(event.kind) is type(event)
+        and _FLAT_TYPES.issuperset(map(type, filter(None, event.__dict__.values())))
+    )
+
+
+def _unchecked(event: E) -> E:
+    fields = _Unchecked(event.__pydantic_fields_set__)
+    object.__setattr__(event, "__pydantic_fields_set__", fields)
+    return event
 
 
 def encode_event(event: Event) -> bytes:

@@ -7,7 +7,7 @@ either in the log or not, and sending it again under its id finds out which.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -202,8 +202,8 @@ class Conversation:
         """True in the thread of the event loop that the `Conversations` run in."""
         return self._ref.is_at_home
 
-    async def _ask(self, command: FromOutside[R]) -> R:
-        return await ask_owner(self._ref, self.conversation_id, command, self._setup.hopping)
+    def _ask(self, command: FromOutside[R]) -> Awaitable[R]:
+        return ask_owner(self._ref, self.conversation_id, command, self._setup.hopping)
 
     def _turn(self, sent: Sent) -> Turn:
         return Turn(self._turn_access(), sent)

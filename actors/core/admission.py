@@ -26,7 +26,9 @@ from typing import Literal, TypeAlias
 from turnkeeper.runtime import Refused
 
 from ..events import (
+    EVENT_CLASSES,
     RESULT_CLASSES,
+    RESULT_KINDS,
     ActionEvent,
     CondensationEvent,
     CondensationSummaryEvent,
@@ -169,6 +171,8 @@ class Admission:
 
     def check(self, events: Sequence[Event]) -> Violation | None:
         """Return the violation if these events may not follow, in this order and as one command."""
+        if not self._view.index.open_calls and all(event.kind in _FREE_KINDS for event in events):
+            return None
         trial = _Trial(self._view, self._calls_left.ids, self._responses_left.ids)
         for event in events:
             try:
@@ -180,6 +184,14 @@ class Admission:
                 return Violation(found[0], event, found[1])
         return None
 
+
+# The kinds that may follow any log without an open call. Those that this version does not know are
+# judged like the others.
+_FREE_KINDS = (
+    EVENT_CLASSES.keys()
+    - RESULT_KINDS
+    - {"action", "condensation", "condensation_summary", "retraction"}
+)
 
 _Found: TypeAlias = tuple[ViolationName, str]
 

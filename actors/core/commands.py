@@ -23,6 +23,7 @@ from ..events import (
     StepRequest,
     UserMessageEvent,
     decode_event,
+    is_checked,
 )
 from ..journal import Deletion
 from ..values.frozen import FrozenObject
@@ -183,30 +184,38 @@ def check_file(file: object) -> None:
         raise InvalidInput("the data of a file is not base64; make it with FileContent.with_bytes")
 
 
-def _check_event(event: Event) -> None:
-    """Raise `InvalidInput` if the event would not be read back as it is.
+_CHAT_KINDS = ("user_message", "message_queued")
+
+
+def _write_event(event: Event) -> bytes:
+    """Return the event as JSON. Raise `InvalidInput` if it would not be read back as it is.
 
     pydantic checks nothing in `model_construct` and `model_copy`, and a subclass may hold more than
-    its kind allows. One such record would make the log unreadable.
+    its kind allows. One such record would make the log unreadable. So what is not known to be
+    checked is read back here.
     """
     if not isinstance(event, Event):
         raise InvalidInput(f"an event is an Event, and {type(event).__name__} is not")
+    checked = is_checked(event)
     check_new_id("event id", event.id)
-    check_new_id("kind", event.kind)
-    if (message_id := getattr(event, "message_id", None)) is not None:
-        check_new_id("message_id", message_id)
-    check_author(getattr(event, "author", None))
-    for file in getattr(event, "files", ()):
-        check_file(file)
+    if not checked:
+        check_new_id("kind", event.kind)
+    if event.kind in _CHAT_KINDS:
+        if (message_id := getattr(event, "message_id", None)) is not None:
+            check_new_id("message_id", message_id)
+        check_author(getattr(event, "author", None))
+        for file in getattr(event, "files", ()):
+            check_file(file)
     try:
         written = event.__pydantic_serializer__.to_json(event, warnings="error")
         check_length(f"a {type(event).__name__}", len(written))
-        read = type(decode_event(written))
+        read = type(event) if checked else type(decode_event(written))
     except ValueError as error:
         said = f"a {type(event).__name__} holds an invalid value: {error_text(error)}"
         raise InvalidInput(f"{said}; make it by its constructor, which checks it") from error
     if read is not type(event):
         raise InvalidInput(f"a {type(event).__name__} would be read as {read.__name__}")
+    return written
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +274,11 @@ class Append(FromOutside[Appended | Duplicate]):
     event: Event
     park: bool = False
     """Keep a result whose call has not come yet, for a while, and answer when the call comes."""
+    written: bytes = field(init=False, repr=False, compare=False)
+    """The event as JSON, as it was when it was checked: it goes into the log as it is here."""
 
     def __post_init__(self) -> None:
-        _check_event(self.event)
+        object.__setattr__(self, "written", _write_event(self.event))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +289,11 @@ class AppendAll(FromOutside[Appended | Duplicate]):
     """
 
     events: tuple[Event, ...]
+    written: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
+    """The events as JSON; see `Append`."""
 
     def __post_init__(self) -> None:
-        for event in self.events:
-            _check_event(event)
+        object.__setattr__(self, "written", tuple(map(_write_event, self.events)))
         if len({event.id for event in self.events}) < len(self.events):
             raise InvalidInput("two of the events have the same id; each takes one of its own")
 

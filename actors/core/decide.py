@@ -147,21 +147,22 @@ def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
         return Decision(reply=Duplicate(known.seq))
     if not isinstance(event, _APPENDABLE):
         raise NotAppendable(working.conversation_id, type(event).__name__)
-    if isinstance(event, UserMessageEvent) and event.queued_event_id is not None:
-        raise NotAppendable(working.conversation_id, "queued UserMessageEvent")
-    if isinstance(event, UserMessageEvent) and event.replaces is not None:
-        raise NotAppendable(working.conversation_id, "UserMessageEvent that replaces another")
-    if isinstance(event, UserMessageEvent) and event.message_id is not None:
-        message = working.state.turns.find(event.message_id) or stamp.known_message
-        if message is not None:
-            raise MessageIdConflict(working.conversation_id, event.message_id, message.seq)
+    if isinstance(event, UserMessageEvent):
+        if event.queued_event_id is not None:
+            raise NotAppendable(working.conversation_id, "queued UserMessageEvent")
+        if event.replaces is not None:
+            raise NotAppendable(working.conversation_id, "UserMessageEvent that replaces another")
+        if event.message_id is not None:
+            message = working.state.turns.find(event.message_id) or stamp.known_message
+            if message is not None:
+                raise MessageIdConflict(working.conversation_id, event.message_id, message.seq)
     _check_leaves_turn_alone(working, (event,))
     draft = Draft(working, stamp)
     if isinstance(event, SystemPromptEvent):
         add_owner(draft, command.expected)
     else:
         begin_log(draft, command.expected)
-    draft.extend((event,))
+    draft.extend((event,), (command.written,))
     return draft.decision(Appended(draft.seq))
 
 
@@ -187,7 +188,7 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
     _check_leaves_turn_alone(working, events)
     draft = Draft(working, stamp)
     begin_log(draft, command.expected)
-    draft.extend(events)
+    draft.extend(events, command.written)
     return draft.decision(Appended(draft.seq))
 
 

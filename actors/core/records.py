@@ -16,14 +16,17 @@ from ..journal import Record, StoredRecord
 __all__ = ["decode_record", "encode_record"]
 
 
-def encode_record(event: Event) -> Record:
-    """Return the record of this event. A message id goes with the first event that carries it."""
+def encode_record(event: Event, written: bytes | None = None) -> Record:
+    """Return the record of this event; `written` is its JSON, if that is at hand.
+
+    A message id goes with the first event that carries it.
+    """
     message_id = None
     if (isinstance(event, MessageQueuedEvent) and not event.queued_again) or (
         isinstance(event, UserMessageEvent) and event.queued_event_id is None
     ):
         message_id = event.message_id
-    return Record(event.id, event.kind, encode_event(event), message_id)
+    return Record(event.id, event.kind, written or encode_event(event), message_id)
 
 
 def decode_record(conversation_id: str, record: StoredRecord) -> LoggedEvent:

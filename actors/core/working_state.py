@@ -6,7 +6,7 @@ working state is thrown away with the actor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
@@ -121,9 +121,9 @@ class Asked(NamedTuple):
     """The wall clock."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
-    """The events, the reply and the effects that follow from one command."""
+    """The events, the reply and the effects that follow from one command. Nothing changes it."""
 
     events: tuple[Event, ...] = ()
     reply: object = None
@@ -138,6 +138,8 @@ class Decision:
     """The running turn's model is asked now."""
     is_suspended: bool = False
     """The running turn's agent ends its run here; it is run again when the turn goes on."""
+    written: Mapping[str, bytes] = field(default_factory=dict)
+    """The JSON of those events that came with theirs, by event id."""
 
 
 @dataclass(slots=True)
@@ -237,6 +239,7 @@ class Draft:
         self.working = working
         self.stamp = stamp
         self._events: list[Event] = []
+        self._written: dict[str, bytes] = {}
 
     @property
     def events(self) -> Sequence[Event]:
@@ -256,9 +259,11 @@ class Draft:
         self._events.append(event)
         return event
 
-    def extend(self, events: Iterable[Event]) -> None:
-        """Put events that were made elsewhere behind those so far."""
+    def extend(self, events: Sequence[Event], written: Sequence[bytes] = ()) -> None:
+        """Put events that were made elsewhere behind those so far; `written` is their JSON."""
         self._events.extend(events)
+        for event, one in zip(events, written, strict=False):
+            self._written[event.id] = one
 
     def decision(
         self,
@@ -276,4 +281,5 @@ class Draft:
             is_answer_over=is_answer_over,
             piece=self.working.written.mend() if is_answer_over else None,
             is_suspended=is_suspended,
+            written=self._written,
         )

@@ -111,7 +111,8 @@ def encode_ask(conversation_id: str, command: FromOutside[R]) -> bytes:
     said: Json = {"conversation_id": conversation_id, "command": type(command).__name__}
     try:
         for field in fields(command):
-            said[field.name] = _out(getattr(command, field.name))
+            if field.init:  # the others follow from these
+                said[field.name] = _out(getattr(command, field.name))
         return _to_bytes(said)
     except (ValueError, RecursionError) as error:
         raise InvalidInput("the command holds a value that JSON cannot hold") from error

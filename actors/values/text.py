@@ -69,6 +69,8 @@ def check_text(what: str, text: object) -> None:
     if not isinstance(text, str):
         raise InvalidInput(f"{what} is a {type(text).__name__}; it takes a str")
     check_length(what, len(text), TEXT_LENGTH_MAX)
+    if text.isascii():
+        return
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -117,9 +119,13 @@ def check_new_id(what: str, text: object) -> None:
 
     Older ids may have one, so what is merely asked for is not checked by this.
     """
+    # The usual one is not looked at letter by letter; a NUL cannot be printed.
+    if isinstance(text, str) and text.isascii() and text.isprintable():
+        if not 0 < len(text) <= ID_LENGTH_MAX:
+            check_id(what, text)
+        return
     check_id(what, text)
-    # The usual one is not looked at letter by letter.
-    if isinstance(text, str) and not (text.isascii() and text.isprintable()):
+    if isinstance(text, str):
         _check_letters(what, text)
 
 

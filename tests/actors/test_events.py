@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy, deepcopy
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -30,6 +31,7 @@ from turnkeeper.actors.events import (
     UserMessageEvent,
     decode_event,
     encode_event,
+    is_checked,
 )
 from turnkeeper.actors.values.frozen import FrozenObject
 from turnkeeper.actors.values.upcasters import Upcasters
@@ -257,3 +259,41 @@ def test_malformed_arguments_are_kept_and_not_sent_back_to_a_server_that_parses_
     sent = json.loads(json.dumps(action.to_llm_message()))
     assert sent["tool_calls"][0]["function"]["arguments"] == "{}"
     assert decode_event(encode_event(action)) == action
+
+
+# --- events that pydantic has not checked ---------------------------------------------------------
+
+SAID = AgentMessageEvent(content="fine")
+
+
+def test_an_event_that_pydantic_made_is_known_to_be_checked() -> None:
+    """Its bytes go into the log as they are; the cost of an append rests on it."""
+    made = (SAID, UserMessageEvent(content="fine", message_id="m", author="u"))
+    for event in made:
+        for same in (event, decode_event(encode_event(event)), copy(event), event.model_copy()):
+            assert is_checked(same)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        AgentMessageEvent.model_construct(content="fine"),
+        SAID.model_copy(update={"content": "other"}),
+        copy(SAID.model_copy(update={"content": "other"})),
+        deepcopy(AgentMessageEvent.model_construct(content="fine")),
+        SAID.model_copy(update={"content": "other"}).model_copy(),
+        UserMessageEvent(content="fine", images=(ImageContent(url="u"),)),
+        UserMessageEvent(content="fine", metadata=FrozenObject({"a": 1})),
+        type("Particular", (AgentMessageEvent,), {})(content="fine"),
+    ],
+)
+def test_an_event_that_came_past_pydantic_or_holds_more_is_not(event: Event) -> None:
+    assert not is_checked(event)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_copy_of_older_programs_is_not_known_to_be_checked() -> None:
+    copied = SAID.copy(update={"content": "other"})
+
+    assert copied == AgentMessageEvent(id=SAID.id, timestamp=SAID.timestamp, content="other")
+    assert not is_checked(copied)

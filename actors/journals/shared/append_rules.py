@@ -67,20 +67,23 @@ def check_append(
     known_messages: Mapping[str, int],
 ) -> None:
     """Raise if a rule forbids this append; the known ids are those that the log has."""
-    fenced = Fenced(
-        conversation_id,
-        epoch=epoch,
-        expected_seq=expected_seq,
-        found_epoch=found_epoch,
-        head=head,
-    )
+
+    def fenced() -> Fenced:
+        return Fenced(
+            conversation_id,
+            epoch=epoch,
+            expected_seq=expected_seq,
+            found_epoch=found_epoch,
+            head=head,
+        )
+
     # A conversation that was never claimed has epoch 0.
     if epoch != found_epoch or not epoch:
-        raise fenced
+        raise fenced()
     if known_events:
         raise EventIdConflict(conversation_id, known_events)
     if expected_seq != head + 1:
-        raise fenced
+        raise fenced()
     check_ids(conversation_id, records, expected_seq, known_messages)
 
 

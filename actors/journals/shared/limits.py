@@ -36,7 +36,8 @@ PAYLOAD_BYTES_MAX = 256 << 20
 def check_records(records: Sequence[Record]) -> None:
     """Raise `InvalidInput` if a record's ids or its size are beyond the limits."""
     for record in records:
-        _check_size(f"event {record.event_id[:128]!r}", record.payload)
+        if len(record.payload) > PAYLOAD_BYTES_MAX:
+            _check_size(f"event {record.event_id[:128]!r}", record.payload)
         check_new_id("event id", record.event_id)
         check_new_id("kind", record.kind)
         if record.message_id is not None:

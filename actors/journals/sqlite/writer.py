@@ -614,7 +614,7 @@ class SQLiteWriter:
                 places,
                 number,
                 is_unfinished,
-                tail.seal(),
+                tail.seal() if seq == upto else 0,  # the last row of the append is the tail's
                 self.now_us,
                 *(
                     NO_LISTING

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from copy import copy
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +32,7 @@ from turnkeeper.actors.errors import (
 )
 from turnkeeper.actors.events import (
     AgentMessageEvent,
+    ImageContent,
     ObservationEvent,
     UserMessageEvent,
     decode_event,
@@ -213,6 +215,11 @@ class Particular(AgentMessageEvent):
         Particular(content="fine"),
         Particular(content="fine", mood=object()),
         UserMessageEvent.model_construct(content="fine", images=("no image",)),
+        # These differ from what pydantic lets through only when they are read again.
+        AgentMessageEvent(content="fine").model_copy(update={"timestamp": datetime(2025, 1, 1)}),  # noqa: DTZ001
+        copy(AgentMessageEvent.model_construct(content="fine", timestamp=datetime(2025, 1, 1))),  # noqa: DTZ001
+        UserMessageEvent(content="fine", images=(ImageContent.model_construct(url=5),)),
+        AgentMessageEvent.model_construct(content="fine", kind="observation"),
     ],
 )
 async def test_an_event_that_could_not_be_read_again_is_refused_alone(event: Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import is_
 
 import anyio
 import pytest
@@ -16,6 +17,8 @@ from turnkeeper.actors import (
     MemoryJournal,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
+from turnkeeper.actors.core.commands import Append as AppendCommand
+from turnkeeper.actors.core.commands import AppendAll
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import EventIdConflict, NotAppendable
 from turnkeeper.actors.events import (
@@ -48,6 +51,17 @@ class GatedJournal(WatchedJournal):
         self.sizes.append(len(records))
         self.waiting.set()
         await self.gate.wait()
+
+
+class RecordingJournal(WatchedJournal):
+    """Keeps the payloads that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.payloads: list[bytes] = []
+
+    async def before_append(self, records: Sequence[Record]) -> None:
+        self.payloads += (record.payload for record in records)
 
 
 async def settle() -> None:
@@ -352,3 +366,20 @@ async def test_turns_are_the_owners_to_write() -> None:
     async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         with pytest.raises(NotAppendable):
             await conversations["c"].append(TurnStartedEvent(turn_id="mine"))
+
+
+async def test_an_event_goes_into_the_log_as_it_was_written_when_it_was_checked() -> None:
+    """It is encoded once: what was checked and what is in the log are the same bytes."""
+    journal = RecordingJournal()
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        chat = conversations["c"]
+        one, *others = (AppendCommand(UserMessageEvent(content=f"A{n}")) for n in range(3))
+
+        await chat._ask(one)
+        await chat.append_all([other.event for other in others])
+        together = AppendAll(tuple(UserMessageEvent(content=f"B{n}") for n in range(2)))
+        await chat._ask(together)
+
+    assert one.written is journal.payloads[0]
+    assert [other.written for other in others] == journal.payloads[1:3]
+    assert all(map(is_, together.written, journal.payloads[3:]))

@@ -1,0 +1,110 @@
+"""The cost of an append in Python opcodes and calls: counts repeat, times do not.
+
+A change that makes appends cheaper, or dearer for a good reason, records the new figures here: a
+failure says what was counted.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+
+from turnkeeper.actors import Conversation, Conversations, MemoryJournal, TurnContext, agent
+from turnkeeper.actors.events import AgentMessageEvent, UserMessageEvent
+
+CONVERSATIONS, EACH = 20, 10
+ALLOWED = 1.10
+
+
+class Cost(NamedTuple):
+    """The mean cost of an append."""
+
+    opcodes: float
+    calls: float
+
+
+RECORDED: dict[tuple[str, str], Cost] = {
+    ("3.11", "asyncio"): Cost(4917, 244),
+    ("3.11", "trio"): Cost(5993, 305),
+}
+
+
+class Counter:
+    """Counts the opcodes and the calls of Python code in this thread."""
+
+    def __init__(self) -> None:
+        self.opcodes = self.calls = 0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        # Any: `settrace` takes functions that return such functions.
+        def trace_opcodes(_frame: FrameType, event: str, _argument: object) -> Any:  # noqa: ANN401
+            if event == "opcode":
+                self.opcodes += 1
+            return trace_opcodes
+
+        def trace_calls(frame: FrameType, _event: str, _argument: object) -> Any:  # noqa: ANN401
+            self.calls += 1
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            return trace_opcodes
+
+        gc.collect()
+        gc.disable()
+        sys.settrace(trace_calls)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+            gc.enable()
+
+
+@agent
+async def silent(_: TurnContext) -> None:
+    """Do nothing: the events are appended by their callers."""
+
+
+async def append_each(conversations: list[Conversation], each: int) -> None:
+    """Have all conversations append at once, each waiting for its last append."""
+
+    async def converse(conversation: Conversation) -> None:
+        for number in range(each):
+            text = f"message {number}"
+            await conversation.append(
+                UserMessageEvent(content=text) if number % 2 else AgentMessageEvent(content=text)
+            )
+
+    async with anyio.create_task_group() as group:
+        for conversation in conversations:
+            group.start_soon(converse, conversation)
+
+
+@pytest.mark.anyio
+async def test_an_append_takes_no_more_opcodes_and_calls_than_were_recorded(
+    anyio_backend: tuple[str, dict[str, Any]],
+) -> None:
+    python = ".".join(platform.python_version_tuple()[:2])
+    recorded = RECORDED.get((python, anyio_backend[0]))
+    if recorded is None or platform.python_implementation() != "CPython":
+        pytest.skip(f"no cost was recorded for Python {python} on {anyio_backend[0]}")
+    if sys.gettrace() is not None:
+        pytest.skip("a debugger or the measuring of coverage traces already")
+    async with Conversations(silent, journal=MemoryJournal()) as opened:
+        conversations = [opened[f"c{number}"] for number in range(CONVERSATIONS)]
+        await append_each(conversations, 2)
+        counter = Counter()
+
+        with counter.counting():
+            await append_each(conversations, EACH)
+
+    appends = CONVERSATIONS * EACH
+    cost = Cost(counter.opcodes / appends, counter.calls / appends)
+    assert cost.opcodes <= recorded.opcodes * ALLOWED, f"{cost} are counted, {recorded} recorded"
+    assert cost.calls <= recorded.calls * ALLOWED, f"{cost} are counted, {recorded} recorded"
