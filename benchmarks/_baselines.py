@@ -120,6 +120,14 @@ RAW_SQLITE = Baseline(
     "rows are made beforehand. With one at a time it pays no way from thread to thread.",
     "its groups are as large as conversations allow; a group of ours can be larger.",
 )
+SMALLEST = Baseline(
+    "The smallest honest program",
+    "`_smallest.py`, by hand for this alone, on the same backend: an owner and a mailbox for each "
+    "conversation, events that pydantic has validated, ids checked, epoch and place checked in the "
+    "transaction, a chain of checksums, one thread that commits what waits, an answer after that.",
+    "no supervision, no admission, no bounds, no view, no readers, no snapshots, no lists; ids of "
+    "before its start are not known to it.",
+)
 RAW_POSTGRES = Baseline(
     "Raw PostgreSQL",
     "one array insert a commit into a table with our keys, on the same server.",
@@ -226,6 +234,11 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"sqlite_(asyncio|trio)_(\d+)", "the journal alone, {1} conversations", RAW_SQLITE),
         Figure(r"sqlite_at_(\d+)_in_(\d+)", "appends at {0} events, in {1}", SHORT),
         Figure(r"whole_path_(\d+)", "a whole append, {0} conversations", RAW_SQLITE),
+        Figure(
+            r"whole_path_(\d+)_vs_smallest_(asyncio|trio)",
+            "a whole append, {0} conversations",
+            SMALLEST,
+        ),
         Figure(r"subscriber_each", "an append with one reader each", NO_READER),
         Figure(r"postgres_(\d+)", "PostgreSQL alone, {0} conversations", RAW_POSTGRES),
         Figure(r"one_at_(\d+)_vs_openai", "one append at {0} events, the journal alone", SESSION),

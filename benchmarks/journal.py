@@ -40,6 +40,7 @@ from ._harness import Measure, PeerMissing, costlier, faster, in_turn, run_peer,
 from ._plot import rates
 from ._postgres import server
 from ._raw_sqlite import SCHEMA, connect, flat, insert_statement
+from ._smallest import Owner, Program
 
 US = 1e6
 IDS = Ports().ids
@@ -67,6 +68,9 @@ def run(*, quick: bool) -> Iterator[Measure]:
         say("journal: the whole path")
         whole, measures = anyio.run(_whole_path, folder, rounds)
         yield from measures
+        for backend, goal in (("asyncio", "≥ 0.5"), ("trio", "≥ 0.4")):
+            say(f"journal: the whole path beside the smallest honest program, on {backend}")
+            yield anyio.run(_beside_smallest, folder, rounds, backend, goal, backend=backend)
         yield from _postgres(rounds)
         yield from _peers(whole, folder, quick=quick)
 
@@ -250,7 +254,7 @@ async def _appended(folder: Path, many: int, each: int, *, follow: bool) -> floa
     return taken
 
 
-async def _converse(handle: Conversation, each: int) -> None:
+async def _converse(handle: Conversation | Owner, each: int) -> None:
     for number in range(each):
         text = "x" * 590
         await handle.append(
@@ -281,6 +285,33 @@ async def _whole_path(folder: Path, rounds: int) -> tuple[float, list[Measure]]:
     value = measures[0].value
     assert value is not None
     return value, measures
+
+
+async def _smallest(folder: Path, many: int, each: int) -> float:
+    """Time an event as `_appended` does, in the smallest honest program."""
+    path = folder / f"smallest-{IDS.new()}.db"
+    async with Program(path, many) as program:
+        async with anyio.create_task_group() as group:
+            for owner in program.owners:
+                group.start_soon(_converse, owner, 1)
+
+        began = perf_counter()
+        async with anyio.create_task_group() as group:
+            for owner in program.owners:
+                group.start_soon(_converse, owner, each)
+        taken = (perf_counter() - began) / (many * each) * US
+    remove(path)
+    return taken
+
+
+async def _beside_smallest(folder: Path, rounds: int, backend: str, goal: str) -> Measure:
+    pairs = await in_turn(
+        partial(_appended, folder, MANY, 10, follow=False),
+        partial(_smallest, folder, MANY, 10),
+        rounds,
+    )
+    name = f"whole_path_{MANY}_vs_smallest_{backend}"
+    return faster(name, pairs, baseline="the smallest honest program", goal=goal)
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------
