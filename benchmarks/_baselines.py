@@ -136,11 +136,12 @@ RAW_POSTGRES = Baseline(
 )
 BEST_PEER = Baseline(
     "The best peer",
-    "the fastest of the peers that ran, with one or many conversations at once.",
+    "in each round, the fastest of the peers that ran, with a hundred conversations or fewer; the "
+    "files are open before the time begins.",
     "a session's item is a dictionary; our event is validated, admitted, folded, and checked "
     "against another owner.",
     "it commits one item at a time and cannot group them; it was not made for one process with "
-    "many conversations. It was measured after ours and not by rounds.",
+    "many conversations.",
 )
 SESSION = Baseline(
     "OpenAI Agents SDK",
@@ -148,6 +149,13 @@ SESSION = Baseline(
     "it checks neither an owner nor a known id, and chains no checksums. It waits for the disk as "
     "we do: WAL at SQLite's default, which is FULL.",
     "each call goes to a thread and back, which a program that adds several items at once spares.",
+)
+EVENTSOURCING = Baseline(
+    "eventsourcing",
+    "an `Application` of its newest release over its SQLite module, one event and one `save` at a "
+    "time, in its own environment; the aggregate is kept in memory.",
+    "it checks no owner, chains no checksums, and runs in the caller's thread, without a loop.",
+    "it makes a domain event and a notification of each, for which programs have their uses.",
 )
 LANGGRAPH = Baseline(
     "LangGraph",
@@ -242,6 +250,11 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"subscriber_each", "an append with one reader each", NO_READER),
         Figure(r"postgres_(\d+)", "PostgreSQL alone, {0} conversations", RAW_POSTGRES),
         Figure(r"one_at_(\d+)_vs_openai", "one append at {0} events, the journal alone", SESSION),
+        Figure(
+            r"one_at_(\d+)_vs_eventsourcing",
+            "one append at {0} events, the journal alone",
+            EVENTSOURCING,
+        ),
         Figure(
             r"one_at_(\d+)_vs_langgraph", "one append at {0} events, the journal alone", LANGGRAPH
         ),
