@@ -103,6 +103,16 @@ class Spent(NamedTuple):
     """Of all threads, and of the other processes that were counted; None: it is not known."""
 
 
+def mean(several: Sequence[Spent]) -> Spent:
+    """Return the mean time of these."""
+    processor = [one.processor for one in several if one.processor is not None]
+    is_known = len(processor) == len(several)
+    return Spent(
+        statistics.mean(one.clock for one in several),
+        statistics.mean(processor) if is_known else None,
+    )
+
+
 class Stopwatch:
     """Counts time from its making on; `others` are processes of this machine that count too."""
 
