@@ -25,13 +25,19 @@ class InvalidConversationId(InvalidInput):
         self.conversation_id = conversation_id
 
 
-class ConversationsClosed(Refused):
-    """The `Conversations` are closing, or closed; the log keeps all that it has."""
+class ConversationsClosed(Refused, RuntimeError):
+    """The `Conversations` are closing, or closed; the log keeps all that it has.
 
-    def __init__(self, conversation_id: str) -> None:
+    `conversation_id` is None if the call was about no single conversation.
+    """
+
+    def __init__(self, conversation_id: str | None = None) -> None:
         super().__init__(
-            f"conversation {conversation_id} is not served here any more: its Conversations were "
-            "left; its log is kept, and unfinished turns end when it is next opened"
+            "these conversations were left; make new `Conversations` for the same journal; "
+            "nothing was done"
+            if conversation_id is None
+            else f"conversation {conversation_id} is not served here any more: its Conversations "
+            "were left; its log is kept, and unfinished turns end when it is next opened"
         )
         self.conversation_id = conversation_id
 

@@ -43,6 +43,7 @@ from ..core.working_state import Stamp, WorkingState
 from ..errors import (
     ConversationExists,
     ConversationNotFound,
+    ConversationsClosed,
     InvalidInput,
     MessageNotFound,
     NotYours,
@@ -56,7 +57,7 @@ from ..events import (
     TextDelta,
     UserMessageEvent,
 )
-from ..journal import Listing, ListQuery, Rejection
+from ..journal import Journal, Listing, ListQuery, Rejection
 from ..owner.actor import Setup
 from ..owner.loading import load_state
 from ..owner.nodes import ask_owner
@@ -106,6 +107,13 @@ class Conversation:
     def __repr__(self) -> str:
         return f"Conversation({self.conversation_id!r})"
 
+    @property
+    def _journal(self) -> Journal:
+        """The journal. Raises `ConversationsClosed` once the `Conversations` were left."""
+        if self._setup.subscriptions.is_closed:
+            raise ConversationsClosed(self.conversation_id)
+        return self._setup.journal
+
     def expecting(
         self,
         *,
@@ -136,7 +144,7 @@ class Conversation:
         if self._expected is None or self._expected.owner is None:
             return
         query = ListQuery(1, prefix=self.conversation_id)
-        for row in (await self._setup.journal.page(query)).rows:
+        for row in (await self._journal.page(query)).rows:
             if row.conversation_id != self.conversation_id:
                 return  # the first one behind it
             owner = row.listing.owner
@@ -190,7 +198,7 @@ class Conversation:
             expected=self._expected,
         )
         if self._expected is not None and self._expected.begins_nothing:
-            await self._setup.journal.info(self.conversation_id)
+            await self._journal.info(self.conversation_id)
         watcher = self._setup.watching.watcher
         with watcher.sending(self.conversation_id, message_id) as note:
             sent = await self._ask(send)
@@ -214,7 +222,7 @@ class Conversation:
     async def exists(self) -> bool:
         """Return True if the conversation has begun and was not deleted. Creates nothing."""
         try:
-            await self._setup.journal.info(self.conversation_id)
+            await self._journal.info(self.conversation_id)
         except ConversationNotFound:
             return False
         return True
@@ -242,7 +250,7 @@ class Conversation:
         `ConversationNotFound`.
         """
         check_id("message_id", message_id)
-        journal = self._setup.journal
+        journal = self._journal
         await journal.info(self.conversation_id)
         found = await journal.find_messages(self.conversation_id, [message_id])
         if message_id not in found:
@@ -264,7 +272,7 @@ class Conversation:
         its turn. Returns False if no turn runs, or another than `turn_id`: name the turn that the
         user saw, so that a late press does not hit the next one. Raises `ConversationNotFound`.
         """
-        await self._setup.journal.info(self.conversation_id)
+        await self._journal.info(self.conversation_id)
         return await self._ask(Interrupt(turn_id, expected=self._expected))
 
     async def undo(self) -> Sequence[UserMessageEvent]:
@@ -275,7 +283,7 @@ class Conversation:
         runs, `NotRetractable` if a part of it is condensed, `NothingToRetract`, and
         `ConversationNotFound`.
         """
-        await self._setup.journal.info(self.conversation_id)
+        await self._journal.info(self.conversation_id)
         return await self._ask(Undo(expected=self._expected))
 
     async def append(self, event: Event, *, park: bool = False) -> Appended | Duplicate:
@@ -304,7 +312,7 @@ class Conversation:
         A model call or a tool that runs goes on, and its result is kept. Chat messages are taken
         as always. Returns False if it was paused already. Raises `ConversationNotFound`.
         """
-        await self._setup.journal.info(self.conversation_id)
+        await self._journal.info(self.conversation_id)
         return await self._ask(Pause(expected=self._expected))
 
     async def resume(self) -> bool:
@@ -312,7 +320,7 @@ class Conversation:
 
         Raises `ConversationNotFound`.
         """
-        await self._setup.journal.info(self.conversation_id)
+        await self._journal.info(self.conversation_id)
         return await self._ask(Resume(expected=self._expected))
 
     async def answer(self, answers: Mapping[str, bool | str]) -> None:
@@ -374,7 +382,7 @@ class Conversation:
         characters in one of them.
         """
         change = Change(title, _frozen("labels", labels), owner, change_id, expected=self._expected)
-        await self._setup.journal.info(self.conversation_id)
+        await self._journal.info(self.conversation_id)
         return await self._ask(change)
 
     async def fork(
@@ -393,7 +401,7 @@ class Conversation:
         if owner is not None:
             check_short("owner", owner, ID_LENGTH_MAX)
         fork = Conversation(fork_id, self._region, setup)
-        journal = setup.journal
+        journal = self._journal
         if at is None:
             at = (await journal.info(self.conversation_id)).head
         # Read first: the journal refuses the fork if this event is not at `at` any more, so what is
@@ -452,7 +460,7 @@ class Conversation:
 
     async def view(self) -> View:
         """Return the view as committed. Raises `ConversationNotFound`, and then creates nothing."""
-        await self._setup.journal.info(self.conversation_id)
+        await self._journal.info(self.conversation_id)
         expected = replace(self._expected or Expected(), exists=True)  # it may be deleted meanwhile
         return await self._ref.ask(GetView(expected=expected))
 
@@ -461,14 +469,14 @@ class Conversation:
 
         Raises `ConversationNotFound`, `CorruptLog`, and `InvalidInput` if the log has no such seq.
         """
-        head = (await self._setup.journal.info(self.conversation_id)).head
+        head = (await self._journal.info(self.conversation_id)).head
         if seq is None:
             seq = head
         if not 0 <= seq <= head:
             raise InvalidInput(
                 f"seq {seq} of conversation {self.conversation_id} is not in 0..{head}"
             )
-        state, _ = await load_state(self._setup.journal, self.conversation_id, seq)
+        state, _ = await load_state(self._journal, self.conversation_id, seq)
         return state
 
     async def steps(self) -> Sequence[Step]:
@@ -482,7 +490,7 @@ class Conversation:
 
     async def rejections(self) -> Sequence[Rejection]:
         """Return the events that admission refused, oldest first."""
-        return await self._setup.journal.rejections(self.conversation_id)
+        return await self._journal.rejections(self.conversation_id)
 
 
 def _listing_after(state: Folded, events: Sequence[Event]) -> Listing:

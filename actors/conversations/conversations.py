@@ -364,12 +364,16 @@ class Conversations:
 
     def _open_region(self) -> Region[Command | Query]:
         if self._region is None and self._is_entered:
-            raise RuntimeError(
-                "these conversations were left; make new `Conversations` for the same journal"
-            )
+            raise ConversationsClosed
         if self._region is None:
             raise RuntimeError("conversations are not open; use `async with Conversations(...)`")
         return self._region
+
+    def _open_journal(self) -> Journal:
+        """Return the journal; raise `ConversationsClosed` once it is closed, or about to be."""
+        if self._setup.subscriptions.is_closed:
+            raise ConversationsClosed
+        return self._journal
 
     @property
     def journal(self) -> Journal:
@@ -456,7 +460,7 @@ class Conversations:
             scan_max=scan_max,
             cursor=cursor,
         )
-        return page_of(await self._journal.page(query), query)
+        return page_of(await self._open_journal().page(query), query)
 
     async def search(
         self,
@@ -492,7 +496,7 @@ class Conversations:
             label=label,
             scan_max=scan_max,
         )
-        return results_of(await self._journal.search(query), query)
+        return results_of(await self._open_journal().search(query), query)
 
     @property
     def is_open(self) -> bool:
@@ -554,7 +558,7 @@ class Conversations:
         the ids of the deleted ones.
         """
         deleted: list[str] = []
-        for info in await self._journal.list():
+        for info in await self._open_journal().list():
             if info.updated_at < before:
                 with suppress(OwnershipLost, ConversationNotFound):
                     if await self._delete(info.conversation_id, head=info.head) is not None:

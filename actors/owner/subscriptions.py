@@ -214,6 +214,11 @@ class Subscriptions:
         """True if the `Conversations` are being left, or were: no further owner starts here."""
         return self._is_closing
 
+    @property
+    def is_closed(self) -> bool:
+        """True once the `Conversations` were left: the journal is closed, or about to be."""
+        return self._is_closed
+
     def begin_closing(self) -> None:
         """From now on owners end because they are told to: readers do not call them back."""
         self._is_closing = True
