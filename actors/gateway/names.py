@@ -25,6 +25,7 @@ __all__ = [
     "is_known_id",
     "is_new_id",
     "parse_cursor",
+    "principal_of",
     "stored_id",
     "to_path",
     "wire_id",
@@ -46,6 +47,13 @@ def wire_id(owner: str | None, conversation_id: str) -> str | None:
         return conversation_id
     prefix = stored_id(owner, "")
     return conversation_id.removeprefix(prefix) if conversation_id.startswith(prefix) else None
+
+
+def principal_of(conversation_id: str) -> str | None:
+    """Return the principal whose stored id this is; None if it is no principal's."""
+    encoded, colon, _ = conversation_id.partition(":")
+    owner = unquote(encoded, errors="replace")
+    return owner if colon and encoded and quote(owner, safe="") == encoded else None
 
 
 def is_known_id(conversation_id: str) -> bool:

@@ -38,7 +38,16 @@ from .access import (
 )
 from .history import Histories
 from .limits import GatewayLimits
-from .names import Cursor, from_path, is_known_id, is_new_id, parse_cursor, stored_id, wire_id
+from .names import (
+    Cursor,
+    from_path,
+    is_known_id,
+    is_new_id,
+    parse_cursor,
+    principal_of,
+    stored_id,
+    wire_id,
+)
 from .problems import OWN, ProblemRaised
 from .runs import Runs
 
@@ -162,6 +171,8 @@ class Service:
         place = await find_place(principal, local_id, self._share)
         if not is_known_id(place.conversation_id):
             raise ProblemRaised(OWN["invalid-id"])
+        if principal is not None and principal.is_admin:
+            place = await self._as_begun(place)
         conversation = self.conversations[place.conversation_id].expecting(owner=place.owner)
         try:
             # What changes the conversation compares this again, when it is decided.
@@ -169,6 +180,13 @@ class Service:
         except NotYours as error:
             return ConversationCaller(self, principal, local_id, place, error)
         return ConversationCaller(self, principal, local_id, place)
+
+    async def _as_begun(self, place: Place) -> Place:
+        """Return the place, a principal's own if an administrator begins it under such an id."""
+        owner = principal_of(place.conversation_id)
+        if owner is None or await self.conversations[place.conversation_id].exists():
+            return place
+        return Place(place.conversation_id, owner)
 
 
 @dataclass(frozen=True, slots=True)

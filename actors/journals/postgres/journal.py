@@ -45,7 +45,7 @@ from ...journal import (
     SearchPage,
     SearchQuery,
 )
-from ..shared.database_journal import DatabaseJournal
+from ..shared.database_journal import DatabaseJournal, sorted_by_id
 from ..shared.job_thread import Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records
 from ..shared.log_watch import LogWatch
@@ -309,7 +309,7 @@ class PostgresJournal(DatabaseJournal):
         while after is not None:
             infos, after = await self._read(partial(PostgresReader.list_slice, after=after))
             found += infos
-        return sorted(found, key=lambda info: info.conversation_id)
+        return await sorted_by_id(found)
 
     async def page(self, query: ListQuery) -> ListPage:
         from .reader import Read  # noqa: PLC0415 - needs psycopg

@@ -40,7 +40,7 @@ from ...errors import (
     SearchIsOff,
 )
 from ...journal import Claim, ConversationInfo, Deletion, Listing, Record
-from ..shared.database_journal import DatabaseJournal
+from ..shared.database_journal import DatabaseJournal, sorted_by_id
 from ..shared.job_thread import Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records
 from ..shared.log_watch import LogWatch
@@ -312,7 +312,7 @@ class SQLiteJournal(DatabaseJournal):
             found += part.infos
             rows += part.rows
         await self._read(partial(SQLiteReader.check_index, rows=rows, last=part.last))
-        return sorted(found, key=lambda info: info.conversation_id)
+        return await sorted_by_id(found)
 
     async def find_abandoned(self) -> Sequence[ConversationInfo]:
         # The file has one owner, which is this process if any is alive. In slices, as a list.
@@ -321,7 +321,7 @@ class SQLiteJournal(DatabaseJournal):
         while after is not None:
             infos, after = await self._read(partial(SQLiteReader.unfinished, after=after))
             found += infos
-        return sorted(found, key=lambda info: info.conversation_id)
+        return await sorted_by_id(found)
 
     async def release(self, conversation_id: str, *, epoch: int) -> None:  # noqa: ARG002 - the port's
         """Do nothing: the file is given back as a whole, on leaving."""

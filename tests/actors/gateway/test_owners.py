@@ -242,6 +242,22 @@ async def test_an_administrator_gives_a_conversation_to_a_principal() -> None:
         assert refused.json()["type"] == "urn:turnkeeper:forbidden"
 
 
+async def test_a_conversation_that_an_administrator_begins_is_the_principals_whose_id_it_has() -> (
+    None
+):
+    async with wired() as wire:
+        await wire.say("admin", "alice:chat")
+        await wire.say("admin", "support")
+
+        begun = await wire.ask("alice", "GET", f"{CHAT}/state")
+        listed = await wire.conversations.list()
+        again = await wire.say("admin", "alice:chat")  # by now it exists
+
+        assert (begun.status_code, again.status_code) == (200, 200)
+        owners = {row.conversation_id: row.owner for row in listed.rows}
+        assert owners == {"alice:chat": "alice", "support": ""}
+
+
 # --- erasing a principal -------------------------------------------------------------------------
 
 
