@@ -499,6 +499,11 @@ class Conversations:
         return results_of(await self._open_journal().search(query), query)
 
     @property
+    def is_entered(self) -> bool:
+        """True while handles can be made: from entering, during recovery too, until leaving."""
+        return self._region is not None
+
+    @property
     def is_open(self) -> bool:
         """True from entering to leaving; recovery on entering is over by then."""
         return self._is_open

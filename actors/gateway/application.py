@@ -27,13 +27,14 @@ from ..owner.draining import Drained, check_drain
 from .access import Authenticate, Authorize, Share, allows
 from .ag_ui_routes import ag_ui
 from .ai_sdk_routes import ai_sdk
+from .events import feed_end
 from .guard import LOOPBACK_HOSTS, Guard
 from .inspection import inspection
 from .limits import GatewayLimits
 from .pages import pages
 from .problems import OWN, ProblemRaised, problem_of
-from .replies import problem_reply
-from .routes import health, router
+from .replies import EventStream, problem_reply
+from .routes import EVENT_SOURCES, health, router, wants_page
 from .service import Service
 
 __all__ = ["ROUTERS", "Gateway", "app"]
@@ -138,8 +139,11 @@ async def _told(_request: Request, error: Exception) -> Response:
     return problem_reply(problem, facts)
 
 
-async def _raised(_request: Request, error: Exception) -> Response:
+async def _raised(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProblemRaised), error
+    is_stream = request.scope.get("endpoint") in EVENT_SOURCES and not wants_page(request)
+    if error.problem is OWN["not-open"] and is_stream:
+        return EventStream(feed_end(error.problem.name))
     return problem_reply(error.problem, error.facts, retry_after_s=error.retry_after_s)
 
 

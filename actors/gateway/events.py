@@ -19,7 +19,7 @@ from .replies import Feed, Write
 from .service import ConversationCaller
 from .wire import logged_json, piece_json, sse
 
-__all__ = ["feed_events", "page_of_events"]
+__all__ = ["feed_end", "feed_events", "page_of_events"]
 
 RETRY_MS = 1_000
 _HEARTBEAT = b":\n\n"
@@ -46,6 +46,16 @@ def feed_events(caller: ConversationCaller, cursor: Cursor, *, pieces: bool, liv
             if why in ("gone", "conversation-deleted"):
                 await write(sse({"cursor": str(cursor)}, event="gone"))
             await _end(write, why)
+
+    return feed
+
+
+def feed_end(why: str) -> Feed:
+    """Return what writes a stream that ends at once, and says why."""
+
+    async def feed(write: Write) -> None:
+        await write(f"retry: {RETRY_MS}\n\n".encode())
+        await _end(write, why)
 
     return feed
 

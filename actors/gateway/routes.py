@@ -60,7 +60,7 @@ from .wire import (
     time_json,
 )
 
-__all__ = ["health", "router"]
+__all__ = ["EVENT_SOURCES", "health", "router", "wants_page"]
 
 router = APIRouter(prefix="/v1")
 health = APIRouter()
@@ -174,6 +174,11 @@ def _end_json(end: TurnEnd) -> dict[str, object]:
 # --- events --------------------------------------------------------------------------------------
 
 
+def wants_page(request: Request) -> bool:
+    """Return True if a client asks for events as a page of JSON, not as a stream."""
+    return "application/json" in request.headers.get("accept", "")
+
+
 @router.get(
     f"{HERE}/events",
     responses={200: {"content": {"text/event-stream": {}, "application/json": {}}}},
@@ -190,7 +195,7 @@ async def read_events(
 ) -> Response:
     """Stream the events after a cursor; with `Accept: application/json`, a page of them."""
     cursor = cursor_of(last_event_id or after)
-    if "application/json" in request.headers.get("accept", ""):
+    if wants_page(request):
         limit = min(limit, caller.service.limits.page_max)
         return json_reply(await page_of_events(caller, cursor, limit))
     return EventStream(feed_events(caller, cursor, pieces=pieces, live=live))
@@ -545,6 +550,10 @@ async def export(caller: Reading) -> Response:
                 await write(f"{line}\n".encode())
 
     return EventStream(feed, media_type="application/x-ndjson")
+
+
+EVENT_SOURCES = (read_events, read_changes)
+"""The routes that a browser reads with an `EventSource`, which comes back only after a 200."""
 
 
 # --- operators -----------------------------------------------------------------------------------

@@ -151,6 +151,8 @@ class Service:
         self, request: Request, action: Action, local_id: str | None
     ) -> Principal | None:
         """Return the principal of a request that may go on; None if there are none here."""
+        if not self.conversations.is_entered:
+            raise ProblemRaised(OWN["not-open"])
         if self._authenticate is None:
             return None
         principal = await self._authenticate(request)

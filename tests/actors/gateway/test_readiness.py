@@ -179,3 +179,31 @@ async def test_it_is_not_ready_while_it_is_out_of_threads() -> None:
         hanging.set()
         while await readiness_of(client) != "ready":
             await anyio.lowlevel.checkpoint()  # nothing else here lets the loop run
+
+
+@pytest.mark.parametrize("was_left", [False, True], ids=["before it is open", "after it was left"])
+async def test_a_node_that_is_not_open_ends_streams_and_refuses_requests(was_left: bool) -> None:
+    """A browser comes back to a stream after a 200 alone, and other clients after a 503."""
+    conversations = Conversations(HeldAgent(), journal=MemoryJournal())
+    if was_left:
+        async with conversations:
+            pass
+    async with asking(conversations) as client:
+        here = "/v1/conversations/c"
+        for path in (f"{here}/events", "/v1/changes"):
+            stream = await client.get(path, headers={"Accept": "text/event-stream"})
+            assert stream.status_code == 200
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert stream.text.endswith('event: end\ndata: {"why":"not-open"}\n\n')
+
+        refused = [
+            await client.post(f"{here}/messages", json={"content": "hello"}),
+            await client.get(f"{here}/events", headers={"Accept": "application/json"}),
+            await client.get(f"{here}/state"),
+            await client.get("/v1/runtime/tree"),
+        ]
+        for reply in refused:
+            assert reply.status_code == 503
+            assert reply.json()["type"] == "urn:turnkeeper:not-open"
+            assert int(reply.headers["retry-after"]) > 0
+        assert (await client.get("/healthz")).status_code == 200
