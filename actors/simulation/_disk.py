@@ -299,7 +299,7 @@ class SimulatedJournal(MemoryJournal):
             if owner.is_held():
                 if not takeover:
                     disk.simulation.mark("owned elsewhere")
-                    raise OwnedElsewhere(f"conversation {conversation_id}", repr(owner.node))
+                    raise OwnedElsewhere(f"conversation {conversation_id}", owner._address)  # noqa: SLF001 - of this class
                 disk.simulation.mark("forced takeover")
                 disk.lost_by_force.add((owner, conversation_id))
                 owner._is_robbed = True  # noqa: SLF001 - of this class

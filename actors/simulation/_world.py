@@ -8,7 +8,8 @@ that each run is hard on something else.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -702,7 +703,7 @@ class _Run:
             prompt_policy=options.prompt_policy,
         )
         before = self._left_unfinished()
-        async with conversations:
+        async with conversations, self._joined(server, conversations):
             if not options.journal_faults and self._strike_of_journal is None:
                 self._check_taken_up(before)
             server.conversations = conversations
@@ -710,6 +711,11 @@ class _Run:
                 await server.stop.wait()
             finally:
                 server.conversations = None
+
+    @asynccontextmanager
+    async def _joined(self, _: _Server, __: Conversations) -> AsyncIterator[None]:
+        """Connect a node with the others, in worlds whose nodes ask each other."""
+        yield
 
     def _left_unfinished(self) -> dict[str, SimulatedJournal | None]:
         """Return the unfinished conversations that no process holds, with their last owners."""

@@ -1,0 +1,92 @@
+"""Three nodes over a network that fails: fresh seeds, and the faults that they find."""
+
+from __future__ import annotations
+
+import pytest
+
+from turnkeeper.actors.gateway.node import Node
+from turnkeeper.actors.gateway.node_keys import Seen
+from turnkeeper.actors.owner import nodes as owner_nodes
+from turnkeeper.actors.owner.nodes import ThisNode
+from turnkeeper.actors.simulation import run_campaign, silent_logs
+from turnkeeper.runtime.testing import simulate
+
+from ..drawn import drawn, first_seed, is_whole
+from .mutants import Mutant, planted
+from .nodes import MARKS, NodesWorld
+
+SEEDS = 1_000 if is_whole() else 12
+MARKED_SEEDS = 10_000
+STEPS_MAX = 60_000
+SEEDS_MAX = 150
+"""Within how many seeds a planted fault is found."""
+
+_AGAIN = (
+    "ask_owner(self._region[conversation_id], conversation_id, command, "
+    "Hopping(self._subscriptions.want_pieces.__self__))"
+)
+FAULTS = {
+    Mutant(
+        "what was forwarded is forwarded again",
+        ThisNode,
+        "ask",
+        "self._region[conversation_id].ask(command)",
+        _AGAIN,
+    ): "N1",
+    Mutant(
+        "a command of unknown outcome is forwarded again",
+        owner_nodes,
+        "ask_owner",
+        "except (OwnershipLost, Draining, ConversationsClosed) as error:",
+        "except Exception as error:",
+    ): "N2",
+    Mutant(
+        "a nonce is forgotten at once",
+        Seen,
+        "check",
+        "self._nonces[signed.nonce] = now + 2 * SKEW_S",
+        "pass",
+    ): "N2",
+    Mutant(
+        "a connection that broke counts as never made",
+        Node,
+        "ask",
+        "raise _unknown(conversation_id) from error",
+        "raise NotReached from error",
+    ): "N3",
+    Mutant(
+        "a command that did not get an answer waits for one",
+        Node,
+        "ask",
+        "except Broken as error:",
+        "except Broken as error:\n        await anyio.sleep(60)",
+    ): "N4",
+}
+
+
+@pytest.mark.sweep
+def test_fresh_seeds_of_three_nodes_break_no_invariant() -> None:
+    campaign = run_campaign(first_seed(), seeds=SEEDS, world=NodesWorld)
+
+    assert not campaign.failures, "\n".join(map(str, campaign.failures))
+    assert campaign.marks["forwarded"] > SEEDS // 2
+
+
+@pytest.mark.slow
+def test_many_seeds_of_three_nodes_reach_every_interesting_place() -> None:
+    campaign = run_campaign(first_seed(), seeds=MARKED_SEEDS, world=NodesWorld, jobs=2)
+
+    assert not campaign.failures, "\n".join(map(str, campaign.failures))
+    assert not MARKS - campaign.marks.keys()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("mutant", drawn(list(FAULTS), 1), ids=lambda mutant: mutant.name)
+def test_a_fault_between_nodes_is_found(mutant: Mutant) -> None:
+    with planted(mutant), silent_logs():
+        for seed in range(SEEDS_MAX):
+            run = simulate(NodesWorld(), seed=seed, steps_max=STEPS_MAX, is_told=False)
+            if run.broken is not None:
+                assert run.broken.invariant == FAULTS[mutant]
+                return
+    pytest.fail(f"not found in {SEEDS_MAX} seeds: {mutant.name}")
