@@ -24,6 +24,7 @@ from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, pr
 from ._protocol import StartStress
 from ._replay import WorkerLost
 from ._stress_display import StressDisplay, print_stress_report
+from ._stress_nodes import stress_nodes
 from ._stress_report import StressReport, can_draw, make_stress_report, page_of
 from ._stress_run import STRESS_WORKER, Stress, plan_kills_at
 from .stress_worker import is_postgres, open_journal
@@ -65,6 +66,18 @@ def stress(
             show_default="a temporary file",
         ),
     ] = None,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Serve as so many machines on one --postgres: they are killed, held past their "
+            "lease, restarted in turn, and cut off from each other and from the database.",
+        ),
+    ] = 1,
+    postgres: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="With --nodes: the database, for a schema of its own."),
+    ] = None,
     backend: Annotated[
         Backend, typer.Option(help="What the worker's event loop is.")
     ] = Backend.ASYNCIO,
@@ -81,9 +94,24 @@ def stress(
     rejected, conversation by conversation; what was not acknowledged is sent again. Then every log
     is compared with the acknowledgements.
 
+    With --nodes, users speak to several machines over the wire, as in `turnkeeper torture`, while
+    each of nine kinds of failure happens: --kills times a kill, and each other kind once.
+
     Exit status: 0, all is as promised; 1, it is not, or the worker failed; 2, the call cannot be
     used; 130, stopped by Ctrl-C.
     """
+    if (nodes > 1) is not (postgres is not None):
+        fail(UNUSABLE, "--nodes 2 or more and --postgres go together")
+    if postgres is not None:
+        stress_nodes(
+            nodes,
+            postgres,
+            duration=duration,
+            kills=kills,
+            backend=backend.value,
+            seed=seed,
+            as_json=as_json,
+        )
     _check_usable(db, backend, report)
     ports = Ports()
     seed = ports.random.randrange(SEEDS) if seed is None else seed

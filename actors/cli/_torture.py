@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from ..torture.server import Server
     from ..torture.torture import Torture
 
-__all__ = ["torture"]
+__all__ = ["Display", "report_verdict", "torture"]
 
 _SECONDS = 30.0
 _MILESTONES = 4
+_TOLD_ELSEWHERE = ("killed", "stopped", "frozen", "started")
 
 
 class Protocols(StrEnum):
@@ -120,7 +121,7 @@ def torture(
     if importlib.util.find_spec("h11") is None:
         fail(UNUSABLE, "`torture` needs turnkeeper[torture]: there is no h11 here")
     if check is not None:
-        _report(_checked(check), as_json=as_json, history=None)
+        report_verdict(_checked(check), as_json=as_json, history=None)
     if not urls:
         fail(UNUSABLE, "say where the server is, or name a history to --check")
     if server and kill is not None:
@@ -134,7 +135,7 @@ def torture(
         file = None
         if history is not None:
             file = stack.enter_context(_opened(history))
-        display = _Display(errors)
+        display = Display(errors)
         made = _made(
             urls,
             ports,
@@ -157,7 +158,7 @@ def torture(
 
     if made.unread:
         print_list(errors, "these could not be read at the end:", made.unread)
-    _report(
+    report_verdict(
         check_history(made.history.records),
         as_json=as_json,
         history=history,
@@ -229,7 +230,7 @@ def _made(
     return Torture(plan, site, server=disturbed, file=file, ports=ports, changed=changed)
 
 
-def _run(made: Torture, display: _Display) -> None:
+def _run(made: Torture, display: Display) -> None:
     from ..torture.server import ServerLost  # noqa: PLC0415 - an extra
 
     try:
@@ -253,13 +254,13 @@ def _checked(path: Path) -> Verdict:
         fail(UNUSABLE, f"{path} cannot be checked: {error}")
 
 
-class _Display:
+class Display:
     """Progress: a line that is kept up to date on a terminal, plain lines elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._made: Torture | None = None
-        self._kills = self._milestone = 0
+        self._kills = self._disturbed = self._milestone = 0
         self._progress = Progress(
             TextColumn("{task.fields[known]:,} messages"),
             BarColumn(bar_width=14),
@@ -296,6 +297,11 @@ class _Display:
         if counts["killed"] > self._kills:
             self._kills = counts["killed"]
             self._say(f"server killed ({self._kills} of {made.plan.kills}), {known}")
+        disturbed = counts["disturbed"] - counts["started"]
+        if disturbed > self._disturbed:
+            self._disturbed = disturbed
+            if made.history.disturbance not in _TOLD_ELSEWHERE:
+                self._say(f"{made.history.disturbance} ({disturbed} of {made.plan.kills}), {known}")
         milestone = int(_MILESTONES * made.progress)
         if not self._console.is_terminal and milestone > self._milestone:
             self._milestone = milestone
@@ -312,7 +318,9 @@ class _Display:
         self._console.print(Text(line))
 
 
-def _report(verdict: Verdict, *, as_json: bool, history: Path | None, status: int = 0) -> NoReturn:
+def report_verdict(
+    verdict: Verdict, *, as_json: bool, history: Path | None, status: int = 0
+) -> NoReturn:
     """Print the verdict, and exit with it; with the status if nothing was found."""
     totals = verdict.totals
     if not totals.get("acknowledged"):
@@ -362,4 +370,5 @@ _ROWS = (
     ("… pieces of answers in them", "piece"),
     ("kills of the server", "kills"),
     ("stops of a server among several", "stops"),
+    ("other disturbances", "disturbances"),
 )

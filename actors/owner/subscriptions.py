@@ -382,6 +382,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """The answers whose end it has not reached; only the last may still be written."""
         self._pieces_taken = 0
         """The pieces of the first of these answers that were yielded."""
+        self._piece_given: TextDelta | None = None
+        """The newest piece that it has yielded."""
         self._newest_end: LoggedEvent | None = None
         """The newest event it has yielded that carries an answer, or ends a turn."""
         self._state = ReaderState.BEHIND
@@ -522,11 +524,28 @@ class EventReader(AsyncIterator[LoggedEvent]):
                     return None
                 taken, self._pieces_taken = self._pieces_taken, len(answer.pieces)
                 if taken < self._pieces_taken:
-                    return answer.piece_after(taken)
+                    left = self._left_of(answer.piece_after(taken))
+                    if left is not None:
+                        return left
                 if answer.last is None:
                     return None
             self._drop_answer()
         return None
+
+    def _left_of(self, piece: TextDelta) -> TextDelta | None:
+        """Return what is new in a piece; None if nothing is.
+
+        The pieces of another process begin anew, for all readers, when their way broke.
+        """
+        given = self._piece_given
+        end = 0 if given is None else given.offset + len(given.text)
+        if given is not None and piece.offset < end and piece[:4] == given[:4]:
+            known = end - piece.offset
+            if known >= len(piece.text):
+                return None
+            piece = piece._replace(offset=end, text=piece.text[known:])
+        self._piece_given = piece
+        return piece
 
     def _has_pieces_to_come(self, logged: LoggedEvent, epoch: int) -> bool:
         """True if the owner that writes the answer has not published yet what ends it.

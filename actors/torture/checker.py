@@ -96,7 +96,9 @@ def check(history: Iterable[Record]) -> Verdict:
                 room.streams.append(stream)
             case Seen() | Piece() | Closed():
                 streams[record.stream].records.append((place, record))
-            case Began() | Disturbed():
+            case Disturbed(how=how):
+                totals["disturbances"] += how != "started"
+            case Began():
                 pass
             case _:
                 rooms.setdefault(record.room, _Room(record.room)).take(place, record)

@@ -20,6 +20,7 @@ __all__ = [
     "Disturbed",
     "Entry",
     "HistoryUnreadable",
+    "How",
     "Intervened",
     "OnOverlap",
     "Opened",
@@ -159,11 +160,19 @@ class Intervened(_Part):
     how: Literal["interrupt", "undo"]
 
 
+How: TypeAlias = Literal[
+    "killed", "stopped", "frozen", "started",
+    "stood still", "cut off", "answers lost", "apart",
+    "deaf", "database away", "read-only", "rolled",
+]  # fmt: skip
+"""What is done to the server; from the fifth on to one of several, or to their database."""
+
+
 class Disturbed(_Part):
-    """The server is killed, told to stop, stopped for a while, or there again."""
+    """The server is killed, told to stop, stopped for a while, or there again; or as `How` says."""
 
     record: Literal["disturbed"] = "disturbed"
-    how: Literal["killed", "stopped", "frozen", "started"]
+    how: How
 
 
 class Opened(_Part):

@@ -52,6 +52,8 @@ class History:
         """Of the records of each kind, and of how readings ended and the server was disturbed."""
         self._file = file
         self._changed = changed
+        self.disturbance = ""
+        """The newest thing that was done to the server."""
         self._streams = 0
 
     def add(self, record: Record) -> None:
@@ -60,6 +62,7 @@ class History:
         match record:
             case Disturbed():
                 self.counts[record.how] += 1
+                self.disturbance = record.how
             case Closed():
                 self.counts[record.how] += 1
             case _:

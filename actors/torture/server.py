@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from random import Random
 
 import anyio
-from anyio.abc import Process
+from anyio.abc import Process, TaskGroup
 
 from turnkeeper.runtime import Ports
 
 from .exchanges import Site, Sites
+from .history import How
 
 __all__ = ["GivenServer", "OwnServer", "OwnServers", "Server", "ServerLost", "answers"]
 
@@ -21,6 +23,7 @@ START_S = 60.0
 _POLL_S = 0.05
 _CONNECT_S = 1.0
 _TOLD_BYTES_MAX = 2_000
+_HALF = 0.5
 
 
 class ServerLost(Exception):
@@ -41,6 +44,9 @@ class Server:
         """True if the process is known, and may be killed."""
         raise NotImplementedError
 
+    async def listen(self, group: TaskGroup) -> None:
+        """Begin whatever stands between the servers, to end with this group."""
+
     async def kill(self) -> None:
         """Kill it with SIGKILL."""
         raise NotImplementedError
@@ -60,6 +66,24 @@ class Server:
 
     async def leave(self) -> None:
         """End it, if the torture has started it."""
+
+    async def disturb(self, random: Random, note: Callable[[How], None]) -> None:
+        """Kill it, or tell it to stop, perhaps after a while of SIGSTOP, and have it again.
+
+        Raises `ServerLost`.
+        """
+        if random.random() < _HALF:
+            note("frozen")
+            await self.freeze(random.uniform(0.05, 1.5))
+        if self.has_others and random.random() < _HALF:
+            note("stopped")
+            await self.stop()
+        else:
+            note("killed")
+            await self.kill()
+        await self._ports.sleep(random.uniform(0, 0.3))
+        await self.start()
+        note("started")
 
     async def freeze(self, seconds: float) -> None:
         """Stop it for a while with SIGSTOP."""

@@ -134,15 +134,20 @@ class Torture:
             )
         )
         server = self._server
-        try:
-            if server is not None:
-                await server.start()
-            elif not await answers(self._site):
-                raise ServerLost(f"{self._site.url} cannot be connected to")
-            await self._run(server)
-        finally:
-            if server is not None:
-                await server.leave()
+        async with anyio.create_task_group() as between:
+            try:
+                if server is not None:
+                    await server.listen(between)
+                    await server.start()
+                elif not await answers(self._site):
+                    raise ServerLost(f"{self._site.url} cannot be connected to")
+                await self._run(server)
+            except ServerLost as lost:
+                self._lost = lost  # not in a group of errors
+            finally:
+                if server is not None:
+                    await server.leave()
+                between.cancel_scope.cancel()
         if self._lost is not None:
             raise self._lost
 
@@ -215,18 +220,7 @@ class Torture:
                 await self._ports.sleep(0.02)
             if not server.is_ours:
                 return
-            if chance(random, 0.5):
-                self.history.add(Disturbed(how="frozen"))
-                await server.freeze(random.uniform(0.05, 1.5))
-            if server.has_others and chance(random, 0.5):
-                self.history.add(Disturbed(how="stopped"))
-                await server.stop()
-            else:
-                self.history.add(Disturbed(how="killed"))
-                await server.kill()
-            await self._ports.sleep(random.uniform(0, 0.3))
-            await server.start()
-            self.history.add(Disturbed(how="started"))
+            await server.disturb(random, lambda how: self.history.add(Disturbed(how=how)))
 
     # --- the end --------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ _is_forwarded: ContextVar[bool] = ContextVar("is_forwarded", default=False)
 class Call:
     """One call of a client, and what became of the command that was forwarded for it."""
 
-    command: FromOutside[object]
+    command: object
     forwards: int = 0
     carried_out_by: list[str] = field(default_factory=list)
 
@@ -116,6 +116,7 @@ class WatchedNode(gateway.Node):
         simulation = self.simulation
         if _is_forwarded.get():
             simulation.broken("N1", f"{type(command).__name__} to {conversation_id} hops again")
+        # It is kept, so that no other one has its identity.
         call = self.calls.setdefault(id(command), Call(command))
         call.forwards += 1
         simulation.mark("forwarded" if call.forwards == 1 else "forwarded twice")
@@ -273,13 +274,13 @@ class Client:
             return
         if network.is_cut(source, peer):
             return  # its client hears nothing, and gives up
-        if network.replays():
-            simulation.start_soon(self._replay, peer, said)
         try:
             status, told = await self._answered(peer, said)
         except NodeCrashed:
             answer.fail(Broken("reset"))
             return
+        if network.replays():
+            simulation.start_soon(self._replay, peer, said)
         if status == 200 and b'"error"' not in told[:10]:
             self._carried_out(request, peer)
         await linger(simulation, "wire back")
@@ -492,7 +493,7 @@ class NodesRun(_Run):
     async def _cut_again_and_again(self) -> None:
         simulation = self.simulation
         pairs = [(a, b) for a in self.names for b in self.names if a != b]
-        while self.has_cuts and not self.is_healed:
+        while self.has_cuts:
             await simulation.sleep(0.2 + 0.2 * simulation.draw("next cut", 50))
             if self.is_healed:
                 return

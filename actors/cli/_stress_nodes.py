@@ -1,0 +1,118 @@
+"""`turnkeeper stress --nodes`: several processes on one PostgreSQL, and all that fails around them.
+
+The users, their history and its checker are those of `turnkeeper torture`; here are the processes,
+which serve an agent of the library's own, and the relays between them and before the database.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import NoReturn
+
+import anyio
+from rich.console import Console
+from rich.text import Text
+
+from turnkeeper.runtime import Ports
+
+from ._display import print_list, printable
+from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, fail
+from ._torture import Display, report_verdict
+
+__all__ = ["stress_nodes"]
+
+AGENT = "turnkeeper.actors.cli.stress_agent:echo"
+LEASE_S = 3.0
+USERS = 24
+
+
+def stress_nodes(
+    nodes: int,
+    postgres: str,
+    *,
+    duration: float,
+    kills: int,
+    backend: str,
+    seed: int | None,
+    as_json: bool,
+) -> NoReturn:
+    """Run it, check what happened, say so, and exit."""
+    for package, extra in (("psycopg", "postgres"), ("fastapi", "gateway"), ("h11", "torture")):
+        if importlib.util.find_spec(package) is None:
+            fail(UNUSABLE, f"--nodes needs turnkeeper[{extra}]: there is no {package} here")
+    from ..torture.checker import check  # noqa: PLC0415 - an extra
+    from ..torture.machines import KINDS, Machines  # noqa: PLC0415 - with it
+    from ..torture.server import ServerLost  # noqa: PLC0415 - with it
+    from ..torture.torture import Plan, Torture  # noqa: PLC0415 - with it
+
+    ports = Ports()
+    seed = ports.random.randrange(SEEDS) if seed is None else seed
+    errors = Console(stderr=True, highlight=False)
+    schema = f"stress_{ports.ids.new()[24:]}"
+    folder = Path(tempfile.mkdtemp(prefix="turnkeeper-stress-"))
+    history = folder / "history.jsonl"
+    kept = f"the history is {history}, the database's schema {schema}"
+    errors.print(Text(f"{USERS} users of {nodes} nodes for {duration:g} s, seed {seed}"))
+    key_file = folder / "node.keys"
+    key_file.touch(mode=0o600)
+    key_file.write_text(os.urandom(32).hex())
+    try:
+        machines = Machines(
+            nodes,
+            ports,
+            agent=AGENT,
+            conninfo=postgres,
+            schema=schema,
+            lease_s=LEASE_S,
+            key_file=key_file,
+            backend=backend,
+            random=Random(f"{seed} machines"),
+            kinds=[*KINDS[1:], *[KINDS[0]] * kills],
+        )
+    except ValueError as error:
+        fail(UNUSABLE, str(error))
+    with history.open("w", encoding="utf-8") as file, Display(errors) as display:
+        plan = Plan(
+            seed=seed,
+            users=USERS,
+            seconds=duration,
+            protocols=("own", "ai-sdk", "ag-ui"),
+            kills=machines.count,
+        )
+        made = Torture(
+            plan, machines.site, server=machines, file=file, ports=ports, changed=display.changed
+        )
+        display.show(made)
+        try:
+            anyio.run(made.run)
+        except KeyboardInterrupt:
+            fail(INTERRUPTED, f"stopped by Ctrl-C, and nothing is checked: {kept}")
+        except ServerLost as lost:
+            known = made.history.counts["acknowledged"]
+            told = printable(str(lost))
+            fail(BROKEN if known else UNUSABLE, f"{told}; {known:,} times acknowledged: {kept}")
+        except BaseException:
+            errors.print(Text(f"turnkeeper: the stress itself failed: {kept}"), soft_wrap=True)
+            raise
+    verdict = check(made.history.records)
+    is_sound = verdict.is_sound and not made.unread
+    if made.unread:
+        print_list(errors, "these could not be read at the end:", made.unread)
+    if is_sound:
+        _drop(postgres, schema)
+        shutil.rmtree(folder)
+    else:
+        errors.print(Text(kept), soft_wrap=True)
+    report_verdict(verdict, as_json=as_json, history=None, status=BROKEN if made.unread else 0)
+
+
+def _drop(postgres: str, schema: str) -> None:
+    import psycopg  # noqa: PLC0415 - an extra
+
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE".encode())

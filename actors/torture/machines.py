@@ -1,0 +1,182 @@
+"""Several gateways on one PostgreSQL, with relays between them and before it, and all that fails.
+
+Each disturbance is one of `KINDS`, ends by itself, and leaves everything as it was before: what is
+acknowledged meanwhile has to be there all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+from anyio.abc import TaskGroup
+
+from turnkeeper.runtime import Ports
+
+from .exchanges import Sites
+from .history import How
+from .relays import DatabaseRelay, Relay
+from .server import OwnServer, Server
+
+__all__ = ["KINDS", "Machines"]
+
+GRACE_S = 5.0
+KINDS: Sequence[How] = (
+    "killed",
+    "stood still",
+    "cut off",
+    "answers lost",
+    "apart",
+    "deaf",
+    "database away",
+    "read-only",
+    "rolled",
+)
+"""Kill a process; hold one past its lease; let no other reach one; lose what one answers; let none
+reach another; lose each NOTIFY; cut off the database; have it write nothing; restart one by one."""
+
+
+class Machines(Server):
+    """Processes that the torture starts, and disturbs one way after the other."""
+
+    def __init__(
+        self,
+        nodes: int,
+        ports: Ports,
+        *,
+        agent: str,
+        conninfo: str,
+        schema: str,
+        lease_s: float,
+        key_file: Path,
+        backend: str,
+        random: Random,
+        kinds: Sequence[How] = KINDS,
+    ) -> None:
+        """`agent`: for `turnkeeper serve`. Raises `ValueError` unless a URL names the database."""
+        self._public = [_free_port() for _ in range(nodes)]
+        self._inner = [_free_port() for _ in range(nodes)]
+        self.site = Sites([f"http://127.0.0.1:{port}" for port in self._public])
+        super().__init__(self.site, ports)
+        self._database = DatabaseRelay(conninfo)
+        self._relays = [Relay(("127.0.0.1", port)) for port in self._inner]
+        self._agent = agent
+        self._schema = schema
+        self._lease_s = lease_s
+        self._key_file = key_file
+        self._backend = backend
+        self._left = random.sample(list(kinds), len(kinds))
+        self._each: list[OwnServer] = []
+
+    async def listen(self, group: TaskGroup) -> None:
+        """Start the relays, which end with the group."""
+        for relay in (self._database, *self._relays):
+            await group.start(relay.serve)
+        self._each = [
+            OwnServer(site, self._ports, self._command(n)) for n, site in enumerate(self.site.each)
+        ]
+
+    def _command(self, n: int) -> Sequence[str]:
+        options = {
+            "port": self._public[n],
+            "postgres": self._database.conninfo,
+            "schema": self._schema,
+            "lease": self._lease_s,
+            "node-address": f"http://127.0.0.1:{self._relays[n].port}",
+            "node-listen": f"127.0.0.1:{self._inner[n]}",
+            "node-key-file": self._key_file,
+            "grace": GRACE_S,
+            "backend": self._backend,
+        }
+        given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return (sys.executable, "-P", "-m", "turnkeeper", "serve", self._agent, *given)
+
+    @property
+    def count(self) -> int:
+        """How many disturbances are left."""
+        return len(self._left)
+
+    @property
+    def is_ours(self) -> bool:
+        return True
+
+    @property
+    def has_others(self) -> bool:
+        return True
+
+    async def start(self) -> None:
+        for server in self._each:
+            if not server.is_ours:
+                await server.start()
+
+    async def leave(self) -> None:
+        for server in self._each:
+            await server.leave()
+
+    async def disturb(self, random: Random, note: Callable[[How], None]) -> None:
+        kind = self._left.pop() if self._left else "killed"
+        n = random.randrange(len(self._each))
+        server, relay = self._each[n], self._relays[n]
+        note(kind)
+        match kind:
+            case "killed":
+                await server.kill()
+                await self._wait(random, 0, 0.5)
+                await server.start()
+            case "stood still":
+                os.kill(server.pid, signal.SIGSTOP)
+                try:
+                    await self._wait(random, 1.5 * self._lease_s, 2.5 * self._lease_s)
+                finally:
+                    os.kill(server.pid, signal.SIGCONT)
+            case "cut off":
+                await self._close([relay], random)
+            case "answers lost":
+                relay.loses_answers = True
+                await self._wait(random, 0.5, 3.0)
+                relay.loses_answers = False
+            case "apart":
+                await self._close(self._relays, random)
+            case "deaf":
+                self._database.is_deaf = True
+                await self._wait(random, 1.0, 4.0)
+                self._database.is_deaf = False
+            case "database away":
+                await self._close([self._database], random)
+            case "read-only":
+                # As at a failover: the sessions end, and the next ones are a standby's.
+                self._database.is_read_only = True
+                self._database.cut()
+                await self._wait(random, 0.5, 3.0)
+                self._database.is_read_only = False
+                self._database.cut()
+            case "rolled":
+                for each in self._each:
+                    await each.stop()
+                    await each.start()
+            case _:
+                raise AssertionError(f"{kind} is none of {KINDS}")
+        note("started")
+
+    async def _close(self, relays: Sequence[Relay], random: Random) -> None:
+        """Take no connections there for a while, and cut those of now."""
+        for relay in relays:
+            relay.is_closed = True
+            relay.cut()
+        await self._wait(random, 0.5, 3.0)
+        for relay in relays:
+            relay.is_closed = False
+
+    async def _wait(self, random: Random, least_s: float, most_s: float) -> None:
+        await self._ports.sleep(random.uniform(least_s, most_s))
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port

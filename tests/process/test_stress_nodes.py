@@ -1,0 +1,157 @@
+"""`turnkeeper stress --nodes`: three machines on one PostgreSQL, and what stands between them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import psycopg
+import pytest
+from anyio.abc import SocketStream
+from typer.testing import CliRunner
+
+from tests import postgres
+from turnkeeper.actors.cli._app import app
+from turnkeeper.actors.torture.checker import FAULTS, Finding, Verdict
+from turnkeeper.actors.torture.relays import DatabaseRelay, Relay
+from turnkeeper.actors.torture.torture import Torture
+
+BOUND_S = 60.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_three_machines_lose_nothing_whatever_fails_around_them(backend: str) -> None:
+    arguments = ("--nodes", "3", "--postgres", postgres.conninfo(), "--json", "--seed", "5")
+    limits = ("--duration", "45", "--kills", "2", "--backend", backend)
+    result = CliRunner().invoke(app, ["stress", *arguments, *limits])
+
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["findings"] == []
+    assert report["totals"]["disturbances"] == 10
+    assert report["totals"]["kills"] == 2
+    assert report["totals"]["known"] > 20
+    with psycopg.connect(postgres.conninfo()) as connection:
+        left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname ~ '^stress_'")
+        assert left.fetchall() == []
+
+
+def test_what_is_found_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def nothing(_: Torture) -> None: ...
+
+    lost = Finding(1, "lost", "m1", "acknowledged at seq 3")
+    verdict = Verdict((lost,), {"acknowledged": 1}, {})
+    monkeypatch.setattr(Torture, "run", nothing)
+    monkeypatch.setattr("turnkeeper.actors.torture.checker.check", lambda _: verdict)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    result = CliRunner().invoke(
+        app, ["stress", "--nodes", "3", "--postgres", "postgresql://nowhere/db", "--seed", "1"]
+    )
+
+    assert result.exit_code == 1
+    assert "lost: conversation 1, m1" in result.stdout
+    kept = re.search(r"the history is (\S+), the database's schema stress_\w+", result.stderr)
+    assert kept is not None, result.stderr
+    assert Path(kept.group(1)).exists()
+    assert "lost" in FAULTS
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--nodes", "3"),
+        ("--postgres", "postgresql://nowhere/db"),
+        ("--nodes", "3", "--postgres", "host=nowhere"),
+    ],
+)
+def test_machines_need_a_database_by_its_url(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, ["stress", *arguments])
+    assert result.exit_code == 2
+    assert "--postgres" in result.stderr or "URL" in result.stderr
+
+
+@pytest.mark.anyio
+async def test_a_relay_refuses_cuts_and_loses_answers() -> None:
+    received: list[bytes] = []
+
+    async def echo(stream: SocketStream) -> None:
+        async with stream:
+            async for data in stream:
+                received.append(data)
+                await stream.send(data)
+
+    async def ask(relay: Relay) -> bytes:
+        async with await anyio.connect_tcp("127.0.0.1", relay.port) as stream:
+            await stream.send(b"hello")
+            try:
+                return await stream.receive()
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                return b""
+
+    with anyio.fail_after(BOUND_S):
+        async with (
+            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(listener.serve, echo)
+            port = listener.extra(anyio.abc.SocketAttribute.local_port)
+            relay = Relay(("127.0.0.1", port))
+            await group.start(relay.serve)
+
+            assert await ask(relay) == b"hello"
+            relay.is_closed = True
+            assert await ask(relay) == b""
+            assert len(received) == 1
+            relay.is_closed = False
+            relay.loses_answers = True
+            assert await ask(relay) == b""
+            assert len(received) == 2
+            relay.loses_answers = False
+            async with await anyio.connect_tcp("127.0.0.1", relay.port) as stream:
+                await stream.send(b"hello")
+                assert await stream.receive() == b"hello"
+                relay.cut()
+                with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                    await stream.receive()
+            group.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_relay_before_a_database_loses_its_notifications_and_lets_it_be_read_only() -> None:
+    def told(conninfo: str) -> tuple[str, int]:
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            found = connection.execute("SHOW default_transaction_read_only").fetchone()
+            assert found is not None
+            connection.execute("LISTEN stressed")
+            for _ in range(3):
+                connection.execute("SELECT pg_notify('stressed', 'x')")
+            count = len(list(connection.notifies(timeout=0)))
+            return str(found[0]), count
+
+    relay = DatabaseRelay(postgres.conninfo())
+    with anyio.fail_after(BOUND_S):
+        async with anyio.create_task_group() as group:
+            await group.start(relay.serve)
+
+            assert await anyio.to_thread.run_sync(told, relay.conninfo) == ("off", 3)
+            relay.is_deaf = True
+            assert await anyio.to_thread.run_sync(told, relay.conninfo) == ("off", 0)
+            relay.is_deaf, relay.is_read_only = False, True
+            assert await anyio.to_thread.run_sync(told, relay.conninfo) == ("on", 3)
+            group.cancel_scope.cancel()
+
+
+def test_a_notification_in_two_parts_is_lost_as_a_whole() -> None:
+    relay = DatabaseRelay("postgresql://u:p%40@db:6000/chats")
+    relay.is_deaf = True
+    bend = relay._back()
+    ready, heard = b"Z\0\0\0\x05I", b"A\0\0\0\x08abcd"
+    assert bend(ready + heard[:3]) == ready
+    assert bend(heard[3:] + ready[:2]) == b""
+    assert bend(ready[2:]) == ready
+    assert relay.conninfo.startswith("postgresql://u:p%40@127.0.0.1:0/chats?")
