@@ -6,10 +6,12 @@ import argparse
 import importlib
 import json
 import sys
+import time
+import traceback
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-from ._harness import FOLDER, Measure, peer_versions
+from ._harness import FOLDER, Measure, peer_versions, say
 from ._machine import commit as find_commit
 from ._machine import load, look
 from ._plot import ratios
@@ -29,24 +31,42 @@ def main() -> int:
     for name in options.groups:
         if name not in GROUPS:
             parser.error(f"no such group: {name}")
-    measures = {}
-    for group in options.groups or GROUPS:
-        for name, measure in measure_group(
-            group, quick=options.quick, is_written=not options.no_page
-        ).items():
-            measures[f"{group}.{name}"] = measure
+    measures: dict[str, Measure] = {}
+    failed: list[str] = []
+    groups = options.groups or GROUPS
+    for number, group in enumerate(groups, 1):
+        say(f"{group}: group {number} of {len(groups)}")
+        began = time.monotonic()
+        try:
+            found = measure_group(group, quick=options.quick, is_written=not options.no_page)
+        except Exception:  # noqa: BLE001 - reported; the other groups are measured all the same
+            traceback.print_exc()
+            failed.append(group)
+        else:
+            measures |= {f"{group}.{name}": measure for name, measure in found.items()}
+        say(f"{group}: {'failed after' if group in failed else 'took'} {_minutes(began)}")
     if options.json:
         print(json.dumps({name: each.as_json() for name, each in measures.items()}, indent=1))
     else:
         for name, measure in measures.items():
             print(line(name, measure))
-    return 1 if any(each.met is False and not each.skipped for each in measures.values()) else 0
+    missed = [name for name, each in measures.items() if each.met is False and not each.skipped]
+    if missed:
+        say(f"{len(missed)} of {len(measures)} figures miss their goal: {', '.join(missed)}")
+    if failed:
+        say(f"these groups failed, and their sections stay as they were: {', '.join(failed)}")
+    return 1 if missed or failed else 0
+
+
+def _minutes(began: float) -> str:
+    return f"{(time.monotonic() - began) / 60:.1f} min"
 
 
 def measure_group(group: str, *, quick: bool, is_written: bool) -> dict[str, Measure]:
     """Run a group, and write its section of the page."""
     module = importlib.import_module(f".{group}", __package__)
     machine, load_before, commit = look(), load(), find_commit()
+    began = time.monotonic()
     peer_versions.clear()
     found: dict[str, Measure] = {}
     for measure in module.run(quick=quick):
@@ -63,6 +83,7 @@ def measure_group(group: str, *, quick: bool, is_written: bool) -> dict[str, Mea
             commit=commit,
             load_before=load_before,
             load_after=load(),
+            minutes=(time.monotonic() - began) / 60,
             peers=dict(peer_versions),
             plots=(
                 (f"Ratios of the group {group}", f"results/{group}.svg"),

@@ -25,7 +25,7 @@ alone says more about the machine than about the code. The garbage collector is 
 *Ours* and *baseline* are medians of the rounds. The *ratio* is the median of the rounds' ratios,
 then the least and the greatest of them: if a goal lies between these two, the run does not decide
 it. In the plots a dot is the median ratio, the line through it the spread, and the short upright
-line the goal. A peer that could not be installed is told as skipped, with the reason.
+line the goal. A peer that could not be installed is listed as skipped, with the reason.
 """
 QUICK = """\
 **From a quick run**: fewer rounds and shorter logs, so noisier figures; whether a goal is met takes
@@ -53,6 +53,8 @@ class Run:
     commit: str
     load_before: float
     load_after: float
+    minutes: float = 0.0
+    """How long the run took."""
     peers: dict[str, str] = field(default_factory=dict)
     plots: Sequence[tuple[str, str]] = ()
     """The text and the path of each plot, from the page's folder."""
@@ -88,7 +90,7 @@ def section(run: Run) -> str:
     lines += [*_table(run.measures, run.group), ""]
     baselines = _baselines(run)
     if baselines:
-        lines += ["What they are held against, and how that could be unfair:", ""]
+        lines += ["The baselines, and how each could be unfair:", ""]
         lines += [*baselines, ""]
     return "\n".join([*lines, _END.format(run.group)])
 
@@ -104,7 +106,8 @@ def _conditions(run: Run) -> list[str]:
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB; "
         f"4 KiB written and on the disk in {machine.fsync_us:.0f} µs; "
         f"{machine.system}, {machine.python}, {versions}. "
-        f"Load {run.load_before:.1f} before, {run.load_after:.1f} after."
+        f"Load {run.load_before:.1f} before, {run.load_after:.1f} after; "
+        f"the run took {run.minutes:.0f} min."
     )
     lines = [told]
     if run.is_quick:
@@ -168,8 +171,8 @@ def _baselines(run: Run) -> list[str]:
             found.setdefault(baseline.name, baseline)
     return [
         f"- **{each.name}**: {each.is_}"
-        + (f" To us: {each.unfair_to_us}" if each.unfair_to_us else "")
-        + (f" To it: {each.unfair_to_it}" if each.unfair_to_it else "")
+        + (f" Unfair to us: {each.unfair_to_us}" if each.unfair_to_us else "")
+        + (f" Unfair to it: {each.unfair_to_it}" if each.unfair_to_it else "")
         for each in found.values()
     ]
 

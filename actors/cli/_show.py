@@ -17,17 +17,24 @@ from ..events import (
     AgentMessageEvent,
     CondensationEvent,
     CondensationSummaryEvent,
+    ConfirmationGivenEvent,
+    ConfirmationRequestedEvent,
     ConversationErrorEvent,
     Event,
     LoggedEvent,
     MessageQueuedEvent,
     ObservationEvent,
+    StepFinishedEvent,
+    StepUnfinishedEvent,
     SystemPromptEvent,
+    TokenUsage,
     TurnEndedEvent,
+    TurnStartedEvent,
     UserMessageEvent,
     UserRejectEvent,
 )
 from ..journal import ConversationInfo, Rejection
+from ._asking import many
 from ._display import printable
 
 __all__ = [
@@ -257,8 +264,40 @@ def said_by(event: Event, *, is_whole: bool = False) -> tuple[str, str, str]:
         case ConversationErrorEvent():
             return "red", "failure", f"{event.error}: {event.detail}"
         case _:
+            if not is_whole and (in_short := _said_in_short(event)) is not None:
+                return in_short
             rest = event.model_dump(mode="json", exclude={"id", "timestamp", "turn_id", "kind"})
             return "dim", "event", " ".join([event.kind, *_fields(rest, value_length_max)])
+
+
+def _said_in_short(event: Event) -> tuple[str, str, str] | None:
+    """Return as `said_by` an event whose fields say little to a reader of the chat."""
+    match event:
+        case TurnStartedEvent():
+            return "dim", "turn", "started"
+        case StepFinishedEvent():
+            return "dim", "step", _told_usage(event.usage)
+        case StepUnfinishedEvent():
+            return "dim", "step", f"{event.outcome}, {_told_usage(event.usage)}"
+        case ConfirmationRequestedEvent():
+            calls = len(event.tool_call_ids)
+            return "yellow", "question", f"{many(calls, 'call')} to confirm"
+        case ConfirmationGivenEvent():
+            some = f", {len(event.rejected)} rejected" if event.rejected else ""
+            return "yellow", "answer", f"confirmed{some}" if event.confirmed else "rejected"
+        case _:
+            return None
+
+
+def _told_usage(usage: TokenUsage) -> str:
+    """Return the model, the tokens and the time of a model call, as far as they are known."""
+    tokens = usage.input_tokens or usage.output_tokens
+    parts = [
+        usage.model or "model call",
+        f"{usage.input_tokens:,} tokens in, {usage.output_tokens:,} out" if tokens else "",
+        f"{usage.latency_s:.2f} s" if usage.latency_s else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def _signed(event: UserMessageEvent | MessageQueuedEvent) -> str:

@@ -41,6 +41,7 @@ def run_of(group: str, *measures: Measure) -> Run:
         commit="abc1234567",
         load_before=0.1,
         load_after=1.2,
+        minutes=3.2,
     )
 
 
@@ -95,7 +96,7 @@ def test_a_section_says_when_of_which_commit_on_what_and_under_which_load() -> N
         "Processor 1, 2 cores, 24 GiB",
         "180 µs",
         "Linux 6.1, CPython 3.11, anyio 4.0, pykka 4.5",
-        "Load 0.1 before, 1.2 after",
+        "Load 0.1 before, 1.2 after; the run took 3 min.",
     ):
         assert fact in said
 
@@ -117,8 +118,8 @@ def test_each_baseline_is_described_once_with_how_it_could_be_unfair() -> None:
     said = section(run_of("runtime", TELL, again))
 
     assert said.count("- **The loop's limit**") == 1
-    assert " To us: " in said
-    assert " To it: " in said
+    assert " Unfair to us: " in said
+    assert " Unfair to it: " in said
 
 
 def test_a_run_replaces_its_section_and_no_other() -> None:
@@ -149,6 +150,25 @@ def test_the_page_and_its_plot_are_written_when_a_group_is_done(
     assert section(run) in (tmp_path / "RESULTS.md").read_text()
     assert "![Ratios](results/runtime.svg)" in section(run)
     assert "tell_asyncio" in (tmp_path / "results" / "runtime.svg").read_text()
+
+
+def test_a_group_that_fails_is_told_and_the_others_are_measured_and_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure_group(group: str, *, quick: bool, is_written: bool) -> dict[str, Measure]:
+        if group == "core":
+            raise OSError("the disk is gone")
+        return {"tell": replace(TELL, goal="")}
+
+    monkeypatch.setattr(_command, "measure_group", measure_group)
+    monkeypatch.setattr("sys.argv", ["benchmarks", "core", "runtime"])
+
+    assert _command.main() == 1
+    told = capsys.readouterr()
+    assert "runtime.tell" in told.out
+    assert "the disk is gone" in told.err
+    assert "runtime: group 2 of 2" in told.err
+    assert "these groups failed, and their sections stay as they were: core" in told.err
 
 
 def test_a_plot_has_a_row_for_each_ratio_with_its_goal_in_light_and_dark() -> None:

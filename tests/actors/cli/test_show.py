@@ -27,11 +27,14 @@ from turnkeeper.actors import (
     agent,
 )
 from turnkeeper.actors.cli._app import app
+from turnkeeper.actors.cli._show import said_by
 from turnkeeper.actors.events import (
     ActionEvent,
     AgentErrorEvent,
     AgentMessageEvent,
     CondensationEvent,
+    ConfirmationGivenEvent,
+    ConfirmationRequestedEvent,
     ConversationErrorEvent,
     MessageQueuedEvent,
     ObservationEvent,
@@ -165,7 +168,7 @@ def test_a_conversation_reads_as_a_chat(db: Path) -> None:
     assert not any(line.endswith(" ") for line in shown)
     assert lines[:8] == [
         "1 system Be kind.",
-        "2 event turn_started",
+        "2 turn started",
         "3 user Where is it?",
         "[image data:x]",
         "4 call Let me see.",
@@ -178,7 +181,31 @@ def test_a_conversation_reads_as_a_chat(db: Path) -> None:
     assert "9 error no result" in lines
     assert "11 failure RateLimited: wait" in lines
     assert lines[-1] == "12 turn interrupted (by n)"
-    assert any(line.startswith("7 event step_finished") for line in lines)
+    assert "7 step model call, 5 tokens in, 0 out" in lines
+
+
+@pytest.mark.parametrize(
+    ("event", "shown"),
+    [
+        (ConfirmationRequestedEvent(turn_id="t", tool_call_ids=("a", "b")), "2 calls to confirm"),
+        (ConfirmationGivenEvent(turn_id="t", confirmed=True), "confirmed"),
+        (
+            ConfirmationGivenEvent(turn_id="t", confirmed=True, rejected=("a",)),
+            "confirmed, 1 rejected",
+        ),
+        (ConfirmationGivenEvent(turn_id="t", confirmed=False), "rejected"),
+        (
+            StepFinishedEvent(
+                turn_id="t",
+                usage=TokenUsage(model="m", input_tokens=8_000, output_tokens=2, latency_s=0.5),
+            ),
+            "m, 8,000 tokens in, 2 out, 0.50 s",
+        ),
+    ],
+)
+def test_what_a_turn_does_is_said_in_words(event: Event, shown: str) -> None:
+    assert said_by(event)[2] == shown
+    assert said_by(event, is_whole=True)[2].startswith(event.kind)
 
 
 def test_what_a_chat_holds_cannot_drive_the_terminal(db: Path) -> None:
