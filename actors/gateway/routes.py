@@ -363,8 +363,9 @@ class ForkBody(Body):
 
 
 @router.post(f"{HERE}/fork", status_code=201)
-async def fork(caller: Writing, body: ForkBody) -> Response:
-    """Begin another conversation with this one's log up to a seq."""
+async def fork(caller: Reading, body: ForkBody) -> Response:
+    """Begin another conversation, which the caller may write, with this one's log up to a seq."""
+    caller.service.check_may(caller.principal, "write", body.id)
     if not is_new_id(body.id):
         raise ProblemRaised(OWN["invalid-id"])
     target = await caller.service.caller_in(caller.principal, body.id)

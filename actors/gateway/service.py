@@ -161,9 +161,13 @@ class Service:
         wait_s = self._rates.take(principal.name)
         if wait_s:
             raise ProblemRaised(OWN["too-many-requests"], retry_after_s=wait_s)
-        if not self._authorize(principal, action, local_id):
-            raise ProblemRaised(OWN["forbidden"])
+        self.check_may(principal, action, local_id)
         return principal
+
+    def check_may(self, principal: Principal | None, action: Action, local_id: str | None) -> None:
+        """Raise a problem unless the principal may do this; if there are none here, all may."""
+        if principal is not None and not self._authorize(principal, action, local_id):
+            raise ProblemRaised(OWN["forbidden"])
 
     async def caller_in(self, principal: Principal | None, local_id: str) -> ConversationCaller:
         """Return a caller in the conversation of this id.

@@ -17,6 +17,7 @@ from tests.drawn import drawn
 from turnkeeper.actors import Conversations, MemoryJournal, gateway
 from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.gateway import Place, Principal
+from turnkeeper.actors.gateway.access import Action, allows
 from turnkeeper.runtime.testing import Node, Simulation, simulate
 
 from .test_safety import EVERYWHERE
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/conversations/chat"
 MESSAGE = {"content": "hello"}
+NOTES_AND_LOCKED = ("notes-of-alice", "locked")
 
 
 async def by_header(request: HTTPConnection) -> Principal | None:
@@ -47,6 +49,11 @@ async def alices_notes(principal: Principal, local_id: str) -> Place | None:
     return None
 
 
+def notes_are_read_only(principal: Principal, action: Action, local_id: str | None) -> bool:
+    """Let alice alone write her notes, and anything under the name `locked`."""
+    return action == "read" or principal.name == "alice" or local_id not in NOTES_AND_LOCKED
+
+
 class Wire(NamedTuple):
     conversations: Conversations
     http: httpx.AsyncClient
@@ -64,10 +71,14 @@ class Wire(NamedTuple):
 
 
 @asynccontextmanager
-async def wired(share: gateway.Share | None = None) -> AsyncIterator[Wire]:
+async def wired(
+    share: gateway.Share | None = None, authorize: gateway.Authorize = allows
+) -> AsyncIterator[Wire]:
     with anyio.fail_after(BOUND_S):
         async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
-            app = gateway.app(conversations, authenticate=by_header, share=share)
+            app = gateway.app(
+                conversations, authenticate=by_header, authorize=authorize, share=share
+            )
             async with httpx.AsyncClient(
                 transport=httpx.ASGITransport(app), base_url="http://localhost", headers=JSON
             ) as client:
@@ -211,6 +222,22 @@ async def test_a_conversation_is_shared_by_the_applications_own_choice() -> None
         assert told == [("alice", "buy milk"), ("bob", "and bread")]
         assert own.status_code == 404
         assert (await wire.conversations["alice:notes"].at()).details.owner == "alice"
+
+
+async def test_what_a_principal_may_read_it_may_fork_to_where_it_may_write() -> None:
+    async with wired(alices_notes, notes_are_read_only) as wire:
+        await wire.say("alice", "notes", "buy milk")
+        notes = "/v1/conversations/notes-of-alice"
+
+        said = await wire.ask("bob", "POST", f"{notes}/messages", MESSAGE)
+        locked = await wire.ask("bob", "POST", f"{notes}/fork", {"id": "locked"})
+        forked = await wire.ask("bob", "POST", f"{notes}/fork", {"id": "mine"})
+        mine = await wire.ask("bob", "GET", "/v1/conversations/mine")
+
+        assert [reply.status_code for reply in (said, locked, forked, mine)] == [403, 403, 201, 200]
+        assert mine.json()["owner"] == "bob"
+        listed = await wire.conversations.list()
+        assert {row.conversation_id for row in listed.rows} == {"alice:notes", "bob:mine"}
 
 
 async def test_the_gateway_says_who_wrote_a_message_and_no_client_does() -> None:
