@@ -101,7 +101,8 @@ def snippet(text: str, words: Sequence[str], begins: str = "") -> str:
     room = SNIPPET_LENGTH_MAX - len(shown)
     is_whole = len(rest) <= room and len(text) - start <= 2 * SNIPPET_LENGTH_MAX
     shown += rest if is_whole else f"{rest[: room - 1]}…"
-    return shown if shown.isascii() else shown.encode("utf-8", "replace").decode()
+    # Half of a surrogate pair has no bytes.
+    return shown if rest.isascii() else shown.encode("utf-8", "replace").decode()
 
 
 def _place(text: str, words: Sequence[str], begins: str) -> int:

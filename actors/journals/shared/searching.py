@@ -34,6 +34,7 @@ __all__ = [
     "folder_of",
     "found_message",
     "has_owner",
+    "has_rest",
     "left_ids",
     "message_number",
     "owner_word",
@@ -158,6 +159,11 @@ class Candidate(NamedTuple):
     """Names the record to its journal."""
 
 
+def has_rest(query: SearchQuery) -> bool:
+    """Return True if an index of words finds messages that the query does not want."""
+    return query.prefix != folder_of(query.prefix) or query.label is not None
+
+
 def fill_search_page(
     query: SearchQuery,
     find: Callable[[int | None, int], Sequence[Candidate]],
@@ -165,8 +171,8 @@ def fill_search_page(
     complete_to_us: int | None,
 ) -> SearchPage:
     """Return a page. `find` returns so many candidates below a number, the highest first."""
-    has_rest = query.prefix != folder_of(query.prefix) or query.label is not None
-    at_once = min(_CANDIDATES_AT_ONCE, query.scan_max) if has_rest else query.limit + 1
+    is_scan = has_rest(query)
+    at_once = min(_CANDIDATES_AT_ONCE, query.scan_max) if is_scan else query.limit + 1
     wanted: list[Candidate] = []
     after, looked_at = query.after, 0
     while True:
@@ -180,7 +186,7 @@ def fill_search_page(
         looked_at += len(found)
         if len(found) < at_once:
             return SearchPage(show(wanted), None, True, complete_to_us)
-        if not has_rest:
+        if not is_scan:
             at_once = max(at_once, _CANDIDATES_AT_ONCE)  # some are stale: there may be more
         elif looked_at >= query.scan_max:
             return SearchPage(show(wanted), after, False, complete_to_us)

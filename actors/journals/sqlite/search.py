@@ -32,6 +32,7 @@ from ..shared.searching import (
     find_said,
     found_message,
     has_owner,
+    has_rest,
     left_ids,
     message_number,
     owner_word,
@@ -487,6 +488,19 @@ _RECORDS = """
 """
 
 
+# The same of a candidate, behind its own columns.
+_RECORD = """
+    , e.payload, e.parts, p.mark AS before, e.log, e.seq AS event_seq, e.epoch, e.event_id, e.kind,
+    e.message_id, e.mark
+"""
+_RECORD_SHOWN = """
+    , length(payload), parts, before, log, event_seq, epoch, event_id, kind, message_id, mark
+"""
+_RECORD_FROM = "LEFT JOIN event e ON e.id = m.event LEFT JOIN event p ON p.id = e.previous"
+_CONTENT = "CAST(group_concat(payload, '') AS BLOB)"
+_SIZE_AT = 3  # in the place of a candidate: the size of its payload, and then the payload
+
+
 def read_search_page(connection: sqlite3.Connection, query: SearchQuery) -> SearchPage | None:
     """Return a page of the messages that the index has; None if the file has no index."""
     row = connection.execute(_STATE).fetchone()
@@ -495,24 +509,34 @@ def read_search_page(connection: sqlite3.Connection, query: SearchQuery) -> Sear
     _, cursor, complete_us, newest, is_again = row
     complete_to_us = None if cursor >= newest and not is_again else int(complete_us)
 
+    # Few are found, and all but one are shown: their records come with them.
+    with_records = not has_rest(query)
+
     def find(after: int | None, limit: int) -> Sequence[Candidate]:
-        statement, values = search_statement(query, after, limit)
-        (rows,) = connection.execute(statement, values).fetchone()
-        return [
-            Candidate(number, name, bool(has_label), place)
-            for number, name, has_label, *place in json.loads(rows)
-        ]
+        statement, values = search_statement(query, after, limit, with_records=with_records)
+        rows, content = connection.execute(statement, values).fetchone()
+        found: list[Candidate] = []
+        at = 0
+        for number, name, has_label, *place in json.loads(rows):
+            if with_records:
+                size = place[_SIZE_AT] or 0
+                place[_SIZE_AT] = content[at : at + size]
+                at += size
+            found.append(Candidate(number, name, bool(has_label), place))
+        return found
 
     def show(wanted: Sequence[Candidate]) -> Sequence[FoundMessage]:
+        if with_records:
+            return [_shown(connection, query, one) for one in wanted]
         return _show(connection, query, wanted)
 
     return fill_search_page(query, find, show, complete_to_us)
 
 
 def search_statement(
-    query: SearchQuery, after: int | None, limit: int
+    query: SearchQuery, after: int | None, limit: int, *, with_records: bool
 ) -> tuple[str, Sequence[object]]:
-    """Return the statement that finds so many candidates below a number."""
+    """Return the statement that finds so many candidates below a number, with their records."""
     # Words have no quotation marks, nor anything else that FTS5 would obey.
     words = [f'"{word}"' for word in (*query.words, *scope_words(query))]
     if query.begins:
@@ -533,12 +557,16 @@ def search_statement(
         has_label += "AND k.value = ?)"
         labels += query.label
     owners = "JOIN listing l ON l.conversation = c.id" if query.owner is not None else ""
+    shown, columns, content, events = "", "", "NULL", ""
+    if with_records:
+        shown, columns, content, events = _RECORD_SHOWN, _RECORD, _CONTENT, _RECORD_FROM
     statement = f"""
-        SELECT json_group_array(json_array(id, name, has_label, seq, event, left_view))
+        SELECT json_group_array(json_array(id, name, has_label, seq, left_view, event {shown})),
+            {content}
         FROM (
-            SELECT m.id, c.name, {has_label} AS has_label, m.seq, m.event, m.left_view
+            SELECT m.id, c.name, {has_label} AS has_label, m.seq, m.left_view, m.event {columns}
             FROM search_word w CROSS JOIN search_message m ON m.id = w.rowid
-            JOIN conversation c ON c.log = m.log {owners}
+            JOIN conversation c ON c.log = m.log {owners} {events}
             WHERE {" AND ".join(conditions)} ORDER BY w.rowid DESC LIMIT ?
         )
     """  # noqa: S608 - our own text
@@ -551,7 +579,7 @@ def _show(
     if not wanted:
         return []
     found, content = connection.execute(
-        _RECORDS, (json.dumps([one.place[1] for one in wanted]),)
+        _RECORDS, (json.dumps([one.place[2] for one in wanted]),)
     ).fetchone()
     at = 0
     records: dict[int, tuple[str, Said | None]] = {}
@@ -562,11 +590,20 @@ def _show(
         records[number] = (facts[3], said)
     rows = []
     for one in wanted:
-        seq, event, left = one.place
+        seq, left, event = one.place
         event_id, said = records.get(event, ("", None))
         name = one.conversation_id
         rows.append(found_message(query, name, seq, event_id, said, number=one.number, left=left))
     return rows
+
+
+def _shown(connection: sqlite3.Connection, query: SearchQuery, one: Candidate) -> FoundMessage:
+    seq, left, _, payload, parts, before, *facts = one.place
+    said, event_id = None, facts[3]
+    if event_id is not None:
+        said = _said(_whole(connection, payload, parts), before, *facts)
+    name = one.conversation_id
+    return found_message(query, name, seq, event_id or "", said, number=one.number, left=left)
 
 
 def _said(payload: bytes | None, before: int | None, *facts: Any) -> Said | None:  # noqa: ANN401 - of SQLite
