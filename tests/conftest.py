@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 import pytest
@@ -74,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
 
 
-def _drawn_backend(item: pytest.Item, ids: AbstractSet[str]) -> str | None:
+def _drawn_backend(item: pytest.Item, ids: set[str]) -> str | None:
     """Return the backend on which a costly test runs this time; `make sweep` runs it on both."""
     if item.get_closest_marker("costly") is None:
         return None
