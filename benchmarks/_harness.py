@@ -177,6 +177,11 @@ async def in_turn(
     return pairs[1:]
 
 
+INSTALL_S_MAX = 900
+PEER_S_MAX = 1_800
+"""How long a peer may be installed, and may run, before it is skipped."""
+
+
 class PeerMissing(Exception):
     """A peer that could not be installed, and why."""
 
@@ -213,7 +218,7 @@ def run_peer(
         say(f"installing {', '.join(requirements)} into {home.relative_to(FOLDER.parent)}")
         subprocess.run([interpreter, "-m", "venv", "--clear", str(home)], check=True)
         command = [str(python), "-m", "pip", "install", "--quiet", *requirements]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = _run_bounded(command, INSTALL_S_MAX, "not installed")
         if done.returncode:
             lines = done.stderr.strip().splitlines()
             raise PeerMissing(f"not installable: {lines[-1] if lines else 'no reason given'}")
@@ -226,8 +231,20 @@ def run_peer(
             )
             peer_versions[package] = told.stdout.strip() or "unknown"
     command = [str(python), str(FOLDER / program), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _run_bounded(command, PEER_S_MAX, "not done")
     if done.returncode:
         raise PeerMissing(f"does not run: {done.stderr.strip().splitlines()[-1]}")
     found: dict[str, float] = json.loads(done.stdout)
     return found
+
+
+def _run_bounded(
+    command: list[str], seconds_max: int, told: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of a peer; raise `PeerMissing` if it takes longer."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=seconds_max
+        )
+    except subprocess.TimeoutExpired as error:
+        raise PeerMissing(f"{told} within {seconds_max / 60:.0f} min") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import _command, _machine
+from benchmarks import _command, _harness, _machine
 from benchmarks._baselines import FIGURES, describe
 from benchmarks._harness import Measure, costlier, faster, skipped
 from benchmarks._machine import Machine
@@ -169,6 +170,19 @@ def test_a_group_that_fails_is_told_and_the_others_are_measured_and_written(
     assert "the disk is gone" in told.err
     assert "runtime: group 2 of 2" in told.err
     assert "these groups failed, and their sections stay as they were: core" in told.err
+
+
+def test_a_peer_that_never_ends_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_harness, "PEER_S_MAX", 0.01)
+    monkeypatch.setattr(_harness, "CACHE", tmp_path)
+    monkeypatch.setattr(_harness, "FOLDER", tmp_path)
+    (tmp_path / "peer" / "bin").mkdir(parents=True)
+    (tmp_path / "peer" / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "peer" / "ready").touch()
+    (tmp_path / "waits.py").write_text("import time\ntime.sleep(60)\n")
+
+    with pytest.raises(_harness.PeerMissing, match="not done within"):
+        _harness.run_peer("peer", [], "waits.py")
 
 
 def test_a_plot_has_a_row_for_each_ratio_with_its_goal_in_light_and_dark() -> None:
