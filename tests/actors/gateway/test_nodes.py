@@ -780,8 +780,8 @@ async def test_a_command_for_a_principal_is_held_to_its_scopes_its_names_and_its
             give = Change(owner="bob", expected=Expected("alice", behalf=by))
             assert await told(give) is Forbidden
         assert await told(sent(behalf("x" * 65, "write", "alice"))) is InvalidInput
-        root = behalf("root", "admin", "alice:alice")
-        assert await told(sent(root)) is NotYours  # an administrator expects no owner
+        assert await told(sent(behalf("root", "admin", "bob:alice"))) is NotYours
+        assert await told(sent(behalf("root", "admin", "bob:alice"), owner=None)) is NotYours
         assert await log_of(machine.conversations["alice:alice"]) == ["u:one", "a:a(one)"]
 
         # Scopes that were written in after the signature was made.
