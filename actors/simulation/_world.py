@@ -802,7 +802,9 @@ class _Run:
         while not self.is_healed:
             await simulation.sleep(0.2 + 0.2 * simulation.draw("next drain", 50))
             server = self.servers.get(simulation.pick("drain whom", self.names))
-            if server is not None and not self.is_healed:
+            # One whose conversations were left is about to end, and takes no more tasks.
+            is_there = server is not None and server.conversations is not None
+            if server is not None and is_there and not self.is_healed:
                 server.node.start_soon(partial(self._drain, server))
 
     async def _drain(self, server: _Server) -> None:

@@ -133,6 +133,8 @@ class OwnServer(Server):
         process = self._process
         if process is None:
             return
+        if process.returncode is not None:
+            raise ServerLost(f"{self._site.url} had ended by itself, with {process.returncode}")
         process.terminate()
         with anyio.move_on_after(START_S):
             await process.wait()
