@@ -624,6 +624,18 @@ async def test_a_log_that_has_lost_records_does_not_hold_up_the_others() -> None
             assert [one.conversation_id for one in await hits(journal, "second")] == ["whole"]
 
 
+async def test_a_search_has_no_list_of_pending_words_to_read() -> None:
+    with postgres.schema() as schema:
+        async with make_journal("postgres", Path(schema), search=True) as journal:
+            await say(journal, "a", *["one two"] * 20)
+            await journal.index()
+        with psycopg.connect(
+            postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
+        ) as connection:
+            cleaned = connection.execute("SELECT gin_clean_pending_list('search_message_words')")
+            assert cleaned.fetchone() == (0,)
+
+
 @pytest.mark.parametrize("near_max", [1, 256])
 async def test_a_page_passes_over_messages_whose_owner_is_another_one_by_now(
     near_max: int, monkeypatch: pytest.MonkeyPatch
