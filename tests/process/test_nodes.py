@@ -20,13 +20,13 @@ from turnkeeper.actors.cli._app import app
 
 from .command import COMMAND
 
+pytestmark = pytest.mark.costly
+
 BOUND_S = 60.0
 LEASE_S = "2"
 
 AGENT = """
 import os, pathlib, anyio
-
-pytestmark = pytest.mark.costly
 
 class Support:
     is_resumable = True

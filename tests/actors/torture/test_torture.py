@@ -67,7 +67,7 @@ async def test_nothing_is_found_at_a_server_without_a_log() -> None:
 
 # --- that it bites -------------------------------------------------------------------------------
 
-GIVE_UP_S = 3.0
+GIVE_UP_S = 1.0
 """Some faults have no end: this bounds how long one is waited for."""
 
 
