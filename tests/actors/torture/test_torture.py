@@ -11,6 +11,7 @@ from tests.actors.gateway.worlds import BOUND_S, served
 from tests.drawn import drawn
 from turnkeeper.actors import Agent, Conversations, MemoryJournal, gateway
 from turnkeeper.actors.core import turn_rules
+from turnkeeper.actors.torture import torture
 from turnkeeper.actors.torture.checker import Verdict, check
 from turnkeeper.actors.torture.exchanges import Site
 from turnkeeper.actors.torture.history import Protocol
@@ -67,11 +68,18 @@ async def test_nothing_is_found_at_a_server_without_a_log() -> None:
 
 # --- that it bites -------------------------------------------------------------------------------
 
-GIVE_UP_S = 1.0
+GIVE_UP_S = 3.0
 """Some faults have no end: this bounds how long one is waited for."""
 
 
+@pytest.fixture
+def _waits_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask the server to hold an answer back for a second at most, as for some no answer comes."""
+    monkeypatch.setattr(torture, "WAIT_S", 1)
+
+
 @pytest.mark.sweep
+@pytest.mark.usefixtures("_waits_shortly")
 @pytest.mark.parametrize("fault", drawn(sorted(AGENTS), 1))
 async def test_a_faulty_agent_is_found_out(fault: str) -> None:
     make, expected = AGENTS[fault]
@@ -82,6 +90,7 @@ async def test_a_faulty_agent_is_found_out(fault: str) -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.usefixtures("_waits_shortly")
 @pytest.mark.parametrize("fault", drawn(sorted(WIRES), 1))
 async def test_a_fault_on_the_wire_is_found_out(fault: str) -> None:
     _, expected, protocol = WIRES[fault]
@@ -93,6 +102,7 @@ async def test_a_fault_on_the_wire_is_found_out(fault: str) -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.usefixtures("_waits_shortly")
 @pytest.mark.parametrize("fault", drawn(sorted(ENGINES), 1))
 async def test_a_fault_in_the_engine_is_found_out(
     fault: str, monkeypatch: pytest.MonkeyPatch
