@@ -84,7 +84,7 @@ STATES = (
     State("wide", "c/research/log", "rolled back turn 2", 2000, 1000, "dark"),
     State("empty", "c/never/log", "no such conversation"),
 )
-DRAWN = STATES if "TURNKEEPER_PICTURES" in os.environ else drawn(STATES, 5)
+DRAWN = STATES if "TURNKEEPER_PICTURES" in os.environ else drawn(STATES, 4)
 PICTURES = STATES[:10]
 
 

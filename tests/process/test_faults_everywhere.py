@@ -96,7 +96,7 @@ def test_without_a_fault_nothing_is_refused(owner: Owner) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize(
-    ("kind", "share"), [(INPUT_OUTPUT, 45), (ALLOCATION, 40)], ids=["disk", "memory"]
+    ("kind", "share"), [(INPUT_OUTPUT, 30), (ALLOCATION, 30)], ids=["disk", "memory"]
 )
 def test_after_any_failed_call_all_that_was_acknowledged_is_there(
     owner: Owner, kind: int, share: int, part: int

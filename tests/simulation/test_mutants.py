@@ -40,7 +40,7 @@ def test_every_fault_can_still_be_planted() -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("mutant", drawn(SIMULATED, 6), ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", drawn(SIMULATED, 4), ids=lambda mutant: mutant.name)
 def test_a_planted_fault_is_found(mutant: Mutant) -> None:
     with planted(mutant), silent_logs():
         for seed in range(SEEDS_MAX):
@@ -51,7 +51,7 @@ def test_a_planted_fault_is_found(mutant: Mutant) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("mutant", drawn(TESTED, 2), ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", drawn(TESTED, 1), ids=lambda mutant: mutant.name)
 def test_what_the_simulator_cannot_see_a_test_finds(mutant: Mutant) -> None:
     options = ["-p", planting.__name__, "-p", "no:cacheprovider", "--backend", "asyncio"]
     done = subprocess.run(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.actors.core.test_mutants import _mutated
 from tests.actors.core.turn_laws import MOVES, OFTEN, POLICIES, Move, Turns
-from tests.drawn import drawn
+from tests.drawn import drawn, examples
 from turnkeeper.actors.core import decide, turn_rules
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.core.turn_table import KnownMessage, TurnTable
@@ -62,10 +62,10 @@ _BEGINNINGS: list[list[Move]] = [
 ]
 
 
-def _play_histories() -> None:
+def _play_histories(count: int = _HISTORIES_MAX) -> None:
     """Many histories, the same in every run, until one of them breaks a law."""
     names = (*OFTEN, *MOVES)
-    for seed in range(_HISTORIES_MAX):
+    for seed in range(count):
         draw = random.Random(seed)
         settings = ConversationSettings(
             on_overlap=draw.choice(POLICIES),
@@ -207,8 +207,9 @@ def test_every_fault_can_still_be_planted() -> None:
         _mutated(getattr(where, name), line, fault)
 
 
+@pytest.mark.sweep
 def test_without_a_fault_every_history_keeps_the_laws() -> None:
-    _play_histories()
+    _play_histories(examples(_HISTORIES_MAX))
 
 
 @pytest.mark.sweep
