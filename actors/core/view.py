@@ -361,6 +361,8 @@ class ViewFold:
 
     def _put_first(self, prompt: SystemPromptEvent) -> tuple[LLMConvertibleEvent, ...]:
         events = self._shared.events
+        if self.watches and self.index.open_calls:
+            self._is_suspect = True  # admission lets nothing but a result follow an open call
         left = tuple(event for event in events[:1] if isinstance(event, SystemPromptEvent))
         self._replace_events([prompt, *events[len(left) :]])
         return left

@@ -297,6 +297,17 @@ def test_a_load_does_not_keep_a_call_whose_result_was_retracted() -> None:
     assert _ids(View.from_events([user, call, result, make.retract(result)])) == [user.id]
 
 
+def test_a_load_does_not_keep_a_call_that_a_new_system_prompt_has_followed() -> None:
+    """As after any other event. Found in a simulated log of another origin."""
+    make = Maker()
+    log = [make.user(), make.action("c1", response_id="r1"), make.system(goes_first=True)]
+
+    view = View.from_events(log)
+
+    assert _ids(view) == ["e3", "e1"]
+    assert not view.has_open_calls
+
+
 def test_no_call_is_pending_once_another_response_has_followed() -> None:
     make = Maker()
     first = make.action("c1", response_id="r1")
