@@ -34,10 +34,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ...errors import JournalUnavailable
+
 _MAGIC = 0x377F0682
 _HEADER_BYTES = 32
 _FRAME_HEADER_BYTES = 24
 _NO_SIZE = bytes(4)
+_INDEX_MARK = 12
+"""The place of the byte in the log's index that is set once it has been written."""
+_COPIED_BYTES = 1 << 20
 _LOOKS_MAX = 20
 _RESTARTS_MAX = 1 << 16  # between two stamps, which are about a second apart
 
@@ -76,23 +81,27 @@ def fits(database: Path, stamp: LogStamp, opening_pages: Container[int]) -> bool
 
 
 def has_lost_commits(database: Path) -> bool:
-    """Return True if finished transactions follow a bad frame. A writer may go on meanwhile."""
+    """Return True if finished transactions follow a bad frame. A writer may go on meanwhile.
+
+    Raises `JournalUnavailable` if that cannot be found out.
+    """
     try:
         # Unbuffered, so that a second look reads the file again.
-        with _open(database) as file:
-            for _ in range(_LOOKS_MAX):
-                header = _header(file)
-                if len(header) < _HEADER_BYTES:
-                    return False
-                if not _has_commits_behind(file, header, _frames_read(database, header)):
-                    return False
-                if _header(file) == header and _has_commits_behind(
-                    file, header, _frames_read(database, header)
-                ):
-                    return True
-                # A writer restarted the log, or had half written a frame, in the meantime.
+        file = _open(database)
     except FileNotFoundError:
         return False
+    with file:
+        for _ in range(_LOOKS_MAX):
+            header = _header(file)
+            if len(header) < _HEADER_BYTES:
+                return False
+            if not _has_commits_behind(file, header, _frames_read(database, file)):
+                return False
+            if _header(file) == header and _has_commits_behind(
+                file, header, _frames_read(database, file)
+            ):
+                return True
+            # A writer restarted the log, or had half written a frame, in the meantime.
     return False  # a log that restarts that often has a writer, who has checked it
 
 
@@ -155,22 +164,51 @@ def _has_commits_behind(file: io.FileIO, header: bytes, frames_read: int) -> boo
     return False
 
 
-def _frames_read(database: Path, header: bytes) -> int:
-    """Return the number of frames that SQLite would recover from the log beside a file."""
-    with tempfile.TemporaryDirectory(prefix="turnkeeper-", ignore_cleanup_errors=True) as folder:
-        scratch = Path(folder) / "scratch.db"
-        with contextlib.closing(sqlite3.connect(scratch, isolation_level=None)) as connection:
-            # A size that is none is ignored; SQLite takes such a log for none.
-            connection.execute(f"PRAGMA page_size = {_page_bytes(header)}")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("CREATE TABLE scratch (x)")
-        shutil.copyfile(f"{database}-wal", f"{scratch}-wal")  # SQLite follows no link here
-        # Read-only, so that closing it neither folds the log in nor deletes it.
-        uri = f"{scratch.as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-            index = Path(f"{scratch}-shm").read_bytes()
-        # The index's header: version, unused, change counter, flags and page size, frame count.
-        _, _, _, _, frames = struct.unpack("=IIIII", index[:20])
-        return int(frames)
+def _frames_read(database: Path, log: io.FileIO) -> int:
+    """Return the number of frames that SQLite would recover from this log.
+
+    Raises `JournalUnavailable` if it recovers nothing for a reason of its own, such as a full disk
+    or a failed allocation: zero frames would be taken for damage.
+    """
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix="turnkeeper-", ignore_cleanup_errors=True
+        ) as folder:
+            return _frames_recovered(Path(folder) / "scratch.db", log)
+    except (OSError, sqlite3.Error) as error:
+        raise JournalUnavailable(
+            f"the write-ahead log of {database} cannot be checked: {error}; nothing was changed; "
+            "see that there is memory, and room for a copy of the log among the temporary files"
+        ) from error
+
+
+def _frames_recovered(scratch: Path, log: io.FileIO) -> int:
+    """Have SQLite recover a copy of the log, beside an empty database of this path."""
+    with contextlib.closing(sqlite3.connect(scratch, isolation_level=None)) as connection:
+        # A size that is none is ignored; SQLite takes such a log for none.
+        connection.execute(f"PRAGMA page_size = {_page_bytes(_header(log))}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE scratch (x)")
+    log.seek(0)
+    with Path(f"{scratch}-wal").open("wb") as copy:  # SQLite follows no link here
+        shutil.copyfileobj(log, copy, _COPIED_BYTES)
+    # Read-only, so that closing it neither folds the log in nor deletes it.
+    uri = f"{scratch.as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+        failure: sqlite3.Error | None = None
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        except sqlite3.Error as error:
+            failure = error  # once the log is recovered, its pages may make no sense alone
+        index = Path(f"{scratch}-shm")
+        content = index.read_bytes() if failure is None or index.exists() else b""
+    if failure is not None and not _is_recovered(content):
+        raise failure
+    # The index's header: version, unused, change counter, flags and page size, frame count.
+    _, _, _, _, frames = struct.unpack("=IIIII", content[:20])
+    return int(frames)
+
+
+def _is_recovered(index: bytes) -> bool:
+    """Return True if SQLite has written this index of a log: a recovery that failed has not."""
+    return len(index) > _INDEX_MARK and index[_INDEX_MARK] == 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from turnkeeper.actors.errors import JournalUnavailable
 from turnkeeper.actors.journals.sqlite import wal
 from turnkeeper.actors.journals.sqlite.wal import has_lost_commits
 
@@ -36,14 +39,14 @@ def test_a_writer_that_begins_its_next_round_meanwhile_is_no_damage(
 
     read = wal._frames_read
 
-    def overtaken(database: Path, header: bytes) -> int:
+    def overtaken(database: Path, log: io.FileIO) -> int:
         if not rounds:
             writer.execute("PRAGMA wal_checkpoint(FULL)")
             for n in range(9):  # from the beginning of the file, under new salts
                 writer.execute("INSERT INTO t VALUES (?)", (n,))
             rounds.append(1)
             return 0  # as if the frames of the old header were all gone
-        return read(database, header)
+        return read(database, log)
 
     monkeypatch.setattr(wal, "_frames_read", overtaken)
 
@@ -60,3 +63,52 @@ def test_a_commit_behind_a_bad_frame_is_damage(path: Path, writer: sqlite3.Conne
 
     assert has_lost_commits(path)
     assert writer.total_changes == 50
+
+
+def test_a_log_that_sqlite_failed_to_recover_is_not_taken_for_damage(
+    path: Path, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    class Unable(sqlite3.Connection):
+        def execute(self, *_: object) -> sqlite3.Cursor:
+            raise sqlite3.OperationalError("disk I/O error")
+
+    def connect_unable(
+        place: str, *, uri: bool = False, isolation_level: None = None
+    ) -> sqlite3.Connection:
+        factory = Unable if uri else sqlite3.Connection  # it is only read by its URI
+        return connect(place, isolation_level=isolation_level, uri=uri, factory=factory)
+
+    monkeypatch.setattr(sqlite3, "connect", connect_unable)
+
+    with pytest.raises(JournalUnavailable, match="cannot be checked: disk I/O error; nothing was"):
+        has_lost_commits(path)
+    assert writer.total_changes == 50
+
+
+def test_a_log_of_which_no_copy_can_be_made_is_not_taken_for_whole(
+    path: Path, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Path(f"{path}-wal")
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 1
+    log.write_bytes(content)
+    monkeypatch.setattr(tempfile, "tempdir", str(path.parent / "gone"))
+
+    with pytest.raises(JournalUnavailable, match="cannot be checked"):
+        has_lost_commits(path)
+    assert writer.total_changes == 50
+
+
+def test_a_log_whose_pages_make_no_sense_alone_is_recovered_all_the_same(
+    path: Path, writer: sqlite3.Connection
+) -> None:
+    """Its pages of the schema refer to pages in the file, which the check never reads."""
+    writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    for n in range(200):
+        writer.execute(f"CREATE TABLE t{n} (x)")
+    writer.execute("PRAGMA wal_checkpoint(RESTART)")
+    writer.execute("CREATE TABLE last (x)")
+
+    assert not has_lost_commits(path)
