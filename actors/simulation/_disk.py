@@ -101,6 +101,8 @@ class Disk:
     """Called with what goes wrong with a call."""
     on_append: Callable[[SimulatedJournal, str, Sequence[Record]], None] = lambda *_: None
     """Called with each append as a process asks for it, before anything goes wrong."""
+    on_snapshot: Callable[[str, Snapshot], None] = lambda *_: None
+    """Called with each snapshot as it is written."""
     _stuck: list[OneShot[None]] = field(default_factory=list)
 
     def heal(self) -> None:
@@ -379,6 +381,18 @@ class SimulatedJournal(MemoryJournal):
         simulation.mark("snapshot used")
         return snapshot
 
+    async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
+        write = partial(self._write_snapshot, conversation_id, snapshot, epoch=epoch)
+        await self.ask("write_snapshot", write, is_write=True)
+
+    async def _write_snapshot(
+        self, conversation_id: str, snapshot: Snapshot, *, epoch: int
+    ) -> None:
+        records, seq = self._store.log(conversation_id).records, snapshot.seq
+        if seq <= len(records) and records[seq - 1].epoch == epoch:  # it is of this log
+            self._disk.on_snapshot(conversation_id, snapshot)
+        await super().write_snapshot(conversation_id, snapshot, epoch=epoch)
+
     read = _call(MemoryJournal.read, is_write=False)
     info = _call(MemoryJournal.info, is_write=False)
     list = _call(MemoryJournal.list, is_write=False)
@@ -387,7 +401,6 @@ class SimulatedJournal(MemoryJournal):
     find_abandoned = _call(MemoryJournal.find_abandoned, is_write=False)
     rejections = _call(MemoryJournal.rejections, is_write=False)
     reject = _call(MemoryJournal.reject, is_write=True)
-    write_snapshot = _call(MemoryJournal.write_snapshot, is_write=True)
     fork = _call(MemoryJournal.fork, is_write=True)
     release = _call(MemoryJournal.release, is_write=True)
 

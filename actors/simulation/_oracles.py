@@ -22,14 +22,17 @@ from ..events import (
     ActionEvent,
     AgentErrorEvent,
     AgentMessageEvent,
+    CondensationEvent,
     ConfirmationGivenEvent,
     ConfirmationRequestedEvent,
     Event,
     ForkedFromEvent,
+    LLMConvertibleEvent,
     LoggedEvent,
     MessageQueuedEvent,
     MessageWithdrawnEvent,
     ObservationEvent,
+    RetractionEvent,
     StepFinishedEvent,
     StepUnfinishedEvent,
     SystemPromptEvent,
@@ -40,10 +43,10 @@ from ..events import (
     UserRejectEvent,
     decode_event,
 )
-from ..journal import LISTED_KINDS, Listing, Record, StoredRecord
+from ..journal import LISTED_KINDS, Listing, Record, Snapshot, StoredRecord
 from ._disk import Disk, SimulatedJournal, owner_of
 
-__all__ = ["INVARIANTS", "Oracles", "Sending", "ShownAnswer", "ToolLedger"]
+__all__ = ["INVARIANTS", "Oracles", "PlainView", "Sending", "ShownAnswer", "ToolLedger"]
 
 INVARIANTS: Final = {
     "L1": "what was acknowledged is in the log, at the seq that was told",
@@ -52,11 +55,18 @@ INVARIANTS: Final = {
     "L4": "what was refused is not in the log, and what is in the log was sent",
     "L5": "what was acknowledged before another was first sent comes before it in the log",
     "L6": "a chat message is in the log once, however often it was sent",
+    "L7": "an event that admission refused is kept among the rejections",
     "V1": "every view that was shown is the fold of a prefix of its log, and not an old one",
     "V2": "the view kept event by event is the one rebuilt from the log",
     "V3": "a view never has a call without its result behind one with a result, nor a lone result",
     "V4": "a view begins with the newest system prompt of its log, and has no other",
     "V5": "a turn starts under its process's system prompt, or under the pinned one",
+    "V6": "a view is its log as plain rules make it, event by event",
+    "V7": "a load takes out of a view what breaks a property, and nothing else",
+    "V8": "a snapshot gives back the folds of its log",
+    "A1": "an actor handles messages in the order in which they were sent, those of control first",
+    "A2": "a message is not handled if its sender was told so, or left before it began",
+    "A3": "a message that was taken is handled once, with its own answer, or is a dead letter",
     "O1": "an epoch is granted to one owner",
     "O2": "no external effect starts under an owner whose lease ran out and was taken over",
     "O3": "epochs in a log never decrease, and each event is of the newest epoch",
@@ -145,6 +155,40 @@ class ToolLedger:
     """By call id; an idempotent call may have run more than once."""
 
 
+class PlainView:
+    """The ids of a view, by plain rules; it shares no code with the production fold."""
+
+    def __init__(self) -> None:
+        self._shown: list[tuple[str, bool]] = []
+        """Each event of the view by its id, with whether it is a system prompt."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple([event_id for event_id, _ in self._shown])
+
+    def fold(self, event: Event) -> None:
+        """Advance by one event of the log."""
+        shown = self._shown
+        match event:
+            case CondensationEvent():
+                self._remove(event.forgotten_event_ids)
+                if event.summary is not None and event.summary_offset is not None:
+                    self._shown.insert(event.summary_offset, (f"{event.id}-summary", False))
+            case RetractionEvent():
+                self._remove(event.retracted_event_ids)
+            case SystemPromptEvent(goes_first=True):
+                if shown and shown[0][1]:
+                    shown.pop(0)
+                shown.insert(0, (event.id, True))
+            case LLMConvertibleEvent():
+                shown.append((event.id, isinstance(event, SystemPromptEvent)))
+            case _:
+                pass
+
+    def _remove(self, event_ids: Sequence[str]) -> None:
+        self._shown = [each for each in self._shown if each[0] not in event_ids]
+
+
 class _Shadow:
     """One log, as it was last seen, with a fold of its own."""
 
@@ -153,6 +197,7 @@ class _Shadow:
         self.records: list[StoredRecord] = []
         self.events: list[Event] = []
         self.state = Folded()
+        self.plain = PlainView()
         self.views: dict[tuple[str, ...], int] = {(): 0}
         """Each view there ever was, with the last seq that it was the view at."""
         self.view_ids: list[tuple[str, ...]] = [()]
@@ -223,6 +268,7 @@ class Oracles:
         self._acknowledged: dict[str, list[tuple[int, int]]] = {}
         store.on_write = self._observe
         disk.on_append = self._asked_to_append
+        disk.on_snapshot = self._check_snapshot
 
     def broken(self, invariant: str, detail: str) -> None:
         self.simulation.broken(invariant, f"{INVARIANTS[invariant]}: {detail}")
@@ -253,6 +299,23 @@ class Oracles:
             for event in new
             if isinstance(event, TurnStartedEvent) and event.turn_id in ended and event.turn_id
         )
+
+    def _check_snapshot(self, name: str, snapshot: Snapshot) -> None:
+        """Look at a snapshot that is being written."""
+        shadow = self._shadows.get(name)
+        assert shadow is not None, "its log was written before"
+        given, folded = Folded.from_snapshot(snapshot), Folded()
+        for event in shadow.events[: snapshot.seq]:
+            folded.fold(event)
+        if given is None:
+            self.broken("V8", f"{name}[{snapshot.seq}] cannot be read")
+            return
+        queued = given.turns.queued.keys(), folded.turns.queued.keys()
+        running = given.turns.running, folded.turns.running
+        views = [e.id for e in given.view], [e.id for e in folded.view]
+        for found, expected in (queued, running, views):
+            if found != expected:
+                self.broken("V8", f"{name}[{snapshot.seq}]: {found}, not {expected}")
 
     def _check_listing(self, shadow: _Shadow, listing: Listing) -> None:
         """Look at the row that came with the newest append, or was left as it was."""
@@ -296,7 +359,10 @@ class Oracles:
         shadow.records.append(record)
         shadow.events.append(event)
         shadow.state.fold(event)
+        shadow.plain.fold(event)
         view = tuple([e.id for e in shadow.state.view])
+        if view != shadow.plain.ids:
+            self.broken("V6", f"{name}[{record.seq}]: {view}, not {shadow.plain.ids}")
         if view != shadow.view_ids[-1]:
             self._check_view(shadow, record.seq)
         shadow.views[view] = record.seq
@@ -613,7 +679,7 @@ class Oracles:
             self.broken("T8", f"{conversation_id}: {sorted(called - answered)}")
 
     def saw_change(self, name: str, seq: int, change_id: str) -> None:
-        """Note that a change of a title was acknowledged."""
+        """Check a change, or an event of the application's, that was acknowledged."""
         shadow = self._shadows[name]
         if self.deleted[name]:
             return

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from typing import Literal, TypeVar, get_args
@@ -30,6 +31,7 @@ from ..agents.agent import Agent
 from ..conversations.conversation import Conversation
 from ..conversations.conversations import Conversations
 from ..conversations.turn import Turn
+from ..core.admission import AdmissionRefused
 from ..core.commands import OnOverlap
 from ..core.condensation import Condenser, NoCondenser, RollingCondenser, SummarizingCondenser
 from ..core.limits import Limits
@@ -44,8 +46,9 @@ from ..errors import (
     QueueFull,
     TurnInProgress,
 )
-from ..events import LoggedEvent
+from ..events import Event, LoggedEvent, ObservationEvent, TaskListUpdatedEvent
 from ..owner.subscriptions import EventReader
+from ._actors import ActorWorld
 from ._agents import (
     SWALLOWS_S,
     CarelessCondenser,
@@ -64,6 +67,7 @@ from ._disk import (
     linger,
     owner_of,
 )
+from ._histories import HistoryWorld
 from ._oracles import Oracles, Sending, ShownAnswer
 
 __all__ = ["MARKS", "ConversationWorld", "Options"]
@@ -75,9 +79,11 @@ OVERLAPS: Sequence[OnOverlap] = get_args(OnOverlap)
 Extra = Literal[
     "view", "end", "cancel", "fork", "retract", "read", "follow", "pause", "delete",
     "resume", "confirm", "reject", "answer", "withdraw", "look", "interrupt", "undo",
+    "append", "append wrongly",
 ]  # fmt: skip
 EXTRAS: Sequence[Extra] = (
     "view", "end", "cancel", "fork", "retract", "read", "follow", "pause",
+    "append", "append wrongly",
 )  # fmt: skip
 """What clients do in most runs; deletions only in some."""
 
@@ -90,6 +96,7 @@ CATCH_UP_S = LEASE_S / 3 + SLOW_S_MAX + READ_S_MAX + 2.0
 journal. The rest is the longest answer that may be under way as the disk is healed, what a
 subscriber does with an event, and one look each of the subscriber and the world."""
 _OPERATOR_PAUSE_S = 1.0
+_APPENDED_AT = datetime(2025, 1, 1, tzinfo=UTC)
 _CAUGHT_UP_LOOK_S = 1.0
 _READERS_END_S = 2.0
 """How long a reader takes to end, or to read a page, where nothing fails."""
@@ -208,12 +215,8 @@ class Options:
 
     @staticmethod
     def drawn(simulation: Simulation) -> Options:
-        """Draw the options of a run."""
-        chance, pick, tape = simulation.chance, simulation.pick, simulation.tape
-        turn = tape.seed % len(_PROFILES) if isinstance(tape.seed, int) else None
-        profile = _PROFILES[tape.draw("profile", len(_PROFILES), turn)]
-        if profile is not None:
-            return profile(simulation)
+        """Draw all options of a run."""
+        chance, pick = simulation.chance, simulation.pick
         has_faults = not chance("is calm", 0.2)
         heat = pick("heat", (0.02, 0.05, 0.15, 0.5))
         has_journal_faults = has_faults and chance("has journal faults", 0.65)
@@ -279,7 +282,7 @@ class Options:
             impatient=True,
             is_busy=True,
             queued_max=3,
-            extras=("cancel", "fork"),
+            extras=("cancel", "fork", "append", "append wrongly"),
         )
 
     @staticmethod
@@ -389,7 +392,7 @@ class Options:
             queued_max=3,
             idle_s=1.0,
             condenser=simulation.pick("condenser", ("rolling", "careless", "none")),
-            extras=("retract", "fork", "view", "cancel"),
+            extras=("retract", "fork", "view", "cancel", "append"),
         )
 
     @staticmethod
@@ -443,9 +446,12 @@ class Options:
         return Options(nodes=2, clients=2, messages=2, extras=EXTRAS, agent="tool", confirms=True)
 
 
-_PROFILES: Sequence[Callable[[Simulation], Options] | None] = (
+_Profile = Callable[[Simulation], Options | ActorWorld | HistoryWorld]
+
+# Tapes hold the place of a profile: new ones go to the end.
+_PROFILES: Sequence[_Profile] = (
     Options.crowded,
-    None,
+    Options.drawn,
     Options.reloaded,
     Options.steered,
     Options.deleting,
@@ -453,8 +459,29 @@ _PROFILES: Sequence[Callable[[Simulation], Options] | None] = (
     Options.standing_still,
     Options.edited,
     Options.held,
+    Options.watched,
+    Options.talked_over,
+    Options.crashing,
+    HistoryWorld,
+    ActorWorld,
+)
+"""The kinds of runs: one draws everything, the others are each hard on one thing."""
+_ROUND: Sequence[_Profile] = (
     Options.crowded,
-    None,
+    ActorWorld,
+    Options.held,
+    Options.reloaded,
+    HistoryWorld,
+    Options.deleting,
+    Options.drawn,
+    Options.steered,
+    Options.standing_still,
+    Options.replaced,
+    ActorWorld,
+    Options.edited,
+    HistoryWorld,
+    Options.crowded,
+    Options.drawn,
     Options.reloaded,
     Options.watched,
     Options.deleting,
@@ -463,9 +490,16 @@ _PROFILES: Sequence[Callable[[Simulation], Options] | None] = (
     Options.talked_over,
     Options.crashing,
 )
-"""The kinds of runs: each seed takes the next one, so that a short search has tried all of them. A
-run of None draws everything; the others are each hard on one thing. Those that find most come
-twice, half a round apart."""
+"""Each seed takes the next one, so that a short search has tried all of them. Those that find most
+come twice, half a round apart."""
+
+
+def _drawn_profile(simulation: Simulation) -> _Profile:
+    seed = simulation.tape.seed
+    turn = _PROFILES.index(_ROUND[seed % len(_ROUND)]) if isinstance(seed, int) else None
+    return _PROFILES[simulation.tape.draw("profile", len(_PROFILES), turn)]
+
+
 _EXTRAS_DRAWN: Sequence[Sequence[Extra]] = (
     EXTRAS,
     (*EXTRAS, "delete", "delete"),
@@ -530,7 +564,10 @@ class ConversationWorld:
         """Where the last run has been; see `_search.py`."""
 
     async def __call__(self, simulation: Simulation) -> None:
-        options = self._given or Options.drawn(simulation)
+        options = self._given or _drawn_profile(simulation)(simulation)
+        if not isinstance(options, Options):
+            await options.play()
+            return
         simulation.note(f"{options}")
         run = _Run(simulation, options, self._strike, struck_s=self._struck_s)
         try:
@@ -585,6 +622,8 @@ class _Run:
         self.servers: dict[str, _Server] = {}
         self.cursors: dict[str, tuple[str, int]] = {}
         """What each subscriber follows, and how far it has got."""
+        self.appended: dict[str, list[Event]] = {}
+        """The events that clients have appended, by conversation."""
         self.is_healed = False
         self.is_stopping = False
         self.is_all_known = False
@@ -1108,6 +1147,10 @@ class _Run:
                     oracles.undone(conversation.conversation_id, message)
             case "answer":
                 await self._answer(conversation)
+            case "append":
+                await self._append(sending, conversation)
+            case "append wrongly":
+                await self._append_wrongly(sending, conversation)
             case "follow" if sending.acknowledged_at is not None:
                 await self._follow(sending, server, conversations)
             case "retract":
@@ -1138,6 +1181,37 @@ class _Run:
                     oracles.broken("L1", f"{sending.message_id} of {name} is not found")
                 raise
             oracles.saw_turn(name, turn.message_id, turn.seq, turn.turn_id)
+
+    async def _append(self, sending: Sending, conversation: Conversation) -> None:
+        """Append an event of the application's own, or once more one that is known."""
+        name, simulation = conversation.conversation_id, self.simulation
+        known = self.appended.setdefault(name, [])
+        event = simulation.pick("append which", (None, *known))
+        if event is None:
+            # Ids need not rise.
+            event_id = f"{simulation.pick('id', ('z', '0'))}-{sending.message_id}"
+            event = TaskListUpdatedEvent(id=event_id, timestamp=_APPENDED_AT, tasks=())
+            known.append(event)
+        appended = await conversation.append(event)
+        self.oracles.saw_change(name, appended.seq, event.id)
+
+    async def _append_wrongly(self, sending: Sending, conversation: Conversation) -> None:
+        """Append a result without a call: it is refused, and kept among the rejections."""
+        name, oracles = conversation.conversation_id, self.oracles
+        event_id = f"wrong-{sending.message_id}"
+        wrong = ObservationEvent(
+            id=event_id, timestamp=_APPENDED_AT, tool_call_id="nobody", content="wrong"
+        )
+        try:
+            await conversation.append(wrong)
+        except AdmissionRefused:
+            if oracles.is_calm and "delete" not in self.options.extras:
+                kept = await conversation.rejections()
+                if not any(event_id.encode() in rejection.payload for rejection in kept):
+                    oracles.broken("L7", f"{event_id} of {name}")
+            oracles.saw_view(name, await conversation.view(), "one who was refused", floor=0)
+        else:
+            oracles.broken("T1", f"{event_id} of {name} is a result of nothing")
 
     async def _answer(self, conversation: Conversation) -> None:
         """Answer each call that waits on its own, and then all of them once more."""

@@ -160,7 +160,7 @@ def test_the_first_failure_of_any_job_ends_them_all() -> None:
 
     (failure,) = campaign.failures
     assert failure.broken is not None
-    assert failure.broken.invariant == "C1"
+    assert failure.broken.invariant in ("C1", "L7")
     assert campaign.seeds < 1_000
     with planted(fault):
         assert str(replay(TapeFile.of(failure)).broken) == str(failure.broken)

@@ -49,7 +49,7 @@ def test_several_jobs_run_all_the_seeds() -> None:
 def test_a_failure_is_told_with_its_invariant_and_a_tape_that_plays_it_again(
     tmp_path: Path,
 ) -> None:
-    options = ["simulate", "--seeds", "1", "--seed", "1", "--json", "--tapes", str(tmp_path)]
+    options = ["simulate", "--seeds", "1", "--seed", "22", "--json", "--tapes", str(tmp_path)]
     with planted(BEFORE_COMMIT):
         done = CliRunner().invoke(app, options)
 
@@ -60,7 +60,7 @@ def test_a_failure_is_told_with_its_invariant_and_a_tape_that_plays_it_again(
         assert failure["invariant"] == "C1"
         assert failure["sentence"]
         assert failure["last"]
-        tape = tmp_path / "turnkeeper-1.tape.json"
+        tape = tmp_path / "turnkeeper-22.tape.json"
         assert failure["replay"] == f"turnkeeper simulate --replay {tape}"
         assert "C1" in done.stderr
         assert failure["replay"] in done.stderr

@@ -1,0 +1,163 @@
+"""The world of histories: logs of any origin, event by event, and what folds make of them.
+
+Nothing runs side by side here. It looks at the promises of the core, which the owners of
+conversations rest on, at logs that no owner of ours would write: calls without results, results
+without calls, and cuts through the middle of what belongs together.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TypedDict
+
+from turnkeeper.runtime.testing import Simulation
+
+from ..core.properties import LogFacts
+from ..core.state import Folded
+from ..core.view import View
+from ..events import (
+    ActionEvent,
+    CondensationEvent,
+    Event,
+    ObservationEvent,
+    RetractionEvent,
+    SystemPromptEvent,
+    ThinkingBlock,
+    UserMessageEvent,
+)
+from ._oracles import INVARIANTS, PlainView
+
+__all__ = ["HistoryWorld"]
+
+_EVENTS = 48
+_LENGTH = 12
+_TRIES = 3
+_CALLS = 4
+_RESPONSES = 3
+_CUT_MAX = 3
+_BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
+_THINKING = (ThinkingBlock(thinking="hm", signature="signed"),)
+
+
+class _Stamp(TypedDict):
+    """The fields that every event has."""
+
+    id: str
+    timestamp: datetime
+
+
+class HistoryWorld:
+    """One run of it: a few short logs."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    async def play(self) -> None:
+        """Draw logs, and check what is made of each prefix of them."""
+        left = _EVENTS
+        while left > 0:
+            left -= self._play_one()
+            await self._simulation.sleep(0.0)
+
+    def _play_one(self) -> int:
+        """Play one log, up to the first event that breaks a property; return its length."""
+        log: list[Event] = []
+        state, plain, facts = Folded(), PlainView(), LogFacts()
+        view, ids = state.view, plain.ids
+        for n in range(1, _LENGTH + 1):
+            event = self._next(n, state)
+            log.append(event)
+            state.fold(event)
+            plain.fold(event)
+            facts.fold(event)
+            if tuple([each.id for each in view]) != ids:
+                self._broken("V6", f"{_brief(log)}: the view of {ids} has changed")
+            view = state.view
+            ids = tuple([each.id for each in view])
+            if ids != plain.ids:
+                self._broken("V6", f"{_brief(log)}: {ids}, not {plain.ids}")
+            gone = facts.find_violations(view)
+            kept = [each for each in ids if each not in gone]
+            loaded = [each.id for each in View.from_events(log)]
+            if loaded != kept:
+                self._broken("V7", f"{_brief(log)}: {loaded}, not {kept}")
+            if gone:
+                break  # of what follows, every load looks at all
+        return len(log)
+
+    def _next(self, n: int, state: Folded) -> Event:
+        """Draw the next event; mostly one that admission would let through."""
+        event = self._event(n, state)
+        if self._simulation.chance("is of elsewhere", 0.3):
+            return event
+        for _ in range(_TRIES):
+            if state.admission.check((event,)) is None:
+                break
+            event = self._event(n, state)
+        return event
+
+    def _broken(self, invariant: str, detail: str) -> None:
+        self._simulation.broken(invariant, f"{INVARIANTS[invariant]}: {detail}")
+
+    def _event(self, n: int, state: Folded) -> Event:
+        """Draw the next event."""
+        simulation, view = self._simulation, state.view
+        stamp = _Stamp(id=f"e{n:02}", timestamp=_BEGIN + timedelta(seconds=n))
+        match simulation.pick(
+            "event",
+            (
+                "call",
+                "result",
+                "result",
+                "result",
+                "call",
+                "call",
+                "cut",
+                "cut",
+                "taken back",
+                "taken back",
+                "taken back",
+                "message",
+                "prompt",
+            ),
+        ):
+            case "call":
+                return ActionEvent(
+                    **stamp,
+                    tool_call_id=f"c{simulation.draw('call', _CALLS)}",
+                    tool_name="act",
+                    llm_response_id=f"r{simulation.draw('response', _RESPONSES)}",
+                    thinking=_THINKING if simulation.chance("thinks", 0.5) else (),
+                )
+            case "result":
+                calls = (*state.admission.open_calls, f"c{simulation.draw('call', _CALLS)}")
+                call = simulation.pick("result of", calls)
+                return ObservationEvent(**stamp, tool_call_id=call, content="done")
+            case "prompt":
+                first = simulation.chance("goes first", 0.7)
+                return SystemPromptEvent(**stamp, content="be kind", goes_first=first)
+            case "cut" if view:
+                start = simulation.draw("from", len(view))
+                size = simulation.draw("so many", _CUT_MAX)
+                cut = tuple(each.id for each in view[start : start + size])
+                has_summary = simulation.chance("with a summary", 0.6)
+                left = len(view) - len(cut)
+                return CondensationEvent(
+                    **stamp,
+                    forgotten_event_ids=cut,
+                    summary="a summary" if has_summary else None,
+                    summary_offset=simulation.draw("offset", left + 1) if has_summary else None,
+                )
+            case "taken back" if view:
+                start = simulation.draw("from", len(view))
+                size = 1 + simulation.draw("so many", _CUT_MAX)
+                return RetractionEvent(
+                    **stamp,
+                    retracted_event_ids=tuple(each.id for each in view[start : start + size]),
+                )
+            case _:
+                return UserMessageEvent(**stamp, content="hello")
+
+
+def _brief(log: list[Event]) -> str:
+    return ", ".join(f"{event.kind} {event.id}" for event in log)
