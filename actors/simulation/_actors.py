@@ -54,7 +54,7 @@ class WorkFails(Exception):
     """A handler raises."""
 
 
-class WorkRefused(Refused):
+class _WorkRefused(Refused):
     """A handler refuses."""
 
 
@@ -91,7 +91,7 @@ class _Batching(Actor[_Work]):
         for delivery in deliveries:
             try:
                 delivery.reply(await self._office.work(delivery.message))
-            except WorkRefused as refusal:
+            except _WorkRefused as refusal:
                 delivery.fail(refusal)
 
 
@@ -194,7 +194,7 @@ class _Office:
         except (NotAnsweredInTime, ActorFailed):
             if not self._has_begun(number):
                 self._broken("A2", f"{work} is said to have begun")
-        except WorkRefused:
+        except _WorkRefused:
             pass
 
     async def _ask(self, ref: Ref[_Work], work: _Work, timeout: float | None) -> None:
@@ -224,7 +224,7 @@ class _Office:
             case "a failure":
                 raise WorkFails
             case _:
-                raise WorkRefused
+                raise _WorkRefused
         return work.number
 
     # --- what must hold --------------------------------------------------------------------------
