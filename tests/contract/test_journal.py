@@ -35,6 +35,7 @@ class TestSQLiteJournal(JournalContract):
         return SQLiteJournal(place / "chats.db", search=True, owner_wait_s=0)
 
 
+@pytest.mark.costly
 class TestPostgresJournal(JournalContract):
     @pytest.fixture(autouse=True)
     def _schema(self) -> Iterator[None]:

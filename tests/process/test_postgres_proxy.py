@@ -33,7 +33,7 @@ T = TypeVar("T")
 Place: TypeAlias = tuple[str, int]
 """A direction, and which of its messages, over all connections."""
 
-pytestmark = [pytest.mark.anyio, pytest.mark.sweep]
+pytestmark = pytest.mark.costly
 
 LEASE_S = 15.0
 HANG_S = 120.0

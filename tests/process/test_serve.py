@@ -80,6 +80,7 @@ def test_the_example_is_served_and_its_conversations_outlive_a_kill(tmp_path: Pa
         assert again.json()["end"] == sent.json()["end"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_signal_drains_and_ends_each_stream_with_a_word(tmp_path: Path, backend: str) -> None:
     with served(tmp_path, f"{EXAMPLE}:support", "--backend", backend) as (address, process):
@@ -95,6 +96,7 @@ def test_a_signal_drains_and_ends_each_stream_with_a_word(tmp_path: Path, backen
     assert [json.loads(line.removeprefix("data:")) for line in rest] == [{"why": "draining"}]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("is_hurried", [False, True])
 def test_a_turn_may_end_within_the_grace_and_a_second_signal_ends_the_grace(
@@ -122,6 +124,7 @@ def test_a_turn_may_end_within_the_grace_and_a_second_signal_ends_the_grace(
     assert any("All is well." in line for line in rest) is not is_hurried
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_an_ipv6_address_is_served_under_its_own_name(tmp_path: Path, backend: str) -> None:
     try:

@@ -18,7 +18,7 @@ from turnkeeper.actors.gateway import GatewayLimits
 from .test_owners import by_header
 from .worlds import BOUND_S, JSON, SseReader, World, reading, served
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 QUICK = GatewayLimits(changes_every_s=0.01)
 

@@ -13,7 +13,7 @@ from turnkeeper.actors.values.frozen import FrozenObject
 
 from .worlds import World, gateway_world
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 HERE = "/v1/conversations/alice"
 SHAPES = {"openai-chat": "openai", "openai-responses": "openai_responses", "anthropic": "anthropic"}

@@ -29,7 +29,7 @@ from turnkeeper.runtime import OutcomeUnknown, Unavailable
 
 from ... import postgres
 
-pytestmark = pytest.mark.anyio
+pytestmark = pytest.mark.costly
 
 AnyJournal = SQLiteJournal | PostgresJournal
 

@@ -35,6 +35,8 @@ from turnkeeper.runtime import Ports
 from .... import postgres
 from ..sqlite.test_journal import Fault, Gate
 
+pytestmark = pytest.mark.costly
+
 
 @pytest.fixture
 def schema() -> Iterator[str]:

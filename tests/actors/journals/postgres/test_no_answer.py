@@ -25,6 +25,7 @@ from turnkeeper.runtime.testing import VirtualClock
 from .... import postgres
 from ....postgres_proxy import Action, Message, Proxy
 
+pytestmark = pytest.mark.costly
 LEASE_S = 15.0
 
 
