@@ -413,7 +413,7 @@ def erase_words(connection: psycopg.Connection[Any], log: int) -> int:
 
 # --- pages ----------------------------------------------------------------------------------------
 
-_NEAR_MAX = 256
+_NEAR_MAX = 512
 """So many of the newest messages of an owner are looked at one by one before the index of words is
 asked: that names every message with the words before one knows which are the newest."""
 _AFTER_ALL = (1 << 63) - 1
