@@ -245,6 +245,19 @@ class TextDelta(NamedTuple):
     """The code points of the attempt before this piece; 0 for the first piece."""
     text: str
 
+    @property
+    def end(self) -> int:
+        """The code points of the attempt up to the end of this piece."""
+        return self.offset + len(self.text)
+
+    def is_of_same_attempt(self, piece: TextDelta) -> bool:
+        """Return True if both are of one attempt at an answer, whichever process they came from."""
+        return self[:4] == piece[:4]
+
+    def from_offset(self, offset: int) -> TextDelta:
+        """Return the part of this piece that begins at an offset between its own and its end."""
+        return self._replace(offset=offset, text=self.text[offset - self.offset :])
+
 
 class LLMConvertibleEvent(Event):
     """An event that the model sees."""

@@ -67,9 +67,9 @@ __all__ = [
 
 _URLS = ("postgresql://", "postgres://")
 LEASE_S = 15.0
-# A command that writes is refused soon if a process owns the file; one that leaves needs a moment.
-_OWNER_WAIT_S = 1.0
 """The lease of a process in a database, if nothing else is said."""
+_OWNER_WAIT_S = 1.0
+"""Seconds that a command waits for the owner of a file to leave, before it is refused."""
 CHATS_BYTES_MAX = 1 << 30
 """The bytes of a file of recorded chats, which is read whole."""
 _EXPORT_BEGINS = b'{"turnkeeper_export"'

@@ -75,6 +75,7 @@ def stress_nodes(
             kinds=[*KINDS[1:], *[KINDS[0]] * kills],
         )
     except ValueError as error:
+        shutil.rmtree(folder)
         fail(UNUSABLE, str(error))
     with history.open("w", encoding="utf-8") as file, Display(errors) as display:
         plan = Plan(

@@ -160,7 +160,7 @@ class Written:
     @property
     def length(self) -> int:
         """The code points of the pieces of the newest attempt."""
-        return 0 if self.newest is None else self.newest.offset + len(self.newest.text)
+        return 0 if self.newest is None else self.newest.end
 
     def take(self, piece: TextDelta, half: str) -> None:
         """Add the next piece. One with the offset 0 begins an attempt."""

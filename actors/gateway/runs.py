@@ -23,7 +23,7 @@ RUN_ID = "run_id"
 """The name in a chat message's metadata of the run that it came with."""
 CONVERSATIONS_MAX = 64
 RUNS_MAX = 4_096
-"""The most runs of one conversation that are kept until the next request."""
+"""A conversation with more runs is read from its beginning by each request."""
 
 
 def run_id_of(event: Event) -> str | None:
@@ -36,7 +36,7 @@ def run_id_of(event: Event) -> str | None:
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of one log. Requests that come together may read on with the same one."""
+    """The runs of one log, as far as it was read. One request at a time has it."""
 
     seq: int = 0
     event_id: str = ""
@@ -47,10 +47,9 @@ class _Read:
         """Take in an event; return False if it shows that this is another log."""
         if logged.seq == self.seq:
             return logged.event.id == self.event_id
-        if logged.seq == self.seq + 1:  # else another request was faster
-            self.seq, self.event_id = logged.seq, logged.event.id
-            if (run_id := run_id_of(logged.event)) is not None:
-                self.messages.setdefault(run_id, getattr(logged.event, "message_id", None))
+        self.seq, self.event_id = logged.seq, logged.event.id
+        if (run_id := run_id_of(logged.event)) is not None:
+            self.messages.setdefault(run_id, getattr(logged.event, "message_id", None))
         return True
 
 
@@ -63,6 +62,7 @@ class Runs:
     async def message_of(self, conversation: Conversation, run_id: str) -> str | None:
         """Return the id of the chat message that a run came with; None if the log has no such."""
         name = conversation.conversation_id
+        # Taken out: a request that comes meanwhile reads for itself.
         read = self._read.pop(name, None) or _Read()
         try:
             while not await self._is_read_on(conversation, read):

@@ -159,7 +159,8 @@ class Setup:
     hopping: Hopping
 
 
-# Not frozen, like `Decision`: one of each is made for a command, and freezing takes thrice as long.
+# Not frozen, like `Decision`: each command makes one of each, and a frozen one takes three times as
+# long to make.
 @dataclass(slots=True)
 class _Taken:
     """One command of a batch. The owner's own commands have no delivery."""

@@ -41,12 +41,7 @@ class LiveAnswer:
     @property
     def length(self) -> int:
         """The code points of it that are here."""
-        newest = self.pieces[-1]
-        return newest.offset + len(newest.text)
-
-    def is_of_same_attempt(self, piece: TextDelta) -> bool:
-        """True if the piece is one of this attempt, whichever process it came from."""
-        return piece[:4] == self.pieces[0][:4]
+        return self.pieces[-1].end
 
     def add(self, piece: TextDelta) -> None:
         """Add the next piece."""

@@ -131,11 +131,9 @@ class Subscriptions:
         if conversation_id in self._owned:
             return  # it comes from an owner that has lost the conversation
         answer = self._live_answers.get(conversation_id)
-        if answer is not None and answer.is_of_same_attempt(piece):
-            known = answer.length - piece.offset
-            if 0 <= known < len(piece.text):
-                left = piece._replace(offset=answer.length, text=piece.text[known:])
-                self.publish_piece(conversation_id, left, after)
+        if answer is not None and answer.pieces[0].is_of_same_attempt(piece):
+            if piece.offset <= answer.length < piece.end:
+                self.publish_piece(conversation_id, piece.from_offset(answer.length), after)
         elif not piece.offset and (answer is None or answer.pieces[0].epoch <= piece.epoch):
             self.publish_piece(conversation_id, piece, after)
 
@@ -538,12 +536,10 @@ class EventReader(AsyncIterator[LoggedEvent]):
         The pieces of another process begin anew, for all readers, when their way broke.
         """
         given = self._piece_given
-        end = 0 if given is None else given.offset + len(given.text)
-        if given is not None and piece.offset < end and piece[:4] == given[:4]:
-            known = end - piece.offset
-            if known >= len(piece.text):
+        if given is not None and given.is_of_same_attempt(piece) and piece.offset < given.end:
+            if piece.end <= given.end:
                 return None
-            piece = piece._replace(offset=end, text=piece.text[known:])
+            piece = piece.from_offset(given.end)
         self._piece_given = piece
         return piece
 

@@ -6,8 +6,6 @@ acknowledged meanwhile has to be there all the same.
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -129,11 +127,7 @@ class Machines(Server):
                 await self._wait(random, 0, 0.5)
                 await server.start()
             case "stood still":
-                os.kill(server.pid, signal.SIGSTOP)
-                try:
-                    await self._wait(random, 1.5 * self._lease_s, 2.5 * self._lease_s)
-                finally:
-                    os.kill(server.pid, signal.SIGCONT)
+                await server.freeze(self._lease_s * random.uniform(1.5, 2.5))
             case "cut off":
                 await self._close([relay], random)
             case "answers lost":

@@ -72,7 +72,7 @@ class _LocalStream(ByteStream):
 
 
 class Relay:
-    """Takes connections, and passes on what comes in them."""
+    """Takes connections, and passes on the bytes that come in them."""
 
     def __init__(self, target: tuple[str, int] | str) -> None:
         """`target`: a host and a port, or the path of a socket."""
@@ -135,10 +135,11 @@ class Relay:
         scope.cancel()
 
     def _there(self) -> Callable[[bytes], bytes | None]:
-        """Return what is made of the bytes of one connection; None ends it."""
+        """Return the function that each piece of the client's bytes goes through; None ends it."""
         return lambda data: data
 
     def _back(self) -> Callable[[bytes], bytes | None]:
+        """Return the same for the server's bytes."""
         return lambda data: None if self.loses_answers else data
 
 

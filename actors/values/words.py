@@ -101,7 +101,7 @@ def snippet(text: str, words: Sequence[str], begins: str = "") -> str:
     room = SNIPPET_LENGTH_MAX - len(shown)
     is_whole = len(rest) <= room and len(text) - start <= 2 * SNIPPET_LENGTH_MAX
     shown += rest if is_whole else f"{rest[: room - 1]}…"
-    # Half of a surrogate pair has no bytes.
+    # Half of a surrogate pair cannot be encoded.
     return shown if rest.isascii() else shown.encode("utf-8", "replace").decode()
 
 

@@ -414,8 +414,8 @@ def erase_words(connection: psycopg.Connection[Any], log: int) -> int:
 # --- pages ----------------------------------------------------------------------------------------
 
 _NEAR_MAX = 512
-"""So many of the newest messages of an owner are looked at one by one before the index of words is
-asked: that names every message with the words before one knows which are the newest."""
+"""How many of an owner's newest messages a search compares one by one, before it asks the index of
+words: the index names every message with the words, and only then is known which are the newest."""
 _AFTER_ALL = (1 << 63) - 1
 
 # One statement, which is a snapshot of its own: a transaction is two more exchanges with the

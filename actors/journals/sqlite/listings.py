@@ -158,7 +158,7 @@ def read_page(
             listing = stored_listing(name, facts, seal)
             is_stale = listing.seq != head and has_moved(connection, listing, head, last)
             key = (name,) if of_time is None else (facts[of_time], number)
-            # As `ListRow(…)` does, in two thirds of the time.
+            # The same as `ListRow(…)`, in two thirds of the time.
             row = new(ListRow, (name, head, updated_us, listing, is_stale, *owned_by))
             rows.append((row, key))
         return rows
