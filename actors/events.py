@@ -251,7 +251,7 @@ class TextDelta(NamedTuple):
         return self.offset + len(self.text)
 
     def is_of_same_attempt(self, piece: TextDelta) -> bool:
-        """Return True if both are of one attempt at an answer, whichever process they came from."""
+        """Return True if this and `piece` are of one attempt at an answer, from any process."""
         return self[:4] == piece[:4]
 
     def from_offset(self, offset: int) -> TextDelta:
