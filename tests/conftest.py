@@ -59,15 +59,18 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of the backend that `--backend` does not name.
 
-    Without it, leave out one of the two of each test that is marked `costly`.
+    Without it, leave out one of the two of each test that is marked `costly`. Of a module that is
+    marked `in_parts(n)`, leave out all but one part of n.
     """
     named = config.getoption("--backend")
     ids = {item.nodeid for item in items}
+    other_parts = _other_parts(items)
     kept: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
         wanted = named or _drawn_backend(item, ids)
-        (kept if wanted is None or _backend_of(item) in (None, wanted) else others).append(item)
+        is_wanted = wanted is None or _backend_of(item) in (None, wanted)
+        (kept if is_wanted and item not in other_parts else others).append(item)
     items[:] = kept
     if others:
         config.hook.pytest_deselected(items=others)
@@ -83,6 +86,25 @@ def _drawn_backend(item: pytest.Item, ids: set[str]) -> str | None:
         return None
     (backend,) = drawn.drawn(BACKENDS, 1, of=both[0])
     return backend
+
+
+def _other_parts(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests that the commit draws for other runs, of modules in parts."""
+    modules: dict[tuple[str, int], dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        marker = item.get_closest_marker("in_parts")
+        if marker is None or item.get_closest_marker("slow"):
+            continue
+        item.add_marker("sweep")
+        module, _, test = item.nodeid.partition("::")
+        # A test that runs on both backends is one test.
+        tests = modules.setdefault((module, *marker.args), {})
+        tests.setdefault(re.sub(r"\b(asyncio|trio)\b", "", test), []).append(item)
+    left_out: set[pytest.Item] = set()
+    for (module, parts), tests in modules.items():
+        kept = drawn.drawn(sorted(tests), -(-len(tests) // parts), of=module)
+        left_out.update(item for test in tests.keys() - set(kept) for item in tests[test])
+    return left_out
 
 
 @pytest.hookimpl(tryfirst=True)

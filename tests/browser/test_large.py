@@ -21,7 +21,7 @@ from turnkeeper.actors.journal import Journal
 from .site import BOUND_MS, site
 from .stories import Story, team_story
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.in_parts(3)]
 
 TASK_MS_MAX = 100
 SCROLL = """async ([selector, steps]) => {

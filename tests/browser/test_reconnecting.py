@@ -18,7 +18,7 @@ from turnkeeper.actors import Conversations, MemoryJournal, gateway
 from .site import BOUND_MS, LIMITS, opened, site
 from .stories import refund_story, team_story
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.in_parts(3)]
 
 AWAY = "The server does not answer"
 

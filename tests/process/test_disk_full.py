@@ -17,7 +17,7 @@ from turnkeeper.actors.cli._stress_run import Stress
 
 from .stressing import check, small_stress
 
-pytestmark = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+pytestmark = [pytest.mark.parametrize("anyio_backend", ["asyncio"]), pytest.mark.in_parts(2)]
 
 DISK_BYTES = 8 << 20
 REFUSED_MEANWHILE = 10

@@ -16,6 +16,8 @@ from turnkeeper.actors.cli._app import app
 from .. import postgres
 from .test_serve import BOUND_S, EXAMPLE, send, started
 
+pytestmark = pytest.mark.in_parts(2)
+
 KINDS = ("sqlite", "postgres")
 
 

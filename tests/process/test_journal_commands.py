@@ -31,6 +31,8 @@ from .. import postgres
 from .command import COMMAND, WarmCommand
 from .test_sqlite_journal import OWNER
 
+pytestmark = pytest.mark.in_parts(3)
+
 TURNS = 60
 CHATS = [
     [{"role": "user", "content": f"question {n}"}, {"role": "assistant", "content": "answer"}]

@@ -20,7 +20,7 @@ from turnkeeper.actors.cli._app import app
 
 from .command import COMMAND
 
-pytestmark = pytest.mark.costly
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
 
 BOUND_S = 60.0
 LEASE_S = "2"

@@ -26,6 +26,8 @@ from turnkeeper.actors.recordings.transcripts import InputProblem
 
 from .command import COMMAND
 
+pytestmark = pytest.mark.in_parts(3)
+
 BROKEN_WORKER = Path(__file__).parent / "broken_worker.py"
 AIRLINE = Path(__file__).parents[3] / "shared" / "data" / "airline_transcripts.json"
 BREACHES = ("lost", "duplicated", "out_of_order", "views_diverged")

@@ -29,7 +29,7 @@ from .stressing import database
 from .test_following import owner
 from .test_sqlite_journal import wait_until_stopped
 
-pytestmark = pytest.mark.costly
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
 
 OWNER = Path(__file__).parent / "tool_owner.py"
 NTH = 3

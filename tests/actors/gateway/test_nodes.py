@@ -42,7 +42,7 @@ from turnkeeper.actors.owner import subscriptions
 from turnkeeper.actors.owner.nodes import NotReached
 from turnkeeper.runtime import OutcomeUnknown, TurnkeeperError
 
-pytestmark = pytest.mark.costly
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
 
 KEYS = gateway.NodeKeys(["k" * 32])
 QUICK = gateway.NodeLimits(answer_s=BOUND_S, heartbeat_s=0.1, silence_s=BOUND_S, retry_s=0.05)

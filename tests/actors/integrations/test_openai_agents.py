@@ -66,7 +66,7 @@ from turnkeeper.runtime import AskCycle
 
 from ..conversations.worlds import WatchedJournal, brief, verified
 
-pytestmark = pytest.mark.costly
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
 
 agents.set_tracing_disabled(disabled=True)
 PAGE = Path(__file__).parents[3] / "docs" / "openai-agents.md"

@@ -19,7 +19,7 @@ from turnkeeper.actors.torture.torture import Plan, Torture
 
 from .faults import AGENTS, ENGINES, WIRES, Wire, echo
 
-pytestmark = pytest.mark.costly
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(3)]
 
 PLAN = Plan(seed=5, users=5, messages=8)
 
