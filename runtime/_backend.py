@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import trio
 
 __all__ = [
+    "Bell",
     "ClockHold",
     "OneShot",
     "Park",
@@ -143,14 +144,20 @@ def unattended(awaited: OneShot[T]) -> Generator[OneShot[T], None, T]:
     return awaited.result()
 
 
-Park: TypeAlias = Callable[[OneShot[Any]], Awaitable[None]]  # Any: of whatever value
+class Woken(Protocol):
+    """An object through which one parked task is woken."""
+
+    wake: Callable[[None], object] | None
+
+
+Park: TypeAlias = Callable[[Woken], Awaitable[None]]
 
 
 def parking() -> Park:
-    """Return the function that parks a task of the running loop until a one-shot is set.
+    """Return the function that parks a task of the running loop until it is woken.
 
-    It saves a task that waits often from looking up the loop each time. The one-shot that it is
-    given must not be done.
+    It saves a task that waits often from looking up the loop each time. A one-shot that it is given
+    must not be done.
     """
     trio_module = _trio()
     if trio_module is not None:
@@ -158,7 +165,7 @@ def parking() -> Park:
     # `loop.create_future` ends in this call; parking is half the cost of an ask.
     create_future = partial(asyncio.Future, loop=asyncio.get_running_loop())
 
-    def park(awaited: OneShot[Any]) -> Awaitable[None]:
+    def park(awaited: Woken) -> Awaitable[None]:
         future: asyncio.Future[None] = create_future()
         awaited.wake = future.set_result
         return future
@@ -167,7 +174,7 @@ def parking() -> Park:
 
 
 # Any: trio.lowlevel, as in _trio; its result is only awaited.
-def _park_trio(lowlevel: Any, awaited: OneShot[Any]) -> Awaitable[None]:  # noqa: ANN401
+def _park_trio(lowlevel: Any, awaited: Woken) -> Awaitable[None]:  # noqa: ANN401
     task = lowlevel.current_task()
 
     def wake(_: None) -> None:
@@ -179,6 +186,35 @@ def _park_trio(lowlevel: Any, awaited: OneShot[Any]) -> Awaitable[None]:  # noqa
 
     awaited.wake = wake
     return cast("Awaitable[None]", lowlevel.wait_task_rescheduled(abort))
+
+
+class Bell:
+    """Wakes the one task that waits for it, as often as it is rung; no ring is kept.
+
+    For a task that waits often, and looks for itself what there is to do. Ring it in the loop that
+    waits.
+    """
+
+    __slots__ = ("_park", "wake")
+
+    def __init__(self) -> None:
+        self.wake: Callable[[None], object] | None = None
+        self._park: Park | None = None
+
+    def ring(self) -> None:
+        """Wake the waiter, if there is one. Never raises."""
+        if (wake := self.wake) is not None:
+            self.wake = None
+            try:
+                wake(None)
+            except asyncio.InvalidStateError:
+                return  # it was cancelled, and is on its way out
+
+    def wait(self) -> Awaitable[None]:
+        """Return what the task awaits, at once, until the next ring."""
+        if self._park is None:
+            self._park = parking()
+        return self._park(self)
 
 
 def thread_caller() -> Callable[[Callable[[], None]], None]:

@@ -1,7 +1,8 @@
 """Primitives below actors, for authors of journals, tools and adapters.
 
 1. It owns nothing: each name is one function or class that works alike on asyncio and trio.
-2. `OneShot` passes one answer to one waiting task. `thread_caller` brings a call from a thread
+2. `OneShot` passes one answer to one waiting task, and `Bell` wakes one again and again.
+   `thread_caller` brings a call from a thread
    into the loop. `ClockHold` keeps a trio test's clock from jumping while a thread works.
    `clear_stray_cancellation` tells a library's native cancellation from a real one.
    `Logger` logs records with fields, without loading structlog before the first.
@@ -10,7 +11,7 @@
 5. Nothing here survives a crash.
 """
 
-from ._backend import ClockHold, OneShot, clear_stray_cancellation, thread_caller
+from ._backend import Bell, ClockHold, OneShot, clear_stray_cancellation, thread_caller
 from ._logger import Logger
 
-__all__ = ["ClockHold", "Logger", "OneShot", "clear_stray_cancellation", "thread_caller"]
+__all__ = ["Bell", "ClockHold", "Logger", "OneShot", "clear_stray_cancellation", "thread_caller"]

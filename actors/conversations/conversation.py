@@ -506,8 +506,8 @@ class _Follower(AsyncIterator[LoggedEvent | TextDelta]):
     def __init__(self, reader: EventReader) -> None:
         self._reader = reader
 
-    async def __anext__(self) -> LoggedEvent | TextDelta:
-        return await self._reader.next_item()
+    def __anext__(self) -> Awaitable[LoggedEvent | TextDelta]:
+        return self._reader.next_item()
 
 
 def _frozen(what: str, given: Mapping[str, object] | None) -> FrozenObject:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
 from turnkeeper.runtime import NotDelivered, OutcomeUnknown, OwnershipLost, Region, Unavailable
 
@@ -40,6 +40,14 @@ __all__ = ["Turn", "TurnAccess", "TurnEnd", "find_turn"]
 
 OWNERS_ENDING_MAX = 2
 """How many owners may fail or stop while a turn is awaited, before its awaiter is told why."""
+
+_NOTHING_TO_NOTE: Final = nullcontext()
+# By kind, before any class is asked for: pydantic makes `isinstance` slow.
+_TOLD_OF: Final = frozenset({
+    "user_message", "message_queued", "message_withdrawn", "forked_from", "agent_message",
+    "turn_ended",
+})  # fmt: skip
+"""The kinds of events that may say where a chat message is, or how its turn ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +129,7 @@ class TurnAccess:
         Raises `AskCycle` if that wait would never end.
         """
         if not self.is_inside_a_turn:
-            return nullcontext()
+            return _NOTHING_TO_NOTE
         return self._setup.wait_graph.wait(turn_of.get().conversation_id, self.conversation_id)
 
     async def cancel(self, sent: Sent) -> bool:
@@ -153,6 +161,8 @@ class _TurnWatch:
             if getattr(event, "message_id", None) != self._message_id:
                 raise ConversationDeleted(self._conversation_id)
             self._is_first = False
+        if event.kind not in _TOLD_OF:
+            return event.turn_id == self.turn_id
         match event:
             case UserMessageEvent(message_id=self._message_id, turn_id=str(joined)):
                 self.turn_id, self._has_begun = joined, True

@@ -17,7 +17,7 @@ from .names import Cursor
 from .problems import OWN, ProblemRaised, problem_of
 from .replies import Feed, Write
 from .service import ConversationCaller
-from .wire import logged_json, piece_json, sse
+from .wire import logged_json, sse
 
 __all__ = ["feed_end", "feed_events", "page_of_events"]
 
@@ -81,7 +81,7 @@ async def _write_events(
         items = caller.conversation.follow(after=after)
     else:
         items = caller.conversation.events(after=after, live=live)
-    streams = caller.service.streams
+    streams, frames = caller.service.streams, caller.service.frames
     while True:
         try:
             item = await streams.until_beat(anext(items))
@@ -92,13 +92,12 @@ async def _write_events(
         if item is None:
             await write(_HEARTBEAT)
         elif isinstance(item, TextDelta):
-            await write(sse(piece_json(item), event="piece"))
+            await write(frames.of_piece(item))
             await streams.gather_pieces()
         elif is_checked:
             if isinstance(item.event, ConversationChangedEvent) and item.event.owner is not None:
                 await caller.conversation.check_owner()
-            place = Cursor(item.seq, item.event.id)
-            await write(sse(logged_json(item, caller.rename), cursor=place))
+            await write(frames.of_event(item, caller.rename))
         else:
             if item.event.id != cursor.event_id:
                 return "gone"

@@ -36,6 +36,7 @@ from .access import (
     find_place,
     owner_of,
 )
+from .frames import Frames
 from .history import Histories
 from .limits import GatewayLimits
 from .names import (
@@ -134,6 +135,7 @@ class Service:
         self.limits = limits
         self.ports = ports
         self.streams = Streams(limits)
+        self.frames = Frames()
         # Each lives as long as a request holds it or waits for it.
         self._run_locks: WeakValueDictionary[tuple[str, str], anyio.Lock] = WeakValueDictionary()
         self._authenticate = authenticate

@@ -30,11 +30,11 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, cast
 
 import anyio
 
-from turnkeeper.runtime.lowlevel import OneShot
+from turnkeeper.runtime.lowlevel import Bell
 
 from ..core.limits import Limits
 from ..core.records import decode_record
@@ -290,11 +290,13 @@ class Subscriptions:
                 del self._readers[conversation_id]
 
     def _live(self, conversation_id: str) -> list[EventReader]:
-        self._forget_dropped()
-        if conversation_id not in self._readers:
+        if self._dropped:
+            self._forget_dropped()
+        readers = self._readers.get(conversation_id)
+        if readers is None:
             return []
-        found = [reader() for reader in list(self._readers[conversation_id].values())]
-        return [reader for reader in found if reader is not None]
+        # A reader that is dropped meanwhile is noted, and stays in the table until the next call.
+        return [reader for each in readers.values() if (reader := each()) is not None]
 
 
 class ReaderState(Enum):
@@ -316,13 +318,24 @@ class Signal(Enum):
     DELETE = "the conversation was deleted"
 
 
-_B, _C, _E, _O, _D = ReaderState
+# Named here, since each item of each reader asks for them, and a member of an enum is looked up.
+_BEHIND, _CURRENT, _ENDING, _CUT_OFF, _DELETED = ReaderState
 READER_TRANSITIONS: Mapping[ReaderState, Mapping[Signal, ReaderState]] = {
-    _B: {Signal.LOOK: _B, Signal.READ: _C, Signal.CLOSE: _O, Signal.DELETE: _D},
-    _C: {Signal.LOOK: _B, Signal.READ: _C, Signal.CLOSE: _E, Signal.DELETE: _D},
-    _E: {Signal.LOOK: _O, Signal.CLOSE: _E, Signal.DELETE: _D},
-    _O: {Signal.LOOK: _O, Signal.CLOSE: _O, Signal.DELETE: _D},
-    _D: dict.fromkeys(Signal, _D),
+    _BEHIND: {
+        Signal.LOOK: _BEHIND,
+        Signal.READ: _CURRENT,
+        Signal.CLOSE: _CUT_OFF,
+        Signal.DELETE: _DELETED,
+    },
+    _CURRENT: {
+        Signal.LOOK: _BEHIND,
+        Signal.READ: _CURRENT,
+        Signal.CLOSE: _ENDING,
+        Signal.DELETE: _DELETED,
+    },
+    _ENDING: {Signal.LOOK: _CUT_OFF, Signal.CLOSE: _ENDING, Signal.DELETE: _DELETED},
+    _CUT_OFF: {Signal.LOOK: _CUT_OFF, Signal.CLOSE: _CUT_OFF, Signal.DELETE: _DELETED},
+    _DELETED: dict.fromkeys(Signal, _DELETED),
 }
 """The next state, for each signal that can come in a state. A reader begins `BEHIND`. `READ` comes
 before the page is awaited, so that a signal from then on is not lost."""
@@ -384,11 +397,11 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """The newest piece that it has yielded."""
         self._newest_end: LoggedEvent | None = None
         """The newest event it has yielded that carries an answer, or ends a turn."""
-        self._state = ReaderState.BEHIND
+        self._state = _BEHIND
         # True at first: a reader does not know whether there is an owner.
         self._has_owner_ended = True
-        self._waiting: OneShot[None] | None = None
-        self._following: anyio.CancelScope | None = None
+        self._bell = Bell()
+        """Rung whenever there may be an item, or the end, for a reader that waits."""
 
     def offer(self, events: Sequence[LoggedEvent]) -> None:
         """Take events that were just committed, in order."""
@@ -399,7 +412,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
             while len(self._answers) > 2:  # noqa: PLR2004
                 del self._answers[1]
             self._note(Signal.LOOK)
-        self._wake()
+        self._bell.ring()
 
     def begin_with(self, recent: Sequence[LoggedEvent]) -> None:
         """Take all events above the cursor from their owner, before anything else is offered.
@@ -421,17 +434,17 @@ class EventReader(AsyncIterator[LoggedEvent]):
                 self._answers.pop()
             self._answers.append(answer)
             self._pieces_taken = 0 if len(self._answers) == 1 else self._pieces_taken
-            self._wake()
+            self._bell.ring()
 
     def piece_came(self) -> None:
         """Note that the answer that is being written has another piece."""
         if self._takes_pieces:
-            self._wake()
+            self._bell.ring()
 
     @property
     def is_behind(self) -> bool:
         """True while it reads from the journal."""
-        return self._state is ReaderState.BEHIND
+        return self._state is _BEHIND
 
     def _note(self, signal: Signal) -> None:
         self._state = READER_TRANSITIONS[self._state][signal]
@@ -439,7 +452,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def look(self) -> None:
         """Look at the journal: it may have events that were not offered."""
         self._note(Signal.LOOK)
-        self._wake()
+        self._bell.ring()
 
     def look_for(self, seq: int) -> None:
         """Look at the journal if the event at `seq` was not yielded yet."""
@@ -449,19 +462,25 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def owner_ended(self, *, is_wanted: bool) -> None:
         """Note that an owner of the conversation has ended in this process."""
         self._has_owner_ended = self._has_owner_ended or is_wanted
-        self._wake()
+        self._bell.ring()
 
     def deleted(self) -> None:
         """Note that the conversation was deleted."""
         self._note(Signal.DELETE)
-        self._wake()
+        self._bell.ring()
 
     def close(self) -> None:
         """Note that nothing more will be offered or can be read."""
         self._note(Signal.CLOSE)
-        self._wake()
+        self._bell.ring()
 
-    async def __anext__(self) -> LoggedEvent:
+    def __anext__(self) -> Awaitable[LoggedEvent]:
+        if self._takes_pieces:
+            return self._next_event()
+        # Without pieces, each item is an event. One coroutine less for each event of each reader.
+        return cast("Awaitable[LoggedEvent]", self.next_item())
+
+    async def _next_event(self) -> LoggedEvent:
         while True:
             item = await self.next_item()
             if isinstance(item, LoggedEvent):
@@ -473,7 +492,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         `pieces_of`: the turn whose pieces are wanted; None: those of all turns.
         """
         while True:
-            if self._state is ReaderState.DELETED:
+            state = self._state
+            if state is _DELETED:
                 raise ConversationDeleted(self._conversation_id)
             if self._answers and (piece := self._take_due_piece(pieces_of)) is not None:
                 return piece
@@ -485,21 +505,20 @@ class EventReader(AsyncIterator[LoggedEvent]):
                     continue
                 self._page.popleft()
                 return self._given(logged)
-            match self._state:
-                case ReaderState.BEHIND:
-                    await self._read_page()
-                case ReaderState.CUT_OFF:
-                    raise ConversationsClosed(self._conversation_id)
-                case _ if self._offered:
-                    if (offered := self._take_offered()) is not None:
-                        return offered
-                case ReaderState.CURRENT if self._is_live:
-                    if self._has_owner_ended and self._on_owner_ended is not None:
-                        await self._find_owner(self._on_owner_ended)
-                    else:
-                        await self._wait()
-                case _:
-                    raise StopAsyncIteration
+            if state is _BEHIND:
+                await self._read_page()
+            elif state is _CUT_OFF:
+                raise ConversationsClosed(self._conversation_id)
+            elif self._offered:
+                if (offered := self._take_offered()) is not None:
+                    return offered
+            elif state is _CURRENT and self._is_live:
+                if self._has_owner_ended and self._on_owner_ended is not None:
+                    await self._find_owner(self._on_owner_ended)
+                else:
+                    await self._wait()
+            else:
+                raise StopAsyncIteration
 
     def _take_offered(self) -> LoggedEvent | None:
         """Take the first item on offer. Returns it if it is the event after the cursor."""
@@ -514,6 +533,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """Return what was written of the answer at the cursor, since it was last asked for."""
         while self._answers:
             answer = self._answers[0]
+            if self._pieces_taken == len(answer.pieces) and not answer.is_over:
+                return None  # most often: it has yielded all that is written so far
             is_passed = answer.last is not None and answer.last < self._cursor
             if not (answer.is_void or is_passed):
                 if answer.after > self._cursor:
@@ -536,7 +557,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         The pieces of another process begin anew, for all readers, when their way broke.
         """
         given = self._piece_given
-        if given is not None and given.is_of_same_attempt(piece) and piece.offset < given.end:
+        if given is not None and piece.offset < given.end and given.is_of_same_attempt(piece):
             if piece.end <= given.end:
                 return None
             piece = piece.from_offset(given.end)
@@ -550,7 +571,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         another epoch is another owner's, and has none. Without an owner here, the answer comes from
         another process.
         """
-        if not self._answers or self._state not in {ReaderState.BEHIND, ReaderState.CURRENT}:
+        if not self._answers or self._state not in {_BEHIND, _CURRENT}:
             return False
         newest = self._answers[-1]
         return not newest.is_over and newest.pieces[0].epoch == epoch and newest.is_ended_by(logged)
@@ -567,10 +588,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
     async def _wait_for_piece(self) -> bool:
         """Wait for the next word of another process; True if it did not come in time."""
         with anyio.move_on_after(PIECE_WAIT_S) as scope:
-            self._waiting = OneShot()
-            await self._waiting.wait()
-        if scope.cancelled_caught:
-            self._waiting = None
+            await self._bell.wait()
         return scope.cancelled_caught
 
     def _drop_answer(self) -> None:
@@ -579,10 +597,10 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     def _given(self, logged: LoggedEvent) -> LoggedEvent:
         self._cursor, self._cursor_id = logged.seq, logged.event.id
-        if ends_answer(logged):
+        if self._takes_pieces and ends_answer(logged):
             self._newest_end = logged
-        while self._answers and self._answers[0].is_ended_by(logged):
-            self._drop_answer()
+            while self._answers and self._answers[0].is_ended_by(logged):
+                self._drop_answer()
         return logged
 
     async def _find_owner(self, on_owner_ended: Callable[[], Awaitable[object]]) -> None:
@@ -596,12 +614,14 @@ class EventReader(AsyncIterator[LoggedEvent]):
         else:
             self._has_owner_ended = False
 
-    async def _wait(self) -> None:
+    def _wait(self) -> Awaitable[None]:
         # No await since nothing was found, so no offer is missed.
         if self._subscriptions.is_owned(self._conversation_id):
-            self._waiting = OneShot()
-            await self._waiting.wait_until_done()
-        elif self._answers and not self._answers[-1].is_over:
+            return self._bell.wait()
+        return self._wait_for_another_process()
+
+    async def _wait_for_another_process(self) -> None:
+        if self._answers and not self._answers[-1].is_over:
             # Another process is writing it: its next piece is near, and is worth no query.
             if await self._wait_for_piece():
                 await self._follow()
@@ -613,13 +633,13 @@ class EventReader(AsyncIterator[LoggedEvent]):
         end = self._log_end if self._cursor_id is None else self._cursor
         if self.wants_relay and self._subscriptions.want_pieces is not None:
             self._subscriptions.want_pieces(self._conversation_id)
-        self._following = anyio.CancelScope()
         try:
-            with self._following:
+            with anyio.CancelScope() as following:
+                self._bell.wake = lambda _: following.cancel()
                 await self._journal.wait_for_more(self._conversation_id, after=end)
                 self._note(Signal.LOOK)
         finally:
-            self._following = None
+            self._bell.wake = None
 
     async def _read_page(self) -> None:
         # Cleared before the journal is asked: an overflow from here on sets it again.
@@ -663,10 +683,3 @@ class EventReader(AsyncIterator[LoggedEvent]):
             self._log_end = 0
         if self._log_end >= self._cursor:
             self._note(Signal.LOOK)
-
-    def _wake(self) -> None:
-        if self._waiting is not None:
-            self._waiting.set(None)
-            self._waiting = None
-        if self._following is not None:
-            self._following.cancel()
