@@ -37,7 +37,7 @@ from ..core.commands import (
 from ..core.records import encode_record
 from ..core.state import Folded
 from ..core.steps import Step, step_of
-from ..core.turn_rules import decide_fork
+from ..core.turn_rules import decide_fork, first_reply
 from ..core.view import View
 from ..core.working_state import Stamp, WorkingState
 from ..errors import (
@@ -76,6 +76,9 @@ from .turn import Turn, TurnAccess, find_turn
 __all__ = ["Conversation"]
 
 R = TypeVar("R")
+
+DECIDED_BEFORE_MAX = 3
+"""Between the end of the turn that a chat message ends and its own: a prompt, its turn's start."""
 
 
 class Conversation:
@@ -167,10 +170,11 @@ class Conversation:
     ) -> Turn:
         """Put a chat message into the conversation; it is durable when this returns.
 
-        Sending it again under its `message_id` returns the same turn and writes nothing. Raises
-        `InvalidInput`, `TurnInProgress` (with `on_overlap="reject"`), `QueueFull`,
-        `MessageIdConflict` if the id is known with other content, and the journal's own errors.
-        After `OutcomeUnknown` or a cancellation, send it again under the same id.
+        Sending it again under its `message_id` writes nothing and returns the same turn, with the
+        same `overlapped` and `waits_for`. Raises `InvalidInput`, `TurnInProgress` (with
+        `on_overlap="reject"`), `QueueFull`, `MessageIdConflict` if the id is known with other
+        content, and the journal's own errors. After `OutcomeUnknown` or a cancellation, send it
+        again under the same id.
 
         `replaces`: the message id of an earlier chat message, which this one edits. Its turn and
         all later turns leave the view, a turn that runs ends as rolled back, and the new message's
@@ -203,7 +207,27 @@ class Conversation:
         with watcher.sending(self.conversation_id, message_id) as note:
             sent = await self._ask(send)
             note(sent)
-        return self._turn(sent)
+        return self._turn(await self._as_first_told(sent) if sent.is_duplicate else sent)
+
+    async def _as_first_told(self, sent: Sent) -> Sent:
+        """Return what the first sending of a known chat message was told; reads the log for it."""
+        before: list[Event] = []
+        try:
+            after = max(0, sent.seq - 1 - DECIDED_BEFORE_MAX)
+            async for logged in self.events(after=after, live=False):
+                if logged.seq < sent.seq:
+                    before.append(logged.event)
+                    continue
+                first = logged.event
+                if getattr(first, "message_id", None) != sent.message_id:
+                    break
+                waiting = None
+                if isinstance(first, MessageQueuedEvent):
+                    waiting = (first, (await self.at(sent.seq - 1)).turns)
+                return first_reply(sent, before, waiting)
+        except (ConversationNotFound, InvalidInput):
+            pass
+        return sent  # the log was deleted since, and may have begun anew
 
     @property
     def is_in_own_loop(self) -> bool:

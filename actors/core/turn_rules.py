@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Literal, TypeAlias, TypeGuard, assert_never
 
 from turnkeeper.runtime import InvariantViolation
@@ -79,7 +80,7 @@ from .commands import (
     TurnAppend,
 )
 from .status import AgentExecutionStatus
-from .turn_table import RunningTurn, message_digest
+from .turn_table import RunningTurn, TurnTable, message_digest
 from .working_state import (
     Asked,
     Decision,
@@ -101,6 +102,7 @@ __all__ = [
     "decide_fork",
     "decide_piece",
     "decide_turn",
+    "first_reply",
     "is_chat_message",
 ]
 
@@ -204,6 +206,31 @@ def _send(draft: Draft, command: Send) -> Decision:
             return _begin_with(draft, command, overlapped="rollback")
         case unreachable:
             assert_never(unreachable)
+
+
+def first_reply(
+    sent: Sent, before: Iterable[Event], waiting: tuple[MessageQueuedEvent, TurnTable] | None
+) -> Sent:
+    """Return the reply to the first sending of a chat message, as the log has it.
+
+    `before`: the last events before the message's first, at least those that were decided with it.
+    `waiting`: that first event, if it let the message wait, with the turns before it.
+    """
+    ends = {f"{how} by chat message {sent.message_id}" for how in _CUTS}
+    overlapped: OnOverlap | None = None
+    for event in before:
+        if isinstance(event, TurnEndedEvent) and event.detail in ends:
+            overlapped = "rollback" if event.outcome == "rolled_back" else "interrupt"
+    if waiting is None:
+        return replace(sent, overlapped=overlapped)
+    message, turns = waiting
+    if turns.running is not None:
+        overlapped = "steer" if message.steers == turns.running.turn_id else "queue"
+    return replace(sent, overlapped=overlapped, waits_for=turns.waits_for)
+
+
+_CUTS = ("interrupted", "rolled back", "replaced")
+"""How a chat message ends the turn that runs, as the detail of that turn's end says it."""
 
 
 def _check_limits(working: WorkingState, command: Send) -> None:

@@ -142,6 +142,62 @@ async def test_a_message_sent_again_has_the_seq_of_its_first_event_wherever_it_h
         assert [await turn.reply() for turn in again] == ["B"] * 4
 
 
+@pytest.mark.parametrize("on_overlap", ["queue", "steer", "interrupt", "rollback"])
+async def test_a_message_sent_again_is_told_what_the_first_was(on_overlap: OnOverlap) -> None:
+    """A client whose reply was lost still learns what its message did to the turn that ran."""
+    steps = StepAgent()
+    steps.hold("A thinks")
+    async with verified(steps, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.send("A")
+        await steps.reached["A thinks"].wait()
+        first = await chat.send("B", message_id="B", on_overlap=on_overlap)
+        assert first.overlapped == on_overlap
+
+        now = await chat.send("B", message_id="B")
+        steps.release()
+        await first.end()
+        then = await chat.send("B", message_id="B")
+
+        assert now.is_duplicate
+        assert then.is_duplicate
+        assert [turn.overlapped for turn in (now, then)] == [on_overlap] * 2
+
+
+async def test_a_message_in_place_of_another_is_told_the_same_when_sent_again() -> None:
+    steps = StepAgent()
+    steps.hold("A thinks", "B thinks")
+    async with verified(steps, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.send("A", message_id="A")
+        await steps.reached["A thinks"].wait()
+        await chat.send("D", message_id="D", on_overlap="steer")
+        turns: list[Turn] = []
+        for _ in range(2):
+            turns.append(await chat.send("E", message_id="E", replaces="D"))
+            turns.append(await chat.send("B", message_id="B", replaces="A"))
+        steps.release()
+
+        assert [turn.overlapped for turn in turns] == ["steer", "rollback"] * 2
+        assert [turn.is_duplicate for turn in turns] == [False, False, True, True]
+
+
+async def test_a_message_that_waits_for_a_decision_is_told_so_when_sent_again() -> None:
+    steps = StepAgent()
+    async with verified(steps, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        await chat.pause()
+        first = await chat.send("B", message_id="B")
+        await chat.resume()
+        await first.end()
+
+        again = await chat.send("B", message_id="B")
+
+        assert (again.overlapped, again.waits_for) == (None, "resume")
+        assert (first.overlapped, first.waits_for) == (None, "resume")
+
+
 async def test_the_same_message_id_with_other_images_is_refused() -> None:
     shown: list[UserMessageEvent] = []
 

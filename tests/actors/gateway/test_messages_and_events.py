@@ -67,6 +67,22 @@ async def test_a_message_sent_again_under_its_key_is_200_and_written_once(world:
     assert kinds(events[:-1]).count("user_message") == 1
 
 
+async def test_the_reply_that_was_lost_has_the_same_body_when_it_is_asked_for_again(
+    world: World,
+) -> None:
+    world.agent.hold("slow")
+    await world.send("alice", "slow")
+    await world.agent.reached["slow"].wait()
+
+    first = await world.send("alice", "wait", idempotency_key="m2")
+    again = await world.send("alice", "wait", idempotency_key="m2")
+
+    assert (first.status_code, again.status_code) == (202, 200)
+    assert again.json() == first.json()
+    assert first.json()["overlapped"] == "queue"
+    world.agent.release("slow")
+
+
 async def test_a_message_takes_files_and_metadata(world: World) -> None:
     file = FileContent.with_bytes("n.txt", "text/plain", b"buy milk")
     body = {"content": "hello", "files": [file.model_dump()], "metadata": {"tab": [1]}}
