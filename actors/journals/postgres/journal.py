@@ -23,7 +23,7 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -48,7 +48,7 @@ from ...journal import (
 from ..shared.database_journal import DatabaseJournal, sorted_by_id
 from ..shared.job_thread import Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records
-from ..shared.log_watch import LogWatch
+from ..shared.log_watch import LogWatch, mark_of
 
 if TYPE_CHECKING:
     from .connections import BoundedConnection
@@ -272,7 +272,8 @@ class PostgresJournal(DatabaseJournal):
                 is_unfinished=is_unfinished,
                 at_event_id=at_event_id,
                 listing=listing,
-            )
+            ),
+            changed=fork_id,
         )
 
     async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
@@ -282,7 +283,9 @@ class PostgresJournal(DatabaseJournal):
         the process ends later on, the next process that writes removes what is left.
         """
         check_asked(conversation_id)
-        kept, forks, log = await self._change(lambda writer: writer.delete(conversation_id, epoch))
+        kept, forks, log = await self._change(
+            lambda writer: writer.delete(conversation_id, epoch), changed=conversation_id
+        )
         with contextlib.suppress(JournalUnavailable, JournalOutcomeUnknown):
             await self._erase_log(log)
         return Deletion(kept, forks, is_erased=False)
@@ -345,10 +348,16 @@ class PostgresJournal(DatabaseJournal):
             self._presence.check()
         return self._writer.submit(job)
 
-    async def _change(self, apply: Callable[[PostgresWriter], T], size: int = 0) -> T:
+    async def _change(
+        self,
+        apply: Callable[[PostgresWriter], T],
+        size: int = 0,
+        *,
+        changed: str | None = None,
+    ) -> T:
         from .writer import Change  # noqa: PLC0415 - needs psycopg
 
-        return await self._submit(Change(apply, size))
+        return await self._submit(Change(apply, size, changed=changed))
 
     async def _read(self, apply: Callable[[PostgresReader], T]) -> T:
         from .reader import Read  # noqa: PLC0415 - needs psycopg
@@ -392,6 +401,7 @@ class PostgresJournal(DatabaseJournal):
             ports=self._ports,
             failpoint=self._failpoint,
             on_demoted=self._leave_demoted_server,
+            on_commit=self._show_own,
             tails_max=self._active_conversations_max,
             rejection_age_s_max=self._rejection_age_s_max,
         )
@@ -420,11 +430,24 @@ class PostgresJournal(DatabaseJournal):
             address=self._address,
             lease_s=self._lease_s,
             ports=self._ports,
-            on_notify=partial(self._call_in_loop, self._watch.call),
+            on_notify=self._hear,
             on_lease_loss=partial(self._call_in_loop, self._tell_lease_loss),
             on_demoted=self._leave_demoted_server,
             on_ended=partial(self._call_in_loop, partial(self._presence_ended.set, None)),
         )
+
+    def _show_own(self, names: Collection[str]) -> None:
+        """Call readers here that wait for one of these logs. Called in the writing thread."""
+        if self._watch.is_awaited:
+            self._hear({mark_of(name) for name in names})
+
+    def _hear(self, marks: Collection[int] | None) -> None:
+        """Call readers here that wait for a log with one of these marks; None: for any log.
+
+        Called in the threads. Most commits are awaited by no reader here, and wake no loop.
+        """
+        if marks is None or self._watch.awaits(marks):
+            self._call_in_loop(partial(self._watch.call, marks))
 
     def _tell_lease_loss(self) -> None:
         self._on_lease_loss()

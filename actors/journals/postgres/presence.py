@@ -10,7 +10,12 @@ The thread is also the first to know that the lease has run out, or that it had 
 and says so. No error ends it: it logs the error and connects again. If it does end, the lease ends
 with it, and `check` says why.
 
-The same connection listens for other processes' commits, once a reader here waits for one.
+The same connection listens for other processes' commits, once a reader here waits for one, and
+tells them of this one's. A notification names the conversations by marks of 32 bits, so that a
+process wakes only the readers of these; an empty one stands for all. They are sent behind the
+commits, at most one in `TOLD_EVERY_S`, whatever the number of commits: PostgreSQL wakes each
+listening process for each of them. One that is lost, with this process or its connection, costs
+readers elsewhere the time until they look by themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection
 from math import inf, nextafter
 from typing import Any
 
@@ -28,6 +34,7 @@ from turnkeeper.runtime import Ports
 from turnkeeper.runtime.lowlevel import Logger
 
 from ...errors import JournalUnavailable
+from ..shared.log_watch import mark_of
 from .connections import BoundedConnection
 
 _log = Logger("turnkeeper.actors.journals")
@@ -37,6 +44,10 @@ _MARGIN = 0.2
 _RETRY_PAUSE_S_MIN = 0.1
 _KEPT_NODES_S = 86_400
 CHANNEL = "turnkeeper"
+TOLD_EVERY_S = 0.005
+MARKS_MAX = 900
+"""The most marks in a notification: PostgreSQL takes less than 8,000 bytes."""
+_MARK_DIGITS = 8
 
 # poll() has no limit on the number of a file, as select() has, and needs no file of its own.
 _Selector: type[selectors.BaseSelector] = getattr(
@@ -50,6 +61,24 @@ _RENEW = """
         lease_until = excluded.lease_until, is_listening = excluded.is_listening
     RETURNING xmax = 0  -- true if the row was not there
 """
+_RENEW_AT_ONCE = b"!"
+_TELL = b"t"
+
+
+def payload_of(marks: Collection[int]) -> str:
+    """Return the text of a notification; it is empty if there are more marks than one can name."""
+    return "" if len(marks) > MARKS_MAX else "".join(f"{mark:08x}" for mark in sorted(marks))
+
+
+def marks_of(payload: str) -> Collection[int] | None:
+    """Return the marks that a notification names; None stands for all conversations."""
+    try:
+        found = {
+            int(payload[at : at + _MARK_DIGITS], 16) for at in range(0, len(payload), _MARK_DIGITS)
+        }
+    except ValueError:
+        return None  # of a version to come
+    return found or None
 
 
 class Presence:
@@ -63,7 +92,7 @@ class Presence:
         address: str,
         lease_s: float,
         ports: Ports,
-        on_notify: Callable[[], None],
+        on_notify: Callable[[Collection[int] | None], None],
         on_lease_loss: Callable[[], None],
         on_demoted: Callable[[], None],
         on_ended: Callable[[], None],
@@ -93,6 +122,10 @@ class Presence:
         self._is_listening = False
         self._is_stopping = False
         self._has_ended = False
+        # Added to by the writing thread, taken by this one; both hold the lock.
+        self._untold: set[int] = set()
+        self._untold_lock = threading.Lock()
+        self._tell_at = 0.0
 
     def is_lease_valid(self, *, since: float | None = None) -> bool:
         """True if no rival may have taken over by now; with `since`, at any time since then."""
@@ -138,14 +171,23 @@ class Presence:
             self._is_listening = True
             self._call()
 
+    def tell(self, names: Collection[str]) -> None:
+        """Notify other processes soon that these logs have changed."""
+        marks = {mark_of(name) for name in names}
+        with self._untold_lock:
+            is_first = not self._untold
+            self._untold |= marks
+        if is_first:
+            self._call(_TELL)
+
     def stop(self) -> None:
         """Give the lease back, so that rivals need not wait for its end; then call `on_ended`."""
         self._is_stopping = True
         self._call()
 
-    def _call(self) -> None:
+    def _call(self, what: bytes = _RENEW_AT_ONCE) -> None:
         with contextlib.suppress(OSError):  # it has ended already, or is being woken
-            self._wake.send(b"!")
+            self._wake.send(what)
 
     def _renew(self, connection: psycopg.Connection[Any]) -> bool:
         """Renew the lease; return False if it had run out by then, or a rival had ended it."""
@@ -228,30 +270,55 @@ class Presence:
             self._is_loss_told = False
             self._retry_pause_s = _RETRY_PAUSE_S_MIN
             if begins:
-                self._on_notify()  # for commits made before other processes knew that we listen
+                self._on_notify(None)  # for commits made before other processes knew we listen
             self._wait(connection)
             if begins:
-                self._on_notify()  # and for those that were under way just then
+                self._on_notify(None)  # and for those that were under way just then
         connection.begin_job()
+        self._tell(connection)
         connection.execute("DELETE FROM node WHERE id = %s", (self.node,))
 
     def _wait(self, connection: BoundedConnection) -> None:
         """Wait until it is time to renew or this process calls; hand notifications on."""
         # From when it was asked for: a process that stood still meanwhile renews at once.
         until = self._asked_at + self._lease_s / RENEWALS_PER_LEASE
-        while (left := until - self._ports.monotonic()) > 0 and not self._is_stopping:
-            for _ in connection.notifies(timeout=0):  # including those that came with an answer
-                self._on_notify()
-            if self._wait_for_call(left, connection):
+        while (now := self._ports.monotonic()) < until and not self._is_stopping:
+            if self._untold and now >= self._tell_at:
+                connection.begin_job()
+                self._tell(connection)
+                self._tell_at = now + TOLD_EVERY_S
+            self._hear(connection)
+            next_at = min(until, self._tell_at) if self._untold else until
+            if _RENEW_AT_ONCE in self._wait_for_call(next_at - now, connection):
                 return
 
-    def _wait_for_call(self, seconds: float, *others: BoundedConnection) -> bool:
-        """Wait that long, or until this process calls or a connection has something to read."""
+    def _tell(self, connection: BoundedConnection) -> None:
+        """Send what is untold. It is kept if the connection breaks, and sent on the next one."""
+        with self._untold_lock:
+            untold, self._untold = self._untold, set()
+        try:
+            if untold:
+                connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload_of(untold)))
+        except BaseException:
+            with self._untold_lock:
+                self._untold |= untold
+            raise
+
+    def _hear(self, connection: BoundedConnection) -> None:
+        """Hand notifications on, including those that came with an answer."""
+        own = connection.info.backend_pid
+        for notice in connection.notifies(timeout=0):
+            if notice.pid != own:
+                self._on_notify(marks_of(notice.payload))
+
+    def _wait_for_call(self, seconds: float, *others: BoundedConnection) -> bytes:
+        """Wait that long, or until this process calls or a connection has something to read.
+
+        Return what this process calls for.
+        """
         watched: list[socket.socket | BoundedConnection] = [self._woken, *others]
         with _Selector() as selector:
             for one in watched:
                 selector.register(one, selectors.EVENT_READ)
             is_called = any(key.fileobj is self._woken for key, _ in selector.select(seconds))
-        if is_called:
-            self._woken.recv(64)
-        return is_called
+        return self._woken.recv(64) if is_called else b""

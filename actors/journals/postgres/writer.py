@@ -6,6 +6,9 @@ conversation, so a process that is stopped holds no transaction. It leaves a con
 its tail is not where it was expected; the writer then tries that conversation's appends one by one,
 and the whole group if the log already has an id in it. The claims of a group are one statement too.
 
+What was committed is told to other processes' readers by the presence, behind the commit: a
+transaction that notifies holds a lock of the whole server while it waits for the disk.
+
 The tails kept in memory are hints, which the statement checks. If the server reports an error,
 nothing was written. If the connection broke, the outcome is unknown; the next group makes a new
 connection, or is refused at once while none can be made.
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar, cast
@@ -59,7 +62,7 @@ from .log import (
     tail_of_row,
     with_prefix,
 )
-from .presence import CHANNEL, Presence
+from .presence import Presence
 from .schema import UNENCODABLE, schema_number, unencodable
 from .search import QUEUED, erase_words, move_owner
 
@@ -68,12 +71,13 @@ T = TypeVar("T")
 _RACES_MAX = 3
 
 
-# At most one notification for each commit, and none while no process listens.
-_NOTIFY = f"""
-    SELECT count(pg_notify('{CHANNEL}', '')) FROM (
-        SELECT FROM node WHERE is_listening AND lease_until > clock_timestamp() LIMIT 1
-    ) AS listener
-"""  # noqa: S608 - our own text
+# True if another process listens for commits.
+_IS_HEARD = """
+    EXISTS (
+        SELECT FROM node
+        WHERE is_listening AND id <> %(node)s AND lease_until > clock_timestamp()
+    )
+"""
 
 _APPEND_TEXT = f"""
     WITH moving AS (
@@ -97,7 +101,7 @@ _APPEND_TEXT = f"""
     )
     LISTED
     QUEUED
-    SELECT id, ({_NOTIFY}) FROM moved
+    SELECT id, {_IS_HEARD} FROM moved
 """  # noqa: S608 - our own text
 # By two facts: an append has listings, and it has messages that search may look for.
 _APPENDS = {
@@ -166,11 +170,15 @@ class Claiming(Job[Claim]):
 class Change(Job[T]):
     """Any other write, in a transaction of its own."""
 
-    __slots__ = ("apply",)
+    __slots__ = ("apply", "changed")
 
-    def __init__(self, apply: Callable[[PostgresWriter], T], size: int = 0) -> None:
+    def __init__(
+        self, apply: Callable[[PostgresWriter], T], size: int = 0, *, changed: str | None = None
+    ) -> None:
+        """`changed` is the name of the conversation whose log the write changes, if it does."""
         super().__init__(1, size)
         self.apply = apply
+        self.changed = changed
 
 
 class PostgresWriter:
@@ -185,13 +193,19 @@ class PostgresWriter:
         ports: Ports,
         failpoint: Callable[[str], None],
         on_demoted: Callable[[], None],
+        on_commit: Callable[[Collection[str]], None],
         tails_max: int,
         rejection_age_s_max: float,
     ) -> None:
-        """`on_demoted` is called when the server is found to take no writes any more."""
+        """Take the connection over.
+
+        `on_demoted` is called when the server is found to take no writes any more; `on_commit` with
+        the names of the conversations whose logs have changed, behind their commit.
+        """
         self._link = link
         self._presence = presence
         self._on_demoted = on_demoted
+        self._on_commit = on_commit
         self._schema = schema
         self._node = presence.node
         self._ports = ports
@@ -289,7 +303,7 @@ class PostgresWriter:
     def _append_many(self, jobs: Sequence[Append]) -> list[Append]:
         """Append in one statement; return the appends that must be tried one by one."""
         self._load({job.conversation_id for job in jobs} - self._tails.keys())
-        statement = _Statement(self.now_us)
+        statement = self._statement()
         alone: dict[str, list[Append]] = {}
         for job in jobs:
             name = job.conversation_id
@@ -312,6 +326,7 @@ class PostgresWriter:
             moved = statement.run(self.connection, self._failpoint)
         except (psycopg.IntegrityError, *UNENCODABLE):
             moved = set()  # trying one by one finds the append at fault
+        self._tell(statement)
         for tail, added in statement.added:
             if tail.number not in moved:
                 self._tails.pop(tail.name, None)
@@ -327,6 +342,7 @@ class PostgresWriter:
             events, messages = self._known(tail, job.records) if tail else ({}, {})
             if all(record.event_id in events for record in job.records):
                 job.settle([events[record.event_id] for record in job.records])
+                self._tell_of([name])  # the first time its connection may have been lost
                 return
             check_append(
                 name,
@@ -339,10 +355,11 @@ class PostgresWriter:
                 known_messages=messages,
             )
             assert tail is not None, "an epoch that was never claimed was not fenced"
-            statement = _Statement(self.now_us)
+            statement = self._statement()
             statement.add(tail, job)
             try:
                 if statement.run(self.connection, self._failpoint):
+                    self._tell(statement)
                     self._tails[name] = tail
                     return
             except psycopg.errors.UniqueViolation:
@@ -350,6 +367,19 @@ class PostgresWriter:
         raise JournalUnavailable(
             f"append to conversation {name} lost {_RACES_MAX} races; nothing was written; try again"
         )
+
+    def _statement(self) -> _Statement:
+        return _Statement(self._node, self.now_us)
+
+    def _tell(self, statement: _Statement) -> None:
+        """Tell the readers of what this statement has committed, here and in other processes."""
+        if statement.moved:
+            self._tell_of(statement.moved, is_heard=statement.is_heard)
+
+    def _tell_of(self, names: Collection[str], *, is_heard: bool = True) -> None:
+        self._on_commit(names)
+        if is_heard:
+            self._presence.tell(names)
 
     def _known(
         self, tail: Tail, records: Sequence[Record]
@@ -437,6 +467,8 @@ class PostgresWriter:
             raise psycopg.OperationalError("the connection was closed before the commit")
         self._failpoint("committed")
         job.settle(value)
+        if change.changed is not None:
+            self._tell_of([change.changed])
 
     def reject(self, name: str, rejections: Sequence[Rejection]) -> None:
         oldest = self.now_us / 1_000_000 - self._rejection_age_s_max
@@ -538,7 +570,7 @@ class PostgresWriter:
         if events:
             raise EventIdConflict(fork_name, events)
         check_ids(fork_name, records, at + 1, messages)
-        statement = _Statement(self.now_us)
+        statement = self._statement()
         statement.add(
             child,
             Append(
@@ -596,7 +628,6 @@ class PostgresWriter:
         rest.number, rest.epoch = tail.number, tail.epoch + 1
         self._store(rest)
         self._begin_erasure(tail.log)
-        self.connection.execute(_NOTIFY.encode())
         return kept, sorted(forks), tail.log
 
     def erase_slice(self, log: int) -> int | None:
@@ -704,8 +735,13 @@ def _rounds(jobs: Sequence[Claiming]) -> list[list[Claiming]]:
 class _Statement:
     """The parameters of one `_APPEND`, gathered append by append."""
 
-    def __init__(self, now_us: int) -> None:
+    def __init__(self, node: int, now_us: int) -> None:
+        self._node = node
         self._now_us = now_us
+        self.moved: Sequence[str] = ()
+        """The names of the conversations that it has moved, once it was run."""
+        self.is_heard = False
+        """True if another process listened when it was run."""
         # By conversation: the tail as the statement leaves it, and the appends that move it there.
         self._by_name: dict[str, tuple[Tail, list[Append]]] = {}
         self._heads_before: list[int] = []
@@ -775,6 +811,7 @@ class _Statement:
             _APPENDS[bool(self._listings), bool(self._said_logs)],
             {
                 **self._listed(),
+                "node": self._node,
                 "said_logs": _array(sorted(self._said_logs)),
                 "now_us": self._now_us,
                 "ids": _array(tail.number for tail in tails),
@@ -794,7 +831,10 @@ class _Statement:
             },
         ).fetchall()
         failpoint("committed")
-        return {row[0] for row in rows}
+        moved = {row[0] for row in rows}
+        self.moved = [tail.name for tail in tails if tail.number in moved]
+        self.is_heard = bool(rows) and rows[0][1]
+        return moved
 
     def _listed(self) -> dict[str, object]:
         """Return the parameters of the listings."""

@@ -1,25 +1,33 @@
 """Tasks that wait for logs to change, served by one query of the store for all of them.
 
 Each journal has one watch, which runs no task. One of the waiting tasks leads: it queries the store
-for all of them whenever `call` was called or the poll interval has passed. When the leader leaves,
-it wakes another waiter, which leads from then on. So the number of queries does not grow with the
-number of waiting tasks.
+for those that `call` named, and for all of them whenever `call` named none or the poll interval has
+passed. When the leader leaves, it wakes another waiter, which leads from then on. So the number of
+queries does not grow with the number of waiting tasks, and a query that follows a commit reads the
+rows of the logs that it changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from zlib import crc32
 
 import anyio
 
 from turnkeeper.runtime.lowlevel import OneShot
 
 
+def mark_of(name: str) -> int:
+    """Return the 32 bits that name a conversation to waiting readers; two may share them."""
+    return crc32(name.encode(errors="surrogatepass"))
+
+
 class _Waiter:
-    __slots__ = ("after", "cell", "has_moved", "name")
+    __slots__ = ("after", "cell", "has_moved", "mark", "name")
 
     def __init__(self, name: str, after: int) -> None:
         self.name = name
+        self.mark = mark_of(name)
         self.after = after
         self.has_moved = False
         self.cell: OneShot[None] | None = None
@@ -43,22 +51,44 @@ class LogWatch:
         self._read_heads = read_heads
         self._poll_s = poll_s
         self._waiters: dict[_Waiter, None] = {}
+        # Written in the event loop alone, read by `awaits` in any thread.
+        self._awaited: dict[int, int] = {}
         self._is_led = False
         self._is_called = False
+        self._called_for: set[int] = set()
+        self._poll_at = 0.0
         self._calling: OneShot[None] | None = None
 
-    def call(self) -> None:
-        """Make the leader query the store now, because a log may have changed."""
-        self._is_called = True
-        if self._calling is not None:
+    @property
+    def is_awaited(self) -> bool:
+        """True if a task waits. Thread-safe."""
+        return bool(self._awaited)
+
+    def awaits(self, marks: Collection[int]) -> bool:
+        """Return True if a task waits for a log with one of these marks. Thread-safe.
+
+        A task that begins to wait later on reads the store first, and finds what was committed.
+        """
+        return any(mark in self._awaited for mark in marks)
+
+    def call(self, marks: Collection[int] | None = None) -> None:
+        """Make the leader query the store now: these logs may have changed; None: any log may."""
+        if marks is None:
+            self._is_called = True
+        else:
+            self._called_for.update(mark for mark in marks if mark in self._awaited)
+        if self._calling is not None and (self._is_called or self._called_for):
             self._calling.set(None)
             self._calling = None
 
     async def wait(self, name: str, after: int) -> None:
         """Return once this log does not end at `after`."""
         waiter = _Waiter(name, after)
+        if not self._waiters:
+            self._poll_at = anyio.current_time() + self._poll_s
         # Listed before its own query: the leader finds all writes from here on.
         self._waiters[waiter] = None
+        self._awaited[waiter.mark] = self._awaited.get(waiter.mark, 0) + 1
         try:
             self._see([waiter], await self._read_heads([name]))
             while not waiter.has_moved:
@@ -73,6 +103,9 @@ class LogWatch:
                         self._is_led = False
         finally:
             del self._waiters[waiter]
+            self._awaited[waiter.mark] -= 1
+            if not self._awaited[waiter.mark]:
+                del self._awaited[waiter.mark]
             if not self._is_led:
                 for other in self._waiters:
                     other.wake()
@@ -80,16 +113,22 @@ class LogWatch:
 
     async def _lead(self, leader: _Waiter) -> None:
         while not leader.has_moved:
-            if not self._is_called:
-                with anyio.move_on_after(self._poll_s):
+            if not (self._is_called or self._called_for):
+                # Calls for some logs do not put off the look at all of them.
+                with anyio.CancelScope(deadline=self._poll_at):
                     self._calling = OneShot()
                     await self._calling.wait()
             # Cleared before the query: a call from here on causes another one.
-            self._is_called = False
-            waiters = list(self._waiters)
+            is_for_all = self._is_called or anyio.current_time() >= self._poll_at
+            marks, self._called_for = self._called_for, set()
+            waiters = [each for each in self._waiters if is_for_all or each.mark in marks]
+            if is_for_all:
+                self._is_called = False
+                self._poll_at = anyio.current_time() + self._poll_s
             names = list(dict.fromkeys(waiter.name for waiter in waiters))
             try:
-                self._see(waiters, await self._read_heads(names))
+                if names:
+                    self._see(waiters, await self._read_heads(names))
             except BaseException:
                 self._is_called = True  # the query failed: the next leader makes it
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,8 +28,10 @@ from turnkeeper.actors.journal import Claim, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.postgres import reader as reader_module
 from turnkeeper.actors.journals.postgres.connections import BoundedConnection
+from turnkeeper.actors.journals.postgres.presence import CHANNEL, payload_of
 from turnkeeper.actors.journals.postgres.schema import SCHEMA_VERSION
 from turnkeeper.actors.journals.postgres.writer import PostgresWriter
+from turnkeeper.actors.journals.shared.log_watch import mark_of
 from turnkeeper.runtime import Ports
 
 from .... import postgres
@@ -269,6 +271,107 @@ async def test_a_waiting_reader_in_another_process_is_woken_and_does_not_poll(
                 while not heads or heads[-1] < seq:
                     await anyio.lowlevel.checkpoint()
     assert heads == [1, 2, 3]
+
+
+async def test_a_commit_makes_other_processes_look_at_the_logs_that_it_changed_and_no_other(
+    schema: str,
+) -> None:
+    asked: list[list[str]] = []
+    looks_at_all: list[None] = []
+    async with (
+        make_journal(schema) as owner,
+        make_journal(schema, read_only=True, poll_s=3600) as reader,
+    ):
+        claims = {name: await owner.claim(name) for name in ("a", "b", "c", "read by none")}
+        has_moved = {name: anyio.Event() for name in claims}
+        read_heads, hear = reader._watch._read_heads, reader._hear
+
+        async def count(names: Sequence[str]) -> Mapping[str, int]:
+            asked.append(sorted(names))
+            return await read_heads(names)
+
+        def hear_of(marks: Collection[int] | None) -> None:
+            hear(marks)
+            if marks is None:
+                looks_at_all.append(marks)
+
+        async def follow(name: str) -> None:
+            await reader.wait_for_more(name, after=0)
+            has_moved[name].set()
+
+        reader._watch._read_heads, reader._hear = count, hear_of  # type: ignore[method-assign]
+        async with anyio.create_task_group() as group:
+            for name in ("a", "b", "c"):
+                group.start_soon(follow, name)
+            await listens(schema)
+            # It looks at all of them as it begins to listen, and again behind its next renewal.
+            assert reader._presence is not None
+            reader._presence._call()
+            with anyio.fail_after(30):
+                while len(looks_at_all) < 2:
+                    await anyio.lowlevel.checkpoint()
+            await append(owner, "b", claims["b"], 1, "e1")
+            await has_moved["b"].wait()
+            asked.clear()
+
+            await append(owner, "read by none", claims["read by none"], 1, "e1")
+            await append(owner, "a", claims["a"], 1, "e1")
+            await has_moved["a"].wait()
+            assert asked == [["a"]]
+            await append(owner, "c", claims["c"], 1, "e1")
+
+
+async def listens(schema: str) -> None:
+    """Wait until a process listens."""
+    with psycopg.connect(
+        postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
+    ) as connection:
+        with anyio.fail_after(30):
+            while not connection.execute("SELECT FROM node WHERE is_listening").fetchall():
+                await anyio.lowlevel.checkpoint()
+
+
+async def test_a_process_that_is_alone_sends_no_notification_and_wakes_its_own_readers(
+    schema: str,
+) -> None:
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as other:
+        other.execute(f"LISTEN {CHANNEL}")
+        async with make_journal(schema, poll_s=3600) as journal:
+            claim = await journal.claim("c")
+            async with anyio.create_task_group() as group:
+                group.start_soon(partial(journal.wait_for_more, "c", after=0))
+                await listens(schema)
+                await append(journal, "c", claim, 1, "e1")
+        other.execute("SELECT pg_notify(%s, 'the end')", (CHANNEL,))
+        heard = [notice.payload for notice in other.notifies(timeout=0)]
+    assert heard[-1] == "the end"
+    assert payload_of({mark_of("c")}) not in heard
+
+
+async def test_a_renewal_writes_one_row_of_the_process_and_none_of_its_conversations(
+    schema: str,
+) -> None:
+    def rows(table: str) -> list[Any]:
+        with psycopg.connect(
+            postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
+        ) as connection:
+            return connection.execute(f"SELECT xmin, ctid FROM {table}".encode()).fetchall()
+
+    async with make_journal(schema) as journal:
+        async with anyio.create_task_group() as group:
+            for number in range(200):
+                group.start_soon(journal.claim, f"c{number}")
+        owned, (leased,) = rows("conversation"), rows("node")
+        assert journal._presence is not None
+        for _ in range(3):
+            journal._presence._call()
+            with anyio.fail_after(30):
+                while rows("node") == [leased]:
+                    await anyio.lowlevel.checkpoint()
+            (leased,) = rows("node")
+
+        assert len(owned) == 200
+        assert rows("conversation") == owned
 
 
 # --- the three outcomes ---------------------------------------------------------------------------

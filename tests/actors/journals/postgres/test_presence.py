@@ -15,8 +15,16 @@ import pytest
 
 from turnkeeper.actors.errors import JournalUnavailable
 from turnkeeper.actors.journals.postgres.connections import BoundedConnection, connect
-from turnkeeper.actors.journals.postgres.presence import Presence
+from turnkeeper.actors.journals.postgres.presence import (
+    CHANNEL,
+    MARKS_MAX,
+    TOLD_EVERY_S,
+    Presence,
+    marks_of,
+    payload_of,
+)
 from turnkeeper.actors.journals.postgres.schema import bring_up_to_date
+from turnkeeper.actors.journals.shared.log_watch import mark_of
 from turnkeeper.runtime import Ports
 from turnkeeper.runtime.testing import VirtualClock
 
@@ -45,7 +53,7 @@ class World:
             address="here",
             lease_s=LEASE_S,
             ports=Ports(monotonic=self.clock.monotonic),
-            on_notify=lambda: None,
+            on_notify=lambda _: None,
             on_lease_loss=lambda: self._tell("lost"),
             on_demoted=lambda: self._tell("demoted"),
             on_ended=self.ended.set,
@@ -244,3 +252,75 @@ def test_the_lease_is_renewed_in_a_process_with_more_than_1023_open_files(really
             world.stop()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# --- notifications --------------------------------------------------------------------------------
+
+
+def test_a_notification_names_marks_and_one_without_stands_for_all() -> None:
+    marks = {0, 7, (1 << 32) - 1}
+    assert marks_of(payload_of(marks)) == marks
+    most = payload_of(range(MARKS_MAX))
+    assert len(most) < 8_000  # PostgreSQL's limit
+    assert marks_of(most) == set(range(MARKS_MAX))
+    assert payload_of(range(MARKS_MAX + 1)) == ""
+    # Of an older version, and of one to come.
+    assert marks_of("") is None
+    assert marks_of("v2:abc") is None
+
+
+def heard_by(connection: psycopg.Connection[Any], *, until: str) -> list[set[int]]:
+    """Return the marks of each notification, up to the one that names this conversation."""
+    found: list[set[int]] = []
+    for notice in connection.notifies(timeout=60):
+        found.append(set(marks_of(notice.payload) or ()))
+        if mark_of(until) in found[-1]:
+            return found
+    raise AssertionError(f"no notification of {until}: {found}")
+
+
+def test_what_is_committed_between_two_notifications_is_told_in_one(really: Connect) -> None:
+    world = World(really)
+    presence = world.presence
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as other:
+        other.execute(f"LISTEN {CHANNEL}")
+        presence.start()
+        presence.tell(["a"])
+        assert heard_by(other, until="a")[-1] == {mark_of("a")}
+
+        presence.tell(["b", "c"])  # the clock stands: it is too early for a second one
+        presence.tell(["c", "d"])
+        world.clock.jump(TOLD_EVERY_S)
+        assert heard_by(other, until="b") == [{mark_of(name) for name in ("b", "c", "d")}]
+    world.stop()
+
+
+def test_what_could_not_be_told_is_told_on_the_next_connection(really: Connect) -> None:
+    made: list[BoundedConnection] = []
+
+    def make() -> BoundedConnection:
+        made.append(really())
+        return made[-1]
+
+    world = World(make)
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as other:
+        other.execute(f"LISTEN {CHANNEL}")
+        world.presence.start()
+        world.is_valid_again()
+        made[0].pgconn.finish()
+        world.presence.tell(["a"])
+        assert {mark_of("a")} in heard_by(other, until="a")
+        assert len(made) > 1
+    world.stop()
+
+
+def test_what_is_told_last_is_sent_before_the_lease_is_given_back(really: Connect) -> None:
+    world = World(really)
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as other:
+        other.execute(f"LISTEN {CHANNEL}")
+        world.presence.start()
+        world.presence.tell(["a"])
+        heard_by(other, until="a")
+        world.presence.tell(["b"])  # too early, and then there is no later
+        world.stop()
+        assert heard_by(other, until="b") == [{mark_of("b")}]

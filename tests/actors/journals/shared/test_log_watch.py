@@ -8,7 +8,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from turnkeeper.actors.journals.shared.log_watch import LogWatch
+from turnkeeper.actors.journals.shared.log_watch import LogWatch, mark_of
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +24,7 @@ class Logs:
         self.watch = LogWatch(self.read_heads, poll_s=3600)
 
     async def read_heads(self, names: Sequence[str]) -> Mapping[str, int]:
-        self.asked.append(list(names))
+        self.asked.append(sorted(names))
         await anyio.lowlevel.checkpoint()
         if self.error is not None:
             error, self.error = self.error, None
@@ -164,3 +164,46 @@ async def test_a_look_that_is_cut_off_is_made_by_the_one_that_leads_next(logs: L
         leader.cancel()
 
     assert logs.returned == ["a"]
+
+
+async def test_a_call_for_some_logs_looks_at_these_alone(logs: Logs) -> None:
+    async with anyio.create_task_group() as group:
+        for name in ("a", "b", "c"):
+            logs.heads[name] = 3
+            group.start_soon(logs.wait, name, 3)
+        await wait_all_tasks_blocked()
+        logs.asked.clear()
+
+        logs.watch.call({mark_of("read by none")})
+        await wait_all_tasks_blocked()
+        assert logs.asked == []
+        assert not logs.watch.awaits({mark_of("read by none")})
+        assert logs.watch.awaits({mark_of("read by none"), mark_of("c")})
+
+        logs.heads["b"] = logs.heads["c"] = 4
+        logs.watch.call({mark_of("b"), mark_of("read by none")})
+        await wait_all_tasks_blocked()
+        assert (logs.asked, logs.returned) == ([["b"]], ["b"])
+
+        logs.watch.call()
+        await wait_all_tasks_blocked()
+        assert (logs.asked, logs.returned) == ([["b"], ["a", "c"]], ["b", "c"])
+        logs.grow("a")
+    assert not logs.watch.is_awaited
+
+
+async def test_calls_for_some_logs_do_not_put_off_the_look_at_all(logs: Logs) -> None:
+    """So a call that was lost is made good within the interval, however many others come."""
+    async with anyio.create_task_group() as group:
+        for name in ("a", "b"):
+            logs.heads[name] = 3
+            group.start_soon(logs.wait, name, 3)
+        await wait_all_tasks_blocked()
+        logs.heads["b"] = 4  # and the call for it was lost
+        logs.asked.clear()
+        logs.watch._poll_at = anyio.current_time()
+
+        logs.watch.call({mark_of("a")})
+        await wait_all_tasks_blocked()
+        assert (logs.asked, logs.returned) == ([["a", "b"]], ["b"])
+        logs.grow("a")
