@@ -2,6 +2,8 @@
 
 A signal drains: new streams end at once, turns may end within the grace, the conversations are
 handed over, and then the server stops. A second signal ends the grace.
+
+A server that starts while its database is away waits for it, with a bound.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +31,8 @@ from rich.text import Text
 
 from turnkeeper.runtime import TurnkeeperError
 
-from ._exits import UNUSABLE, fail
+from ..errors import JournalRefused, JournalUnavailable
+from ._exits import BROKEN, UNUSABLE, fail
 from ._journal_jobs import LEASE_S, open_journal
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
     from ..agents.agent import Agent
     from ..agents.turn_context import TurnContext
+    from ..conversations.conversations import Conversations
     from ..gateway import Authenticate, Gateway, Node, NodeKeys
     from ..journals.postgres.journal import PostgresJournal
     from ..journals.sqlite.journal import SQLiteJournal
@@ -48,6 +52,9 @@ STOP_S = 5
 """Seconds that requests have to end once the conversations are handed over."""
 OWNER_WAIT_S = 5.0
 """Seconds that a server waits for the one before it to leave the file."""
+DATABASE_WAIT_S = 60.0
+DATABASE_PAUSE_S = 0.5
+"""Seconds between two attempts to open a database that is away."""
 Backend = Literal["asyncio", "trio"]
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SCOPES = ("read", "write", "admin", "inspector")
@@ -111,6 +118,14 @@ def serve(
             min=1.0, help="With --postgres: seconds after which others take over a dead machine's."
         ),
     ] = LEASE_S,
+    database_wait: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="With --postgres: how long to wait at the start for a database that is away.",
+        ),
+    ] = DATABASE_WAIT_S,
     backend: Annotated[
         Backend, typer.Option(help="asyncio is served by uvicorn, trio by hypercorn.")
     ] = "asyncio",
@@ -118,6 +133,9 @@ def serve(
     """Serve an agent over HTTP, until a signal; its conversations are kept in a journal.
 
     Without `--token-file` it listens on loopback only: everyone who can connect may do everything.
+
+    Exit status: 0, stopped by a signal; 1, the database was away for too long: start it again;
+    2, the call cannot be used.
     """
     if token_file is None and host not in _LOOPBACK:
         fail(
@@ -166,11 +184,14 @@ def serve(
                 backend=backend,
                 nodes=nodes,
                 recover_every_s=lease,
+                database_wait_s=0.0 if postgres is None else database_wait,
             )
             listening.enter_context(server.listener)
             anyio.run(server.run, backend=backend)
+    except JournalUnavailable as away:
+        fail(BROKEN, _in_one_line(away))
     except TurnkeeperError as error:
-        fail(UNUSABLE, " ".join(str(error).split()))
+        fail(UNUSABLE, _in_one_line(error))
 
 
 def inspect(
@@ -199,7 +220,7 @@ def inspect(
         with server.listener:
             anyio.run(server.run)
     except TurnkeeperError as error:
-        fail(UNUSABLE, " ".join(str(error).split()))
+        fail(UNUSABLE, _in_one_line(error))
 
 
 def _check_extra(command: str, backend: Backend = "asyncio") -> None:
@@ -328,50 +349,130 @@ class _Served:
     backend: Backend = "asyncio"
     nodes: _Nodes | None = None
     recover_every_s: float = LEASE_S
+    database_wait_s: float = 0.0
 
     async def run(self) -> None:
+        """Serve until a signal. Raises `JournalUnavailable` if the database stays away."""
+        failure: TurnkeeperError | None = None
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with AsyncExitStack() as stack:
+                try:
+                    conversations = await self._open(stack, signals)
+                except TurnkeeperError as error:
+                    failure = error  # raised below, where no group of tasks wraps it
+                else:
+                    if conversations is not None:
+                        await self._serve_open(conversations, stack, signals)
+        if failure is not None:
+            raise failure
+        _say("stopped")
+
+    def _make(self) -> Conversations:
         from ..conversations.conversations import Conversations  # noqa: PLC0415 - loads slowly
-        from ..gateway import Node, app  # noqa: PLC0415 - an extra
-        from ..gateway.guard import LOOPBACK_HOSTS  # noqa: PLC0415 - an extra
 
         is_resumable = getattr(self.agent, "is_resumable", False) is True
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with (
-                Conversations(
-                    self.agent,
-                    journal=self.journal,
-                    unfinished="resume" if is_resumable else "end",
-                    # A reader takes up nothing that others left.
-                    recover="on_message" if self.is_read_only else "on_enter",
-                    recover_every_s=self.recover_every_s,
-                ) as conversations,
-                AsyncExitStack() as stack,
-            ):
-                node = None
-                if self.nodes is not None:
-                    address, keys = self.nodes.address, self.nodes.keys
-                    node = Node(conversations, address=address, keys=keys)
-                    await stack.enter_async_context(node)
-                gateway = app(
-                    conversations,
-                    authenticate=self.authenticate,
-                    hosts=self.hosts.union(LOOPBACK_HOSTS),
-                    origins=self.origins,
-                    read_only=self.is_read_only,
-                )
-                await self._serve(gateway, node, signals)
-        _say("stopped")
+        return Conversations(
+            self.agent,
+            journal=self.journal,
+            unfinished="resume" if is_resumable else "end",
+            # A reader takes up nothing that others left.
+            recover="on_message" if self.is_read_only else "on_enter",
+            recover_every_s=self.recover_every_s,
+        )
+
+    async def _open(
+        self, stack: AsyncExitStack, signals: AsyncIterator[signal.Signals]
+    ) -> Conversations | None:
+        """Open the conversations until the stack ends; None if a signal came before they were open.
+
+        Raises `JournalUnavailable` if the database is away for too long.
+        """
+        until = anyio.current_time() + self.database_wait_s
+        while True:
+            try:
+                return await stack.enter_async_context(self._make())
+            except JournalUnavailable as error:
+                if anyio.current_time() >= until:
+                    raise
+                _say(f"waiting {self.database_wait_s:g} s at most: {_in_one_line(error)}")
+            if not await self._wait_for_database(until, signals):
+                return None
+
+    async def _wait_for_database(
+        self, until: float, signals: AsyncIterator[signal.Signals]
+    ) -> bool:
+        """Wait until the journal can be opened, or for too long; False if a signal came.
+
+        Meanwhile requests are told that this server is not open yet, and `healthz` is well: a
+        supervisor that restarted it would not bring the database back.
+        """
+        is_over, waiting, listening = anyio.Event(), anyio.CancelScope(), anyio.CancelScope()
+
+        async def end_with_signal() -> None:
+            with listening:
+                await anext(signals)
+                waiting.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._server, self._app(self._make()), self.listener.dup(), is_over)
+            group.start_soon(end_with_signal)
+            with waiting:
+                while anyio.current_time() < until:
+                    await anyio.sleep(DATABASE_PAUSE_S)
+                    with suppress(JournalUnavailable):
+                        if await self._is_there():
+                            break
+            listening.cancel()
+            is_over.set()
+        return not waiting.cancel_called
+
+    async def _is_there(self) -> bool:
+        """True if the journal can be opened, or says why it never can be."""
+        with suppress(JournalRefused):
+            async with self.journal:
+                pass
+        return True
+
+    @property
+    def _server(self) -> Callable[[ASGIApp, socket.socket, anyio.Event], Awaitable[None]]:
+        return _by_hypercorn if self.backend == "trio" else _by_uvicorn
+
+    def _app(self, conversations: Conversations) -> Gateway:
+        from ..gateway import app  # noqa: PLC0415 - an extra
+        from ..gateway.guard import LOOPBACK_HOSTS  # noqa: PLC0415 - an extra
+
+        return app(
+            conversations,
+            authenticate=self.authenticate,
+            hosts=self.hosts.union(LOOPBACK_HOSTS),
+            origins=self.origins,
+            read_only=self.is_read_only,
+        )
+
+    async def _serve_open(
+        self,
+        conversations: Conversations,
+        stack: AsyncExitStack,
+        signals: AsyncIterator[signal.Signals],
+    ) -> None:
+        """Serve conversations that are open, until a signal and the drain that it begins."""
+        from ..gateway import Node  # noqa: PLC0415 - an extra
+
+        node = None
+        if self.nodes is not None:
+            node = Node(conversations, address=self.nodes.address, keys=self.nodes.keys)
+            await stack.enter_async_context(node)
+        await self._serve(self._app(conversations), node, signals)
 
     async def _serve(
         self, gateway: Gateway, node: Node | None, signals: AsyncIterator[signal.Signals]
     ) -> None:
-        serve = _by_hypercorn if self.backend == "trio" else _by_uvicorn
         told = self._told()
         is_over = anyio.Event()
         async with anyio.create_task_group() as group:
-            group.start_soon(serve, gateway, self.listener, is_over)
+            group.start_soon(self._server, gateway, self.listener, is_over)
             if node is not None and self.nodes is not None:
-                group.start_soon(serve, node, self.nodes.listener, is_over)
+                group.start_soon(self._server, node, self.nodes.listener, is_over)
             for line in told:
                 _say(line)
             await anext(signals)
@@ -443,6 +544,10 @@ async def _drain(gateway: Gateway, signals: AsyncIterator[signal.Signals], grace
         group.start_soon(hurry)
         await gateway.drain(grace_s)
         group.cancel_scope.cancel()
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _say(line: str) -> None:

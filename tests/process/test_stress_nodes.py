@@ -32,7 +32,7 @@ def test_three_machines_lose_nothing_whatever_fails_around_them(backend: str) ->
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["findings"] == []
-    assert report["totals"]["disturbances"] == 10
+    assert report["totals"]["disturbances"] == 8
     assert report["totals"]["kills"] == 2
     assert report["totals"]["known"] > 20
     with psycopg.connect(postgres.conninfo()) as connection:
