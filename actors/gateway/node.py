@@ -15,9 +15,10 @@ two routes, and nothing of the public ones:
 2. the pieces of one conversation's answers, for all readers of the other node together.
 
 It promises that a command is sent at most once for each call: an answer that did not come is
-`OutcomeUnknown`, and the same command under the same id finds out. A process that cannot be reached
-while its lease lasts is `OwnedElsewhere`: nothing happened. It does not promise pieces: while the
-owner cannot be heard, readers get the events alone.
+`OutcomeUnknown`, and the same command under the same id finds out. The answer is not waited for
+once the process that was asked has lost the conversation, as one does that stands still until its
+lease runs out. A process that cannot be reached while its lease lasts is `OwnedElsewhere`: nothing
+happened. It does not promise pieces: while the owner cannot be heard, readers get the events alone.
 
 The journal decides who owns what. A node keeps no list of the others: it calls the address in the
 lease of the conversation's owner, which PostgreSQL gives only while that lease lasts.
@@ -81,6 +82,8 @@ class NodeLimits:
     body_s: float = 30.0
     answer_s: float = 40.0
     """After how many seconds without an answer the outcome of a command is unknown."""
+    look_s: float = 2.0
+    """How often to look if the process that is asked still owns the conversation."""
     asked_at_once: int = 4_096
     """How many commands of other nodes are carried out at once."""
     streams_max: int = 10_000
@@ -116,6 +119,17 @@ def _split(address: str) -> str | None:
     if not is_whole or parts.query or parts.fragment or "@" in parts.netloc:
         return None
     return parts.path
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A command on its way."""
+
+    address: str
+    conversation_id: str
+    began_at: float
+    has_moved: bool = False
+    """The last look found another owner, or none."""
 
 
 class Node:
@@ -154,6 +168,9 @@ class Node:
         self._group: TaskGroup | None = None
         self._relays: dict[str, anyio.Event] = {}
         """The conversations whose pieces are asked for, each with the way to make it look now."""
+        self._asking: dict[anyio.CancelScope, _Asked] = {}
+        """The commands that wait for an answer, each with the way to give it up."""
+        self._is_looking = False
         self._asked_count = 0
         self._streams_count = 0
         self._stack = AsyncExitStack()
@@ -181,14 +198,12 @@ class Node:
         body = encode_ask(conversation_id, command)
         target = f"{path}/ask"
         try:
-            status, answer = await self._client.post(
-                address, target, self._signed(target, body), body
-            )
+            status, answer = await self._answer_of(address, conversation_id, target, body)
         except Unreachable as error:
             raise NotReached from error
         except Broken as error:
             raise _unknown(conversation_id) from error
-        if status in _NOTHING_HAPPENED:
+        if status in _NOTHING_HAPPENED or (status == _UNAVAILABLE and answer == _NOT_TAKEN):
             _logger.warning("command not taken by its owner's node", status=status)
             raise NotReached
         try:
@@ -197,6 +212,54 @@ class Node:
             if isinstance(error, TurnkeeperError):
                 raise  # the one that came in place of the reply
             raise _unknown(conversation_id) from error
+
+    async def _answer_of(
+        self, address: str, conversation_id: str, target: str, body: bytes
+    ) -> tuple[int, bytes]:
+        """Ask, and wait for the answer while the process that is asked is the owner.
+
+        Raises `Unreachable`, and `Broken` if the answer did not come.
+        """
+        scope = anyio.CancelScope()
+        if not self._is_looking and self._group is not None:
+            self._is_looking = True
+            self._group.start_soon(self._give_up_on_moved_owners)
+        self._asking[scope] = _Asked(address, conversation_id, self._ports.monotonic())
+        try:
+            with scope:
+                return await self._client.post(address, target, self._signed(target, body), body)
+        finally:
+            del self._asking[scope]
+        raise Broken("its process does not own the conversation any more")
+
+    async def _give_up_on_moved_owners(self) -> None:
+        """Give up each answer whose process has lost the conversation; end with the last command.
+
+        A process that stands still answers nothing, and its lease runs out. One that released the
+        conversation has its answer on the way: so two looks have to say the same.
+        """
+        while self._asking:
+            await anyio.sleep(self._limits.look_s)
+            before = self._ports.monotonic() - self._limits.look_s
+            late = [each for each in self._asking.items() if each[1].began_at <= before]
+            moved: dict[tuple[str, str], bool] = {}
+            for scope, asked in late:
+                place = (asked.conversation_id, asked.address)
+                if place not in moved:
+                    moved[place] = await self._has_moved(*place)
+                if moved[place] and asked.has_moved:
+                    scope.cancel()
+                asked.has_moved = moved[place]
+        self._is_looking = False
+
+    async def _has_moved(self, conversation_id: str, address: str) -> bool:
+        """Return True if the journal says that the process at this address is not the owner."""
+        here = self._here
+        assert here is not None, "a command of a node that was not entered"
+        try:
+            return await here.has_moved(conversation_id, address)
+        except Exception:  # noqa: BLE001 - it must not end what else this node does
+            return False  # the database is away, which says nothing of the owner
 
     def _signed(self, target: str, body: bytes) -> list[tuple[str, str]]:
         at, nonce = int(self._ports.now()), self._ports.ids.new().lower()
@@ -403,8 +466,11 @@ class Node:
 
 
 _OK = 200
-_NOTHING_HAPPENED = frozenset((400, 401, 404, 413, 503))
-"""The statuses with which a node refuses a command before anything of it is carried out."""
+_NOTHING_HAPPENED = frozenset((400, 401, 404, 413))
+"""The statuses with which a command is refused before anything of it is carried out."""
+_UNAVAILABLE = 503
+_NOT_TAKEN = b"not taken"
+"""A node's own 503 says so: a proxy between two nodes may answer 503 to what has arrived."""
 
 
 def _unknown(conversation_id: str) -> OutcomeUnknown:
@@ -415,7 +481,8 @@ def _unknown(conversation_id: str) -> OutcomeUnknown:
 
 
 def _refused(status: int) -> Response:
-    return Response(status_code=status, headers={"Connection": "close"})
+    said = _NOT_TAKEN if status == _UNAVAILABLE else b""
+    return Response(said, status_code=status, headers={"Connection": "close"})
 
 
 def _told(body: bytes) -> Response:

@@ -20,7 +20,7 @@ from turnkeeper.runtime import OwnershipLost, Ref, Region
 from ..core.commands import Command, FromOutside, Query
 from ..errors import ConversationNotFound, ConversationsClosed, Draining, OwnedElsewhere
 from ..events import TextDelta
-from ..journal import Journal, ListQuery
+from ..journal import Journal, ListQuery, ListRow
 from .live_answer import ends_answer
 from .subscriptions import EventReader, Subscriptions
 
@@ -147,11 +147,17 @@ class ThisNode:
 
         It reads one row.
         """
+        row = await self._row_of(conversation_id)
+        return row.address if row is not None and row.owned == "elsewhere" else None
+
+    async def has_moved(self, conversation_id: str, address: str) -> bool:
+        """Return True if it is there, and the living process at this address does not own it."""
+        row = await self._row_of(conversation_id)
+        return row is not None and (row.owned != "elsewhere" or row.address != address)
+
+    async def _row_of(self, conversation_id: str) -> ListRow | None:
         page = await self._journal.page(ListQuery(1, prefix=conversation_id))
-        for row in page.rows:
-            if row.conversation_id == conversation_id and row.owned == "elsewhere":
-                return row.address
-        return None
+        return next((row for row in page.rows if row.conversation_id == conversation_id), None)
 
     def wants_pieces(self, conversation_id: str) -> bool:
         """Return True if readers here wait for pieces that are not written here."""

@@ -9,7 +9,8 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import anyio
@@ -39,7 +40,7 @@ from turnkeeper.actors.gateway.node_keys import SKEW_S, Signed, digest_of
 from turnkeeper.actors.gateway.node_wire import decode_reply, encode_ask
 from turnkeeper.actors.journals.memory import MemoryStore
 from turnkeeper.actors.owner import subscriptions
-from turnkeeper.actors.owner.nodes import NotReached
+from turnkeeper.actors.owner.nodes import NotReached, ThisNode
 from turnkeeper.runtime import OutcomeUnknown, TurnkeeperError
 
 pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
@@ -58,10 +59,14 @@ class Behind:
         self.asked: list[str] = []
         self.is_mute = False
         """Take what is asked, and cut the connection in place of an answer."""
+        self.still: anyio.Event | None = None
+        """Take what is asked, and do nothing before this is set, as a process that stands still."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.node is not None
         self.asked.append(scope["path"].rpartition("/")[2])
+        if self.still is not None:
+            await self.still.wait()
 
         async def answer(message: object) -> None:
             if self.is_mute:
@@ -376,6 +381,76 @@ async def test_an_answer_that_does_not_come_is_unknown_and_the_same_key_finds_ou
         assert owner.agent.turns.count("two") == 1
 
 
+class Looks:
+    """Counts how often a node looks if the owner that it has asked is still the owner."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._one = anyio.Event()
+        look = ThisNode.has_moved
+
+        async def counted(node: ThisNode, conversation_id: str, address: str) -> bool:
+            found = await look(node, conversation_id, address)
+            self.count += 1
+            self._one.set()
+            return found
+
+        monkeypatch.setattr(ThisNode, "has_moved", counted)
+
+    async def some(self) -> None:
+        """Wait for three of them."""
+        until = self.count + 3
+        while self.count < until:
+            self._one = anyio.Event()
+            await self._one.wait()
+
+
+LOOKING = replace(QUICK, look_s=0.02)
+
+
+async def test_an_owner_that_stands_still_is_waited_for_while_its_lease_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = Looks(monkeypatch)
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine(limits=LOOKING)
+        await owner.answered("one")
+        owner.behind.still = anyio.Event()
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(other.answered, "two", idempotency_key="m2"))
+            await looks.some()
+
+            owner.behind.still.set()
+
+        assert owner.agent.turns == ["one", "two"]
+
+
+async def test_an_owner_that_stands_still_past_its_lease_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = Looks(monkeypatch)
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine(limits=LOOKING)
+        await owner.answered("one")
+        owner.behind.still = anyio.Event()
+        told: list[httpx.Response] = []
+
+        async def send() -> None:
+            told.append(await other.send("two", idempotency_key="m2"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(send)
+            await looks.some()
+            assert not told
+            await owner.conversations.journal.__aexit__(None, None, None)  # as its lease runs out
+
+        assert told[0].status_code == 504
+        assert told[0].json()["type"] == "urn:turnkeeper:outcome-unknown"
+        await other.answered("two", idempotency_key="m2")
+        owner.behind.still.set()
+        assert (owner.agent.turns, other.agent.turns) == (["one"], ["two"])
+
+
 async def test_a_conversation_whose_owner_has_gone_is_taken_over_by_the_node_that_is_asked() -> (
     None
 ):
@@ -664,6 +739,31 @@ async def test_redirects_are_not_followed() -> None:
             with pytest.raises(OutcomeUnknown):
                 await node.ask(gateway.node_address(url), "alice", Interrupt())
         assert len(asked) == 1
+
+
+async def test_a_503_of_a_proxy_between_two_nodes_says_nothing_of_the_command() -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+
+        async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
+            async def lost(_: object) -> None: ...
+
+            assert scope["type"] == "http"
+            assert owner.behind.node is not None
+            await owner.behind.node(scope, receive, lost)
+            headers = [(b"content-length", b"5"), (b"connection", b"close")]
+            await send({"type": "http.response.start", "status": 503, "headers": headers})
+            await send({"type": "http.response.body", "body": b"error"})
+
+        run = owner.address.rpartition("/")[2]
+        async with served(proxy) as url:
+            owner.conversations.journal._address = f"{url}/{run}"  # type: ignore[attr-defined]
+            unknown = await other.send("two", idempotency_key="m2")
+        assert unknown.status_code == 504
+
+        owner.conversations.journal._address = owner.address  # type: ignore[attr-defined]
+        assert (await other.send("two", idempotency_key="m2")).status_code == 200  # it had happened
 
 
 # --- the owner authorizes again -------------------------------------------------------------------
