@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -414,7 +414,7 @@ class _Served:
                 waiting.cancel()
 
         async with anyio.create_task_group() as group:
-            group.start_soon(self._server, self._app(self._make()), self.listener.dup(), is_over)
+            group.start_soon(self._serve_app, self._app(self._make()), self.listener.dup(), is_over)
             group.start_soon(end_with_signal)
             with waiting:
                 while anyio.current_time() < until:
@@ -433,9 +433,9 @@ class _Served:
                 pass
         return True
 
-    @property
-    def _server(self) -> Callable[[ASGIApp, socket.socket, anyio.Event], Awaitable[None]]:
-        return _by_hypercorn if self.backend == "trio" else _by_uvicorn
+    async def _serve_app(self, app: ASGIApp, listener: socket.socket, is_over: anyio.Event) -> None:
+        serve = _by_hypercorn if self.backend == "trio" else _by_uvicorn
+        await serve(app, listener, is_over)
 
     def _app(self, conversations: Conversations) -> Gateway:
         from ..gateway import app  # noqa: PLC0415 - an extra
@@ -470,9 +470,9 @@ class _Served:
         told = self._told()
         is_over = anyio.Event()
         async with anyio.create_task_group() as group:
-            group.start_soon(self._server, gateway, self.listener, is_over)
+            group.start_soon(self._serve_app, gateway, self.listener, is_over)
             if node is not None and self.nodes is not None:
-                group.start_soon(self._server, node, self.nodes.listener, is_over)
+                group.start_soon(self._serve_app, node, self.nodes.listener, is_over)
             for line in told:
                 _say(line)
             await anext(signals)
