@@ -14,7 +14,19 @@ from turnkeeper.runtime import OutcomeUnknown, OwnershipLost, Refused, Unavailab
 
 
 class InvalidInput(Refused, ValueError):
-    """The argument is invalid, or cannot be stored; nothing was written."""
+    """The argument is invalid, or cannot be stored; nothing was written.
+
+    `argument` names it and `rule` says what is allowed there, for clients elsewhere: neither quotes
+    what was given, as the text may. Both are empty where only code can be at fault.
+    """
+
+    argument: str = ""
+    rule: str = ""
+
+    def __init__(self, *said: object, argument: str = "", rule: str = "") -> None:
+        super().__init__(*said)
+        self.argument = argument
+        self.rule = rule
 
 
 class InvalidConversationId(InvalidInput):
@@ -191,7 +203,10 @@ class JsonTooDeep(InvalidInput):
     """JSON is nested deeper than it may be; nothing was written."""
 
     def __init__(self) -> None:
-        super().__init__("nested too deep; nothing was written; use fewer levels")
+        super().__init__(
+            "nested too deep; nothing was written; use fewer levels",
+            rule="must have fewer levels of nesting",
+        )
 
 
 class JsonNumberTooLong(InvalidInput):
@@ -200,7 +215,8 @@ class JsonNumberTooLong(InvalidInput):
     def __init__(self, digits_max: int) -> None:
         super().__init__(
             f"an integer of more than {digits_max:,} digits; nothing was written; write it as a "
-            "text"
+            "text",
+            rule=f"must have no integer of more than {digits_max} digits; write it as a text",
         )
         self.digits_max = digits_max
 

@@ -29,7 +29,7 @@ from ._parent import Child, Verdict
 from ._ref import Ref, Terminated, add_watcher
 from ._reports import RegionOverflow
 from ._supervision import Directive, RestartLog, Supervision
-from ._supervisor import Supervisor
+from ._supervisor import Supervisor, check_factory
 
 if TYPE_CHECKING:
     from ._actor import Actor
@@ -59,6 +59,7 @@ class Region(Supervisor, Generic[M]):
         active_max: int | None,
         refuse_s: float,
     ) -> None:
+        check_factory(factory, name)
         super().__init__(system, name, supervision, parent=parent)
         self._factory = factory
         self._spec = spec

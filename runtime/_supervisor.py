@@ -31,11 +31,21 @@ if TYPE_CHECKING:
     from ._actor import Actor
     from ._system import System
 
-__all__ = ["Supervisor"]
+__all__ = ["Supervisor", "check_factory"]
 
 M = TypeVar("M")
 
 _DEFAULT_SPEC = Spec(MailboxSettings())
+
+
+def check_factory(factory: object, name: str) -> None:
+    """Raise `TypeError` if this cannot make an actor, as an actor that was made already cannot."""
+    if not callable(factory):
+        kind = type(factory).__name__
+        raise TypeError(
+            f"actor {name!r} is made of a {kind}; give what makes it, and makes it again for each "
+            f"restart: the class, or `lambda: {kind}(...)`"
+        )
 
 
 class Supervisor:
@@ -83,10 +93,12 @@ class Supervisor:
     ) -> Ref[M]:
         """Start an actor and return its ref; its `on_start` runs soon, before any message.
 
-        `factory`, `mailbox` and `resident` are as for `Runtime.spawn`.
+        `factory`, `mailbox` and `resident` are as for `Runtime.spawn`. Raises `TypeError` for an
+        actor in place of its factory.
         `supervision` is for this one child, in place of its supervisor's, and with a count of its
         own: past it, the failure is its supervisor's to judge.
         """
+        check_factory(factory, name)
         if mailbox is None and supervision is None and not resident:
             spec = _DEFAULT_SPEC
         else:

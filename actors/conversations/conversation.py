@@ -498,7 +498,9 @@ class Conversation:
             seq = head
         if not 0 <= seq <= head:
             raise InvalidInput(
-                f"seq {seq} of conversation {self.conversation_id} is not in 0..{head}"
+                f"seq {seq} of conversation {self.conversation_id} is not in 0..{head}",
+                argument="at",
+                rule=f"at must be 0 to {head}",
             )
         state, _ = await load_state(self._journal, self.conversation_id, seq)
         return state
@@ -540,7 +542,12 @@ def _frozen(what: str, given: Mapping[str, object] | None) -> FrozenObject:
         raise InvalidInput(f"{what} takes a mapping, not a {type(given).__name__}")
     try:
         return FrozenObject(given)
-    except InvalidInput:
+    except InvalidInput as error:
+        error.argument = what
         raise
     except ValueError as error:
-        raise InvalidInput(f"{what} holds an invalid value: {error_text(error)}") from error
+        raise InvalidInput(
+            f"{what} holds an invalid value: {error_text(error)}",
+            argument=what,
+            rule=f"{what} must be JSON, in valid Unicode, with finite numbers",
+        ) from error

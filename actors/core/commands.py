@@ -167,13 +167,13 @@ def check_file(file: object) -> None:
     check_new_id("the name of a file", file.name)
     check_text("the media type of a file", file.media_type)
     if not _MEDIA_TYPE.fullmatch(file.media_type):
-        raise InvalidInput("the media type of a file takes a type and a subtype, as text/plain")
+        raise _wrong_file("the media type of a file must be a type and a subtype, as text/plain")
     if (file.data is None) == (file.url is None):
-        raise InvalidInput("a file has either data or a url, and not both")
+        raise _wrong_file("a file must have either data or a url, and not both")
     if file.url is not None:
         check_short("the url of a file", file.url, URL_LENGTH_MAX)
         if not file.url.strip() or file.url.lower().startswith("data:"):
-            raise InvalidInput("the url of a file is an address; give its bytes as data")
+            raise _wrong_file("the url of a file must be an address; give its bytes as data")
         return
     try:
         raw = base64.b64decode(file.data or "", validate=True)
@@ -181,7 +181,11 @@ def check_file(file: object) -> None:
     except ValueError:
         is_plain = False
     if not is_plain:
-        raise InvalidInput("the data of a file is not base64; make it with FileContent.with_bytes")
+        raise _wrong_file("the data of a file must be base64; make it with FileContent.with_bytes")
+
+
+def _wrong_file(rule: str) -> InvalidInput:
+    return InvalidInput(rule, argument="a file", rule=rule)
 
 
 _CHAT_KINDS = ("user_message", "message_queued")
@@ -331,7 +335,11 @@ class Change(FromOutside[Appended | Duplicate]):
         for name, value in self.labels.items():
             check_shown("the name of a label", name)
             if not name:
-                raise InvalidInput("the name of a label is empty; it takes 1 character or more")
+                raise InvalidInput(
+                    "the name of a label is empty; it takes 1 character or more",
+                    argument="labels",
+                    rule="the name of a label must have 1 character or more",
+                )
             if value is not None:
                 check_shown("a label", value)
         if self.change_id is not None:

@@ -51,6 +51,7 @@ __all__ = [
     "page_of",
 ]
 
+CURSOR_RULE = "cursor must be the one that the page before gave, with the same filters and order"
 LIST_LIMIT_MAX = 100_000
 """The rows that one call may ask for, or look at."""
 SHOWN_LENGTH = 200
@@ -288,13 +289,17 @@ def make_query(
     """Return a query for a journal. Raise `InvalidInput` if an argument is invalid."""
     for what, count in (("limit", limit), ("scan_max", scan_max)):
         if not 1 <= count <= LIST_LIMIT_MAX:
-            raise InvalidInput(f"{what} is {count}; it takes 1 to {LIST_LIMIT_MAX}")
+            rule = f"{what} must be 1 to {LIST_LIMIT_MAX}"
+            raise InvalidInput(
+                f"{what} is {count}; it takes 1 to {LIST_LIMIT_MAX}", argument=what, rule=rule
+            )
     check_text("prefix", prefix)
     if owner is not None:
         check_text("owner", owner)
     if status is not None and status.upper() not in AgentExecutionStatus.__members__:
         known = ", ".join(one.lower() for one in AgentExecutionStatus)
-        raise InvalidInput(f"status is {status!r}; it takes one of {known}")
+        said = f"status is {status!r}; it takes one of {known}"
+        raise InvalidInput(said, argument="status", rule=f"status must be one of {known}")
     if order not in get_args(ListOrder):
         raise InvalidInput(f"order is {order!r}; it takes one of {', '.join(get_args(ListOrder))}")
     if label is not None:
@@ -327,10 +332,13 @@ def decode_cursor(cursor: str, query: ListQuery) -> Sequence[str | int]:
             for at, part in enumerate(key)
         )
     except (ValueError, TypeError) as error:
-        raise InvalidInput("a cursor that no page has given; begin without one") from error
+        said = "a cursor that no page has given; begin without one"
+        raise InvalidInput(said, argument="cursor", rule=CURSOR_RULE) from error
     if filters != _filters(query) or not is_key:
         raise InvalidInput(
             "a cursor of a list with other filters or another order; give the same ones, or begin "
-            "without a cursor"
+            "without a cursor",
+            argument="cursor",
+            rule=CURSOR_RULE,
         )
     return tuple(key)

@@ -19,6 +19,8 @@ __all__ = ["SearchHit", "SearchResults", "make_search_query", "results_of"]
 SEARCH_LIMIT_MAX = 10_000
 """The hits that one call may ask for."""
 SCAN_MAX = 100_000
+CURSOR_RULE = "cursor must be the one that the page before gave, with the same words and filters"
+WORDS_RULE = "words must have a word: a word is of letters and digits"
 ASKED_LENGTH_MAX = 1_000
 ASKED_WORDS_MAX = 32
 
@@ -68,10 +70,15 @@ def make_search_query(
     """Return a query for a journal. Raise `InvalidInput` if an argument is invalid."""
     check_text("words", words)
     if len(words) > ASKED_LENGTH_MAX:
-        raise InvalidInput(f"words has {len(words)} characters; it takes {ASKED_LENGTH_MAX}")
+        raise InvalidInput(
+            f"words has {len(words)} characters; it takes {ASKED_LENGTH_MAX}",
+            argument="words",
+            rule=f"words must have at most {ASKED_LENGTH_MAX} characters",
+        )
     for what, count, most in (("limit", limit, SEARCH_LIMIT_MAX), ("scan_max", scan_max, SCAN_MAX)):
         if not 1 <= count <= most:
-            raise InvalidInput(f"{what} is {count}; it takes 1 to {most}")
+            rule = f"{what} must be 1 to {most}"
+            raise InvalidInput(f"{what} is {count}; it takes 1 to {most}", argument=what, rule=rule)
     check_text("prefix", prefix)
     if owner is not None:
         check_text("owner", owner)
@@ -85,9 +92,14 @@ def make_search_query(
     begins = found.pop() if found and asked.endswith("*") else ""
     whole = tuple(dict.fromkeys(found))
     if not (whole or begins):
-        raise InvalidInput("words has no word in it: a word is of letters and digits")
+        said = "words has no word in it: a word is of letters and digits"
+        raise InvalidInput(said, argument="words", rule=WORDS_RULE)
     if len(whole) > ASKED_WORDS_MAX:
-        raise InvalidInput(f"words has {len(whole)} words; it takes {ASKED_WORDS_MAX}")
+        raise InvalidInput(
+            f"words has {len(whole)} words; it takes {ASKED_WORDS_MAX}",
+            argument="words",
+            rule=f"words must be at most {ASKED_WORDS_MAX}",
+        )
     query = SearchQuery(whole, limit, begins, None, prefix, owner, label, scan_max)
     return query if cursor is None else query._replace(after=_decode_cursor(cursor, query))
 
@@ -127,10 +139,13 @@ def _decode_cursor(cursor: str, query: SearchQuery) -> int:
         filters, number = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         is_number = type(number) is int and 0 <= number < 1 << 63
     except (ValueError, TypeError) as error:
-        raise InvalidInput("a cursor that no page has given; begin without one") from error
+        said = "a cursor that no page has given; begin without one"
+        raise InvalidInput(said, argument="cursor", rule=CURSOR_RULE) from error
     if filters != _filters(query) or not is_number:
         raise InvalidInput(
             "a cursor of a search for other words or with other filters; give the same ones, or "
-            "begin without a cursor"
+            "begin without a cursor",
+            argument="cursor",
+            rule=CURSOR_RULE,
         )
     return int(number)

@@ -19,6 +19,7 @@ from ..errors import (
     ConversationNotFound,
     Draining,
     FileTooLarge,
+    InvalidInput,
     MessageIdConflict,
     MessageNotFound,
     MetadataTooLong,
@@ -239,11 +240,15 @@ def _check_limits(working: WorkingState, command: Send) -> None:
     if len(command.content) > limits.content_length_max:
         name, found = working.conversation_id, len(command.content)
         raise ContentTooLong(name, found, limits.content_length_max)
-    check_json(
-        command.metadata,
-        depth_max=limits.metadata_depth_max,
-        digits_max=limits.metadata_digits_max,
-    )
+    try:
+        check_json(
+            command.metadata,
+            depth_max=limits.metadata_depth_max,
+            digits_max=limits.metadata_digits_max,
+        )
+    except InvalidInput as error:
+        error.argument = "metadata"
+        raise
     length = len(json.dumps(command.metadata, ensure_ascii=False))
     if length > limits.metadata_length_max:
         raise MetadataTooLong(working.conversation_id, length, limits.metadata_length_max)

@@ -38,7 +38,8 @@ from ..events import (
 from ..values.text import check_text
 from .ag_ui import Out, Progress, RunCursor, RunEvents, Show, parse_run_cursor
 from .ai_sdk import NAMELESS
-from .bodies import Given, MayByBody
+from .bodies import PART_RULE, Given, MayByBody
+from .faults import invalid_id, unusable
 from .names import ID_LENGTH_MAX, Cursor
 from .problems import OWN, ProblemRaised, problem_of
 from .replies import EventStream, Feed, Write
@@ -132,8 +133,11 @@ async def connect(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Go on with a run after a cursor; without one, stream the newest run from its beginning."""
-    given = last_event_id or after
-    cursor = None if given is None else _cursor_of(given)
+    cursor = None
+    if last_event_id:
+        cursor = _cursor_of(last_event_id, header="last-event-id")
+    elif after is not None:
+        cursor = _cursor_of(after, parameter="after")
     await caller.check_exists()
     newest = await _newest_run(caller)
     if cursor is not None:
@@ -151,25 +155,23 @@ async def connect(
 # --- reading what a client sends -----------------------------------------------------------------
 
 
-def _unusable(at: Sequence[str], rule: str) -> ProblemRaised:
-    return ProblemRaised(OWN["invalid-request"], {"errors": [{"at": ["body", *at], "rule": rule}]})
-
-
 def _check_is_served(body: RunInput) -> None:
     """Refuse parts of the protocol that would otherwise be dropped without a word."""
     if body.tools:
-        raise _unusable(["tools"], "empty: tools run on the server")
+        raise unusable("must be empty: tools run on the server", pointer="#/tools")
     if body.context:
-        raise _unusable(["context"], "empty: the agent reads the conversation alone")
+        said = "must be empty: the agent reads nothing but the conversation"
+        raise unusable(said, pointer="#/context")
     if body.state not in (None, {}):
-        raise _unusable(["state"], "empty: there is no state that is shared with the client")
+        said = "must be empty: no state is shared with the client"
+        raise unusable(said, pointer="#/state")
 
 
 def _newest_message(messages: Sequence[Message]) -> Message:
     for message in reversed(messages):
         if message.role == "user":
             return message
-    raise _unusable(["messages"], "at least one user message, or `resume`")
+    raise unusable("must have a user message, unless there is `resume`", pointer="#/messages")
 
 
 def _answers_of(entries: Sequence[ResumeEntry]) -> dict[str, bool | str]:
@@ -183,7 +185,10 @@ def _answers_of(entries: Sequence[ResumeEntry]) -> dict[str, bool | str]:
         elif isinstance(approved, bool) and isinstance(reason, str | None):
             answers[entry.interrupt_id] = approved or reason or False
         else:
-            raise _unusable(["resume", "payload"], "`approved`: true or false, and a `reason`")
+            said = (
+                "each payload must have `approved`, true or false; it may have a `reason`, a text"
+            )
+            raise unusable(said, pointer="#/resume")
     return answers
 
 
@@ -196,8 +201,7 @@ def _content_of(message: Message) -> tuple[str, list[ImageContent], list[FileCon
         if part.type == "text" and part.text is not None:
             texts.append(part.text)
         elif part.type not in FILE_PARTS or source is None or not _is_usable(source):
-            rule = "a text, or a file by its bytes in base64 or its web address"
-            raise _unusable(["messages", "content"], rule)
+            raise unusable(PART_RULE, pointer="#/messages")
         elif part.type == "image" and source.mime_type is None:
             images.append(ImageContent(url=source.value))
         else:
@@ -224,11 +228,10 @@ def _file_of(part: Part, source: Source) -> FileContent:
     )
 
 
-def _cursor_of(given: str) -> RunCursor:
+def _cursor_of(given: str, **place: str) -> RunCursor:
     cursor = parse_run_cursor(given)
     if cursor is None:
-        rule = "the id of an event of a run, as received"
-        raise ProblemRaised(OWN["invalid-request"], {"errors": [{"at": ["cursor"], "rule": rule}]})
+        raise unusable("must be the id of an event of a run, as received", **place)
     return cursor
 
 
@@ -244,7 +247,7 @@ async def _check_run_id(caller: ConversationCaller, run_id: str, message_id: str
 
 async def _send(caller: ConversationCaller, message: Message, body: RunInput) -> Turn:
     if not message.id:
-        raise ProblemRaised(OWN["invalid-id"])
+        raise invalid_id(pointer="#/messages")
     content, images, files = _content_of(message)
     props = body.forwarded_props
     return await caller.conversation.send(

@@ -34,9 +34,10 @@ from ..events import (
 )
 from ..values.text import check_text
 from .ai_sdk import NAMELESS, TurnChunks, is_client_id, next_version
-from .bodies import Given, MayByBody
+from .bodies import PART_RULE, Given, MayByBody
+from .faults import invalid_id, unusable
 from .names import ID_LENGTH_MAX
-from .problems import OWN, ProblemRaised, problem_of
+from .problems import problem_of
 from .replies import EventStream, Feed, Write, json_reply
 from .service import ConversationCaller, Reading, Writing
 from .wire import sse
@@ -99,7 +100,7 @@ async def chat(caller: Chatting, body: ChatBody) -> Response:
 async def _send(caller: ConversationCaller, message: Message, body: ChatBody) -> Turn:
     """Send a message, or the next version of one that is edited or answered anew."""
     if not is_client_id(message.id):
-        raise ProblemRaised(OWN["invalid-id"])
+        raise invalid_id(pointer="#/messages")
     content, files = _content_of(message)
     conversation = caller.conversation
 
@@ -175,7 +176,7 @@ def _content_of(message: Message) -> tuple[str, list[FileContent]]:
         elif part.type == "file" and (file := _file_of(part)) is not None:
             files.append(file)
         else:
-            raise _unusable("parts", "a text, or a file by its bytes in base64 or its web address")
+            raise unusable(PART_RULE, pointer="#/messages")
     return "\n".join(texts), files
 
 
@@ -200,14 +201,8 @@ def _answers_of(message: Message) -> dict[str, bool | str]:
         if part.state == "approval-responded" and approval and approval.approved is not None:
             answers[approval.id] = approval.approved or approval.reason or False
     if not answers:
-        raise _unusable("parts", "answers to the calls that wait")
+        raise unusable("must have answers to the calls that wait", pointer="#/messages")
     return answers
-
-
-def _unusable(place: str, rule: str) -> ProblemRaised:
-    return ProblemRaised(
-        OWN["invalid-request"], {"errors": [{"at": ["body", "messages", place], "rule": rule}]}
-    )
 
 
 async def _turn_of_answers(caller: ConversationCaller, turn_id: str) -> Turn:
@@ -219,7 +214,8 @@ async def _turn_of_answers(caller: ConversationCaller, turn_id: str) -> Turn:
         event = logged.event
         if isinstance(event, UserMessageEvent) and event.turn_id == turn_id and event.message_id:
             return await caller.conversation.turn(event.message_id)
-    raise _unusable("id", "the id of an answer of this conversation")
+    said = "the newest must have the id of an answer of this conversation"
+    raise unusable(said, pointer="#/messages")
 
 
 # --- streaming a turn ----------------------------------------------------------------------------

@@ -11,7 +11,8 @@ only; with it, ids are local to a principal.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -23,11 +24,13 @@ from turnkeeper.runtime import Ports, TurnkeeperError
 
 from ..conversations.conversations import Conversations
 from ..core.working_state import WhileDraining
+from ..errors import InvalidInput
 from ..owner.draining import Drained, check_drain
 from .access import Authenticate, Authorize, Share, allows
 from .ag_ui_routes import ag_ui
 from .ai_sdk_routes import ai_sdk
 from .events import feed_end
+from .faults import PROBLEM_SCHEMA, argument_faults, validation_faults
 from .guard import LOOPBACK_HOSTS, Guard
 from .inspection import inspection
 from .limits import GatewayLimits
@@ -43,6 +46,13 @@ ROUTERS = (ai_sdk, ag_ui, router, inspection, health)
 """All routes of the API, for the application and for the tests of each.
 
 They are tried in this order, so the few of a chat come first: a person waits for their answer."""
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "A problem document (RFC 9457).",
+        "content": {"application/problem+json": {"schema": PROBLEM_SCHEMA}},
+    }
+}
 
 _BY_STATUS = {404: "not-found", 405: "method-not-allowed"}
 
@@ -105,7 +115,7 @@ def app(
     api = FastAPI(title="turnkeeper", docs_url=None, redoc_url=None, redirect_slashes=False)
     api.state.service = service
     for part in ROUTERS:
-        api.include_router(part)
+        api.include_router(part, responses=_ERRORS)
     api.include_router(pages)
     api.add_exception_handler(TurnkeeperError, _told)
     api.add_exception_handler(ProblemRaised, _raised)
@@ -133,9 +143,11 @@ def _may_write(scope: Scope) -> bool:
     )
 
 
-async def _told(_request: Request, error: Exception) -> Response:
+async def _told(request: Request, error: Exception) -> Response:
     assert isinstance(error, TurnkeeperError), error
     problem, facts = problem_of(error)
+    if isinstance(error, InvalidInput):
+        facts = {**facts, **argument_faults(error, request)}
     return problem_reply(problem, facts)
 
 
@@ -147,20 +159,10 @@ async def _raised(request: Request, error: Exception) -> Response:
     return problem_reply(error.problem, error.facts, retry_after_s=error.retry_after_s)
 
 
-async def _invalid(_request: Request, error: Exception) -> Response:
-    """Say where the request is wrong and which rule it breaks, never what it holds."""
+async def _invalid(request: Request, error: Exception) -> Response:
+    """Say where the request is wrong and what is allowed there, never what it holds."""
     assert isinstance(error, RequestValidationError), error
-    found = [
-        {"at": _place_of(each["loc"], each["type"]), "rule": each["type"]}
-        for each in error.errors()[:20]
-    ]
-    return problem_reply(OWN["invalid-request"], {"errors": found})
-
-
-def _place_of(location: Sequence[object], rule: str) -> list[object]:
-    """Return where a rule is broken; the name of an unknown field is the client's own text."""
-    known = location[:-1] if rule == "extra_forbidden" else location
-    return [part if isinstance(part, int) else str(part) for part in known]
+    return problem_reply(OWN["invalid-request"], validation_faults(error, request))
 
 
 async def _by_status(_request: Request, error: Exception) -> Response:

@@ -6,11 +6,13 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict
 
 from .access import Action
+from .faults import invalid_id
 from .names import is_new_id
-from .problems import OWN, ProblemRaised
 from .service import ConversationCaller, May, Service
 
-__all__ = ["Given", "MayByBody"]
+__all__ = ["PART_RULE", "Given", "MayByBody"]
+
+PART_RULE = "each part must be a text, or a file as base64 or by its web address"
 
 
 class Given(BaseModel):
@@ -36,5 +38,5 @@ class MayByBody(May):
         principal = await service.admit(request, self.action, local_id)
         # An id with a tilde before it would mean another one in the other routes' paths.
         if not is_new_id(local_id) or local_id.startswith("~"):
-            raise ProblemRaised(OWN["invalid-id"])
+            raise invalid_id(pointer=f"#/{self._field}")
         return await service.caller_in(principal, local_id)

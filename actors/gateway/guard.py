@@ -66,9 +66,10 @@ _logger = Logger("turnkeeper.gateway")
 class Refused(Exception):
     """Ends a request before the application sees it."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, rule: str = "") -> None:
         super().__init__(problem.name)
         self.problem = problem
+        self.facts = {"errors": [{"pointer": "#", "detail": rule}]} if rule else None
 
 
 class Guard:
@@ -109,7 +110,7 @@ class Guard:
             await self._app(scope, _Replayed(body, receive), out)
         except Refused as refused:
             # The rest of the body is not read: the connection cannot be used again.
-            reply = problem_reply(refused.problem, headers={"Connection": "close"})
+            reply = problem_reply(refused.problem, refused.facts, headers={"Connection": "close"})
             await reply(scope, receive, out)
         except _Stalled:
             _logger.info("client cut off: it takes nothing", method=scope["method"])
@@ -163,8 +164,9 @@ class Guard:
                 pieces.append(piece)
                 if not message.get("more_body", False):
                     body = b"".join(pieces)
-                    if is_deeper(body, self._limits.depth_max):
-                        raise Refused(OWN["too-deep"])
+                    depth_max = self._limits.depth_max
+                    if is_deeper(body, depth_max):
+                        raise Refused(OWN["too-deep"], f"must be nested {depth_max} levels at most")
                     return body
         raise Refused(OWN["too-slow"])
 

@@ -132,7 +132,8 @@ class Histories:
         if seq is None:
             seq = head
         if not 0 <= seq <= head:
-            raise InvalidInput(f"seq {seq} of {conversation_id} is not in 0..{head}")
+            said = f"seq {seq} of {conversation_id} is not in 0..{head}"
+            raise InvalidInput(said, argument="at", rule=f"at must be 0 to {head}")
         kept = self._of(conversation_id)
         event_id = await self._event_id(conversation_id, seq)
         if kept.newest is not None and kept.newest[1].seq == seq and kept.newest[0] == event_id:

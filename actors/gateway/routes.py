@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, LiteralString
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
@@ -30,6 +30,7 @@ from ..journal import ListOrder
 from ..journals.transfer import export_lines
 from .changes import feed_changes
 from .events import feed_events, page_of_events
+from .faults import invalid_id, unusable
 from .inspection import Brief, shown_json
 from .names import ID_LENGTH_MAX, SEQ_MAX, Cursor, from_path, is_known_id, is_new_id, to_path
 from .problems import OWN, ProblemRaised, problem_of
@@ -75,12 +76,16 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
 
-def _whole(value: object, check: ValidatorFunctionWrapHandler) -> object:
+def _whole(rule: LiteralString) -> WrapValidator:
     """Check an object; if a part of it is wrong, do not tell the name that the client gave it."""
-    try:
-        return check(value)
-    except ValidationError:
-        raise PydanticCustomError("object_type", "a part of it is of another type") from None
+
+    def check(value: object, check_parts: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return check_parts(value)
+        except ValidationError:
+            raise PydanticCustomError("whole", "{rule}", {"rule": rule}) from None
+
+    return WrapValidator(check)
 
 
 # --- chat messages -------------------------------------------------------------------------------
@@ -142,7 +147,7 @@ async def send_message(
 async def _meant(caller: ConversationCaller, *, create: bool, if_match: str | None) -> Conversation:
     """Return the conversation that the client means; a message compares it when it is decided."""
     if if_match is not None:
-        cursor = cursor_of(if_match.strip('"'))
+        cursor = cursor_of(if_match.strip('"'), header="if-match")
         if not cursor.seq:
             raise ProblemRaised(OWN["precondition-failed"])
         return caller.expecting(cursor=cursor)
@@ -194,7 +199,10 @@ async def read_events(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Stream the events after a cursor; with `Accept: application/json`, a page of them."""
-    cursor = cursor_of(last_event_id or after)
+    if last_event_id:
+        cursor = cursor_of(last_event_id, header="last-event-id")
+    else:
+        cursor = cursor_of(after, parameter="after")
     if wants_page(request):
         limit = min(limit, caller.service.limits.page_max)
         return json_reply(await page_of_events(caller, cursor, limit))
@@ -284,7 +292,7 @@ async def read_turn(
     """Return the turn of a chat message, and how it ended; `end` is null while it goes on."""
     found = from_path(message_id)
     if found is None or not is_known_id(found):
-        raise ProblemRaised(OWN["invalid-id"])
+        raise invalid_id(parameter="message_id")
     turn = await caller.conversation.turn(found)
     wait_s = _wait_of(prefer, caller.service.limits.wait_s_max)
     end = await (turn.ended() if wait_s is None else _end_within(turn, wait_s))
@@ -328,7 +336,7 @@ async def resume(caller: Writing) -> Response:
 
 
 class AnswerBody(Body):
-    answers: Annotated[dict[str, bool | str], WrapValidator(_whole)]
+    answers: Annotated[dict[str, bool | str], _whole("must be an object of true, false or reasons")]
     """By tool call id: true lets it run, false or a reason rejects it."""
 
 
@@ -367,7 +375,7 @@ async def fork(caller: Reading, body: ForkBody) -> Response:
     """Begin another conversation, which the caller may write, with this one's log up to a seq."""
     caller.service.check_may(caller.principal, "write", body.id)
     if not is_new_id(body.id):
-        raise ProblemRaised(OWN["invalid-id"])
+        raise invalid_id(pointer="#/id")
     target = await caller.service.caller_in(caller.principal, body.id)
     owner = target.place.owner or caller.author
     await caller.conversation.fork(target.conversation_id, at=body.at, owner=owner)
@@ -390,7 +398,6 @@ class Filters:
         self, caller: Caller, *, limit: int, order: ListOrder, cursor: str | None = None
     ) -> ConversationPage:
         """Return a page of the conversations that the caller has."""
-        name, equals, value = (self.label or "").partition("=")
         return await caller.service.conversations.list(
             limit=min(limit, caller.service.limits.page_max),
             cursor=cursor,
@@ -398,9 +405,19 @@ class Filters:
             # An index has the rows of each owner in order: those of others are not looked at.
             owner=self.owner if caller.owner is None else caller.owner,
             status=self.status,
-            label=(name, value) if equals else None,
+            label=_label_of(self.label),
             order=order,
         )
+
+
+def _label_of(text: str | None) -> tuple[str, str] | None:
+    """Return the label that a filter names; a filter that cannot be read would let all through."""
+    if not text:
+        return None
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise unusable("must be name=value", parameter="label")
+    return name, value
 
 
 def _shown_rows(caller: Caller, page: ConversationPage) -> list[Json]:
@@ -438,14 +455,13 @@ async def search(
     label: Annotated[str | None, Query(description="`name=value`")] = None,
 ) -> Response:
     """Return the messages of the caller's conversations that have these words, newest first."""
-    name, equals, value = (label or "").partition("=")
     found = await caller.service.conversations.search(
         words,
         limit=min(limit, caller.service.limits.page_max),
         cursor=cursor,
         prefix=caller.stored(prefix),
         owner=owner if caller.owner is None else caller.owner,
-        label=(name, value) if equals else None,
+        label=_label_of(label),
     )
     return json_reply(
         {
@@ -482,7 +498,9 @@ async def read_conversation(caller: Reading) -> Response:
 
 class ChangeBody(Body):
     title: str | None = None
-    labels: Annotated[dict[str, str | None] | None, WrapValidator(_whole)] = None
+    labels: Annotated[
+        dict[str, str | None] | None, _whole("must be an object of texts; null removes a label")
+    ] = None
     owner: str | None = None
     """The principal whose conversation it is; only administrators change it."""
 
@@ -583,7 +601,7 @@ async def erase(
     """Delete all conversations of a principal, and return the receipts of all."""
     owner = from_path(principal)
     if owner is None or not is_new_id(owner):
-        raise ProblemRaised(OWN["invalid-id"])
+        raise invalid_id(parameter="principal")
     erasure = await caller.service.conversations.erase(owner, behalf=caller.behalf)
     left = {name: problem_of(error)[0] for name, error in erasure.left.items()}
     return json_reply(erasure_json(erasure.receipts, left, caller.rename))

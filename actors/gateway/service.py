@@ -36,6 +36,7 @@ from .access import (
     find_place,
     owner_of,
 )
+from .faults import invalid_id, unusable
 from .frames import Frames
 from .history import Histories
 from .limits import GatewayLimits
@@ -178,7 +179,7 @@ class Service:
         """
         place = await find_place(principal, local_id, self._share)
         if not is_known_id(place.conversation_id):
-            raise ProblemRaised(OWN["invalid-id"])
+            raise invalid_id(parameter="conversation_id")
         if principal is not None and principal.is_admin:
             place = await self._as_begun(place)
         conversation = self.conversations[place.conversation_id].expecting(owner=place.owner)
@@ -277,7 +278,7 @@ class ConversationCaller(Caller):
     async def check_may_begin(self) -> None:
         """Raise unless the id is one for new conversations, or its conversation is there."""
         if not is_new_id(self.local_id) and not await self.conversation.exists():
-            raise ProblemRaised(OWN["invalid-id"])
+            raise invalid_id(parameter="conversation_id")
 
     async def check_exists(self) -> None:
         """Raise `ConversationNotFound` if there is none."""
@@ -323,7 +324,7 @@ class _MayHere(May):
     ) -> ConversationCaller:
         local_id = from_path(conversation_id)
         if local_id is None:
-            raise ProblemRaised(OWN["invalid-id"])
+            raise invalid_id(parameter="conversation_id")
         service = _service(request)
         principal = await service.admit(request, self.action, local_id)
         return await service.caller_in(principal, local_id)
@@ -341,12 +342,9 @@ Reading = Annotated[ConversationCaller, Depends(_MayHere("read"))]
 Writing = Annotated[ConversationCaller, Depends(_MayHere("write"))]
 
 
-def cursor_of(text: str) -> Cursor:
-    """Return the cursor that a client sent. Raises a problem if it is none."""
+def cursor_of(text: str, **place: str) -> Cursor:
+    """Return the cursor that a client sent at this place. Raises a problem if it is none."""
     cursor = parse_cursor(text)
     if cursor is None:
-        raise ProblemRaised(
-            OWN["invalid-request"],
-            {"errors": [{"at": ["cursor"], "rule": "a seq, or `<seq>.<event id>` as received"}]},
-        )
+        raise unusable("must be a seq, or `<seq>.<event id>` as received", **place)
     return cursor

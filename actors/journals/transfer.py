@@ -67,11 +67,12 @@ async def export_lines(
     Calls `on_progress` with the number of conversations that are done, and of all. Raises
     `ConversationNotFound` for an unknown name, and `CorruptLog`.
     """
-    yield _dump({"turnkeeper_export": _FORMAT})
     if conversation_ids is None:
         infos: Sequence[ConversationInfo] = await journal.list()
     else:
         infos = [await journal.info(name) for name in conversation_ids]
+    # Not before: a caller that writes each line as it comes has written none for an unknown name.
+    yield _dump({"turnkeeper_export": _FORMAT})
     for done, listed in enumerate(infos):
         on_progress(done, len(infos))
         try:

@@ -67,7 +67,11 @@ def error_text(error: BaseException) -> str:
 def check_text(what: str, text: object) -> None:
     """Raise `InvalidInput` if this is not a text that can be stored. `what` names it."""
     if not isinstance(text, str):
-        raise InvalidInput(f"{what} is a {type(text).__name__}; it takes a str")
+        raise InvalidInput(
+            f"{what} is a {type(text).__name__}; it takes a str",
+            argument=what,
+            rule=f"{what} must be a text",
+        )
     check_length(what, len(text), TEXT_LENGTH_MAX)
     if text.isascii():
         return
@@ -75,7 +79,8 @@ def check_text(what: str, text: object) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         found = f"{what} has a lone surrogate at position {error.start}; it takes valid Unicode"
-        raise InvalidInput(found) from error
+        rule = f"{what} must be valid Unicode, without lone surrogates"
+        raise InvalidInput(found, argument=what, rule=rule) from error
 
 
 def check_length(what: str, length: int, length_max: int = EVENT_LENGTH_MAX) -> None:
@@ -83,7 +88,9 @@ def check_length(what: str, length: int, length_max: int = EVENT_LENGTH_MAX) -> 
     if length > length_max:
         raise InvalidInput(
             f"{what} has {length:,} characters; it takes {length_max:,}; nothing was written; "
-            "keep large content elsewhere, and send its address"
+            "keep large content elsewhere, and send its address",
+            argument=what,
+            rule=f"{what} must have at most {length_max} characters",
         )
 
 
@@ -91,7 +98,11 @@ def check_short(what: str, text: object, length_max: int) -> None:
     """As `check_shown`; also raise if it is longer than this."""
     check_text(what, text)
     if isinstance(text, str) and len(text) > length_max:
-        raise InvalidInput(f"{what} has {len(text)} characters; it takes {length_max} at most")
+        raise InvalidInput(
+            f"{what} has {len(text)} characters; it takes {length_max} at most",
+            argument=what,
+            rule=f"{what} must have at most {length_max} characters",
+        )
     check_shown(what, text)
 
 
@@ -109,9 +120,17 @@ def check_id(what: str, text: object) -> None:
     """
     check_text(what, text)
     if isinstance(text, str) and not 0 < len(text) <= ID_LENGTH_MAX:
-        raise InvalidInput(f"{what} has {len(text)} characters; it takes 1 to {ID_LENGTH_MAX}")
+        raise InvalidInput(
+            f"{what} has {len(text)} characters; it takes 1 to {ID_LENGTH_MAX}",
+            argument=what,
+            rule=f"{what} must have 1 to {ID_LENGTH_MAX} characters",
+        )
     if isinstance(text, str) and "\0" in text:
-        raise InvalidInput(f"{what} has a NUL at position {text.index(chr(0))}; it takes none")
+        raise InvalidInput(
+            f"{what} has a NUL at position {text.index(chr(0))}; it takes none",
+            argument=what,
+            rule=f"{what} must not have a NUL",
+        )
 
 
 def check_new_id(what: str, text: object) -> None:
@@ -165,5 +184,7 @@ def _check_letters(what: str, text: str) -> None:
         if letter < " " or "\x7f" <= letter < "\xa0":
             raise InvalidInput(
                 f"{what} has the control character {letter!r} at position {at}; use letters that "
-                "can be seen"
+                "can be seen",
+                argument=what,
+                rule=f"{what} must not have control characters",
             )

@@ -137,6 +137,18 @@ async def test_a_runtime_is_not_used_before_it_is_entered(use: str) -> None:
         USES[use](Runtime())
 
 
+async def test_an_actor_in_place_of_its_class_is_refused_and_leaves_its_name_free() -> None:
+    made: Any = Counter()
+    async with Runtime() as runtime:
+        with pytest.raises(TypeError, match=r"made of a Counter; give .* the class, or `lambda"):
+            runtime.spawn(made, name="counter")
+        with pytest.raises(TypeError, match="made of a Counter"):
+            runtime.region("keyed", made)
+        ref = runtime.spawn(Counter, name="counter")
+        runtime.region("keyed", lambda _: Counter())
+        assert await ref.ask(Get()) == 0
+
+
 async def test_a_deadline_that_is_no_number_is_refused_before_anything_is_sent() -> None:
     probe: Probe[object] = Probe()
     async with Runtime() as runtime:

@@ -87,7 +87,7 @@ export class Act extends HTMLElement {
         line.classList.add("good");
         return true;
       } catch (problem) {
-        const fix = problem.facts?.errors?.map((each) => `${each.at.join(".")}: ${each.rule}`).join("; ");
+        const fix = problem.facts?.errors?.map((each) => `${each.pointer ?? each.parameter ?? each.header ?? ""} ${each.detail}`).join("; ");
         line.textContent = [problem.facts?.title, problem.message, problem.facts?.seq && `seq ${problem.facts.seq}`, fix].filter(Boolean).join(": ");
         line.classList.add("bad");
         return false;

@@ -66,6 +66,11 @@ async def test_no_request_makes_the_server_fail(
     if reply.status_code >= 400:
         assert reply.headers["content-type"] == "application/problem+json"
         assert reply.json()["status"] == reply.status_code
+    if reply.status_code == 422:
+        for fault in reply.json()["errors"]:
+            assert fault["detail"]
+            assert fault.keys() - {"detail"} <= {"pointer", "parameter", "header"}
+            assert len(fault) == 2, reply.text
 
 
 def _is_sendable(value: object) -> bool:

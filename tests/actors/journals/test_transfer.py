@@ -144,6 +144,16 @@ async def test_some_conversations_are_exported_by_name(journal: SQLiteJournal) -
         await lines_of(journal, ["carol"])
 
 
+async def test_an_export_of_an_unknown_conversation_has_no_line(journal: SQLiteJournal) -> None:
+    lines: list[str] = []
+
+    with pytest.raises(ConversationNotFound):
+        async for line in export_lines(journal, ["nobody"]):
+            lines.append(line)  # noqa: PERF401 - those before the error count
+
+    assert lines == []
+
+
 async def test_an_interrupted_import_goes_on_where_it_was(
     journal: SQLiteJournal, exported: list[str]
 ) -> None:

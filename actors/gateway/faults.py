@@ -1,0 +1,191 @@
+"""The faults of a request: where it is wrong, and what is allowed there; never what it holds.
+
+A problem document lists them in `errors`, as RFC 9457 has it: each has a `detail`, and `pointer` (a
+JSON Pointer into the body), `parameter` (a part of the address) or `header`. Names and rules come
+from our own models and signatures, so nothing that a client sent comes back, or gets into the logs
+of those who keep responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from ..errors import InvalidInput
+from .problems import OWN, ProblemRaised
+from .wire import Json
+
+__all__ = ["PROBLEM_SCHEMA", "argument_faults", "invalid_id", "unusable", "validation_faults"]
+
+FAULTS_MAX = 20
+ID_RULE = "must have 1 to 256 characters, without control characters and slashes"
+
+PROBLEM_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["detail"],
+                "properties": {
+                    "detail": {"type": "string"},
+                    "pointer": {"type": "string"},
+                    "parameter": {"type": "string"},
+                    "header": {"type": "string"},
+                },
+            },
+        },
+    },
+}
+"""The JSON schema of a problem document, for the OpenAPI document."""
+
+_RULES = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "dict_type": "must be an object",
+    "enum": "must be {expected}",
+    "greater_than_equal": "must be {ge} or more",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "int_type": "must be a whole number",
+    "json_invalid": "must be JSON",
+    "less_than_equal": "must be {le} or less",
+    "list_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "missing": "is required",
+    "model_attributes_type": "must be an object",
+    "model_type": "must be an object",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_type": "must be a text",
+    "string_unicode": "must be valid Unicode",
+    "too_long": "must have at most {max_length} items",
+    "too_short": "must have {min_length} or more items",
+}
+"""By pydantic's type of an error. Its own messages may quote what was given; these cannot."""
+
+_FIELDS = {
+    "a chat message with its images and files": "content",
+    "a file": "files",
+    "a label": "labels",
+    "a tool_call_id": "answers",
+    "an answer that is no bool, a reason,": "answers",
+    "an event id": "event_ids",
+    "the address of a file": "files",
+    "the media type of a file": "files",
+    "the name of a file": "files",
+    "the name of a label": "labels",
+    "the url of a file": "files",
+}
+"""The field of a body that an argument is a part of, if it is not named like that."""
+_KEYS = ("message_id", "change_id")
+"""The arguments that come in the header `Idempotency-Key`."""
+
+
+def unusable(detail: str, **place: str) -> ProblemRaised:
+    """Return the problem of a request that is wrong at this place."""
+    return ProblemRaised(OWN["invalid-request"], {"errors": [{**place, "detail": detail}]})
+
+
+def invalid_id(**place: str) -> ProblemRaised:
+    """Return the problem of an id that none can have, at this place."""
+    return ProblemRaised(OWN["invalid-id"], {"errors": [{**place, "detail": ID_RULE}]})
+
+
+def validation_faults(error: RequestValidationError, request: Request) -> Json:
+    """Return the facts of a request whose body or parameters are not as their types say."""
+    model = _body_of(request)
+    found: list[Json] = []
+    for each in error.errors():
+        place, *rest = each["loc"]
+        if place == "body":
+            parts, fields = _walk(model, rest)
+            fault = {"pointer": "".join(["#", *(f"/{part}" for part in parts)])}
+        else:
+            fields = ()
+            fault = {"header" if place == "header" else "parameter": str(rest[0]) if rest else ""}
+        fault["detail"] = _rule_of(each["type"], each.get("ctx") or {}, fields)
+        if fault not in found:
+            found.append(fault)
+    return {"errors": found[:FAULTS_MAX]}
+
+
+def argument_faults(error: InvalidInput, request: Request) -> Json:
+    """Return the facts of a request with an argument that the conversations refuse."""
+    if not error.rule:
+        return {}
+    return {"errors": [{**_place_of(error.argument, request), "detail": error.rule}]}
+
+
+def _rule_of(kind: str, context: Mapping[str, object], fields: Sequence[str]) -> str:
+    if kind == "extra_forbidden":
+        return f"must have no other members than {', '.join(fields)}"
+    if kind == "whole":
+        return str(context["rule"])
+    rule = _RULES.get(kind, "is not as it must be")
+    return rule.format_map(context) if "{" in rule else rule
+
+
+def _place_of(argument: str, request: Request) -> Mapping[str, str]:
+    name = _FIELDS.get(argument, argument)
+    fields = _fields_of(_body_of(request))
+    for known in (name, "messages"):  # in other protocols, all of a message is in there
+        if known in fields:
+            return {"pointer": f"#/{known}"}
+    if argument in _KEYS:
+        return {"header": "idempotency-key"}
+    return {"parameter": name} if name.isidentifier() else {}
+
+
+# --- the models of bodies -------------------------------------------------------------------------
+
+
+def _body_of(request: Request) -> object:
+    """Return the type of the body that the route takes; None if it takes none."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    return None if field is None else field.field_info.annotation
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    """Yield the models that a type is made of, those of a union or a list too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
+
+
+def _fields_of(annotation: object) -> Mapping[str, object]:
+    """Return the types of the members of an object, by their names on the wire."""
+    return {
+        field.alias or name: field.annotation
+        for model in _models_in(annotation)
+        for name, field in model.model_fields.items()
+    }
+
+
+def _walk(annotation: object, location: Sequence[int | str]) -> tuple[list[str], Sequence[str]]:
+    """Return the parts of a location that are ours to name, and the members at its end.
+
+    A name that is no field's is the client's own, or pydantic's for a branch of a union.
+    """
+    parts: list[str] = []
+    fields = _fields_of(annotation)
+    for part in location:
+        if isinstance(part, int):
+            if parts:  # else the place in a text that is not JSON
+                parts.append(str(part))
+        elif part in fields:
+            parts.append(part)
+            fields = _fields_of(fields[part])
+    return parts, tuple(fields)

@@ -1,0 +1,202 @@
+"""A request that is wrong is told where, and what is allowed there; never what it held."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+
+from turnkeeper.actors import gateway
+
+from .worlds import World, gateway_world
+
+pytestmark = pytest.mark.anyio
+
+HERE = "/v1/conversations/alice"
+OVERLAPS = "must be 'queue', 'interrupt', 'steer', 'rollback' or 'reject'"
+CURSOR = "must be a seq, or `<seq>.<event id>` as received"
+ID = "must have 1 to 256 characters, without control characters and slashes"
+STATUSES = "idle, running, paused, waiting_for_confirmation, finished, error, stuck"
+MEMBERS = "content, images, on_overlap, replaces, metadata, files"
+FILE = {"name": "planted", "media_type": "text/plain", "data": "eA=="}
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with gateway_world() as opened:
+        yield opened
+
+
+def body(pointer: str, detail: str) -> dict[str, str]:
+    return {"pointer": pointer, "detail": detail}
+
+
+def parameter(name: str, detail: str) -> dict[str, str]:
+    return {"parameter": name, "detail": detail}
+
+
+MESSAGES: list[tuple[object, list[dict[str, str]]]] = [
+    ({}, [body("#/content", "is required")]),
+    (["planted"], [body("#", "must be an object")]),
+    ({"content": 3}, [body("#/content", "must be a text")]),
+    (
+        {"content": "x", "planted": 1},
+        [body("#", f"must have no other members than {MEMBERS}")],
+    ),
+    (
+        {"content": 3, "on_overlap": "planted"},
+        [body("#/content", "must be a text"), body("#/on_overlap", OVERLAPS)],
+    ),
+    ({"content": "x", "images": [{"url": 5}]}, [body("#/images/0/url", "must be a text")]),
+    (
+        {"content": "x", "files": [FILE, {**FILE, "planted": "x"}]},
+        [body("#/files/1", "must have no other members than name, media_type, data, url")],
+    ),
+    (
+        {"content": "x", "files": [{**FILE, "media_type": "planted"}]},
+        [
+            body(
+                "#/files",
+                "the media type of a file must be a type and a subtype, as text/plain",
+            )
+        ],
+    ),
+    (
+        {"content": "x", "files": [{**FILE, "name": "planted\n"}]},
+        [body("#/files", "the name of a file must not have control characters")],
+    ),
+    (
+        {"content": "x", "metadata": {"planted": "\ud83d"}},
+        [body("#/metadata", "metadata must be JSON, in valid Unicode, with finite numbers")],
+    ),
+    (
+        {"content": "x", "metadata": {"planted": 10**3000}},
+        [
+            body(
+                "#/metadata",
+                "must have no integer of more than 2466 digits; write it as a text",
+            )
+        ],
+    ),
+    (
+        {"content": "x", "replaces": ""},
+        [body("#/replaces", "replaces must have 1 to 256 characters")],
+    ),
+]
+
+
+async def test_a_wrong_message_is_told_where_and_what_is_allowed_there(world: World) -> None:
+    for sent, wanted in MESSAGES:
+        reply = await world.http.post(f"{HERE}/messages", content=json.dumps(sent))
+
+        assert reply.status_code == 422, sent
+        assert reply.headers["content-type"] == "application/problem+json"
+        assert reply.json()["errors"] == wanted
+        assert "planted" not in reply.text
+    reply = await world.http.post(f"{HERE}/messages", content="{planted")
+    assert reply.json()["errors"] == [body("#", "must be JSON")]
+    assert not (await world.conversations.list()).rows
+
+
+async def test_a_wrong_header_is_told_by_its_name(world: World) -> None:
+    faults: list[tuple[str, str, str]] = [
+        ("idempotency-key", "planted" * 40, "must have at most 256 characters"),
+        ("idempotency-key", "planted\x01", "message_id must not have control characters"),
+        ("if-match", "planted", CURSOR),
+    ]
+    for header, value, detail in faults:
+        reply = await world.http.post(
+            f"{HERE}/messages", json={"content": "x"}, headers={header: value}
+        )
+        assert reply.status_code == 422
+        assert reply.json()["errors"] == [{"header": header, "detail": detail}]
+        assert "planted" not in reply.text
+
+
+async def test_a_wrong_parameter_is_told_by_its_name_and_values(world: World) -> None:
+    await world.answered("alice", "hello")
+    page = "cursor must be the one that the page before gave, with the same filters and order"
+    faults: Mapping[str, tuple[str, str]] = {
+        "/v1/conversations?status=planted": ("status", f"status must be one of {STATUSES}"),
+        "/v1/conversations?order=planted": ("order", "must be 'id', 'created' or 'activity'"),
+        "/v1/conversations?limit=planted": ("limit", "must be a whole number"),
+        "/v1/conversations?limit=0": ("limit", "must be 1 or more"),
+        "/v1/conversations?cursor=planted": ("cursor", page),
+        "/v1/conversations?label=planted": ("label", "must be name=value"),
+        "/v1/search?words=x&label=planted": ("label", "must be name=value"),
+        f"{HERE}/events?live=planted": ("live", "must be true or false"),
+        f"{HERE}/events?after=planted": ("after", CURSOR),
+        f"{HERE}/state?at=99": ("at", "at must be 0 to 4"),
+        f"{HERE}/messages/~planted/turn": ("message_id", ID),
+    }
+    for url, (name, detail) in faults.items():
+        reply = await world.http.get(url)
+        assert reply.status_code == 422, url
+        assert reply.json()["errors"] == [parameter(name, detail)]
+        assert "planted" not in reply.text
+
+
+async def test_a_wrong_change_answer_or_fork_is_told_where(world: World) -> None:
+    await world.answered("alice", "hello")
+    faults: list[tuple[str, str, object, dict[str, str]]] = [
+        (
+            "PATCH",
+            "",
+            {"title": "x" * 257},
+            body("#/title", "title must have at most 256 characters"),
+        ),
+        (
+            "PATCH",
+            "",
+            {"owner": "planted\n"},
+            body("#/owner", "owner must not have control characters"),
+        ),
+        (
+            "PATCH",
+            "",
+            {"labels": {"": "planted"}},
+            body("#/labels", "the name of a label must have 1 character or more"),
+        ),
+        (
+            "POST",
+            "/answer",
+            {"answers": {"planted": 5}},
+            body("#/answers", "must be an object of true, false or reasons"),
+        ),
+        (
+            "POST",
+            "/retract",
+            {"event_ids": ["planted\ud83d"]},
+            body("#/event_ids", "an event id must be valid Unicode, without lone surrogates"),
+        ),
+        ("POST", "/fork", {"id": "planted/b"}, body("#/id", ID)),
+        ("POST", "/fork", {"id": "b", "at": 99}, body("#/at", "at must be 0 to 4")),
+        ("POST", "/interrupt", None, body("#", "is required")),
+    ]
+    for method, path, sent, wanted in faults:
+        written = "" if sent is None else json.dumps(sent)
+        reply = await world.http.request(method, f"{HERE}{path}", content=written)
+        assert reply.status_code == 422, (path, sent)
+        assert reply.json()["errors"] == [wanted]
+        assert "planted" not in reply.text
+
+
+async def test_a_body_that_is_nested_too_deeply_is_told_how_deep_it_may_be() -> None:
+    limits = gateway.GatewayLimits(depth_max=3)
+    async with gateway_world(limits=limits) as world:
+        sent = {"content": "x", "metadata": {"a": [[["planted"]]]}}
+        reply = await world.http.post(f"{HERE}/messages", content=json.dumps(sent))
+
+    assert reply.json()["type"] == "urn:turnkeeper:too-deep"
+    assert reply.json()["errors"] == [body("#", "must be nested 3 levels at most")]
+
+
+async def test_the_api_document_says_that_errors_are_problem_documents(world: World) -> None:
+    document = (await world.http.get("/openapi.json")).json()
+
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            responses = operation["responses"]
+            assert "application/problem+json" in responses["default"]["content"], (path, method)
+            assert "HTTPValidationError" not in str(responses), (path, method)
