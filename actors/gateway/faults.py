@@ -106,7 +106,7 @@ def invalid_id(**place: str) -> ProblemRaised:
 def validation_faults(error: RequestValidationError, request: Request) -> Json:
     """Return the facts of a request whose body or parameters are not as their types say."""
     model = _body_of(request)
-    found: list[Json] = []
+    found: list[Mapping[str, str]] = []
     for each in error.errors():
         place, *rest = each["loc"]
         if place == "body":
