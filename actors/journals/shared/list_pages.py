@@ -124,15 +124,26 @@ class DriveRange(NamedTuple):
     is_by_label: bool
     """True if it walks the labels (`k`, which has a listing's columns too), and not the listings
     (`l`)."""
-    where: str
+    conditions: str
+    """Empty, or behind a WHERE."""
     order: str
     values: Sequence[object]
 
+    @property
+    def where(self) -> str:
+        """The clause of these conditions."""
+        return f"WHERE {self.conditions}" if self.conditions else ""
 
-def drive_range(query: ListQuery, after: ListKey | None, mark: str) -> DriveRange:
-    """Return the range; `mark` stands for a value in the database's SQL."""
+
+def drive_range(
+    query: ListQuery, after: ListKey | None, mark: str, *, is_in_labels: bool = True
+) -> DriveRange:
+    """Return the range; `mark` stands for a value in the database's SQL.
+
+    The rows of a label are walked in the order that the labels have, or the listings.
+    """
     drive = drive_of(query)
-    of = "k" if drive == "label" else "l"
+    of = "k" if drive == "label" and is_in_labels else "l"
     conditions: list[str] = []
     values: list[object] = []
     if drive != "all":
@@ -162,8 +173,7 @@ def drive_range(query: ListQuery, after: ListKey | None, mark: str) -> DriveRang
         if after is not None:
             conditions.append(f"({column}, {of}.conversation) {beyond} ({mark}, {mark})")
             values += after
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    return DriveRange(drive == "label", where, order, values)
+    return DriveRange(drive == "label", " AND ".join(conditions), order, values)
 
 
 def bare_listing(now_us: int) -> Listing:

@@ -1,7 +1,16 @@
 """The listings in the SQLite file: written in the statement of the append, read a page at a time.
 
-A page reads one range of one index, whatever the number of conversations. Nothing here is the
-truth: a listing is computed again from its log by the next owner, or by `turnkeeper reindex`.
+A page reads one range of one index, whatever the number of conversations, and with it the rows that
+have changed last. These stand apart, in `listing_recent`: a turn changes the status and the time of
+activity, and would move entries in five indexes each time that it does. So it writes its row there,
+and the writer folds the rows that have come to rest into `listing`, some at a time.
+
+Invariants. A row in `listing_recent` stands for the one in `listing` that it differs from in what a
+turn changes, and in nothing else; so there always is one. A page is read in one statement, and sees
+each conversation in one of the two.
+
+Nothing here is the truth: a listing is computed again from its log by the next owner, or by
+`turnkeeper reindex`.
 """
 
 from __future__ import annotations
@@ -9,9 +18,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Literal
 
-from ...journal import LISTED_KINDS, Listing, ListPage, ListQuery, ListRow
+from ...journal import AT_REST, LISTED_KINDS, Listing, ListPage, ListQuery, ListRow
 from ..shared.list_pages import (
     ListKey,
     drive_range,
@@ -26,15 +36,19 @@ from .log import CHAIN
 Owned = Literal["here", "elsewhere", "none"]
 
 __all__ = [
+    "LISTINGS_FOLDED",
     "LISTING_COLUMNS",
     "LISTING_WIDTH",
     "NO_LISTING",
+    "RECENT_LISTINGS_MAX",
     "WRITE_LISTING",
     "erase_listing",
+    "fold_listings",
     "has_moved",
     "listing_columns",
     "read_listing",
     "read_page",
+    "recent_listings",
     "store_listing",
 ]
 
@@ -44,28 +58,42 @@ LISTING_WIDTH = len(_STORED)
 NO_LISTING = (None,) * LISTING_WIDTH
 LISTING_COLUMNS = ", ".join(f"0 AS listing_{name}" for name in _STORED)
 
-# An update of columns that an index has writes that index, also if the values are the same. So the
-# usual update leaves out those that hardly ever change, and most conversations have no labels.
-_MOVING = ("seq", "status", "active_us", "labels", "payload", "seal")
+RECENT_LISTINGS_MAX = 256
+"""The rows beyond which some are folded. Each page of a list looks at all that are not folded."""
+LISTINGS_FOLDED = 128
+"""So many at a time, which takes some milliseconds."""
+
+# What a turn changes; whatever else changes goes into `listing` at once, and into its labels. A
+# label that damage has taken is put back so, too.
+_MOVING = ("seq", "status", "active_us", "payload", "seal")
+_ALL = ", ".join(f"NEW.listing_{name}" for name in _STORED)
+_CHANGED_COLUMNS = ", ".join(f"0 AS listing_{name}" for name in _STORED)
 WRITE_LISTING = f"""
+    CREATE TEMP VIEW changed_listing AS SELECT 0 AS conversation, {_CHANGED_COLUMNS};
     CREATE TEMP TRIGGER write_listing INSTEAD OF INSERT ON incoming
         WHEN NEW.listing_seq IS NOT NULL
     BEGIN
-        UPDATE listing SET {", ".join(f"{name} = NEW.listing_{name}" for name in _MOVING)}
-        WHERE conversation = NEW.conversation AND owner = NEW.listing_owner
-            AND created_us = NEW.listing_created_us;
+        INSERT OR REPLACE INTO listing_recent
+            SELECT l.conversation, l.name, NEW.listing_seq, l.owner, NEW.listing_status,
+                l.created_us, NEW.listing_active_us, l.labels, NEW.listing_payload,
+                NEW.listing_seal
+            FROM listing l WHERE l.conversation = NEW.conversation
+                AND l.owner = NEW.listing_owner AND l.created_us = NEW.listing_created_us
+                AND l.labels = NEW.listing_labels
+                AND (l.labels = '{{}}' OR NOT EXISTS (
+                    SELECT 1 FROM json_each(l.labels) j LEFT JOIN label k
+                    ON k.conversation = l.conversation AND k.label = j.key AND k.owner = l.owner
+                    WHERE k.value IS NOT j.value
+                ));
+        INSERT INTO changed_listing SELECT NEW.conversation, {_ALL} WHERE changes() = 0;
+    END;
+    CREATE TEMP TRIGGER change_listing INSTEAD OF INSERT ON changed_listing
+    BEGIN
+        DELETE FROM listing_recent WHERE conversation = NEW.conversation;
         INSERT INTO listing
-            SELECT c.id, c.name, {", ".join(f"NEW.listing_{name}" for name in _STORED)}
-            FROM conversation c WHERE c.id = NEW.conversation AND changes() = 0
+            SELECT c.id, c.name, {_ALL} FROM conversation c WHERE c.id = NEW.conversation
             ON CONFLICT (conversation) DO UPDATE SET
                 {", ".join(f"{name} = excluded.{name}" for name in _STORED)};
-    END;
-    CREATE TEMP TRIGGER write_labels INSTEAD OF INSERT ON incoming
-        WHEN NEW.listing_seq IS NOT NULL AND (
-            NEW.listing_labels <> '{{}}'
-            OR EXISTS (SELECT 1 FROM label WHERE conversation = NEW.conversation)
-        )
-    BEGIN
         DELETE FROM label WHERE conversation = NEW.conversation AND (
             owner <> NEW.listing_owner OR created_us <> NEW.listing_created_us OR NOT EXISTS (
                 SELECT 1 FROM json_each(NEW.listing_labels) j
@@ -79,6 +107,39 @@ WRITE_LISTING = f"""
             FROM conversation c, json_each(NEW.listing_labels) j WHERE c.id = NEW.conversation;
     END;
 """  # noqa: S608 - our own text
+
+_RECENT = "SELECT conversation FROM listing_recent"
+# Those at rest first: the others will change again soon.
+_OLDEST = f"""
+    SELECT json_group_array(conversation) FROM (
+        SELECT conversation FROM listing_recent ORDER BY status NOT IN {AT_REST}, active_us LIMIT ?
+    )
+"""  # noqa: S608 - our own text
+_FOLD = (
+    f"""
+    UPDATE listing SET {", ".join(f"{name} = r.{name}" for name in _MOVING)}
+    FROM json_each(?) j CROSS JOIN listing_recent r ON r.conversation = j.value
+    WHERE listing.conversation = j.value
+    """,  # noqa: S608 - our own text
+    """
+    UPDATE label SET active_us = r.active_us
+    FROM json_each(?) j CROSS JOIN listing_recent r ON r.conversation = j.value
+    WHERE label.conversation = j.value
+    """,
+    "DELETE FROM listing_recent WHERE conversation IN (SELECT value FROM json_each(?))",
+)
+
+
+def recent_listings(connection: sqlite3.Connection) -> set[int]:
+    """Return the conversations that have a row in `listing_recent`."""
+    return {row[0] for row in connection.execute(_RECENT)}
+
+
+def fold_listings(connection: sqlite3.Connection, many: int) -> None:
+    """Fold so many of the oldest rows of `listing_recent` into `listing`, and into the labels."""
+    found = connection.execute(_OLDEST, (many,)).fetchone()
+    for statement in _FOLD:
+        connection.execute(statement, found)
 
 
 def listing_columns(name: str, listing: Listing) -> Sequence[object]:
@@ -112,6 +173,7 @@ def store_listing(connection: sqlite3.Connection, number: int, name: str, listin
 
 def erase_listing(connection: sqlite3.Connection, number: int) -> None:
     """Remove all that lists show of a conversation."""
+    connection.execute("DELETE FROM listing_recent WHERE conversation = ?", (number,))
     connection.execute("DELETE FROM label WHERE conversation = ?", (number,))
     connection.execute("DELETE FROM listing WHERE conversation = ?", (number,))
 
@@ -119,14 +181,23 @@ def erase_listing(connection: sqlite3.Connection, number: int) -> None:
 # --- reading --------------------------------------------------------------------------------------
 
 _ROW = """
-    l.conversation, l.name, l.seq, l.owner, l.status, l.created_us, l.active_us, l.labels,
+    SELECT l.conversation, l.name, l.seq, l.owner, l.status, l.created_us, l.active_us, l.labels,
     l.payload, l.seal, c.head, c.updated_us, c.last
 """
 _FACTS = """
     conversation, name, seq, owner, status, created_us, active_us, labels, seal, head, updated_us,
     last, length(CAST(payload AS BLOB))
 """
+_ALL_ROWS = f"""
+    SELECT json_group_array(json_array({_FACTS})), CAST(group_concat(payload, '') AS BLOB) FROM
+"""  # noqa: S608 - our own text
+_NOT_RECENT = """
+    NOT EXISTS (SELECT 1 FROM listing_recent r WHERE r.conversation = l.conversation)
+"""
+_HEADS = "JOIN conversation c ON c.id = l.conversation"
+_LABELS = "CROSS JOIN label k ON k.conversation = l.conversation"
 _LISTED = ", ".join(f"'{kind}'" for kind in sorted(LISTED_KINDS))
+_STORED_ROW = f"SELECT name, {', '.join(_STORED)}"
 _HAS_MOVED = f"""
     {CHAIN} SELECT EXISTS (
         SELECT 1 FROM chain c JOIN event e ON e.id = c.id WHERE e.kind IN ({_LISTED})
@@ -149,11 +220,20 @@ def read_page(
         statement, values = page_statement(query, after, limit)
         # All rows at once: each further fetch would wait for a busy event loop. Their payloads are
         # JSON, so they stand apart: to quote JSON in JSON, and to read that, takes long.
-        found, payloads = connection.execute(statement, values).fetchone()
+        both = connection.execute(statement, values).fetchone()
+        folded = rows_of(*both[:2])
+        recent = rows_of(*both[2:])
+        if not recent:
+            return folded
+        rows = [*folded, *recent]
+        rows.sort(key=itemgetter(1), reverse=query.order == "activity")
+        return rows[:limit]
+
+    def rows_of(found: str, payloads: bytes | None) -> list[tuple[ListRow, ListKey]]:
         rows: list[tuple[ListRow, ListKey]] = []
         at = 0
         for number, name, *facts, seal, head, updated_us, last, size in json.loads(found):
-            facts.append(payloads[at : at + size].decode(errors="replace"))
+            facts.append((payloads or b"")[at : at + size].decode(errors="replace"))
             at += size
             listing = stored_listing(name, facts, seal)
             is_stale = listing.seq != head and has_moved(connection, listing, head, last)
@@ -169,16 +249,21 @@ def read_page(
 def page_statement(
     query: ListQuery, after: ListKey | None, limit: int
 ) -> tuple[str, Sequence[object]]:
-    """Return the statement that reads so many rows of the query's drive, behind a key."""
+    """Return the statement that reads so many rows of the query's drive, behind a key.
+
+    It reads as many folded rows, and as many recent ones, each in order.
+    """
     part = drive_range(query, after, "?")
-    tables = "listing l JOIN conversation c ON c.id = l.conversation"
+    tables = f"listing l {_HEADS}"
     if part.is_by_label:
         tables = f"label k JOIN {tables} AND l.conversation = k.conversation"
-    statement = f"""
-        SELECT json_group_array(json_array({_FACTS})), CAST(group_concat(payload, '') AS BLOB)
-        FROM (SELECT {_ROW} FROM {tables} {part.where} ORDER BY {part.order} LIMIT ?)
-    """  # noqa: S608 - our own text
-    return statement, (*part.values, limit)
+    conditions = " AND ".join(filter(None, (part.conditions, _NOT_RECENT)))
+    folded = f"{_ROW} FROM {tables} WHERE {conditions} ORDER BY {part.order} LIMIT ?"
+    apart = drive_range(query, after, "?", is_in_labels=False)
+    tables = f"listing_recent l {_LABELS if part.is_by_label else ''} {_HEADS}"
+    recent = f"{_ROW} FROM {tables} {apart.where} ORDER BY {apart.order} LIMIT ?"
+    statement = f"SELECT * FROM ({_ALL_ROWS} ({folded})), ({_ALL_ROWS} ({recent}))"  # noqa: S608 - our own text
+    return statement, (*part.values, limit, *apart.values, limit)
 
 
 def has_moved(connection: sqlite3.Connection, listing: Listing, head: int, last: int) -> bool:
@@ -192,20 +277,25 @@ def has_moved(connection: sqlite3.Connection, listing: Listing, head: int, last:
 
 def read_listing(connection: sqlite3.Connection, number: int) -> tuple[Listing, bool] | None:
     """Return the listing of a conversation, and whether it and its labels are whole; or None."""
-    row = connection.execute(
-        "SELECT name, seq, owner, status, created_us, active_us, labels, payload, seal "
-        "FROM listing WHERE conversation = ?",
-        (number,),
-    ).fetchone()
-    if row is None:
+    folded, recent = (
+        connection.execute(
+            f"{_STORED_ROW} FROM {table} WHERE conversation = ?", (number,)
+        ).fetchone()
+        for table in ("listing", "listing_recent")
+    )
+    if folded is None:
         return None
-    name, *facts, seal = row
+    name, *facts, seal = recent or folded
     listing = stored_listing(name, facts, seal)
+    folded_name, _, owner, _, created_us, active_us, labels, _, _ = folded
     is_whole = bool(listing.seq or not facts[0]) and dict(
         connection.execute(
             "SELECT label, value FROM label WHERE conversation = ? AND owner = ? AND name = ? "
-            "AND created_us = ? AND active_us = ?",
-            (number, listing.owner, name, listing.created_us, listing.active_us),
+            "AND created_us = ? AND (active_us = ? OR ?)",
+            (number, owner, folded_name, created_us, active_us, recent is not None),
         )
     ) == dict(listing.labels)
+    if recent is not None:
+        same = (listing.owner, name, listing.created_us, labels_text(listing))
+        is_whole = is_whole and same == (owner, folded_name, created_us, labels)
     return listing, is_whole

@@ -200,6 +200,24 @@ MIGRATIONS: tuple[str, ...] = (
         log INTEGER PRIMARY KEY
     );
     """,
+    """
+    -- The rows of `listing` that have changed last, a bounded number: a turn writes here, and the
+    -- indexes stay as they are until the row is folded into `listing`. As long as it is here, the
+    -- columns that a turn changes count as they are here: seq, status, active_us, payload, seal.
+    -- The others are the same in both.
+    CREATE TABLE listing_recent (
+        conversation INTEGER PRIMARY KEY,
+        name TEXT NOT NULL,
+        seq INTEGER NOT NULL,
+        owner TEXT NOT NULL,
+        status TEXT NOT NULL,
+        created_us INTEGER NOT NULL,
+        active_us INTEGER NOT NULL,
+        labels TEXT NOT NULL,
+        payload TEXT NOT NULL,
+        seal INTEGER NOT NULL
+    );
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)
@@ -211,8 +229,10 @@ _STAMPED_VERSION_MIN = 2
 
 # The first version that may have an index of words.
 SEARCH_VERSION = 5
-# The first version with listings; an older file that is only read shows none.
+# The first version with listings; an older file that is only read shows none. And the first one
+# that keeps those that have changed last apart.
 LISTING_VERSION = 4
+_RECENT_VERSION = 6
 _NO_LISTINGS = """
     CREATE TEMP VIEW listing AS
         SELECT id AS conversation, name, 0 AS seq, '' AS owner, '' AS status,
@@ -223,6 +243,11 @@ _NO_LISTINGS = """
         SELECT 0 AS conversation, '' AS label, '' AS value, '' AS owner, '' AS name,
             0 AS created_us, 0 AS active_us
         WHERE false;
+"""
+_NO_RECENT = """
+    CREATE TEMP VIEW listing_recent AS
+        SELECT conversation, name, seq, owner, status, created_us, active_us, labels, payload, seal
+        FROM listing WHERE false;
 """
 
 # The index `anchor` has one record in this many; only a migration may change it.
@@ -295,6 +320,8 @@ def open_for_reading(path: Path, *, busy_wait_s: float, is_immutable: bool) -> s
                 )
             if version < LISTING_VERSION:
                 connection.executescript(_NO_LISTINGS)
+            if version < _RECENT_VERSION:
+                connection.executescript(_NO_RECENT)
         return connection
 
 

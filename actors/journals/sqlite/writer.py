@@ -60,10 +60,14 @@ from .file_guard import CHECK_INTERVAL_S, FileGuard
 from .listings import (
     LISTING_COLUMNS,
     LISTING_WIDTH,
+    LISTINGS_FOLDED,
     NO_LISTING,
+    RECENT_LISTINGS_MAX,
     WRITE_LISTING,
+    fold_listings,
     listing_columns,
     read_listing,
+    recent_listings,
     store_listing,
 )
 from .log import Tail, empty_tail, find_events, find_messages, find_record, read_tail
@@ -199,6 +203,8 @@ class SQLiteWriter:
             "SELECT ifnull(max(id), 0) FROM "
             "(SELECT max(id) AS id FROM event UNION ALL SELECT cursor FROM search)"
         ).fetchone()
+        # The conversations with a recent row, and some that have none.
+        self._recent = recent_listings(connection)
         self._is_searching = is_searching
         self._has_worked = False
         self._behind_since: float | None = None
@@ -216,7 +222,13 @@ class SQLiteWriter:
         self.connection.close()
 
     def rest(self) -> float | None:
-        """Fill the index of words, a slice at a time; as much time is left between two of them."""
+        """Fold recent listings, then fill the index of words, a slice at a time.
+
+        As much time is left between two slices of the index as one of them takes.
+        """
+        if self._closed_by is None and len(self._recent) > RECENT_LISTINGS_MAX:
+            self._fold_more()
+            return 0.0
         if not self._is_searching or self._closed_by is not None:
             return None
         has_worked, self._has_worked = self._has_worked, False
@@ -242,6 +254,16 @@ class SQLiteWriter:
         self._behind_since = None
         return None
 
+    def _fold_more(self) -> None:
+        job: Job[set[int]] = Change(SQLiteWriter.fold_listings)
+        erased = cast("Job[object]", job)
+        if not self._transact([erased], self._together):
+            self._transact([erased], self._one_by_one)
+        if job.error is not None:
+            _log.error("not folded", journal=str(self._path), error=type(job.error).__name__)
+        # After an error, it is tried again when as many others are there.
+        self._recent = job.value if job.error is None and job.value is not None else set()
+
     def work(self, jobs: Sequence[Job[object]]) -> None:
         if self._is_searching:
             self._has_worked = True
@@ -251,6 +273,9 @@ class SQLiteWriter:
             try:
                 self._set_checkpoint(len(jobs))
                 is_open = self._check_file()
+                if is_open and len(self._recent) > 2 * RECENT_LISTINGS_MAX:
+                    self._fold_more()  # there is no time to rest
+                    is_open = self._closed_by is None
             except Exception as error:  # noqa: BLE001 - of any kind; nothing was written
                 self._abandon(jobs, error, is_known=True)
                 return
@@ -589,6 +614,8 @@ class SQLiteWriter:
         upto = tail.head + len(records)
         if listing is None and tail.head == tail.forked_at:
             listing = bare_listing(self.now_us)
+        if listing is not None:
+            self._recent.add(tail.number)
         number, epoch, mark = tail.number, tail.epoch, tail.tip
         tail.is_unfinished = is_unfinished
         tail.updated_us = self.now_us
@@ -723,6 +750,14 @@ class SQLiteWriter:
             "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?, ?)",
             (*facts, snapshot.payload, seal(*facts, content=snapshot.payload)),
         )
+
+    def fold_listings(self) -> set[int]:
+        """Fold some recent listings, if they are many; return the conversations that have one."""
+        recent = recent_listings(self.connection)
+        if len(recent) <= RECENT_LISTINGS_MAX:
+            return recent
+        fold_listings(self.connection, LISTINGS_FOLDED)
+        return recent_listings(self.connection)
 
     def erase_slice(self, log: int) -> int | None:
         """Remove some records of a deleted log; see `erasure`."""

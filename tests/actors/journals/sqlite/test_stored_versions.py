@@ -1,8 +1,8 @@
 """Files that earlier versions of the schema wrote are read, written and verified as ever.
 
 `stored/version_1` and `version_2` were closed in order; `version_1_killed` is what a kill leaves,
-with the newest commits in its write-ahead log; `version_3` and
-`version_4` are the first as of those versions. All have
+with the newest commits in its write-ahead log; `version_3`, `version_4` and
+`version_5` are the first as of those versions. All have
 everything in them: parts, a fork, a deletion, a snapshot, a rejection, and a name with a control
 character, which no new conversation may have.
 """
@@ -31,7 +31,16 @@ STORED = Path(__file__).parent / "stored"
 HEADS = {"alice": 131, "bob": 3, "fork": 101, "tab\there": 1}
 
 
-@pytest.fixture(params=["version_1", "version_1_killed", "version_2", "version_3", "version_4"])
+@pytest.fixture(
+    params=[
+        "version_1",
+        "version_1_killed",
+        "version_2",
+        "version_3",
+        "version_4",
+        "version_5",
+    ]
+)
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "chats.db"
     for end in ("", "-wal"):
