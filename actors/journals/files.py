@@ -11,13 +11,15 @@ check the meaning of the records too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from ..core.records import decode_record
 from ..core.state import ColdLoad, Folded
 from ..errors import ConversationNotFound, CorruptLog
 from ..journal import READ_PAGE, Journal, Listing, ListQuery, LogPages, Snapshot, StoredRecord
 from .listings import ListingOfLog, reindex
+from .shared.searching import LogWords
 from .sqlite.repair import Loss, Repair, repair
 from .sqlite.verify import CheckListing, CheckRecord, CheckSnapshot, Problem, Verification, verify
 
@@ -78,6 +80,14 @@ def check_listing(
     return None if found in (None, listing) else "its row in lists is not the fold of its log"
 
 
+@runtime_checkable
+class _HasWords(Protocol):
+    """A journal whose index of words is compared too."""
+
+    async def words_of(self, conversation_id: str) -> LogWords | None: ...
+    async def words_of_none(self) -> Sequence[int]: ...
+
+
 async def verify_logs(
     journal: Journal,
     *,
@@ -86,7 +96,10 @@ async def verify_logs(
     check_record: CheckRecord | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> Verification:
-    """Check every log of a journal by reading it, beside the processes that use it."""
+    """Check every log of a journal by reading it, beside the processes that use it.
+
+    In PostgreSQL the index of words is compared with the logs, as far as it has come.
+    """
     problems: list[Problem] = []
     seen = conversations = 0
     infos = await journal.list()
@@ -95,17 +108,23 @@ async def verify_logs(
         on_progress(done, len(infos))
         name = info.conversation_id
         records: list[StoredRecord] = []
+        words: LogWords | None = None
         try:
+            # Before the records: these may be more by then, and the index had not come so far.
+            if isinstance(journal, _HasWords):
+                words = await journal.words_of(name)
             snapshot = await journal.read_snapshot(name)
             async for page in LogPages(journal, name):
                 records += page
         except CorruptLog as error:
             problems.append(Problem(name, error.seq, error.found))
-            snapshot = None
+            snapshot = words = None
         except ConversationNotFound:
             continue  # deleted meanwhile
         conversations += 1
         seen += len(records)
+        if words is not None:
+            problems += _problems_of_words(name, words, records)
         for record in records:
             found = check_record(name, record) if check_record else None
             if found is not None:
@@ -119,8 +138,24 @@ async def verify_logs(
             found = check_listing(name, listing, iter(records[: listing.seq]))
             if found is not None:
                 problems.append(Problem(name, listing.seq, found))
+    if isinstance(journal, _HasWords):
+        found_none = "log {} has words in the index, but no conversation"
+        problems += [
+            Problem(None, 0, found_none.format(log)) for log in await journal.words_of_none()
+        ]
     on_progress(len(infos), len(infos))
     return Verification(conversations, seen, tuple(problems), stale)
+
+
+def _problems_of_words(
+    name: str, words: LogWords, records: Sequence[StoredRecord]
+) -> Iterator[Problem]:
+    """Yield what differs between an index of words and the log, which has all that it has."""
+    for record in records:
+        if (found := words.add(record)) is not None:
+            yield Problem(name, record.seq, found)
+    if (at := words.end()) is not None:
+        yield Problem(name, at[0], at[1])
 
 
 async def _listings(journal: Journal) -> tuple[Mapping[str, Listing], tuple[str, ...]]:

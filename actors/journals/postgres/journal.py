@@ -49,6 +49,7 @@ from ..shared.database_journal import DatabaseJournal, sorted_by_id
 from ..shared.job_thread import Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records
 from ..shared.log_watch import LogWatch, mark_of
+from ..shared.searching import LogWords
 
 if TYPE_CHECKING:
     from .connections import BoundedConnection
@@ -326,6 +327,17 @@ class PostgresJournal(DatabaseJournal):
         return await self._reader.do(
             Read(lambda reader: reader.search(query), is_one_snapshot=False)
         )
+
+    async def words_of(self, conversation_id: str) -> LogWords | None:
+        """Return what the index of words has of a log, for `verify_logs` to compare it.
+
+        None if the schema has no index.
+        """
+        return await self._read(lambda reader: reader.words_of(conversation_id))
+
+    async def words_of_none(self) -> Sequence[int]:
+        """Return the numbers of logs with words in the index that belong to no conversation."""
+        return await self._read(lambda reader: reader.logs_of_none())
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         """Return when a log does not end at `after`; woken by each commit, else by polling."""

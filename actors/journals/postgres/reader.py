@@ -28,11 +28,12 @@ from ...journal import (
 )
 from ..shared.job_thread import Job
 from ..shared.record_chain import log_number, seal
+from ..shared.searching import LogWords
 from .connections import BoundedConnection, Link
 from .listings import read_page
 from .log import Tail, find_ids, find_mark, read_records, read_tail
 from .schema import UNENCODABLE, unencodable
-from .search import read_search_page
+from .search import logs_of_none, read_search_page, read_words
 
 T = TypeVar("T")
 
@@ -161,6 +162,12 @@ class PostgresReader:
 
     def search(self, query: SearchQuery) -> SearchPage:
         return read_search_page(self._connection, query, self._schema)
+
+    def words_of(self, name: str) -> LogWords | None:
+        return read_words(self._connection, name)
+
+    def logs_of_none(self) -> Sequence[int]:
+        return logs_of_none(self._connection)
 
     def find_abandoned(self, node: int) -> Sequence[ConversationInfo]:
         """Return the unfinished conversations that no living process but `node` owns."""

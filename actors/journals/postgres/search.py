@@ -31,6 +31,8 @@ from ..shared.searching import (
     NUMBER_SPAN,
     SEARCHED_KINDS,
     Candidate,
+    IndexedMessage,
+    LogWords,
     Said,
     fill_search_page,
     find_said,
@@ -50,8 +52,10 @@ __all__ = [
     "Indexing",
     "PostgresIndexer",
     "erase_words",
+    "logs_of_none",
     "move_owner",
     "read_search_page",
+    "read_words",
     "start_search",
 ]
 
@@ -548,3 +552,41 @@ def _said(record: Sequence[Any]) -> Said | None:
         return None
     is_whole = next_mark(before, seq, epoch, event_id, kind, message_id, payload) == mark
     return find_said(kind, payload) if is_whole else None
+
+
+# --- verification ---------------------------------------------------------------------------------
+
+# A log that is not in the queue is indexed to its end.
+_INDEXED = """
+    SELECT c.log, c.forked_at, coalesce(i.seq, c.forked_at), c.head,
+        s.swept IS NULL AND NOT EXISTS (SELECT FROM search_queue q WHERE q.log = c.log)
+    FROM search s JOIN conversation c ON c.name = %s LEFT JOIN search_log i ON i.log = c.log
+    WHERE s.rules = %s
+"""
+_LOGS_OF_NONE = """
+    SELECT DISTINCT m.log FROM search_message m
+    WHERE NOT EXISTS (SELECT FROM conversation c WHERE c.log = m.log)
+        AND NOT EXISTS (SELECT FROM erasure e WHERE e.log = m.log)
+"""
+
+
+def read_words(connection: psycopg.Connection[Any], name: str) -> LogWords | None:
+    """Return what the index has of a conversation, in one snapshot; None if there is no index."""
+    row = connection.execute(_INDEXED, (name, WORD_RULES)).fetchone()
+    if row is None:
+        return None
+    log, after, upto, head, is_done = row
+    indexed = {
+        seq: IndexedMessage(left, owner, words)
+        for seq, left, owner, words in connection.execute(
+            "SELECT seq, left_view, owner, tsvector_to_array(words) FROM search_message "
+            "WHERE log = %s",
+            (log,),
+        )
+    }
+    return LogWords(name, indexed, after=after, upto=head if is_done else upto)
+
+
+def logs_of_none(connection: psycopg.Connection[Any]) -> Sequence[int]:
+    """Return the logs with words in the index that belong to no conversation."""
+    return [row[0] for row in connection.execute(_LOGS_OF_NONE)]

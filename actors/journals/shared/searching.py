@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
-from ...journal import FoundMessage, SearchPage, SearchQuery
+from ...journal import FoundMessage, SearchPage, SearchQuery, StoredRecord
 from ...values.words import snippet, words_of
 
 __all__ = [
@@ -28,6 +28,8 @@ __all__ = [
     "SAID_KINDS",
     "SEARCHED_KINDS",
     "Candidate",
+    "IndexedMessage",
+    "LogWords",
     "Said",
     "fill_search_page",
     "find_said",
@@ -211,3 +213,65 @@ def found_message(
     shown = snippet(said.text, query.words, query.begins)
     facts = (said.by, said.author, said.at_us, shown)
     return FoundMessage(conversation_id, seq, event_id, *facts, _LEFT_VIEW[left])
+
+
+# --- verification ---------------------------------------------------------------------------------
+
+
+class IndexedMessage(NamedTuple):
+    """A message of a log as an index has it."""
+
+    left_view: int
+    owner: str
+    words: Collection[str]
+
+
+class LogWords:
+    """Compares an index's messages of a log with the log's own records, given one by one."""
+
+    def __init__(
+        self,
+        conversation_id: str,
+        indexed: Mapping[int, IndexedMessage],
+        *,
+        after: int = 0,
+        upto: int | None = None,
+    ) -> None:
+        """The index has the messages behind `after`, where a fork begins, up to `upto`."""
+        self._name = conversation_id
+        self._indexed = indexed
+        self._after = after
+        self._upto = upto
+        self._left: dict[str, int] = {}
+        self.messages: dict[int, str] = {}
+        """The event ids of the log's messages, by seq."""
+
+    def add(self, record: StoredRecord) -> str | None:
+        """Compare a record; return the problem, or None."""
+        seq = record.seq
+        if seq <= self._after or (self._upto is not None and seq > self._upto):
+            return None
+        if record.kind in LEFT:
+            for event_id in left_ids(record.kind, record.payload):
+                self._left[event_id] = max(self._left.get(event_id, 0), LEFT[record.kind])
+        said = find_said(record.kind, record.payload)
+        if said is None:
+            return None
+        self.messages[seq] = record.event_id
+        one = self._indexed.get(seq)
+        if one is None:
+            return "the index of words lacks it"
+        # Other texts may have other words in another version of Unicode.
+        expected = set(stored_words(one.owner, self._name, said.text))
+        if said.text.isascii() and set(one.words) != expected:
+            return "the index of words differs from it"
+        return None
+
+    def end(self) -> tuple[int, str] | None:
+        """Return the seq of a message that the log does not have so, and the problem; or None."""
+        for seq, one in self._indexed.items():
+            if seq not in self.messages:
+                return seq, "the index of words has a message that the log has not"
+            if one.left_view != self._left.get(self.messages[seq], 0):
+                return seq, "the index of words differs in how it has left the view"
+        return None

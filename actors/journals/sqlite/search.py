@@ -27,6 +27,8 @@ from ..shared.searching import (
     NUMBER_SPAN,
     SEARCHED_KINDS,
     Candidate,
+    IndexedMessage,
+    LogWords,
     Said,
     fill_search_page,
     find_said,
@@ -41,7 +43,7 @@ from ..shared.searching import (
 )
 
 __all__ = [
-    "LogWords",
+    "FileWords",
     "erase_words",
     "has_search",
     "index_slice",
@@ -417,12 +419,11 @@ def _is_small(connection: sqlite3.Connection) -> bool:
 # --- verification ---------------------------------------------------------------------------------
 
 
-class LogWords:
-    """Compares what the index has of a log with the log's own records, given one by one."""
+class FileWords:
+    """Compares what the file's index has of a log with the log's own records, given one by one."""
 
     def __init__(self, connection: sqlite3.Connection, log: int, name: str) -> None:
         self._connection = connection
-        self._name = name
         (self._cursor,) = connection.execute("SELECT cursor FROM search").fetchone()
         self._rows = {
             row[0]: row[1:]
@@ -431,44 +432,28 @@ class LogWords:
                 (log,),
             )
         }
-        self._left: dict[str, int] = {}
-        self._seqs: dict[str, int] = {}
+        indexed = {
+            seq: IndexedMessage(left, owner, words.split())
+            for seq, (_, _, left, owner, words) in self._rows.items()
+        }
+        self._log = LogWords(name, indexed)
+        self.end = self._log.end
 
     def add(self, number: int, record: StoredRecord) -> str | None:
         """Compare a record of the log, whose row has this id; return the problem, or None."""
         if number > self._cursor:
             return None
-        if record.kind in LEFT:
-            for event_id in left_ids(record.kind, record.payload):
-                how = max(self._left.get(event_id, 0), LEFT[record.kind])
-                self._left[event_id] = how
-        said = find_said(record.kind, record.payload)
-        if said is None:
-            return None
-        self._seqs[record.event_id] = record.seq
-        row = self._rows.get(record.seq)
-        if row is None:
-            return "the index of words lacks it"
-        message, event, _, owner, words = row
-        # Other texts may have other words in another version of Unicode.
-        expected = " ".join(stored_words(owner, self._name, said.text))
-        if event != number or (said.text.isascii() and words != expected):
+        problem = self._log.add(record)
+        if problem is not None or record.seq not in self._log.messages:
+            return problem
+        message, event, _, _, words = self._rows[record.seq]
+        if event != number:
             return "the index of words differs from it"
         wanted = " AND ".join(f'"{word}"' for word in words.split())
         if not self._connection.execute(
             "SELECT 1 FROM search_word WHERE search_word MATCH ? AND rowid = ?", (wanted, message)
         ).fetchone():
             return "the index of words does not find it"
-        return None
-
-    def end(self) -> tuple[int, str] | None:
-        """Return the seq of a message that the log does not have so, and the problem; or None."""
-        seqs = {seq: event_id for event_id, seq in self._seqs.items()}
-        for seq, (_, _, left, _, _) in self._rows.items():
-            if seq not in seqs:
-                return seq, "the index of words has a message that the log has not"
-            if left != self._left.get(seqs[seq], 0):
-                return seq, "the index of words differs in how it has left the view"
         return None
 
 

@@ -26,7 +26,7 @@ from .log import Tail, fork_seal, read_records, read_tail
 from .misreads import refuse_unreadable
 from .reader import SQLiteReader, reading
 from .schema import real_path
-from .search import LogWords
+from .search import FileWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class _Verifier:
             return
         self._conversations += 1
         has_search = self._reader.has_search
-        words = LogWords(self._connection, tail.log, name) if has_search else None
+        words = FileWords(self._connection, tail.log, name) if has_search else None
         for record in self._records_of(tail, tail.head):
             self._records += 1
             row = self._connection.execute(

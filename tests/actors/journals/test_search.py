@@ -34,6 +34,7 @@ from turnkeeper.actors.journal import (
     Record,
     SearchQuery,
 )
+from turnkeeper.actors.journals.files import verify_logs
 from turnkeeper.actors.journals.postgres import search as postgres_search
 from turnkeeper.actors.journals.sqlite import search as sqlite_search
 from turnkeeper.actors.journals.sqlite.repair import repair
@@ -634,6 +635,58 @@ async def test_a_search_has_no_list_of_pending_words_to_read() -> None:
         ) as connection:
             cleaned = connection.execute("SELECT gin_clean_pending_list('search_message_words')")
             assert cleaned.fetchone() == (0,)
+
+
+DAMAGES_IN_POSTGRES = {
+    "DELETE FROM search_message WHERE seq = 2": "lacks it",
+    "DELETE FROM search_message; DELETE FROM search_log": "lacks it",
+    "UPDATE search_message SET words = ts_delete(words, 'order')": "differs from it",
+    "UPDATE search_message SET words = words || array_to_tsvector('{odd}')": "differs from it",
+    "UPDATE search_message SET left_view = 2 WHERE seq = 2": "left the view",
+    "UPDATE search_message SET left_view = 0": "left the view",
+    "INSERT INTO search_message SELECT id + 1, log, 9, 0, owner, words FROM search_message "
+    "WHERE seq = 2": "a message that the log has not",
+    "UPDATE search_message SET log = log + 1": "no conversation",
+}
+
+
+async def test_a_verification_compares_the_index_in_postgres_with_the_logs() -> None:
+    tables = ("search_message", "search_log")
+    with postgres.schema() as schema:
+        async with make_journal("postgres", Path(schema), search=True) as journal:
+            await say(journal, "c", "one order", "two orders")
+            await journal.fork(
+                "c", "f", at=1, records=[message("f", 2, "order", 5)], is_unfinished=False
+            )
+            claim = await journal.claim("c")
+            taken_back = json.dumps({"retracted_event_ids": ["c 1"]}).encode()
+            await journal.append(
+                "c",
+                [Record("r", "retraction", taken_back)],
+                epoch=claim.epoch,
+                expected_seq=3,
+                is_unfinished=False,
+            )
+            await say(journal, "deleted", "an order")
+            claim = await journal.claim("deleted")
+            await journal.index()
+            await journal.delete("deleted", epoch=claim.epoch)
+        async with make_journal("postgres", Path(schema)) as journal:
+            await say(journal, "c", "not indexed yet")
+            assert (await verify_logs(journal)).problems == ()
+            with psycopg.connect(
+                postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
+            ) as connection:
+                for table in tables:
+                    connection.execute(f"CREATE TABLE kept_{table} AS SELECT * FROM {table}")
+                for damage, expected in DAMAGES_IN_POSTGRES.items():
+                    connection.execute(damage)
+                    problems = (await verify_logs(journal)).problems
+                    assert any(expected in one.found for one in problems), (damage, problems)
+                    for table in tables:
+                        connection.execute(f"DELETE FROM {table}")
+                        connection.execute(f"INSERT INTO {table} SELECT * FROM kept_{table}")
+            assert (await verify_logs(journal)).problems == ()
 
 
 @pytest.mark.parametrize("near_max", [1, 256])
