@@ -237,7 +237,7 @@ class LogWords:
         after: int = 0,
         upto: int | None = None,
     ) -> None:
-        """The index has the messages behind `after`, where a fork begins, up to `upto`."""
+        """Compare what lies behind `after`, where a fork begins, up to `upto`."""
         self._name = conversation_id
         self._indexed = indexed
         self._after = after
