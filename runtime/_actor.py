@@ -139,16 +139,14 @@ class ActorContext:
         life.defer(ask)
         return Delivery(life, ask.message, ask)
 
-    async def wait_for(self, awaited: Awaitable[T]) -> T:
-        """Await `awaited` in the middle of a handler; a `OneShot`, without keeping a worker.
+    def wait_for(self, awaited: Awaitable[T]) -> Awaitable[T]:
+        """Return `awaited` as a handler awaits it: a `OneShot`, without keeping a worker.
 
         So a thousand actors that wait for one group commit need no task each. Nothing that belongs
         to a task, such as a cancel scope or a task group, may be open around this call: the
         handler may go on in another task.
         """
-        if isinstance(awaited, OneShot):
-            return await unattended(awaited)
-        return await awaited
+        return unattended(awaited) if isinstance(awaited, OneShot) else awaited
 
     def start_effect(self, run: Callable[[], Awaitable[None]], *, name: str) -> Effect:
         """Have `run()` done beside the actor, in a task of its own, and return at once.

@@ -383,8 +383,8 @@ class Cell(Mailbox):
         assert self.waiting is None, f"{self.name} rests while senders wait for room"
         self.mail = self.control = NO_MAIL
         self.at_rest = self.is_parked = True
-        if self.directory is not None:
-            self.note_if_idle()
+        if self.directory is not None and self.is_quiet:
+            self.directory.note_resting(self)
         if self.system.is_closing:
             self.note_quiet_intake()
             self.system.note_done(self)
@@ -460,7 +460,8 @@ class Cell(Mailbox):
         count = suspended.count
         self.handled += count
         self.traits.stats.record((self.system.now() - suspended.began) / count, count)
-        self._leave_trace(None)
+        if self.system.tracing is not None:
+            self._leave_trace(None)
         if self.batch is not None:
             self.settle_batch()
         elif self.current is not None:
@@ -469,11 +470,11 @@ class Cell(Mailbox):
 
     def settle_batch(self) -> None:
         """Defer the asks that a batch handler has left unanswered."""
-        assert self.life is not None, f"{self.name} has a batch without an incarnation"
-        for ask in self.batch or ():
+        batch, self.batch = self.batch, None
+        for ask in batch or ():
             if not ask.is_done:
+                assert self.life is not None, f"{self.name} has a batch without an incarnation"
                 self.life.defer(ask)
-        self.batch = None
 
     # --- beginning -------------------------------------------------------------------------------
 

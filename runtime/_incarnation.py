@@ -103,8 +103,9 @@ class Incarnation:
     @property
     def is_quiet(self) -> bool:
         """True if nothing that it has started is going on."""
-        has_children = self.children is not None and self.children.names
-        return not (self.effects or self.deferred or self.timers or has_children)
+        if self.effects or self.deferred or self.timers:
+            return False
+        return self.children is None or not self.children.names
 
     def check_open(self, attempt: str) -> None:
         """Raise `ActorEnded` if the incarnation ends or has ended."""

@@ -30,7 +30,7 @@ def go_on_inside(
     try:
         while True:
             try:
-                if type(yielded) is OneShot:
+                if isinstance(yielded, OneShot):
                     yield from yielded.wait_until_done().__await__()
                     sent = None
                 else:

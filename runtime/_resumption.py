@@ -36,7 +36,7 @@ class SuspendedHandler:
 
     def leave_to(self, go_on: Callable[[None], object]) -> bool:
         """Have `go_on` called when the handler can go on; False if it needs a task to wait in."""
-        if type(self._yielded) is not OneShot:
+        if not isinstance(self._yielded, OneShot):
             return False
         self._yielded.wake = go_on
         return True
@@ -44,11 +44,11 @@ class SuspendedHandler:
     @property
     def is_due(self) -> bool:
         """True if the one-shot that the handler waits for is set."""
-        return type(self._yielded) is OneShot and self._yielded.is_done
+        return isinstance(self._yielded, OneShot) and self._yielded.is_done
 
     def attend(self) -> bool:
         """Take `leave_to` back: a task will wait in its place. True if it had been left."""
-        if type(self._yielded) is OneShot and not self._yielded.is_done:
+        if isinstance(self._yielded, OneShot) and not self._yielded.is_done:
             self._yielded.wake = None
             return True
         return False

@@ -156,21 +156,21 @@ def run_batch(cell: Cell) -> Outcome:
     asks: list[Ask] = []
     trace: object = None
     while len(deliveries) < actor.batch_max and (item := cell.pop()) is not None:
-        if isinstance(item, Order):
-            if deliveries:  # this batch first: it was taken already
-                cell.push_control(item, first=True)
-                break
-            cell.order = item
-            return Outcome.ORDERED
-        if isinstance(item, tuple):
-            message, _, trace = item
-            deliveries.append(Delivery(life, message, None))
-        elif isinstance(item, Ask):
+        if isinstance(item, Ask):
             if not item.is_done:
                 item.is_started = True
                 asks.append(item)
                 trace = item.trace
                 deliveries.append(Delivery(life, item.message, item))
+        elif isinstance(item, tuple):
+            message, _, trace = item
+            deliveries.append(Delivery(life, message, None))
+        elif isinstance(item, Order):
+            if deliveries:  # this batch first: it was taken already
+                cell.push_control(item, first=True)
+                break
+            cell.order = item
+            return Outcome.ORDERED
         elif item.take():
             deliveries.append(Delivery(life, item.message, None))
     if not deliveries:

@@ -27,6 +27,8 @@ __all__ = ["Blocking", "DaemonThreads", "Ids", "Ports", "format_id"]
 T = TypeVar("T")
 
 _UUID_BLOCK = 1 << 16
+_48_BITS, _45_BITS = (1 << 48) - 1, (1 << 45) - 1
+_VERSION_AND_VARIANT = 0x7 << 76 | 0b10 << 62
 
 # The system's generator costs ten times as much, for a quality that ids do not need. A forked
 # child must not continue its parent's sequence.
@@ -57,11 +59,14 @@ class Ids:
         """Return the first of 65,536 new ids, as an integer."""
         # Layout: 48 bits of milliseconds, version 7, 12 random bits, variant, a zero bit (room
         # for the carry if the clock stands still), 45 random bits, 16 zero bits to count up.
-        milliseconds = int(self._now() * 1000) & ((1 << 48) - 1)
+        milliseconds = int(self._now() * 1000) & _48_BITS
         drawn = self._random_bits(57)
-        high = (milliseconds << 16) | (0x7 << 12) | (drawn >> 45)
-        low = (0b10 << 62) | ((drawn & ((1 << 45) - 1)) << 16)
-        first = (high << 64) | low
+        first = (
+            milliseconds << 80
+            | (drawn >> 45) << 64
+            | (drawn & _45_BITS) << 16
+            | _VERSION_AND_VARIANT
+        )
         with self._lock:
             self._last = first = max(first, self._last + _UUID_BLOCK)
         return first

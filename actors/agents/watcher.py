@@ -11,7 +11,7 @@ committed, except that a commit, a model call and a tool call have begun.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
@@ -80,7 +80,19 @@ def _ignore(_: object) -> None:
     pass
 
 
-_NOTHING: Final = nullcontext(_ignore)
+class _Nothing(AbstractContextManager[Callable[[object], None]]):
+    """As `nullcontext(_ignore)`; with static methods nothing is bound in each commit."""
+
+    @staticmethod
+    def __enter__() -> Callable[[object], None]:  # type: ignore[override]  # it needs no self
+        return _ignore
+
+    @staticmethod
+    def __exit__(*_: object) -> None:  # type: ignore[override]  # nor does this
+        pass
+
+
+_NOTHING: Final = _Nothing()
 
 
 class NoWatcher:

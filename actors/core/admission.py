@@ -171,7 +171,9 @@ class Admission:
 
     def check(self, events: Sequence[Event]) -> Violation | None:
         """Return the violation if these events may not follow, in this order and as one command."""
-        if not self._view.index.open_calls and all(event.kind in _FREE_KINDS for event in events):
+        if not self._view.index.open_calls and _FREE_KINDS.issuperset(
+            [event.kind for event in events]
+        ):
             return None
         trial = _Trial(self._view, self._calls_left.ids, self._responses_left.ids)
         for event in events:

@@ -108,7 +108,7 @@ def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Dec
             decision = decide_turn(working, command, stamp)
     limits = working.state.limits
     for event in decision.events:
-        if isinstance(event, ActionEvent):
+        if event.kind == "action" and isinstance(event, ActionEvent):
             depth_max, digits_max = limits.arguments_depth_max, limits.arguments_digits_max
             check_json(event.arguments, depth_max=depth_max, digits_max=digits_max)
     violation = working.state.admission.check(decision.events)
@@ -147,7 +147,7 @@ def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
         return Decision(reply=Duplicate(known.seq))
     if not isinstance(event, _APPENDABLE):
         raise NotAppendable(working.conversation_id, type(event).__name__)
-    if isinstance(event, UserMessageEvent):
+    if event.kind == "user_message" and isinstance(event, UserMessageEvent):
         if event.queued_event_id is not None:
             raise NotAppendable(working.conversation_id, "queued UserMessageEvent")
         if event.replaces is not None:
@@ -157,6 +157,8 @@ def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
             if message is not None:
                 raise MessageIdConflict(working.conversation_id, event.message_id, message.seq)
     _check_leaves_turn_alone(working, (event,))
+    if seq := working.state.seq:  # it begins nothing, so nothing goes with it
+        return Decision((event,), Appended(seq + 1), written={event.id: command.written})
     draft = Draft(working, stamp)
     if isinstance(event, SystemPromptEvent):
         add_owner(draft, command.expected)

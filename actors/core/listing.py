@@ -103,6 +103,8 @@ class ListedFold:
     def fold(self, event: Event, view: Sequence[LLMConvertibleEvent]) -> ListedFold:
         """Return the fold after this event of the log, given the view after it."""
         match event:
+            case UserMessageEvent(is_reminder=False) | AgentMessageEvent():
+                return self._with_last((event,), _microseconds(event))
             case RetractionEvent():
                 if self.last_id in event.retracted_event_ids:
                     return self._with_last(reversed(view), self.active_us)
@@ -110,8 +112,6 @@ class ListedFold:
             case ForkedFromEvent(conversation_id=parent, seq=seq):
                 at = _microseconds(event)
                 return replace(self, created_us=at, active_us=at, parent=parent, parent_seq=seq)
-            case UserMessageEvent(is_reminder=False) | AgentMessageEvent():
-                return self._with_last((event,), _microseconds(event))
             case _:
                 return replace(self, active_us=_microseconds(event))
 
@@ -149,8 +149,8 @@ def changes_listing(kinds: Collection[str], *, since: int, in_turn: bool) -> boo
     the turn ends.
     """
     return (
-        since * 2 >= LISTING_AGE_MAX
-        or not LISTED_KINDS.isdisjoint(kinds)
+        not LISTED_KINDS.isdisjoint(kinds)
+        or since * 2 >= LISTING_AGE_MAX
         or (not in_turn and "agent_message" in kinds)
     )
 

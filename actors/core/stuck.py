@@ -54,7 +54,9 @@ class RecentlySeen:
 
     def fold(self, event: LLMConvertibleEvent) -> None:
         """Advance by one event that the model sees."""
-        if isinstance(event, UserMessageEvent) and not event.is_reminder:
+        if event.kind != "user_message":
+            self._newest.append(event)
+        elif isinstance(event, UserMessageEvent) and not event.is_reminder:
             self._newest.clear()
         else:
             self._newest.append(event)

@@ -86,7 +86,7 @@ class View(Sequence[LLMConvertibleEvent]):
     """The events that the model sees, at one moment; immutable."""
 
     __slots__ = (
-        "_indices",
+        "_cuts",
         "_length",
         "_protected",
         "_shared",
@@ -98,7 +98,7 @@ class View(Sequence[LLMConvertibleEvent]):
     def __init__(
         self,
         shared: _SharedEvents,
-        indices: ManipulationIndices,
+        cuts: tuple[list[int], int, int | None],
         *,
         request: bool,
         turn_id: str | None,
@@ -110,7 +110,7 @@ class View(Sequence[LLMConvertibleEvent]):
         self._protected: frozenset[str] | None = None
         self._shared = shared
         self._length = len(shared.events)
-        self._indices = indices
+        self._cuts = cuts
         self.unhandled_condensation_request = request
         """True while a requested condensation has not come yet."""
 
@@ -123,12 +123,12 @@ class View(Sequence[LLMConvertibleEvent]):
     @property
     def manipulation_indices(self) -> ManipulationIndices:
         """The positions where history may be cut, or a summary inserted, and no property breaks."""
-        return self._indices
+        return ManipulationIndices(*self._cuts)
 
     @property
     def has_open_calls(self) -> bool:
         """True while a call waits for its result; nothing can be sent to a model until then."""
-        return self._length not in self._indices
+        return self._length not in self.manipulation_indices
 
     @property
     def protected(self) -> frozenset[str]:
@@ -144,7 +144,7 @@ class View(Sequence[LLMConvertibleEvent]):
 
     def find_next(self, index: int) -> int | None:
         """Return the smallest manipulation index that is not below `index`, if there is one."""
-        return self._indices.find_next(index)
+        return self.manipulation_indices.find_next(index)
 
     def derive(self, key: Hashable, make: Callable[[], Derivation[T_co]]) -> T_co:
         """Return a derivation's value for this view, at the cost of the events that are new to it.
@@ -205,7 +205,7 @@ class View(Sequence[LLMConvertibleEvent]):
             return NotImplemented
         return (
             self.unhandled_condensation_request == other.unhandled_condensation_request
-            and self._indices == other._indices
+            and self.manipulation_indices == other.manipulation_indices
             and len(self) == len(other)
             and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
         )
@@ -282,8 +282,8 @@ class ViewFold:
 
     def snapshot(self, running_turn_id: str | None = None, *, seq: int = 0) -> View:
         """Return the view as it stands, while this turn runs, at this seq of the log."""
-        indices = self.index.indices()
-        return View(self._shared, indices, request=self._request, turn_id=running_turn_id, seq=seq)
+        cuts = self.index.cuts()
+        return View(self._shared, cuts, request=self._request, turn_id=running_turn_id, seq=seq)
 
     @property
     def events(self) -> Sequence[LLMConvertibleEvent]:
@@ -309,8 +309,10 @@ class ViewFold:
     def fold(self, event: Event) -> tuple[LLMConvertibleEvent, ...]:
         """Advance by one event of the log; return the events that it takes out of the view."""
         if is_seen_by_model(event):
-            if isinstance(event, SystemPromptEvent) and event.goes_first:
-                return self._put_first(event)
+            if event.kind == "system_prompt":
+                assert isinstance(event, SystemPromptEvent), event.kind
+                if event.goes_first:
+                    return self._put_first(event)
             self._shared.events.append(event)
             self.index.fold(event)
         elif event.kind in _CHANGING_KINDS:

@@ -24,10 +24,10 @@ class ManipulationIndices(Sequence[int]):
 
     __slots__ = ("_count", "_end", "_settled")
 
-    def __init__(self, settled: list[int], end: int | None) -> None:
-        # The owner appends to `settled` as the view grows; the first `_count` entries never change.
+    def __init__(self, settled: list[int], count: int, end: int | None) -> None:
+        # The owner appends to `settled` as the view grows; the first `count` entries never change.
         self._settled = settled
-        self._count = len(settled)
+        self._count = count
         self._end = end
 
     def find_next(self, index: int) -> int | None:
@@ -110,9 +110,9 @@ class ViewIndex:
         # grows; if an index has to go again, the list is replaced.
         self._settled: list[int] = []
 
-    def indices(self) -> ManipulationIndices:
-        """Return the manipulation indices of the events so far."""
-        return ManipulationIndices(self._settled, None if self.open_calls else self.length)
+    def cuts(self) -> tuple[list[int], int, int | None]:
+        """Return the arguments of the `ManipulationIndices` of the events so far."""
+        return self._settled, len(self._settled), None if self.open_calls else self.length
 
     def fold(self, event: LLMConvertibleEvent) -> None:
         """Advance by the event that comes next in the view."""
@@ -123,7 +123,8 @@ class ViewIndex:
             assert isinstance(event, RESULT_CLASSES), event.kind
             tied_to = self._fold_result(event.tool_call_id, here)
             self._running = None
-        elif isinstance(event, ActionEvent):
+        elif event.kind == "action":
+            assert isinstance(event, ActionEvent), event.kind
             tied_to = self._fold_action(event, here)
         else:
             if not was_index:

@@ -19,11 +19,11 @@ the process, and kept over an interrupt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import anyio
 
@@ -159,24 +159,32 @@ class Setup:
     hopping: Hopping
 
 
-# Not frozen, like `Decision`: each command makes one of each, and a frozen one takes three times as
-# long to make.
-@dataclass(slots=True)
-class _Taken:
-    """One command of a batch. The owner's own commands have no delivery."""
-
-    command: Command | Query
-    stamp: Stamp
-    delivery: Delivery[Command | Query] | None
+_NOTHING = Decision()
 
 
-@dataclass(slots=True)
-class _Decided:
-    """The decision that follows from a command, or the reason why it was refused."""
+class _Taken(Stamp):
+    """One command of a batch with its time and ids, and then the decision on it."""
 
-    taken: _Taken
-    decision: Decision
-    refusal: Exception | None = None
+    __slots__ = ("command", "decision", "delivery", "refusal")
+
+    def __init__(
+        self,
+        command: Command | Query,
+        now: float,
+        next_id: int,
+        delivery: Delivery[Command | Query] | None = None,
+    ) -> None:
+        """`delivery`: the means to answer its caller; the owner's own commands have none."""
+        # Written out, and not through super(): this runs once a command.
+        self.now = now
+        self.next_id = next_id
+        self.known_message = self.known_target = None
+        self.known_event = self.expected_event = None
+        self.command = command
+        self.delivery = delivery
+        self.decision = _NOTHING
+        self.refusal: Exception | None = None
+        """The reason why it was refused; then nothing was decided."""
 
 
 class ConversationActor(Actor[Command | Query]):
@@ -237,8 +245,8 @@ class ConversationActor(Actor[Command | Query]):
         self._snapshot_seq = state.seq
         self._listed_seq = None
         if enforced_away or self._is_wanted:
-            stamp = Stamp(self._setup.ports.now(), self._setup.ports.ids.block())
-            await self._run([_Taken(Recover(enforced_away), stamp, None)])
+            ports = self._setup.ports
+            await self._run([_Taken(Recover(enforced_away), ports.now(), ports.ids.block())])
         self.check_lease()  # there is no await from here to the end
         # Last, since an owner that could not start is not told to stop. Events that the last owner
         # committed and could not publish are in the log.
@@ -265,32 +273,74 @@ class ConversationActor(Actor[Command | Query]):
         except TurnkeeperError as error:
             log_unavailable("not released", error, conversation=self._conversation_id)
 
-    async def receive_batch(self, deliveries: Sequence[Delivery[Command | Query]]) -> None:
+    def receive_batch(
+        self, deliveries: Sequence[Delivery[Command | Query]]
+    ) -> Coroutine[Any, Any, None]:
+        if any([isinstance(delivery.message, Delete) for delivery in deliveries]):
+            return self._run_around_deletions(deliveries)
+        return self._run(self._take(deliveries))
+
+    async def _run(self, batch: Sequence[_Taken]) -> None:
+        """Make the other four moves for a batch that was taken."""
+        decided: Sequence[_Taken] = ()
+        try:
+            await self._look_up(batch)
+            decided = self._decide(batch)
+            await self._keep_rejections(decided)
+            if records := _records_of(decided):
+                with self.watcher.committing(self._conversation_id, len(records)):
+                    seqs = await self.context.wait_for(self._commit(records))
+                self._check_places(records, seqs)
+            else:
+                # A write proves that no rival has taken over; an answer without one needs the lease.
+                self.check_lease()
+            self._publish(decided)
+            self._start_effects(decided)
+        except Exception as error:
+            # Parked results that this batch released are among the decided, and in no mailbox.
+            for one in (*batch, *decided):
+                if one.delivery is not None:
+                    one.delivery.fail(error)
+            if batch[0].delivery is not None:
+                self._refuse_to_be_refused(error)
+            raise
+
+    def _refuse_to_be_refused(self, error: Exception) -> None:
+        """Raise `InvariantViolation` if the journal has refused this owner.
+
+        The refusal of one command is answered to its caller alone. A refusal that ends a batch is
+        the journal's, of an append that this actor must be able to make.
+        """
+        if isinstance(error, Refused):
+            raise InvariantViolation(
+                f"the journal refused the owner of conversation {self._conversation_id}"
+            ) from error
+
+    async def _run_around_deletions(
+        self, deliveries: Sequence[Delivery[Command | Query]]
+    ) -> None:
+        """Carry out a batch part by part, in its order: each deletion stands alone."""
         try:
             for some in _between_deletions(deliveries):
-                if isinstance(some[0].message, Delete):
-                    await self._delete(some[0])
+                taken = self._take(some)
+                if isinstance(taken[0].command, Delete):
+                    await self._delete(some[0], taken[0])
                 else:
-                    await self._run(await self._take(some))
+                    await self._run(taken)
         except Exception as error:
             for delivery in deliveries:
                 delivery.fail(error)
-            if isinstance(error, Refused):
-                # The refusal of one command is answered to its caller alone. A refusal that gets
-                # here is the journal's, of an append that this actor must be able to make.
-                raise InvariantViolation(
-                    f"the journal refused the owner of conversation {self._conversation_id}"
-                ) from error
+            self._refuse_to_be_refused(error)
             raise
 
-    async def _delete(self, delivery: Delivery[Command | Query]) -> None:
+    async def _delete(self, delivery: Delivery[Command | Query], taken: _Taken) -> None:
         """Delete the log, end everything that runs on it, and own a new log of that name.
 
         So messages sent before this are gone with the log, and later ones are not.
         """
-        (taken,) = await self._take([delivery])
+        await self._look_up([taken])
         try:
-            decide(self._working, taken.command, taken.stamp)
+            decide(self._working, taken.command, taken)
         except Refused as refusal:
             delivery.fail(refusal)
             return
@@ -322,52 +372,42 @@ class ConversationActor(Actor[Command | Query]):
         self._condenser_rests_with, self._held = None, []
         await self._open()
 
-    async def _run(self, batch: Sequence[_Taken]) -> None:
-        decided = self._decide(batch)
-        try:
-            await self._commit(decided)
-        except Exception as error:
-            # Parked results that this batch released are among the decided, and in no mailbox.
-            for one in decided:
-                if one.taken.delivery is not None:
-                    one.taken.delivery.fail(error)
-            raise
-        self._publish(decided)
-        self._start_effects(decided)
-
     # --- 1. take ---------------------------------------------------------------------------------
 
-    async def _take(self, deliveries: Sequence[Delivery[Command | Query]]) -> Sequence[_Taken]:
-        """Give each command its time and ids, and look up the ids that memory has let go."""
-        batch = []
+    def _take(self, deliveries: Sequence[Delivery[Command | Query]]) -> Sequence[_Taken]:
+        """Give each command its time and ids."""
         ports = self._setup.ports
-        now = ports.now()
-        for delivery in deliveries:
-            command = delivery.message
-            stamp = Stamp(now, ports.ids.block())
+        now, block = ports.now(), ports.ids.block
+        return [_Taken(delivery.message, now, block(), delivery) for delivery in deliveries]
+
+    async def _look_up(self, batch: Sequence[_Taken]) -> None:
+        """Look up the ids that the commands name, in the journal if memory has let them go."""
+        state = self._working.state
+        for taken in batch:
+            command = taken.command
             expected = command.expected if isinstance(command, FromOutside) else None
             if expected is not None and expected.event_id is not None:
-                stamp.expected_event = await self._look_up_event(expected.event_id)
+                taken.expected_event = await self._look_up_event(expected.event_id)
             match command:
                 case Send(message_id=message_id, replaces=replaces):
-                    stamp.known_message = await self._look_up_message(message_id)
+                    taken.known_message = await self._look_up_message(message_id)
                     if replaces is not None:
-                        stamp.known_target = await self._look_up_message(replaces)
+                        taken.known_target = await self._look_up_message(replaces)
                 case Append(event=event):
-                    stamp.known_event = await self._look_up_event(event.id)
-                    if isinstance(event, UserMessageEvent) and event.message_id is not None:
-                        stamp.known_message = await self._look_up_message(event.message_id)
+                    if event.id <= state.event_id_max:  # no new one is
+                        taken.known_event = await self._look_up_event(event.id)
+                    is_said = event.kind == "user_message" and isinstance(event, UserMessageEvent)
+                    if is_said and event.message_id is not None:
+                        taken.known_message = await self._look_up_message(event.message_id)
                 case Change(change_id=str(change_id)):
-                    stamp.known_event = await self._look_up_event(change_id)
+                    taken.known_event = await self._look_up_event(change_id)
                 case AppendAll(events=events):
                     for event in events:
-                        stamp.known_event = await self._look_up_event(event.id)
-                        if stamp.known_event is not None:
+                        taken.known_event = await self._look_up_event(event.id)
+                        if taken.known_event is not None:
                             break
                 case _:
                     pass
-            batch.append(_Taken(command, stamp, delivery))
-        return batch
 
     async def _look_up_message(self, message_id: str) -> KnownMessage | None:
         # Only this actor writes the log, so the result still holds when the command is decided.
@@ -407,40 +447,43 @@ class ConversationActor(Actor[Command | Query]):
 
     # --- 2. decide -------------------------------------------------------------------------------
 
-    def _decide(self, batch: Sequence[_Taken]) -> Sequence[_Decided]:
+    def _decide(self, batch: Sequence[_Taken]) -> Sequence[_Taken]:
         self._working.draining = self._setup.drain.messages
-        decided: list[_Decided] = []
+        decided: list[_Taken] = []
         for taken in batch:
             self._decide_one(taken, decided)
         return decided
 
-    def _decide_one(self, taken: _Taken, decided: list[_Decided]) -> None:
+    def _decide_one(self, taken: _Taken, decided: list[_Taken]) -> None:
         """Decide a command, and then the parked results that its calls release."""
         command = taken.command
         if self._parking and not self._may_precede_more_calls(command):
             self._release_parked(decided)
         if isinstance(command, DropOverdue):
             for parked in self._parking.take_overdue(self._setup.ports.loop_time()):
-                refusal = AdmissionRefused(self._conversation_id, parked.violation)
-                decided.append(_Decided(parked.ticket, Decision(), refusal))
+                parked.ticket.refusal = AdmissionRefused(self._conversation_id, parked.violation)
+                decided.append(parked.ticket)
         try:
-            decision = decide(self._working, command, taken.stamp)
+            decision = decide(self._working, command, taken)
         except AdmissionRefused as refusal:
             if not isinstance(command, Append) or not command.park:
-                decided.append(_Decided(taken, Decision(), refusal))
+                taken.refusal = refusal
+                decided.append(taken)
                 return
             now = self._setup.ports.loop_time()
             violation = self._parking.park(refusal.violation, taken, now=now)
             if violation is not None:
-                refusal = AdmissionRefused(self._conversation_id, violation)
-                decided.append(_Decided(taken, Decision(), refusal))
+                taken.refusal = AdmissionRefused(self._conversation_id, violation)
+                decided.append(taken)
         except TurnPaused:
             self._held.append(taken)
         except Exception as error:  # noqa: BLE001 - answered to its caller alone, in `_publish`
-            decided.append(_Decided(taken, Decision(), error))
+            taken.refusal = error
+            decided.append(taken)
         else:
             self._working.apply(decision)
-            decided.append(_Decided(taken, decision))
+            taken.decision = decision
+            decided.append(taken)
             if self._parking:
                 open_calls = self._working.state.admission.open_calls
                 is_waiting = self._parking.is_waiting(open_calls)
@@ -451,7 +494,7 @@ class ConversationActor(Actor[Command | Query]):
                 for waiting in held:
                     self._decide_one(waiting, decided)
 
-    def _release_parked(self, decided: list[_Decided]) -> None:
+    def _release_parked(self, decided: list[_Taken]) -> None:
         """Append the parked results whose calls have come."""
         for parked in self._parking.take_ready(self._working.state.admission.open_calls):
             self._decide_one(parked.ticket, decided)
@@ -473,50 +516,43 @@ class ConversationActor(Actor[Command | Query]):
 
     # --- 3. commit -------------------------------------------------------------------------------
 
-    async def _commit(self, decided: Sequence[_Decided]) -> None:
+    def _commit(self, records: Sequence[Record]) -> Awaitable[Sequence[int]]:
         """Write the events of the batch. Everything visible outside waits for this."""
         working = self._working
-        journal = self._setup.journal
+        return self._setup.journal.append(
+            self._conversation_id,
+            records,
+            epoch=working.epoch,
+            expected_seq=working.state.seq - len(records) + 1,
+            listing=self._new_listing(records),
+            is_unfinished=working.state.turns.has_work,
+        )
+
+    def _check_places(self, records: Sequence[Record], seqs: Sequence[int]) -> None:
+        """Raise `InvariantViolation` unless the journal has the events where they were decided."""
+        last = self._working.state.seq
+        first = last - len(records) + 1
+        if seqs[0] != first or seqs[-1] != last:
+            raise InvariantViolation(
+                f"conversation {self._conversation_id}: decided seqs {first} to {last}, the "
+                f"journal has them at {seqs[0]} to {seqs[-1]}"
+            )
+
+    async def _keep_rejections(self, decided: Sequence[_Taken]) -> None:
+        """Keep the events that admission refused, before their callers hear of it."""
         rejections = [
-            _rejection(one.refusal, one.taken)
+            _rejection(one.refusal, one)
             for one in decided
-            if isinstance(one.refusal, AdmissionRefused)
+            if one.refusal is not None and isinstance(one.refusal, AdmissionRefused)
         ]
         if rejections:
-            await journal.reject(self._conversation_id, rejections)
-        records = [
-            encode_record(event, one.decision.written.get(event.id))
-            for one in decided
-            for event in one.decision.events
-        ]
-        if not records:
-            # A write proves that no rival has taken over; an answer without one needs the lease.
-            self.check_lease()
-            return
-        first = working.state.seq - len(records) + 1
-        listing = self._new_listing(records)
-        with self.watcher.committing(self._conversation_id, len(records)):
-            seqs = await self.context.wait_for(
-                journal.append(
-                    self._conversation_id,
-                    records,
-                    epoch=working.epoch,
-                    expected_seq=first,
-                    listing=listing,
-                    is_unfinished=working.state.turns.has_work,
-                )
-            )
-        if seqs[0] != first or seqs[-1] != working.state.seq:
-            raise InvariantViolation(
-                f"conversation {self._conversation_id}: decided seqs {first} to "
-                f"{working.state.seq}, the journal has them at {seqs[0]} to {seqs[-1]}"
-            )
+            await self._setup.journal.reject(self._conversation_id, rejections)
 
     def _new_listing(self, records: Sequence[Record]) -> Listing | None:
         """Return what lists show after these records, if they may have changed it."""
         state, listed_seq = self._working.state, self._listed_seq
         if listed_seq is not None and not changes_listing(
-            [record.kind for record in records],
+            {record.kind for record in records},
             since=state.seq - listed_seq,
             in_turn=state.turns.running is not None,
         ):
@@ -527,7 +563,7 @@ class ConversationActor(Actor[Command | Query]):
 
     # --- 4. publish ------------------------------------------------------------------------------
 
-    def _publish(self, decided: Sequence[_Decided]) -> None:
+    def _publish(self, decided: Sequence[_Taken]) -> None:
         """Show the committed batch: to the view, the subscribers, the callers, in this order."""
         seq = self._seq
         self._show_state()
@@ -543,7 +579,7 @@ class ConversationActor(Actor[Command | Query]):
                 events.append(LoggedEvent(seq, event))
         self._publish_events(events)
         for one in decided:
-            delivery = one.taken.delivery
+            delivery = one.delivery
             if delivery is None:
                 if one.refusal is not None:
                     raise one.refusal
@@ -572,7 +608,7 @@ class ConversationActor(Actor[Command | Query]):
         self.steps = state.iteration
         self._running = running = turns.running
         self._is_wanted = turns.has_work
-        self.watcher.owned(self._conversation_id, len(turns.queued))
+        self._setup.watching.watcher.owned(self._conversation_id, len(turns.queued))
         self._is_step_held = running is not None and (
             turns.waits_for is not None
             or any(waiting.steers == running.turn_id for waiting in turns.queued.values())
@@ -580,7 +616,7 @@ class ConversationActor(Actor[Command | Query]):
 
     # --- 5. start effects ------------------------------------------------------------------------
 
-    def _start_effects(self, decided: Sequence[_Decided]) -> None:
+    def _start_effects(self, decided: Sequence[_Taken]) -> None:
         for one in decided:
             for effect in one.decision.effects:
                 match effect:
@@ -595,17 +631,15 @@ class ConversationActor(Actor[Command | Query]):
                         self._agent_effect = self.context.start_effect(run, name=f"turn {turn_id}")
                         self._agent_of = turn_id
         self._start_condenser()
-        if any(one.decision.events for one in decided):
+        if any([one.decision.events for one in decided]):
             self._start_verifying()
             self._start_snapshot()
-        if (deadline := self._parking.next_deadline) is not None:
+        if self._parking and (deadline := self._parking.next_deadline) is not None:
             delay_s = deadline - self._setup.ports.loop_time()
             self.context.timers.once(max(0.0, delay_s), DropOverdue(), key=_PARK_TIMER)
 
     def _start_condenser(self) -> None:
-        if self.running_condenser() is not None:
-            return
-        if self._is_condenser_resting():
+        if self.running_condenser() is not None or self._is_condenser_resting():
             return
         try:
             need = self._setup.condenser.need(self.view)
@@ -903,10 +937,18 @@ def _is_agents_own(error: BaseException) -> bool:
     return not isinstance(error, passes)
 
 
-def _rejection(refusal: AdmissionRefused, taken: _Taken) -> Rejection:
+def _records_of(decided: Sequence[_Taken]) -> Sequence[Record]:
+    return [
+        encode_record(event, one.decision.written.get(event.id))
+        for one in decided
+        for event in one.decision.events
+    ]
+
+
+def _rejection(refusal: AdmissionRefused, stamp: Stamp) -> Rejection:
     violation = refusal.violation
     return Rejection(
-        at=taken.stamp.now,
+        at=stamp.now,
         violation=violation.name,
         # It may quote an id with a NUL, which a database cannot store.
         reason=violation.reason.replace("\0", "\ufffd"),

@@ -11,7 +11,7 @@ over HTTP. Without one, such a command raises `OwnedElsewhere`, as it always did
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -59,24 +59,30 @@ class Hopping:
     nodes: OtherNodes | None = None
 
 
-async def ask_owner(
+def ask_owner(
     ref: Ref[Command | Query], conversation_id: str, command: FromOutside[R], hopping: Hopping
-) -> R:
+) -> Awaitable[R]:
     """Ask the owner of a conversation, here or in another process.
 
     The command is forwarded by this process only, never by the one that it is forwarded to. Raises
     `OwnedElsewhere` if the owner's process cannot be reached, and what the last owner said if
     `FORWARDED_MAX` of them were none any more.
     """
+    if hopping.nodes is None:
+        return ref.ask(command)
+    return _ask_any(ref, conversation_id, command, hopping.nodes)
+
+
+async def _ask_any(
+    ref: Ref[Command | Query], conversation_id: str, command: FromOutside[R], nodes: OtherNodes
+) -> R:
     lost: Exception | None = None
     for _ in range(FORWARDED_MAX):
         try:
             return await ref.ask(command)
         except OwnedElsewhere as elsewhere:
-            if hopping.nodes is None:
-                raise
             try:
-                return await hopping.nodes.ask(elsewhere.owner, conversation_id, command)
+                return await nodes.ask(elsewhere.owner, conversation_id, command)
             except NotReached as error:
                 # It is dead, or cut off. While its lease lasts, nobody else can be asked.
                 raise elsewhere from error

@@ -12,6 +12,7 @@ from ..errors import InvalidConversationId, InvalidInput
 
 __all__ = [
     "ID_LENGTH_MAX",
+    "are_plain_ids",
     "check_conversation_id",
     "check_id",
     "check_length",
@@ -146,6 +147,21 @@ def check_new_id(what: str, text: object) -> None:
     check_id(what, text)
     if isinstance(text, str):
         _check_letters(what, text)
+
+
+def are_plain_ids(first: str, second: str, third: str | None) -> bool:
+    """True if `check_new_id` takes all of these, the third only if there is one; quickly.
+
+    It may say False of such ids too: of long ones, and of those beyond ASCII.
+    """
+    if type(first) is not str or type(second) is not str or not first or not second:
+        return False
+    text = first + second
+    if third is not None:
+        if type(third) is not str or not third:
+            return False
+        text += third
+    return len(text) <= ID_LENGTH_MAX and text.isascii() and text.isprintable()
 
 
 def check_conversation_id(conversation_id: object) -> None:

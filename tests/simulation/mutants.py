@@ -75,23 +75,23 @@ MUTANTS = [
         "an answer goes out before the commit",
         ConversationActor,
         "_run",
-        "    try:\n        await self._commit(decided)",
-        "    self._publish(decided)\n    try:\n        await self._commit(decided)",
+        "        await self._keep_rejections(decided)",
+        "        self._publish(decided)\n        await self._keep_rejections(decided)",
     ),
     Mutant(
         "an effect starts before the commit",
         ConversationActor,
         "_run",
-        "    try:\n        await self._commit(decided)",
-        "    self._show_state()\n    self._start_effects(decided)\n    try:\n"
-        "        await self._commit(decided)",
+        "        await self._keep_rejections(decided)",
+        "        self._show_state()\n        self._start_effects(decided)\n"
+        "        await self._keep_rejections(decided)",
     ),
     Mutant(
         "an owner whose commit failed goes on with its working state",
         ConversationActor,
         "_run",
-        "one.taken.delivery.fail(error)\n        raise",
-        "one.taken.delivery.fail(error)\n        return",
+        "self._refuse_to_be_refused(error)\n        raise",
+        "self._refuse_to_be_refused(error)",
     ),
     Mutant(
         "a resent chat message is taken for a new one",
@@ -430,7 +430,7 @@ PROMISES = [
     Mutant(
         "a rejected event is not kept among the rejections",
         ConversationActor,
-        "_commit",
+        "_keep_rejections",
         "if rejections:",
         "if False:",
         test="tests/actors/owner/test_loop.py::"

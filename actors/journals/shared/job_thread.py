@@ -5,7 +5,7 @@ and no wake-up per job.
 
 Invariants. Jobs run in the order in which they were submitted. The thread's queue is bounded in
 items and in bytes; jobs that do not fit wait with their callers, in order. Only the event loop's
-thread touches the counters and settles the cells. The worker thread touches a job only between
+thread touches the counters and ends the waits. The worker thread touches a job only between
 taking it from the queue and handing its group back.
 
 Cancelling a caller does not cancel its job, unless the job still waits for room.
@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
@@ -38,29 +38,33 @@ T = TypeVar("T")
 _WATCH_INTERVAL_S = 5.0
 
 
-class Job(Generic[T]):
-    """A task for a worker, and its outcome."""
+class Job(OneShot[T]):
+    """A task for a worker, and the one-shot that its caller awaits for the outcome."""
 
     more_s: float = 0.0
     """The seconds that the worker may take for it beyond the bound of any other job."""
 
-    __slots__ = ("bytes", "cell", "error", "items", "value")
+    __slots__ = ("bytes", "items", "refusal", "settled")
 
     def __init__(self, items: int = 1, size: int = 0) -> None:
+        # Written out, and not through super(): this runs once an append.
+        self.is_done = False
+        self.value = self.error = self.wake = None
         self.items = items
         self.bytes = size
-        self.value: T | None = None
-        self.error: Exception | None = None
-        self.cell: OneShot[T] = OneShot()
+        # The worker's, until the thread hands its group back: a caller that was told that the
+        # thread hangs must not see what the thread still writes here.
+        self.settled: T | None = None
+        self.refusal: Exception | None = None
 
     def settle(self, value: T) -> None:
         """Set the outcome to this value. Called by the worker; it may still be replaced."""
-        self.value = value
-        self.error = None
+        self.settled = value
+        self.refusal = None
 
     def refuse(self, error: Exception) -> None:
         """Set the outcome to this error. Called by the worker."""
-        self.error = error
+        self.refusal = error
 
 
 class Worker(Protocol):
@@ -155,18 +159,18 @@ class JobThread:
         """Run a job and return its outcome; waits for room, then for the job's group."""
         return await self.submit(job)
 
-    def submit(self, job: Job[T]) -> OneShot[T]:
-        """Submit a job and return the cell that its outcome arrives in, for one caller to await."""
+    def submit(self, job: Job[T]) -> Job[T]:
+        """Submit a job and return it, for one caller to await its outcome."""
         if not self._is_open:
             if self.is_hung:
                 raise self._hung("nothing was done")
             raise JournalRefused(f"{self._name} is not open; nothing was done; use `async with`")
-        erased = cast("Job[object]", job)
+        erased: Job[Any] = job  # Any: the queue has jobs of every type
         if self._waiting or not self._has_room(erased):
             self._waiting.append(erased)
         else:
             self._enqueue(erased)
-        return job.cell
+        return job
 
     async def stop(self) -> None:
         """Refuse further jobs, finish those submitted, and end the thread.
@@ -191,9 +195,9 @@ class JobThread:
         self._waiting.clear()
         self._queue.put(None)  # should the thread come back, it ends
         for job in waiting:
-            job.cell.fail(self._hung("nothing was done"))
+            job.fail(self._hung("nothing was done"))
         for job in self._in_hand:
-            job.cell.fail(
+            job.fail(
                 JournalOutcomeUnknown(
                     f"{self._name} hangs or has died; it may have happened; start the process "
                     "again and send the same ids"
@@ -252,17 +256,17 @@ class JobThread:
         for job in group:
             self._queued_items -= job.items
             self._queued_bytes -= job.bytes
-            if job.error is None:
-                job.cell.set(job.value)
+            if job.refusal is None:
+                job.set(job.settled)
             else:
-                job.cell.fail(job.error)
+                job.fail(job.refusal)
         while self._waiting and self._has_room(self._waiting[0]):
             job = self._waiting.popleft()
-            if job.cell.wake is not None:
+            if job.wake is not None:
                 self._enqueue(job)
             else:
                 left = f"{self._name} had no room, and its caller has left; nothing was done"
-                job.cell.fail(JournalUnavailable(left))
+                job.fail(JournalUnavailable(left))
         if not self._queued_items and self._is_open:
             self._hold.release()
         self._end_when_idle()
@@ -287,6 +291,7 @@ class JobThread:
         call_in_loop(partial(self._opened.set, None))
         self._rest = worker.rest
         try:
+            group: Sequence[Job[object]]
             while group := self._take():
                 bound_s = self._answer_wait_s + max(self.more_s, *(job.more_s for job in group))
                 self._until = self._ports.monotonic() + bound_s
@@ -299,7 +304,7 @@ class JobThread:
                         job.refuse(outcome)
                 self._until = None
                 call_in_loop(partial(self._finish, group))
-                self._in_hand = ()
+                self._in_hand = group = ()  # what is done is kept by no one while the thread waits
         finally:
             self._is_over.set()
             try:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ...errors import ConversationNotFound, InvalidConversationId, InvalidInput
 from ...journal import Journal, Record, Rejection, Snapshot
 from ...values.text import (
+    are_plain_ids,
     check_conversation_id,
     check_new_conversation_id,
     check_new_id,
@@ -35,13 +36,15 @@ PAYLOAD_BYTES_MAX = 256 << 20
 
 def check_records(records: Sequence[Record]) -> None:
     """Raise `InvalidInput` if a record's ids or its size are beyond the limits."""
-    for record in records:
-        if len(record.payload) > PAYLOAD_BYTES_MAX:
-            _check_size(f"event {record.event_id[:128]!r}", record.payload)
-        check_new_id("event id", record.event_id)
-        check_new_id("kind", record.kind)
-        if record.message_id is not None:
-            check_new_id("message id", record.message_id)
+    for event_id, kind, payload, message_id in records:
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            _check_size(f"event {event_id[:128]!r}", payload)
+        if are_plain_ids(event_id, kind, message_id):
+            continue
+        check_new_id("event id", event_id)
+        check_new_id("kind", kind)
+        if message_id is not None:
+            check_new_id("message id", message_id)
 
 
 def check_asked(conversation_id: str, ids: Sequence[str] = ()) -> None:

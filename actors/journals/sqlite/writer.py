@@ -246,10 +246,10 @@ class SQLiteWriter:
         job: Job[object] = Change(SQLiteWriter.tend_index)
         if not self._transact([job], self._together):
             self._transact([job], self._one_by_one)
-        if job.error is not None:
-            _log.error("not indexed", journal=str(self._path), error=type(job.error).__name__)
+        if job.refusal is not None:
+            _log.error("not indexed", journal=str(self._path), error=type(job.refusal).__name__)
             return _INDEX_RETRY_S
-        if job.value:
+        if job.settled:
             return self._ports.monotonic() - began
         self._behind_since = None
         return None
@@ -323,9 +323,9 @@ class SQLiteWriter:
                 job: Job[object] = Change(partial(SQLiteWriter.erase_slice, log=log))
                 if not self._transact([job], self._together):
                     self._transact([job], self._one_by_one)
-                if isinstance(job.error, CorruptLog):
+                if isinstance(job.refusal, CorruptLog):
                     self._damaged.add(log)
-                elif job.error is None and job.value is None:
+                elif job.refusal is None and job.settled is None:
                     self.guard.erase()
                 return
 
