@@ -130,7 +130,9 @@ class OneShot(Generic[T]):
         """Return the value that has come; raise the error that `fail` was given."""
         if self.error is not None:
             raise self.error
-        return cast("T", self.value)
+        value: Any = self.value  # Any: it has come, so it is a T
+        result: T = value
+        return result
 
 
 @types.coroutine

@@ -43,6 +43,7 @@ Tell: TypeAlias = tuple[object, float, object]
 class Ask(OneShot[Any]):
     """A message, and the asker that waits for its answer."""
 
+    value: Any
     # Set when the clock is armed, and read when it expires.
     timeout_s: float
     deadline: float

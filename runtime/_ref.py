@@ -181,7 +181,8 @@ class Ref(Generic[M_contra]):
         if ask.error is not None:
             self._leave(ask)
             raise ask.error
-        return cast("R", ask.value)
+        answer: R = ask.value
+        return answer
 
     def _leave(self, ask: Ask) -> None:
         """Take an ask back that may still wait for room: it has expired, or its asker leaves."""

@@ -207,9 +207,10 @@ class WorkingState:
         """Fold a decision."""
         if decision.asked is not None:
             self.asked = decision.asked
+        state = self.state
         for event in decision.events:
-            self.state.fold(event)
-            self.remember(event, self.state.seq)
+            state.fold(event)
+            self.remember(event, state.seq)
             if event.kind in _STEP_ENDS:
                 self.asked = None
         if decision.is_answer_over:
@@ -223,9 +224,10 @@ class WorkingState:
 
     def remember(self, event: Event, seq: int) -> None:
         """Keep an event among the recent ones."""
-        self.recent[event.id] = LoggedEvent(seq, event)
-        if len(self.recent) > self.state.limits.recent_events_max:
-            del self.recent[next(iter(self.recent))]
+        recent = self.recent
+        recent[event.id] = LoggedEvent(seq, event)
+        if len(recent) > self.state.limits.recent_events_max:
+            del recent[next(iter(recent))]
 
 
 class Draft:

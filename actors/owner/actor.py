@@ -276,12 +276,16 @@ class ConversationActor(Actor[Command | Query]):
     def receive_batch(
         self, deliveries: Sequence[Delivery[Command | Query]]
     ) -> Coroutine[Any, Any, None]:
-        if any([isinstance(delivery.message, Delete) for delivery in deliveries]):
+        if any(isinstance(delivery.message, Delete) for delivery in deliveries):
             return self._run_around_deletions(deliveries)
         return self._run(self._take(deliveries))
 
     async def _run(self, batch: Sequence[_Taken]) -> None:
-        """Make the other four moves for a batch that was taken."""
+        """Make the other four moves for a batch that was taken.
+
+        One coroutine, which nearly always waits at the commit alone. A thousand owners may wait
+        there at once, so it holds few objects: the garbage collector looks at all of them.
+        """
         decided: Sequence[_Taken] = ()
         try:
             await self._look_up(batch)
@@ -292,7 +296,7 @@ class ConversationActor(Actor[Command | Query]):
                     seqs = await self.context.wait_for(self._commit(records))
                 self._check_places(records, seqs)
             else:
-                # A write proves that no rival has taken over; an answer without one needs the lease.
+                # A write proves that no rival has taken over; without one, the lease has to.
                 self.check_lease()
             self._publish(decided)
             self._start_effects(decided)
@@ -316,9 +320,7 @@ class ConversationActor(Actor[Command | Query]):
                 f"the journal refused the owner of conversation {self._conversation_id}"
             ) from error
 
-    async def _run_around_deletions(
-        self, deliveries: Sequence[Delivery[Command | Query]]
-    ) -> None:
+    async def _run_around_deletions(self, deliveries: Sequence[Delivery[Command | Query]]) -> None:
         """Carry out a batch part by part, in its order: each deletion stands alone."""
         try:
             for some in _between_deletions(deliveries):
@@ -631,7 +633,7 @@ class ConversationActor(Actor[Command | Query]):
                         self._agent_effect = self.context.start_effect(run, name=f"turn {turn_id}")
                         self._agent_of = turn_id
         self._start_condenser()
-        if any([one.decision.events for one in decided]):
+        if any(one.decision.events for one in decided):
             self._start_verifying()
             self._start_snapshot()
         if self._parking and (deadline := self._parking.next_deadline) is not None:
