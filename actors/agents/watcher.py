@@ -84,11 +84,11 @@ class _Nothing(AbstractContextManager[Callable[[object], None]]):
     """As `nullcontext(_ignore)`; with static methods nothing is bound in each commit."""
 
     @staticmethod
-    def __enter__() -> Callable[[object], None]:  # type: ignore[override]  # it needs no self
+    def __enter__() -> Callable[[object], None]:
         return _ignore
 
     @staticmethod
-    def __exit__(*_: object) -> None:  # type: ignore[override]  # nor does this
+    def __exit__(*_: object) -> None:
         pass
 
 

@@ -398,8 +398,11 @@ class ConversationActor(Actor[Command | Query]):
                 case Append(event=event):
                     if event.id <= state.event_id_max:  # no new one is
                         taken.known_event = await self._look_up_event(event.id)
-                    is_said = event.kind == "user_message" and isinstance(event, UserMessageEvent)
-                    if is_said and event.message_id is not None:
+                    if (
+                        event.kind == "user_message"
+                        and isinstance(event, UserMessageEvent)
+                        and event.message_id is not None
+                    ):
                         taken.known_message = await self._look_up_message(event.message_id)
                 case Change(change_id=str(change_id)):
                     taken.known_event = await self._look_up_event(change_id)
