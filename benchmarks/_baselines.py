@@ -203,6 +203,27 @@ DURABLE = Baseline(
     "it keeps no log, knows no turn, and can resume no stream.",
     "its one connection waits for a thread of the shared pool.",
 )
+ONE_NODE = Baseline(
+    "One node",
+    "the same conversations on one of the nodes alone, while the others do nothing.",
+    "each node more has its own event loop to wake and its own connections, and its groups of "
+    "commits are no larger.",
+    "all nodes share the cores of one machine with the database, so by the clock one node alone "
+    "has more of them.",
+)
+NO_HOP = Baseline(
+    "None hops",
+    "the same from the node that owns the conversations.",
+    "whoever asks and who owns share a machine, so no command waits for a network.",
+)
+TURN = Baseline("A turn", "one turn of two model calls and a tool: these are counts, not times.")
+SHARE = Baseline("The whole", "of which this is a part.")
+NOTIFYING = Baseline(
+    "Commits that notify",
+    "the same rows by as many connections, each commit with a `NOTIFY` in it, as another library "
+    "would write it.",
+    unfair_to_it="its readers hear of a commit at once, and of none that was undone.",
+)
 
 FIGURES: Mapping[str, Sequence[Figure]] = {
     "runtime": (
@@ -294,5 +315,31 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"ack_p99_500_streams", "a message accepted, with 500 streams open", SHORT),
         Figure(r"idle_stream", "the memory of an open stream", BOUND),
         Figure(r"memory_200_answers", "the memory after rounds of 200 answers at once", SHORT),
+    ),
+    "nodes": (
+        Figure(
+            r"turns_(\d)_nodes", "a turn, by {0} nodes that each own what they are asked", ONE_NODE
+        ),
+        Figure(r"turns_hop_two_thirds", "a turn, two thirds of them asked elsewhere", NO_HOP),
+        Figure(r"turns_hop_all", "a turn, each asked elsewhere", NO_HOP),
+        Figure(r"commands_hop_all", "a title given, each asked elsewhere", NO_HOP),
+        Figure(r"turn_server", "the server's part of a turn", SHARE),
+        Figure(r"turn_events", "events", TURN),
+        Figure(r"turn_commits_alone", "commits, one turn after the other", TURN),
+        Figure(r"turn_commits_many", "commits, many turns at once", TURN),
+        Figure(r"turn_(stored|wal)", "bytes {0}, for each turn", PAYLOAD),
+        Figure(r"turn_wal_cold", "the same in pages unchanged since the checkpoint", SHORT),
+        Figure(r"(\w+)_hot_updates", "rows of `{0}` updated in place, for each turn", SHARE),
+        Figure(r"(\w+)_dead_rows", "rows of `{0}` left for vacuum, for each turn", TURN),
+        Figure(
+            r"event_server_cpu_(\d+)", "the server's time for an event, {0} a commit", RAW_POSTGRES
+        ),
+        Figure(r"event_(\d+)", "an event by the clock, {0} a commit", RAW_POSTGRES),
+        Figure(r"commits_of_(\d)_writers", "a commit of {0} connections at once", NOTIFYING),
+        Figure(r"notice_to_(\d+)", "the server's time for a `NOTIFY` that {0} hear", SHORT),
+        Figure(r"turn_beside_(\d+)_readers", "a turn beside {0} readers elsewhere", NO_READER),
+        Figure(r"notices", "`NOTIFY`s for these commits", BOUND),
+        Figure(r"notice_payload", "the bytes of a `NOTIFY`", BOUND),
+        Figure(r"rows_looked_at", "rows that the readers' node reads for them", SHARE),
     ),
 }

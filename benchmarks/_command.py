@@ -11,13 +11,14 @@ import traceback
 from datetime import UTC, datetime
 from importlib.metadata import version
 
+from . import scale
 from ._harness import FOLDER, Measure, peer_versions, say
 from ._machine import commit as find_commit
 from ._machine import load, look
 from ._plot import ratios
-from ._results import Run, with_sections
+from ._results import Run, conditions, with_sections
 
-GROUPS = ("runtime", "core", "journal", "turns", "lists", "search", "gateway")
+GROUPS = ("runtime", "core", "journal", "turns", "lists", "search", "gateway", "nodes")
 PAGE = FOLDER / "RESULTS.md"
 
 
@@ -102,6 +103,10 @@ def write(run: Run) -> None:
     plot.write_text(ratios(f"Ratios of the group {run.group}", run.measures))
     page = PAGE.read_text() if PAGE.exists() else ""
     PAGE.write_text(with_sections(page, GROUPS, [run]))
+    if run.group == "nodes" and not any(measure.skipped for measure in run.measures):
+        scale.write_figures(
+            {measure.name: measure.as_json() for measure in run.measures}, conditions(run)
+        )
 
 
 def line(name: str, measure: Measure) -> str:

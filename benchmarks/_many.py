@@ -25,7 +25,10 @@ from turnkeeper.actors.journals.sqlite.log import Tail
 OWNERS = 10
 NOW_US = 1_700_000_000_000_000
 _SHOWN = json.dumps({"by": "agent", "said": "x" * 200, "title": "An order that did not come"})
-_SAID = json.dumps({"content": "Where is my order? " * 10}).encode()
+_SAID = (
+    b'{"kind":"user_message","id":"event %07d","timestamp":"2023-11-14T22:13:20Z",'
+    b'"content":"' + b"Where is my order? " * 10 + b'","message_id":"message %07d"}'
+)
 _FILLED = ("conversation", "event", "listing")
 _AT_ONCE = 100_000
 
@@ -37,7 +40,8 @@ def name_of(number: int) -> str:
 
 
 def record_of(number: int) -> Record:
-    return Record(f"event {number:07}", "user_message", _SAID, f"message {number:07}")
+    said = _SAID % (number, number)
+    return Record(f"event {number:07}", "user_message", said, f"message {number:07}")
 
 
 def listing_of(number: int) -> Listing:

@@ -96,12 +96,22 @@ def section(run: Run) -> str:
 
 
 def _conditions(run: Run) -> list[str]:
+    lines = [conditions(run)]
+    if run.is_quick:
+        lines += ["", QUICK]
+    if run.is_beside_others:
+        lines += ["", BESIDE_OTHERS]
+    return lines
+
+
+def conditions(run: Run) -> str:
+    """Return when, of what and on what a run was measured."""
     machine = run.machine
     quick = " --quick" if run.is_quick else ""
     commit = f", commit {run.commit}" if run.commit else ""
     packages = {**machine.packages, **run.peers}
     versions = ", ".join(f"{name} {number}" for name, number in packages.items())
-    told = (
+    return (
         f"`python benchmarks {run.group}{quick}`, {run.day}, turnkeeper {run.version}{commit}. "
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB; "
         f"4 KiB written and on the disk in {machine.fsync_us:.0f} µs; "
@@ -109,12 +119,6 @@ def _conditions(run: Run) -> list[str]:
         f"Load {run.load_before:.1f} before, {run.load_after:.1f} after; "
         f"the run took {run.minutes:.0f} min."
     )
-    lines = [told]
-    if run.is_quick:
-        lines += ["", QUICK]
-    if run.is_beside_others:
-        lines += ["", BESIDE_OTHERS]
-    return lines
 
 
 def _table(measures: Sequence[Measure], group: str) -> list[str]:

@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from turnkeeper.runtime import Ports
 
-from ...errors import JournalUnavailable
+from ...errors import JournalRefused, JournalUnavailable
 
 T = TypeVar("T")
 
@@ -87,7 +87,8 @@ def connect(
 ) -> BoundedConnection:
     """Connect in autocommit mode, with a bound on every wait.
 
-    A process that stops must hold nothing, so no statement waits long for a lock, no transaction
+    Raises `JournalRefused` if something between here and the server drops these settings. A process
+    that stops must hold nothing, so no statement waits long for a lock, no transaction
     idles, and a connection to a server that has gone is given up. Unless `is_read_only`, only a
     server that takes writes is accepted: after a failover, the new primary among several hosts.
     """
@@ -122,7 +123,27 @@ def connect(
     parameters: dict[str, Any] = {**defaults, **given, **bounds}
     connection = BoundedConnection.connect(autocommit=True, prepare_threshold=1, **parameters)
     connection.bound_jobs(answer_s, ports.monotonic)
+    try:
+        _check_session(connection, schema)
+    except BaseException:
+        connection.close()
+        raise
     return connection
+
+
+def _check_session(connection: BoundedConnection, schema: str) -> None:
+    """Raise `JournalRefused` if the settings of this session are not ours.
+
+    A pooler may drop them, or give each transaction another session. The tables would be looked for
+    in another schema, and waits would have no bounds.
+    """
+    row = connection.execute("SHOW search_path").fetchone()
+    found = row[0] if row else None
+    if found != sql.Identifier(schema).as_string():
+        raise JournalRefused(
+            f"the connection to schema {schema} has the search_path {found}: a pooler drops the "
+            "`options` of its clients; nothing was done; connect to the server itself"
+        )
 
 
 def _milliseconds(seconds: float) -> int:

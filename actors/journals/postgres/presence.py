@@ -13,9 +13,10 @@ with it, and `check` says why.
 The same connection listens for other processes' commits, once a reader here waits for one, and
 tells them of this one's. A notification names the conversations by marks of 32 bits, so that a
 process wakes only the readers of these; an empty one stands for all. They are sent behind the
-commits, at most one in `TOLD_EVERY_S`, whatever the number of commits: PostgreSQL wakes each
-listening process for each of them. One that is lost, with this process or its connection, costs
-readers elsewhere the time until they look by themselves.
+commits, at most one in `told_every_s`, whatever the number of commits: PostgreSQL wakes each
+listening process for each of them. The more processes listen, the longer that is, so that each
+hears at most 1,000 a second of all others together. One that is lost, with this process or its
+connection, costs readers elsewhere the time until they look by themselves.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ _MARGIN = 0.2
 _RETRY_PAUSE_S_MIN = 0.1
 _KEPT_NODES_S = 86_400
 CHANNEL = "turnkeeper"
-TOLD_EVERY_S = 0.005
+_UNDER_WAY_S = 1.0
+"""A statement that began before this process was known to listen tells it nothing. All logs are
+looked at once more when so much time has passed."""
+_TOLD_EVERY_S_MIN = 0.005
+_TOLD_EVERY_S_A_LISTENER = 0.001
 MARKS_MAX = 900
 """The most marks in a notification: PostgreSQL takes less than 8,000 bytes."""
 _MARK_DIGITS = 8
@@ -63,6 +68,11 @@ _RENEW = """
 """
 _RENEW_AT_ONCE = b"!"
 _TELL = b"t"
+
+
+def told_every_s(listeners: int) -> float:
+    """Return how far apart the notifications of a process are if so many others listen."""
+    return max(_TOLD_EVERY_S_MIN, _TOLD_EVERY_S_A_LISTENER * listeners)
 
 
 def payload_of(marks: Collection[int]) -> str:
@@ -126,6 +136,8 @@ class Presence:
         self._untold: set[int] = set()
         self._untold_lock = threading.Lock()
         self._tell_at = 0.0
+        self._listeners = 1
+        self._look_again_at = inf
 
     def is_lease_valid(self, *, since: float | None = None) -> bool:
         """True if no rival may have taken over by now; with `since`, at any time since then."""
@@ -171,8 +183,9 @@ class Presence:
             self._is_listening = True
             self._call()
 
-    def tell(self, names: Collection[str]) -> None:
-        """Notify other processes soon that these logs have changed."""
+    def tell(self, names: Collection[str], listeners: int) -> None:
+        """Notify other processes soon that these logs have changed; so many of them listen."""
+        self._listeners = listeners
         marks = {mark_of(name) for name in names}
         with self._untold_lock:
             is_first = not self._untold
@@ -271,9 +284,8 @@ class Presence:
             self._retry_pause_s = _RETRY_PAUSE_S_MIN
             if begins:
                 self._on_notify(None)  # for commits made before other processes knew we listen
+                self._look_again_at = self._ports.monotonic() + _UNDER_WAY_S
             self._wait(connection)
-            if begins:
-                self._on_notify(None)  # and for those that were under way just then
         connection.begin_job()
         self._tell(connection)
         connection.execute("DELETE FROM node WHERE id = %s", (self.node,))
@@ -286,9 +298,12 @@ class Presence:
             if self._untold and now >= self._tell_at:
                 connection.begin_job()
                 self._tell(connection)
-                self._tell_at = now + TOLD_EVERY_S
+                self._tell_at = now + told_every_s(self._listeners)
             self._hear(connection)
-            next_at = min(until, self._tell_at) if self._untold else until
+            if now >= self._look_again_at:
+                self._look_again_at = inf
+                self._on_notify(None)
+            next_at = min(until, self._look_again_at, self._tell_at if self._untold else inf)
             if _RENEW_AT_ONCE in self._wait_for_call(next_at - now, connection):
                 return
 

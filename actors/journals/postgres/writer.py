@@ -71,10 +71,10 @@ T = TypeVar("T")
 _RACES_MAX = 3
 
 
-# True if another process listens for commits.
-_IS_HEARD = """
-    EXISTS (
-        SELECT FROM node
+# How many other processes listen for commits.
+_LISTENERS = """
+    (
+        SELECT count(*) FROM node
         WHERE is_listening AND id <> %(node)s AND lease_until > clock_timestamp()
     )
 """
@@ -101,7 +101,7 @@ _APPEND_TEXT = f"""
     )
     LISTED
     QUEUED
-    SELECT id, {_IS_HEARD} FROM moved
+    SELECT id, {_LISTENERS} FROM moved
 """  # noqa: S608 - our own text
 # By two facts: an append has listings, and it has messages that search may look for.
 _APPENDS = {
@@ -374,12 +374,12 @@ class PostgresWriter:
     def _tell(self, statement: _Statement) -> None:
         """Tell the readers of what this statement has committed, here and in other processes."""
         if statement.moved:
-            self._tell_of(statement.moved, is_heard=statement.is_heard)
+            self._tell_of(statement.moved, statement.listeners)
 
-    def _tell_of(self, names: Collection[str], *, is_heard: bool = True) -> None:
+    def _tell_of(self, names: Collection[str], listeners: int = 1) -> None:
         self._on_commit(names)
-        if is_heard:
-            self._presence.tell(names)
+        if listeners:
+            self._presence.tell(names, listeners)
 
     def _known(
         self, tail: Tail, records: Sequence[Record]
@@ -740,8 +740,8 @@ class _Statement:
         self._now_us = now_us
         self.moved: Sequence[str] = ()
         """The names of the conversations that it has moved, once it was run."""
-        self.is_heard = False
-        """True if another process listened when it was run."""
+        self.listeners = 0
+        """How many other processes listened when it was run."""
         # By conversation: the tail as the statement leaves it, and the appends that move it there.
         self._by_name: dict[str, tuple[Tail, list[Append]]] = {}
         self._heads_before: list[int] = []
@@ -833,7 +833,7 @@ class _Statement:
         failpoint("committed")
         moved = {row[0] for row in rows}
         self.moved = [tail.name for tail in tails if tail.number in moved]
-        self.is_heard = bool(rows) and rows[0][1]
+        self.listeners = rows[0][1] if rows else 0
         return moved
 
     def _listed(self) -> dict[str, object]:

@@ -304,9 +304,7 @@ async def test_a_commit_makes_other_processes_look_at_the_logs_that_it_changed_a
             for name in ("a", "b", "c"):
                 group.start_soon(follow, name)
             await listens(schema)
-            # It looks at all of them as it begins to listen, and again behind its next renewal.
-            assert reader._presence is not None
-            reader._presence._call()
+            # It looks at all of them as it begins to listen, and once more a second later.
             with anyio.fail_after(30):
                 while len(looks_at_all) < 2:
                     await anyio.lowlevel.checkpoint()
@@ -501,6 +499,27 @@ async def test_tables_that_are_newer_are_refused_with_both_versions(schema: str)
         with pytest.raises(JournalRefused, match=f"{SCHEMA_VERSION + 1}.*1 to {SCHEMA_VERSION}"):
             async with make_journal(schema, read_only=read_only):
                 raise AssertionError("entered")
+
+
+async def test_a_pooler_that_drops_the_settings_of_a_session_is_refused_and_nothing_made(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables would be made in another schema, and shared with other journals."""
+    real = BoundedConnection.connect
+
+    def connect_by_pooler(**parameters: Any) -> BoundedConnection:  # noqa: ANN401 - passed on
+        assert parameters.pop("options")
+        return real(**parameters)
+
+    monkeypatch.setattr(BoundedConnection, "connect", connect_by_pooler)
+    with pytest.raises(JournalRefused, match=f"schema {schema} has the search_path"):
+        async with make_journal(schema):
+            pass
+
+    monkeypatch.undo()
+    with pytest.raises(JournalRefused, match="no journal in schema"):
+        async with make_journal(schema, read_only=True):
+            pass
 
 
 async def test_a_reader_creates_nothing(schema: str) -> None:

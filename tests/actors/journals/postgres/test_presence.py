@@ -18,10 +18,10 @@ from turnkeeper.actors.journals.postgres.connections import BoundedConnection, c
 from turnkeeper.actors.journals.postgres.presence import (
     CHANNEL,
     MARKS_MAX,
-    TOLD_EVERY_S,
     Presence,
     marks_of,
     payload_of,
+    told_every_s,
 )
 from turnkeeper.actors.journals.postgres.schema import bring_up_to_date
 from turnkeeper.actors.journals.shared.log_watch import mark_of
@@ -285,12 +285,12 @@ def test_what_is_committed_between_two_notifications_is_told_in_one(really: Conn
     with psycopg.connect(postgres.conninfo(), autocommit=True) as other:
         other.execute(f"LISTEN {CHANNEL}")
         presence.start()
-        presence.tell(["a"])
+        presence.tell(["a"], 1)
         assert heard_by(other, until="a")[-1] == {mark_of("a")}
 
-        presence.tell(["b", "c"])  # the clock stands: it is too early for a second one
-        presence.tell(["c", "d"])
-        world.clock.jump(TOLD_EVERY_S)
+        presence.tell(["b", "c"], 1)  # the clock stands: it is too early for a second one
+        presence.tell(["c", "d"], 1)
+        world.clock.jump(told_every_s(1))
         assert heard_by(other, until="b") == [{mark_of(name) for name in ("b", "c", "d")}]
     world.stop()
 
@@ -308,7 +308,7 @@ def test_what_could_not_be_told_is_told_on_the_next_connection(really: Connect) 
         world.presence.start()
         world.is_valid_again()
         made[0].pgconn.finish()
-        world.presence.tell(["a"])
+        world.presence.tell(["a"], 1)
         assert {mark_of("a")} in heard_by(other, until="a")
         assert len(made) > 1
     world.stop()
@@ -319,8 +319,15 @@ def test_what_is_told_last_is_sent_before_the_lease_is_given_back(really: Connec
     with psycopg.connect(postgres.conninfo(), autocommit=True) as other:
         other.execute(f"LISTEN {CHANNEL}")
         world.presence.start()
-        world.presence.tell(["a"])
+        world.presence.tell(["a"], 1)
         heard_by(other, until="a")
-        world.presence.tell(["b"])  # too early, and then there is no later
+        world.presence.tell(["b"], 1)  # too early, and then there is no later
         world.stop()
         assert heard_by(other, until="b") == [{mark_of("b")}]
+
+
+def test_however_many_processes_there_are_each_hears_a_thousand_notifications_a_second() -> None:
+    for processes in (2, 3, 10, 100, 1_000):
+        others = processes - 1
+        assert others / told_every_s(others) <= 1_000
+    assert told_every_s(1) == told_every_s(3)  # few are not slowed down
