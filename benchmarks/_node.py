@@ -14,7 +14,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -124,7 +124,7 @@ class Worker:
             self.following.cancel_scope.cancel()
 
 
-async def _all(work: Callable[[str], Awaitable[None]], names: Sequence[str]) -> None:
+async def _all(work: Callable[[str], Coroutine[Any, Any, None]], names: Sequence[str]) -> None:
     async with anyio.create_task_group() as group:
         for name in names:
             group.start_soon(work, name)
@@ -150,4 +150,4 @@ async def main(conninfo: str, schema: str, key: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, *sys.argv[1:])
+    anyio.run(main, sys.argv[1], sys.argv[2], sys.argv[3])

@@ -445,7 +445,8 @@ def _readers(conninfo: str, idle: int, rounds: int) -> Iterator[Measure]:
             writer.do("turns", names=busy, each=1)
 
             def whole_cpu_s() -> float:
-                return sum(node.do("rest")["cpu_s"] for node in (writer, reader)) + counted.cpu_s
+                of_nodes = sum(float(node.do("rest")["cpu_s"]) for node in (writer, reader))
+                return of_nodes + counted.cpu_s
 
             def spent() -> float:
                 """Return what a turn costs both nodes and the server together."""
