@@ -890,6 +890,35 @@ class JournalContract:
                         places = [_place(name, listed[name], one) for name in found]
                         assert places == sorted(places), one
 
+    async def test_conversations_that_are_used_during_a_walk_put_no_other_on_it_twice(
+        self, tmp_path: Path
+    ) -> None:
+        """By id and by creation, all that exist throughout are on it once, whatever is used."""
+        async with self.make_journal(tmp_path) as journal:
+            listed = await _fill_lists(journal)
+            names = sorted(listed)
+            is_used = {name: at % 3 == 0 for at, name in enumerate(names)}
+            for order in get_args(ListOrder):
+                query = ListQuery(2, order=order)
+                found: list[str] = []
+                using = iter([name for name in names if is_used[name]])
+                while True:
+                    page = await journal.page(query)
+                    found += [row.conversation_id for row in page.rows]
+                    if page.next is None:
+                        break
+                    query = query._replace(after=page.next)
+                    if (name := next(using, None)) is not None:
+                        claim = await journal.claim(name)
+                        seq = claim.head + 1
+                        active_us = max(one.active_us for one in listed.values()) + 1
+                        listed[name] = listed[name]._replace(seq=seq, active_us=active_us)
+                        await _append_listed(journal, name, claim, seq, listed[name])
+                stayed = [name for name in found if not is_used[name]]
+                assert sorted(stayed) == [name for name in names if not is_used[name]], order
+                if order != "activity":
+                    assert sorted(found) == names, order
+
     async def test_a_last_page_that_is_full_says_that_it_is_the_last(self, tmp_path: Path) -> None:
         """Its cursor is None, so no reader asks for an empty page."""
         async with self.make_journal(tmp_path) as journal:

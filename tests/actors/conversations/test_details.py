@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.actors.conversations.worlds import HeldAgent, log_of, verified
 from turnkeeper.actors import Conversation, Duplicate, MemoryJournal
+from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.core.details import Details
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import (
@@ -20,9 +22,10 @@ from turnkeeper.actors.errors import (
     NotAppendable,
     TooManyLabels,
 )
-from turnkeeper.actors.events import ConversationChangedEvent
+from turnkeeper.actors.events import CondensationRequestEvent, ConversationChangedEvent
 from turnkeeper.actors.journal import Record
 from turnkeeper.actors.journals.memory import MemoryStore
+from turnkeeper.runtime import Ports
 
 pytestmark = pytest.mark.anyio
 
@@ -211,3 +214,82 @@ async def test_a_fork_keeps_title_and_labels_of_its_place_and_belongs_to_its_mak
         assert await details(chat) == Details("second", {"x": "2"}, "alice")
         # The owner is in the first commit of the fork, so there is no moment without it.
         assert (await theirs.at(place + 2)).details.owner == "bob"
+
+
+async def test_a_change_is_not_taken_back() -> None:
+    """Neither alone nor with the turn that it came in."""
+    held = HeldAgent()
+    held.hold("B")
+    async with verified(held, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        turn = await chat.send("B")
+        await chat.change(title="a title", change_id="change-1")
+        held.release("B")
+        await turn.end()
+        with pytest.raises(AdmissionRefused) as refused:
+            await chat.retract(["change-1"])
+        assert refused.value.violation.name == "illegal_retraction"
+
+        await chat.undo()
+
+        assert await log_of(chat) == ["u:A", "a:a(A)", "u:B", "a:a(B)"]
+        assert (await details(chat)).title == "a title"
+
+
+async def test_a_change_keeps_a_conversation_from_expiring() -> None:
+    """It is no activity in lists, and it is something that was written."""
+    day = 1.0
+    journal = MemoryJournal(ports=replace(Ports(), now=lambda: day))
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        for name in ("changed", "old"):
+            await (await conversations[name].send("A")).end()
+        day = 9.0
+        await conversations["changed"].change(title="a title")
+
+        assert await conversations.expire(before=5.0) == ["old"]
+
+
+class Listed(MemoryJournal):
+    """Notes the kinds of each append, and if it had a row for lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.appends: list[tuple[str, bool]] = []
+
+    async def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        **rest: Any,  # noqa: ANN401 - passed on as it is
+    ) -> Sequence[int]:
+        kinds = " ".join(record.kind for record in records)
+        self.appends.append((kinds, rest["listing"] is not None))
+        return await super().append(conversation_id, records, **rest)
+
+
+async def test_a_row_for_lists_goes_with_the_appends_that_change_it_and_with_no_other() -> None:
+    held = HeldAgent()
+    held.hold("tool A")
+    journal = Listed()
+    async with verified(held, journal=journal) as conversations:
+        chat = conversations["c"]
+        turn = await chat.send("tool A")
+        await held.reached["tool A"].wait()
+        waits = await chat.send("B")
+        await chat.append(CondensationRequestEvent())
+        await chat.change(title="a title")
+        held.release("tool A")
+        await turn.end()
+        await waits.end()
+        await chat.pause()
+        await chat.resume()
+
+    with_row = {kind for kinds, has_row in journal.appends if has_row for kind in kinds.split()}
+    without = {kind for kinds, has_row in journal.appends if not has_row for kind in kinds.split()}
+    assert with_row >= {
+        *("turn_started", "turn_ended", "message_queued", "conversation_changed"),
+        *("paused", "resumed"),
+    }
+    assert without >= {"action", "observation", "condensation_request"}
+    assert not with_row & {"action", "observation", "condensation_request"}

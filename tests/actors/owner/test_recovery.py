@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from inspect import signature
+from itertools import pairwise
+
 import anyio
 import pytest
 
 from tests.actors.conversations.worlds import HeldAgent, log_of
-from turnkeeper.actors import Conversations, MemoryJournal, TurnContext, agent
-from turnkeeper.actors.errors import InvalidInput, JournalUnavailable
-from turnkeeper.actors.journal import Claim
+from turnkeeper.actors import Conversations, MemoryJournal, PostgresJournal, TurnContext, agent
+from turnkeeper.actors.errors import InvalidInput, JournalUnavailable, OwnedElsewhere
+from turnkeeper.actors.journal import Claim, ConversationInfo
 from turnkeeper.actors.journals.memory import MemoryStore
 from turnkeeper.runtime.testing import VirtualClock, settle
 
@@ -137,6 +141,97 @@ async def test_a_turn_that_waits_for_a_person_is_not_taken_up() -> None:
         await second["c"].resume()
         await settle()
         assert (await log_of(second["c"]))[-2:] == ["u:A", "a:?"]
+
+
+async def test_no_more_are_claimed_at_a_time_than_the_application_says() -> None:
+    """On entering, and of those that are found later."""
+
+    class Counting(MemoryJournal):
+        now = most = 0
+
+        async def claim(
+            self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+        ) -> Claim:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            for _ in range(50):
+                await anyio.lowlevel.checkpoint()
+            self.now -= 1
+            return await super().claim(conversation_id, takeover=takeover, any_name=any_name)
+
+    store, clock = MemoryStore(), VirtualClock()
+    journal = Counting(store)
+    first, later = ([f"{one}{number}" for number in range(7)] for one in "cd")
+    await leave_unfinished(store, *first)
+    async with Conversations(
+        HeldAgent(), journal=journal, ports=clock.ports(), recover_max=3
+    ) as here:
+        for name in first:
+            assert (await log_of(here[name], all_kinds=True))[-1] == "interrupted"
+        assert journal.most == 3
+        journal.most = 0
+        await leave_unfinished(store, *later)
+        await clock.advance(TWO_LOOKS_S)
+        for name in later:
+            assert (await log_of(here[name], all_kinds=True))[-1] == "interrupted"
+        assert journal.most == 3
+
+
+async def test_a_conversation_that_a_rival_was_faster_to_claim_is_looked_for_as_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is no error: nothing is told, and it is not put off, should the rival leave it again."""
+
+    class Rival(Refusing):
+        looks = 0
+
+        async def find_abandoned(self) -> Sequence[ConversationInfo]:
+            self.looks += 1
+            return await super().find_abandoned()
+
+        async def claim(
+            self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+        ) -> Claim:
+            self.claims.append(conversation_id)
+            if self.is_refusing:
+                raise OwnedElsewhere(f"conversation {conversation_id}", "the rival")
+            return await MemoryJournal.claim(
+                self, conversation_id, takeover=takeover, any_name=any_name
+            )
+
+    store, clock = MemoryStore(), VirtualClock()
+    journal = Rival(store)
+    async with Conversations(HeldAgent(), journal=journal, ports=clock.ports()) as here:
+        await leave_unfinished(store, "c")
+        looks = journal.looks
+        await clock.advance(10 * TWO_LOOKS_S)
+        assert len(journal.claims) >= journal.looks - looks > 10
+        assert "recovery failed" not in caplog.text
+        journal.is_refusing = False
+        await clock.advance(TWO_LOOKS_S)
+        assert await log_of(here["c"], all_kinds=True) == ["started", "u:A", "interrupted"]
+
+
+async def test_the_looks_of_two_processes_drift_apart() -> None:
+    """As long as a lease by default, give or take a quarter, and not the same each time."""
+
+    class Looking(MemoryJournal):
+        def __init__(self) -> None:
+            super().__init__()
+            self.looked_at: list[float] = []
+
+        async def find_abandoned(self) -> Sequence[ConversationInfo]:
+            self.looked_at.append(clock.ports().loop_time())
+            return await super().find_abandoned()
+
+    lease_s = signature(PostgresJournal).parameters["lease_s"].default
+    clock, journal = VirtualClock(), Looking()
+    async with Conversations(HeldAgent(), journal=journal, ports=clock.ports()):
+        await clock.advance(20 * lease_s)
+    pauses = [later - one for one, later in pairwise(journal.looked_at[1:])]
+    assert len(pauses) > 10
+    assert all(0.75 * lease_s <= pause <= 1.25 * lease_s for pause in pauses)
+    assert len(set(pauses)) == len(pauses)
 
 
 @pytest.mark.parametrize("every_s", [0.0, -1.0, float("inf"), float("nan")])
