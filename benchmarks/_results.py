@@ -24,8 +24,11 @@ alone says more about the machine than about the code. The garbage collector is 
 
 *Ours* and *baseline* are medians of the rounds. The *ratio* is the median of the rounds' ratios,
 then the least and the greatest of them: if a goal lies between these two, the run does not decide
-it. In the plots a dot is the median ratio, the line through it the spread, and the short upright
-line the goal. A peer that could not be installed is listed as skipped, with the reason.
+it. If it reads *times as fast*, more is better; if it reads *times as much*, less is.
+
+In the plots a dot is the median ratio, the line through it the spread, and the short upright line
+the goal: green if it is met, brown if it is not, and blue if there is none. A peer that could not
+be installed is listed as skipped, with the reason.
 """
 QUICK = """\
 **From a quick run**: fewer rounds and shorter logs, so noisier figures; whether a goal is met takes

@@ -5,7 +5,7 @@ cheapest table that refuses a known id, with a journal's settings, and with as m
 as conversations write at once: one statement of many rows on SQLite, an array insert on PostgreSQL,
 and nothing around them.
 
-The plot, `docs/journal_throughput.svg`, shows appends a second, one at a time, against the length
+The plot, `results/journal_by_length.svg`, shows appends a second, one at a time, against the length
 of the log, for this journal and for the peers at their newest releases.
 """
 
@@ -36,7 +36,7 @@ from turnkeeper.actors.events import AgentMessageEvent, UserMessageEvent, encode
 from turnkeeper.actors.journal import Claim, Record
 from turnkeeper.runtime import Ports
 
-from ._harness import Measure, PeerMissing, costlier, faster, in_turn, run_peer, say, skipped
+from ._harness import FOLDER, Measure, PeerMissing, costlier, faster, in_turn, run_peer, say, skipped
 from ._plot import rates
 from ._postgres import server
 from ._raw_sqlite import SCHEMA, connect, flat, insert_statement
@@ -46,8 +46,8 @@ US = 1e6
 IDS = Ports().ids
 PAYLOAD = encode_event(UserMessageEvent(content="x" * 590))
 MANY = 1_000
-PLOT = Path(__file__).parent.parent / "docs" / "journal_throughput.svg"
-PLOTS = (("Appends a second by the length of the log", "../docs/journal_throughput.svg"),)
+PLOT = FOLDER / "results" / "journal_by_length.svg"
+PLOTS = (("Appends a second by the length of the log", "results/journal_by_length.svg"),)
 LENGTHS = (0, 1_000, 3_000, 10_000, 30_000, 100_000)
 
 Pairs = list[tuple[float, float]]
@@ -462,5 +462,6 @@ def _plot(series: dict[str, dict[str, float]]) -> None:
         }
         for name, found in series.items()
     }
+    PLOT.parent.mkdir(exist_ok=True)
     PLOT.write_text(rates("Durable appends a second, one at a time, by the log's length", points))
     say(f"journal: {PLOT.relative_to(PLOT.parent.parent)} written")

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     page
     for page in (found.relative_to(ROOT) for found in ROOT.glob("**/*.md"))
-    if not any(part.startswith(".") or part == "node_modules" for part in page.parts)
+    if not any(part.startswith(".") or part in ("node_modules", "build") for part in page.parts)
 )
 README = (ROOT / "README.md").read_text()
 

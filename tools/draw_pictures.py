@@ -76,15 +76,16 @@ class Drawing:
 
 # --- the five policies ---------------------------------------------------------------------------
 
-LEFT, WHEN_A, WHEN_B = 110, 130, 330
+LEFT, WHEN_A, WHEN_B = 86, 90, 205
+"""Narrow, so that the texts can be read on a phone."""
 
 
 def _lanes(title: str) -> Drawing:
-    drawing = Drawing(720, 190, title)
-    for y, name in ((42, "user"), (92, "agent"), (156, "the view, then")):
-        drawing.text(12, y + 4, name, "soft")
-    drawing.path([(LEFT, 124), (704, 124)], "line dash")
-    drawing.box(WHEN_A, 26, 96, 30, "A", kind="user")
+    drawing = Drawing(440, 190, title)
+    for y, name in ((42, "user"), (92, "agent"), (156, "then the view")):
+        drawing.text(2, y + 4, name, "small soft")
+    drawing.path([(LEFT, 124), (434, 124)], "line dash")
+    drawing.box(WHEN_A, 26, 70, 30, "A", kind="user")
     drawing.arrow([(WHEN_A + 14, 56), (WHEN_A + 14, 75)])
     return drawing
 
@@ -92,59 +93,60 @@ def _lanes(title: str) -> Drawing:
 def _view(drawing: Drawing, *events: str) -> None:
     for at, event in enumerate(events):
         kind = "user" if event in ("A", "B") else "agent"
-        drawing.box(WHEN_A + at * 78, 138, 70, 28, event, kind=kind)
+        drawing.box(WHEN_A + at * 62, 138, 56, 28, event, kind=kind)
 
 
 def queue() -> Drawing:
     drawing = _lanes("queue: B waits until the turn of A has ended")
-    drawing.box(WHEN_B, 26, 96, 30, "B waits", kind="user")
-    drawing.box(WHEN_A, 76, 260, 32, "answers A", kind="agent")
-    drawing.arrow([(WHEN_B + 86, 56), (WHEN_B + 86, 76)])
-    drawing.box(WHEN_A + 270, 76, 260, 32, "answers B", kind="agent")
+    drawing.box(WHEN_B, 26, 76, 30, "B waits", kind="user")
+    drawing.box(WHEN_A, 76, 165, 32, "answers A", kind="agent")
+    drawing.arrow([(WHEN_B + 66, 56), (WHEN_B + 66, 75)])
+    drawing.box(WHEN_A + 171, 76, 165, 32, "answers B", kind="agent")
     _view(drawing, "A", "a", "B", "b")
     return drawing
 
 
 def interrupt() -> Drawing:
     drawing = _lanes("interrupt: the turn of A ends, what was said is kept, and B is answered")
-    drawing.box(WHEN_B, 26, 96, 30, "B", kind="user")
-    drawing.box(WHEN_A, 76, 200, 32, "answers A …", kind="agent")
-    drawing.path([(WHEN_B + 4, 70), (WHEN_B + 4, 114)], "hotline")
-    drawing.arrow([(WHEN_B + 30, 56), (WHEN_B + 30, 76)])
-    drawing.box(WHEN_B + 10, 76, 260, 32, "answers B", kind="agent")
-    drawing.text(WHEN_B + 280, 97, "A: interrupted", "small hottext")
+    drawing.box(WHEN_B, 26, 70, 30, "B", kind="user")
+    drawing.box(WHEN_A, 76, 114, 32, "answers A …", kind="agent")
+    drawing.path([(WHEN_B + 3, 70), (WHEN_B + 3, 114)], "hotline")
+    drawing.arrow([(WHEN_B + 24, 56), (WHEN_B + 24, 75)])
+    drawing.box(WHEN_B + 8, 76, 128, 32, "answers B", kind="agent")
+    drawing.text(WHEN_B + 144, 97, "A: interrupted", "small hottext")
     _view(drawing, "A", "a …", "B", "b")
     return drawing
 
 
 def steer() -> Drawing:
     drawing = _lanes("steer: B joins the running turn at the agent's next step")
-    drawing.box(WHEN_B, 26, 96, 30, "B", kind="user")
-    drawing.box(WHEN_A, 76, 280, 32, "a step of A", kind="agent")
-    drawing.arrow([(WHEN_B + 90, 56), (WHEN_B + 90, 76)])
-    drawing.box(WHEN_A + 284, 76, 250, 32, "the next step, for A and B", kind="agent")
+    drawing.box(WHEN_B, 26, 70, 30, "B", kind="user")
+    drawing.box(WHEN_A, 76, 150, 32, "a step of A", kind="agent")
+    drawing.arrow([(WHEN_B + 56, 56), (WHEN_B + 56, 75)])
+    drawing.box(WHEN_A + 154, 76, 186, 32, "the next step, for A and B", kind="agent")
     _view(drawing, "A", "B", "ab")
     return drawing
 
 
 def rollback() -> Drawing:
     drawing = _lanes("rollback: the turn of A ends and leaves the view, and B is answered")
-    drawing.box(WHEN_B, 26, 96, 30, "B", kind="user")
-    drawing.box(WHEN_A, 76, 200, 32, "answers A …", kind="agent gone dash")
-    drawing.path([(WHEN_B + 4, 70), (WHEN_B + 4, 114)], "hotline")
-    drawing.arrow([(WHEN_B + 30, 56), (WHEN_B + 30, 76)])
-    drawing.box(WHEN_B + 10, 76, 260, 32, "answers B", kind="agent")
-    drawing.text(WHEN_B + 280, 97, "A: rolled back", "small hottext")
+    drawing.box(WHEN_B, 26, 70, 30, "B", kind="user")
+    drawing.box(WHEN_A, 76, 114, 32, "answers A …", kind="agent gone dash")
+    drawing.path([(WHEN_B + 3, 70), (WHEN_B + 3, 114)], "hotline")
+    drawing.arrow([(WHEN_B + 24, 56), (WHEN_B + 24, 75)])
+    drawing.box(WHEN_B + 8, 76, 128, 32, "answers B", kind="agent")
+    drawing.text(WHEN_B + 144, 97, "A: rolled back", "small hottext")
     _view(drawing, "B", "b")
-    drawing.text(WHEN_A + 170, 157, "the log keeps A and a …", "small soft")
+    drawing.text(WHEN_A + 130, 157, "the log keeps A and a …", "small soft")
     return drawing
 
 
 def reject() -> Drawing:
     drawing = _lanes("reject: B is refused while the turn of A runs")
-    drawing.box(WHEN_B, 26, 96, 30, "B", kind="user gone dash")
-    drawing.text(WHEN_B + 106, 46, "TurnInProgress; nothing is written", "small hottext")
-    drawing.box(WHEN_A, 76, 360, 32, "answers A", kind="agent")
+    drawing.box(WHEN_B, 26, 70, 30, "B", kind="user gone dash")
+    drawing.text(WHEN_B + 80, 38, "TurnInProgress;", "small hottext")
+    drawing.text(WHEN_B + 80, 54, "nothing is written", "small hottext")
+    drawing.box(WHEN_A, 76, 230, 32, "answers A", kind="agent")
     _view(drawing, "A", "a")
     return drawing
 
