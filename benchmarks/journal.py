@@ -36,7 +36,17 @@ from turnkeeper.actors.events import AgentMessageEvent, UserMessageEvent, encode
 from turnkeeper.actors.journal import Claim, Record
 from turnkeeper.runtime import Ports
 
-from ._harness import FOLDER, Measure, PeerMissing, costlier, faster, in_turn, run_peer, say, skipped
+from ._harness import (
+    FOLDER,
+    Measure,
+    PeerMissing,
+    costlier,
+    faster,
+    in_turn,
+    run_peer,
+    say,
+    skipped,
+)
 from ._plot import rates
 from ._postgres import server
 from ._raw_sqlite import SCHEMA, connect, flat, insert_statement
