@@ -270,9 +270,15 @@ def _load_agent(place: str) -> Agent:
     except (ImportError, OSError) as error:
         fail(UNUSABLE, f"{name} cannot be loaded: {error}")
     found: Agent | None = getattr(module, attribute, None)
-    if found is None or not callable(getattr(found, "run", None)):
-        fail(UNUSABLE, f"{name} has no agent {attribute}: an agent has `async run(turn)`")
+    if found is None or not _is_agent(found):
+        known = [one for one, value in vars(module).items() if _is_agent(value)]
+        said = f"it has {', '.join(known)}" if known else "an agent has `async run(turn)`"
+        fail(UNUSABLE, f"{name} has no agent {attribute}: {said}")
     return found
+
+
+def _is_agent(value: object) -> bool:
+    return callable(getattr(value, "run", None)) and not isinstance(value, type)
 
 
 def _load_module(name: str) -> ModuleType:

@@ -130,7 +130,7 @@ def argument_faults(error: InvalidInput, request: Request) -> Json:
 
 def _rule_of(kind: str, context: Mapping[str, object], fields: Sequence[str]) -> str:
     if kind == "extra_forbidden":
-        return f"must have no other members than {', '.join(fields)}"
+        return f"may have these members only: {', '.join(fields)}"
     if kind == "whole":
         return str(context["rule"])
     rule = _RULES.get(kind, "is not as it must be")
