@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
-from turnkeeper.actors.cli._serve import _listen
+import pytest
+import typer
+
+from turnkeeper.actors.cli._serve import _listen, _load_agent
 
 
 def test_small_parts_of_a_response_are_sent_at_once() -> None:
@@ -14,3 +18,19 @@ def test_small_parts_of_a_response_are_sent_at_once() -> None:
         served, _ = listener.accept()
         with client, served:
             assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_module_without_that_agent_is_told_with_those_that_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = tmp_path / "two_agents.py"
+    module.write_text(
+        "from turnkeeper import ToolAgent, agent\n"
+        "@agent\nasync def support(turn): ...\n"
+        "@agent\nasync def sales(turn): ...\n"
+    )
+
+    with pytest.raises(typer.Exit):
+        _load_agent(f"{module}:suport")
+
+    assert capsys.readouterr().err.endswith("has no agent suport: it has support, sales\n")
