@@ -31,6 +31,6 @@ def test_a_module_without_that_agent_is_told_with_those_that_it_has(
     )
 
     with pytest.raises(typer.Exit):
-        _load_agent(f"{module}:suport")
+        _load_agent(f"{module}:helper")
 
-    assert capsys.readouterr().err.endswith("has no agent suport: it has support, sales\n")
+    assert capsys.readouterr().err.endswith("has no agent helper: it has support, sales\n")
