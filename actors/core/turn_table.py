@@ -157,7 +157,8 @@ class TurnTable:
     @property
     def has_work(self) -> bool:
         """True if the owner has something to do that no person has to decide first."""
-        return self.is_unfinished and self.waits_for is None
+        # Asked for twice in each commit: no call where nothing runs.
+        return (self.running is not None or bool(self._queued)) and self.waits_for is None
 
     @property
     def waits_for(self) -> Literal["resume", "confirmation"] | None:

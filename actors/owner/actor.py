@@ -276,8 +276,9 @@ class ConversationActor(Actor[Command | Query]):
     def receive_batch(
         self, deliveries: Sequence[Delivery[Command | Query]]
     ) -> Coroutine[Any, Any, None]:
-        if any(isinstance(delivery.message, Delete) for delivery in deliveries):
-            return self._run_around_deletions(deliveries)
+        for delivery in deliveries:
+            if isinstance(delivery.message, Delete):
+                return self._run_around_deletions(deliveries)
         return self._run(self._take(deliveries))
 
     async def _run(self, batch: Sequence[_Taken]) -> None:
@@ -290,9 +291,10 @@ class ConversationActor(Actor[Command | Query]):
         try:
             await self._look_up(batch)
             decided = self._decide(batch)
-            await self._keep_rejections(decided)
+            if rejections := _rejections_of(decided):
+                await self._setup.journal.reject(self._conversation_id, rejections)
             if records := _records_of(decided):
-                with self.watcher.committing(self._conversation_id, len(records)):
+                with self._setup.watching.watcher.committing(self._conversation_id, len(records)):
                     seqs = await self.context.wait_for(self._commit(records))
                 self._check_places(records, seqs)
             else:
@@ -543,16 +545,6 @@ class ConversationActor(Actor[Command | Query]):
                 f"journal has them at {seqs[0]} to {seqs[-1]}"
             )
 
-    async def _keep_rejections(self, decided: Sequence[_Taken]) -> None:
-        """Keep the events that admission refused, before their callers hear of it."""
-        rejections = [
-            _rejection(one.refusal, one)
-            for one in decided
-            if one.refusal is not None and isinstance(one.refusal, AdmissionRefused)
-        ]
-        if rejections:
-            await self._setup.journal.reject(self._conversation_id, rejections)
-
     def _new_listing(self, records: Sequence[Record]) -> Listing | None:
         """Return what lists show after these records, if they may have changed it."""
         state, listed_seq = self._working.state, self._listed_seq
@@ -595,7 +587,7 @@ class ConversationActor(Actor[Command | Query]):
 
     def _publish_events(self, events: Sequence[LoggedEvent]) -> None:
         if events:
-            self.watcher.committed(self._conversation_id, events)
+            self._setup.watching.watcher.committed(self._conversation_id, events)
             self._setup.subscriptions.publish(self._conversation_id, events)
 
     def _publish_piece(self, decision: Decision, seq: int) -> None:
@@ -622,7 +614,9 @@ class ConversationActor(Actor[Command | Query]):
     # --- 5. start effects ------------------------------------------------------------------------
 
     def _start_effects(self, decided: Sequence[_Taken]) -> None:
+        has_written = False
         for one in decided:
+            has_written = has_written or bool(one.decision.events)
             for effect in one.decision.effects:
                 match effect:
                     case StopTurn(turn_id):
@@ -636,7 +630,7 @@ class ConversationActor(Actor[Command | Query]):
                         self._agent_effect = self.context.start_effect(run, name=f"turn {turn_id}")
                         self._agent_of = turn_id
         self._start_condenser()
-        if any(one.decision.events for one in decided):
+        if has_written:
             self._start_verifying()
             self._start_snapshot()
         if self._parking and (deadline := self._parking.next_deadline) is not None:
@@ -947,6 +941,15 @@ def _records_of(decided: Sequence[_Taken]) -> Sequence[Record]:
         encode_record(event, one.decision.written.get(event.id))
         for one in decided
         for event in one.decision.events
+    ]
+
+
+def _rejections_of(decided: Sequence[_Taken]) -> Sequence[Rejection]:
+    """Return the events that admission refused: they are kept before their callers hear of it."""
+    return [
+        _rejection(one.refusal, one)
+        for one in decided
+        if one.refusal is not None and isinstance(one.refusal, AdmissionRefused)
     ]
 
 

@@ -75,16 +75,16 @@ MUTANTS = [
         "an answer goes out before the commit",
         ConversationActor,
         "_run",
-        "        await self._keep_rejections(decided)",
-        "        self._publish(decided)\n        await self._keep_rejections(decided)",
+        "        decided = self._decide(batch)",
+        "        decided = self._decide(batch)\n        self._publish(decided)",
     ),
     Mutant(
         "an effect starts before the commit",
         ConversationActor,
         "_run",
-        "        await self._keep_rejections(decided)",
-        "        self._show_state()\n        self._start_effects(decided)\n"
-        "        await self._keep_rejections(decided)",
+        "        decided = self._decide(batch)",
+        "        decided = self._decide(batch)\n        self._show_state()\n"
+        "        self._start_effects(decided)",
     ),
     Mutant(
         "an owner whose commit failed goes on with its working state",
@@ -430,8 +430,8 @@ PROMISES = [
     Mutant(
         "a rejected event is not kept among the rejections",
         ConversationActor,
-        "_keep_rejections",
-        "if rejections:",
+        "_run",
+        "if rejections := _rejections_of(decided):",
         "if False:",
         test="tests/actors/owner/test_loop.py::"
         "test_a_refused_event_is_seen_by_nobody_and_kept_among_the_rejections",

@@ -239,9 +239,7 @@ class JobThread:
 
     def _has_room(self, job: Job[object]) -> bool:
         # A job larger than the whole queue enters an empty queue; otherwise it would never run.
-        if not self._queued_items:
-            return True
-        return (
+        return not self._queued_items or (
             self._queued_items + job.items <= self._queued_items_max
             and self._queued_bytes + job.bytes <= self._queued_bytes_max
         )
