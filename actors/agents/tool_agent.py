@@ -49,6 +49,7 @@ __all__ = [
     "ConfirmRisky",
     "ConfirmationPolicy",
     "EmptyResponse",
+    "TokensSpent",
     "TooManyIterations",
     "ToolAgent",
 ]
@@ -102,6 +103,20 @@ class BudgetSpent(Refused):
         self.budget = budget
 
 
+class TokensSpent(Refused):
+    """The conversation's model calls have used all the tokens they may; the log has the results."""
+
+    def __init__(self, conversation_id: str, tokens: int, token_budget: int) -> None:
+        super().__init__(
+            f"the model calls of conversation {conversation_id} have used {tokens} tokens, of a "
+            f"budget of {token_budget}; no further call was made; send another chat message once "
+            "the budget is larger"
+        )
+        self.conversation_id = conversation_id
+        self.tokens = tokens
+        self.token_budget = token_budget
+
+
 class EmptyResponse(Refused):
     """The model returned neither text nor calls, twice in a row."""
 
@@ -129,6 +144,7 @@ class ToolAgent:
         backoff: Backoff = Backoff(first_s=0.5, max_s=30.0, jitter=0.5),
         condensations_max: int = 3,
         budget: float | None = None,
+        token_budget: int | None = None,
         stuck: StuckDetector = StuckDetector(),
         show_author: bool = False,
     ) -> None:
@@ -141,8 +157,9 @@ class ToolAgent:
         wait before each further attempt; the delay that the provider asks for is added to it.
         `condensations_max`: how often one step may condense the view because the model finds it
         too long. `budget`: the cost of all model calls of a conversation at which no further one is
-        made; costs are counted if the model has prices. `show_author`: the model sees who sent each
-        chat message, as its first words.
+        made; costs are counted if the model has prices. `token_budget`: the same for the tokens
+        that the model has read and written. `show_author`: the model sees who sent each chat
+        message, as its first words.
         """
         for name, limit in (
             ("max_iterations", max_iterations),
@@ -152,6 +169,8 @@ class ToolAgent:
                 raise InvalidInput(f"{name} is {limit}; it takes 1 or more")
         if budget is not None and not budget > 0:
             raise InvalidInput(f"budget is {budget}; it takes more than 0")
+        if token_budget is not None and token_budget < 1:
+            raise InvalidInput(f"token_budget is {token_budget}; it takes 1 or more")
         if not callable(getattr(model, "respond", None)):
             raise InvalidInput(
                 f"model is {model!r}, a {type(model).__name__}; it takes a model, such as "
@@ -165,6 +184,7 @@ class ToolAgent:
         self.backoff = backoff
         self.condensations_max = condensations_max
         self.budget = budget
+        self.token_budget = token_budget
         self.stuck = stuck
         self.show_author = show_author
         self.confirm = _checked(confirm, self.tools)
@@ -290,9 +310,12 @@ class _Run:
         view = await turn.begin_step()
         if turn.steps >= agent.max_iterations:
             raise TooManyIterations(agent.max_iterations)
-        spent = turn.metrics.total_cost
+        metrics = turn.metrics
+        spent, tokens = metrics.total_cost, metrics.input_tokens + metrics.output_tokens
         if agent.budget is not None and spent >= agent.budget:
             raise BudgetSpent(turn.conversation_id, spent, agent.budget)
+        if agent.token_budget is not None and tokens >= agent.token_budget:
+            raise TokensSpent(turn.conversation_id, tokens, agent.token_budget)
         circle = agent.stuck.find_circle(turn.recently_seen)
         if circle is None:
             return view

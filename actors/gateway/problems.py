@@ -199,6 +199,7 @@ TABLE: Mapping[str, Problem] = {
     ),
     "TooManyIterations": Problem(409, "too-many-steps", "the agent took too many steps"),
     "BudgetSpent": Problem(409, "budget-spent", "the turn has used what it may"),
+    "TokensSpent": Problem(409, "budget-spent", "the turn has used what it may"),
     "EmptyResponse": Problem(502, "empty-response", "the model gave no answer"),
     "OpenCalls": Problem(
         409, "open-calls", "calls have no result yet; ask again later", facts=("tool_call_ids",)

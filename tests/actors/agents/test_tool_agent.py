@@ -814,3 +814,20 @@ async def test_no_model_call_is_made_once_the_budget_is_spent() -> None:
         assert len(model.requests) == 2
     with pytest.raises(InvalidInput, match="budget"):
         ToolAgent(model, budget=0.0)
+
+
+async def test_no_model_call_is_made_once_the_tokens_are_spent() -> None:
+    """What the model reads and what it writes, in all turns; the next turn ends so, too."""
+    usage = TokenUsage(input_tokens=30, output_tokens=20, reasoning_tokens=15, cached_tokens=25)
+    model = scripted(ModelResponse("one", usage=usage), ModelResponse("two", usage=usage), "three")
+    async with serving(ToolAgent(model, token_budget=51)) as chat:
+        assert await (await chat.send("1")).reply() == "one"
+        assert await (await chat.send("2")).reply() == "two"
+        for text in ("3", "4"):
+            ended = await (await chat.send(text)).end()
+            assert ended.outcome == "failed"
+            assert ended.detail.startswith("TokensSpent: ")
+            assert "100 tokens, of a budget of 51" in ended.detail
+        assert len(model.requests) == 2
+    with pytest.raises(InvalidInput, match="token_budget"):
+        ToolAgent(model, token_budget=0)
