@@ -162,7 +162,7 @@ class Node:
         self._share = share
         self._limits = limits
         self._ports = ports if ports is not None else Ports()
-        self._seen = Seen(keys, self._ports.now)
+        self._seen = Seen(keys, self._ports.now, self._ports.monotonic)
         self._client = NodeClient(monotonic=self._ports.monotonic, answer_s=limits.answer_s)
         self._here: ThisNode | None = None
         self._group: TaskGroup | None = None

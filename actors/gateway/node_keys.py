@@ -22,6 +22,8 @@ __all__ = ["BadSignature", "NodeKeys", "Seen", "Signed"]
 KEY_LENGTH_MIN = 32
 SKEW_S = 30.0
 """How far the clocks of two nodes may be apart."""
+_REMEMBERED_S = 2.5 * SKEW_S
+"""A signature is good for twice the skew at most; the rest is for a wall clock that is slowed."""
 NONCES_MAX = 500_000
 _VERSION = "turnkeeper-node-1"
 _SAID = re.compile(
@@ -105,13 +107,20 @@ def digest_of(body: bytes) -> str:
 
 
 class Seen:
-    """Checks signatures, and remembers their nonces for as long as they would be good."""
+    """Checks signatures, and remembers their nonces for as long as they would be good.
 
-    def __init__(self, keys: NodeKeys, now: Callable[[], float]) -> None:
+    The wall clock says if a signature is of now. Nonces are remembered by the monotonic one: a wall
+    clock that is set forward, and back again, would have them forgotten too early.
+    """
+
+    def __init__(
+        self, keys: NodeKeys, now: Callable[[], float], monotonic: Callable[[], float]
+    ) -> None:
         self._keys = keys
         self._now = now
+        self._monotonic = monotonic
         self._nonces: dict[str, float] = {}
-        """Until when each is remembered; the first to be forgotten first, give or take the skew."""
+        """Until when each is remembered; the first to be forgotten first."""
 
     def check(self, target: str, header: str) -> Signed:
         """Return what was signed for this target. Raises `BadSignature`, and says not why."""
@@ -121,14 +130,16 @@ class Seen:
         signed = Signed(target, found["body"], int(found["hops"]), int(found["at"]), found["nonce"])
         if not self._keys.verifies(signed.text, found["hmac"]):
             raise BadSignature
-        now = self._now()
-        # One hop: a node never asks another for what it was asked by one.
-        if abs(now - signed.at) > SKEW_S or signed.hops != 1:
-            raise BadSignature
+        now = self._monotonic()
         self._forget(now)
         if signed.nonce in self._nonces or len(self._nonces) >= NONCES_MAX:
             raise BadSignature
-        self._nonces[signed.nonce] = now + 2 * SKEW_S
+        # Also of one that is refused: its sender is told that nothing happened, and a wall clock
+        # may be set to where it would be good.
+        self._nonces[signed.nonce] = now + _REMEMBERED_S
+        # One hop: a node never asks another for what it was asked by one.
+        if abs(self._now() - signed.at) > SKEW_S or signed.hops != 1:
+            raise BadSignature
         return signed
 
     def _forget(self, now: float) -> None:

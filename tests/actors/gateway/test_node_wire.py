@@ -215,7 +215,7 @@ def test_a_nonce_is_remembered_for_as_long_as_it_would_be_good(
 ) -> None:
     now = 1_000.0
     keys = NodeKeys(["k" * 32])
-    seen = Seen(keys, lambda: now)
+    seen = Seen(keys, lambda: now, lambda: now)
 
     def signed(nonce: int, at: float) -> str:
         return Signed("/x", "0" * 64, 1, int(at), f"{nonce:032x}").header(keys)
@@ -226,7 +226,7 @@ def test_a_nonce_is_remembered_for_as_long_as_it_would_be_good(
         now = later
         with pytest.raises(BadSignature):
             seen.check("/x", early)
-    now = 1_061.0
+    now = 1_076.0
     seen.check("/x", signed(2, now))
     assert len(seen._nonces) == 1, "the first one is forgotten"
 
@@ -234,3 +234,29 @@ def test_a_nonce_is_remembered_for_as_long_as_it_would_be_good(
     with pytest.raises(BadSignature):  # rather than forget one that is still good
         seen.check("/x", signed(3, now))
     assert NONCES_MAX > 100_000
+
+
+def test_a_wall_clock_that_is_set_forward_and_back_makes_no_nonce_good_again() -> None:
+    """Found by the simulator of nodes, seed 1710088."""
+    wall = 1_000.0
+    keys = NodeKeys(["k" * 32])
+    seen = Seen(keys, lambda: wall, lambda: 5.0)
+
+    def signed(nonce: int) -> str:
+        return Signed("/x", "0" * 64, 1, int(wall), f"{nonce:032x}").header(keys)
+
+    first = signed(1)
+    seen.check("/x", first)
+    wall += 3_600.0
+    seen.check("/x", signed(2))
+    wall -= 3_600.0
+    with pytest.raises(BadSignature):
+        seen.check("/x", first)
+
+    refused = signed(3)
+    wall += 3_600.0
+    with pytest.raises(BadSignature):  # its sender is told that nothing happened
+        seen.check("/x", refused)
+    wall -= 3_600.0
+    with pytest.raises(BadSignature):
+        seen.check("/x", refused)
