@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import select
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from urllib.parse import urlsplit
 
 import anyio
@@ -56,10 +56,11 @@ class NodeClient:
                 await connection.send(target, headers, body)
                 status = await connection.status()
                 answer = bytearray()
-                async for data in connection.body():
-                    answer += data
-                    if len(answer) > ANSWER_BYTES_MAX:
-                        raise Broken("the answer is too long")
+                async with aclosing(connection.body()) as parts:
+                    async for data in parts:
+                        answer += data
+                        if len(answer) > ANSWER_BYTES_MAX:
+                            raise Broken("the answer is too long")
             is_whole = connection.reuse()
         except TimeoutError as error:
             raise Broken("no answer came in time") from error
@@ -91,7 +92,8 @@ class NodeClient:
                     status = await connection.status()
             except TimeoutError as error:
                 raise Broken("no answer came in time") from error
-            yield status, connection.lines(silence_s)
+            async with aclosing(connection.lines(silence_s)) as lines:
+                yield status, lines
         finally:
             await connection.cut()
 
@@ -162,7 +164,7 @@ class _Connection:
             if isinstance(event, h11.Response):
                 return event.status_code
 
-    async def body(self) -> AsyncIterator[bytes]:
+    async def body(self) -> AsyncGenerator[bytes]:
         while True:
             event = await self._next_event()
             if isinstance(event, h11.Data):
@@ -170,24 +172,24 @@ class _Connection:
             elif isinstance(event, h11.EndOfMessage):
                 return
 
-    async def lines(self, silence_s: float) -> AsyncIterator[bytes]:
+    async def lines(self, silence_s: float) -> AsyncGenerator[bytes]:
         received = b""
-        body = self.body()
-        while True:
-            line, end, rest = received.partition(b"\n")
-            if end:
-                received = rest
-                yield line
-                continue
-            if len(received) > LINE_BYTES_MAX:
-                raise Broken("a line is too long")
-            try:
-                with anyio.fail_after(silence_s):
-                    received += await anext(body)
-            except StopAsyncIteration:
-                return
-            except TimeoutError as error:
-                raise Broken(f"nothing came for {silence_s:g} s") from error
+        async with aclosing(self.body()) as body:
+            while True:
+                line, end, rest = received.partition(b"\n")
+                if end:
+                    received = rest
+                    yield line
+                    continue
+                if len(received) > LINE_BYTES_MAX:
+                    raise Broken("a line is too long")
+                try:
+                    with anyio.fail_after(silence_s):
+                        received += await anext(body)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError as error:
+                    raise Broken(f"nothing came for {silence_s:g} s") from error
 
     async def _next_event(self) -> h11.Event:
         while True:

@@ -125,16 +125,21 @@ class Subscriptions:
     def relay_piece(self, conversation_id: str, piece: TextDelta, after: int) -> None:
         """Offer a piece that another process wrote, after the event at seq `after`.
 
-        What is here of the same attempt is left out: a relay that was cut off begins anew with all
-        that was said so far.
+        A relay that was cut off begins anew, with all that was said so far as its first piece; each
+        reader leaves out what it has been given.
         """
         if conversation_id in self._owned:
             return  # it comes from an owner that has lost the conversation
         answer = self._live_answers.get(conversation_id)
-        if answer is not None and answer.pieces[0].is_of_same_attempt(piece):
-            if piece.offset <= answer.length < piece.end:
-                self.publish_piece(conversation_id, piece.from_offset(answer.length), after)
-        elif not piece.offset and (answer is None or answer.pieces[0].epoch <= piece.epoch):
+        if piece.offset:
+            is_next = (
+                answer is not None
+                and answer.length == piece.offset
+                and answer.pieces[0].is_of_same_attempt(piece)
+            )
+        else:
+            is_next = answer is None or answer.pieces[0].epoch <= piece.epoch
+        if is_next:
             self.publish_piece(conversation_id, piece, after)
 
     def relay_passed(self, conversation_id: str, seq: int, ended_turn_id: str | None) -> None:

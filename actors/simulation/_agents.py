@@ -51,7 +51,6 @@ __all__ = [
 SWALLOWS_S = 2.0
 """How long a tool swallows its cancellation: longer than the runtime waits for it."""
 _STEPS_MAX = 3
-_PIECES_MAX = 4
 _FACE = "\ud83d\ude00"
 """A character in the two halves in which some models send it."""
 _CALLS_MAX = 3
@@ -70,6 +69,7 @@ class _Outside:
     oracles: Oracles
     journal: SimulatedJournal
     misbehaves: bool
+    pieces_max: int
 
     def look(self, turn: TurnContext, view: View) -> None:
         self.oracles.saw_view(turn.conversation_id, view, f"turn {turn.turn_id}", floor=0)
@@ -102,7 +102,7 @@ class _Outside:
         """
         simulation = self.simulation
         said = f"{simulation.steps}:"
-        for n in range(1 + simulation.draw("pieces", _PIECES_MAX)):
+        for n in range(1 + simulation.draw("pieces", self.pieces_max)):
             piece = f"p{n}.{_FACE[0]}" if n % 2 else f"{_FACE[1] if n else said}p{n}."
             said = said + piece if n else piece
             streamed = self.oracles.streamed.setdefault(turn.turn_id, set())
@@ -123,11 +123,12 @@ class SimulatedAgent:
         journal: SimulatedJournal,
         *,
         misbehaves: bool,
+        pieces_max: int = 4,
     ) -> None:
         self.simulation = simulation
         self.oracles = oracles
         self.misbehaves = misbehaves
-        self._outside = _Outside(simulation, oracles, journal, misbehaves)
+        self._outside = _Outside(simulation, oracles, journal, misbehaves, pieces_max)
 
     async def run(self, turn: TurnContext) -> None:
         self.oracles.agent_begins(turn.conversation_id, turn.turn_id)
@@ -245,8 +246,9 @@ class SimulatedToolAgent:
         *,
         misbehaves: bool,
         confirms: bool,
+        pieces_max: int = 4,
     ) -> None:
-        self._outside = _Outside(simulation, oracles, journal, misbehaves)
+        self._outside = _Outside(simulation, oracles, journal, misbehaves, pieces_max)
         self._confirms = confirms
 
     async def run(self, turn: TurnContext) -> None:

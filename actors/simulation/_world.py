@@ -185,6 +185,8 @@ class Options:
     is_busy: bool = False
     """Clients do not rest."""
     agent: str = "plain"
+    pieces_max: int = 4
+    """The most pieces of one answer."""
     confirms: bool = False
     unfinished: Literal["end", "resume"] = "end"
     strikes_at_writes: float = 0.0
@@ -718,7 +720,11 @@ class _Run:
         node.start_soon(journal.keep_lease)
         node.start_soon(partial(self._watch, server))
         agent: Agent = SimulatedAgent(
-            simulation, self.oracles, journal, misbehaves=options.misbehaves
+            simulation,
+            self.oracles,
+            journal,
+            misbehaves=options.misbehaves,
+            pieces_max=options.pieces_max,
         )
         if options.agent == "tool":
             agent = SimulatedToolAgent(
@@ -727,6 +733,7 @@ class _Run:
                 journal,
                 misbehaves=options.misbehaves,
                 confirms=options.confirms,
+                pieces_max=options.pieces_max,
             )
         conversations = Conversations(
             agent,

@@ -16,8 +16,8 @@ later, and is cut between two nodes in one direction or in both.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,16 +29,18 @@ from starlette.types import Message
 
 from turnkeeper.actors import Conversations, gateway
 from turnkeeper.actors.core.commands import FromOutside
+from turnkeeper.actors.events import LoggedEvent
 from turnkeeper.actors.gateway.node_client import CONNECT_S, Broken, Unreachable
 from turnkeeper.actors.owner.nodes import FORWARDED_MAX, NotReached
 from turnkeeper.actors.simulation import ConversationWorld, Options
 from turnkeeper.actors.simulation._disk import linger
+from turnkeeper.actors.simulation._oracles import ShownAnswer
 from turnkeeper.actors.simulation._world import Lost, _Run, _Server
-from turnkeeper.runtime import OutcomeUnknown
+from turnkeeper.runtime import OutcomeUnknown, OwnershipLost, Refused, Unavailable
 from turnkeeper.runtime.lowlevel import OneShot
 from turnkeeper.runtime.testing import Node, NodeCrashed, Simulation
 
-__all__ = ["MARKS", "NodesWorld"]
+__all__ = ["MARKS", "NodesWorld", "PiecesWorld"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -46,6 +48,7 @@ T = TypeVar("T")
 ANSWER_S = 5.0
 SILENCE_S = 3.0
 SLACK_S = 0.5
+LISTENERS = 4
 KEYS = gateway.NodeKeys(["k" * 32])
 LIMITS = gateway.NodeLimits(answer_s=ANSWER_S, silence_s=SILENCE_S, heartbeat_s=1.0, retry_s=0.5)
 
@@ -346,7 +349,8 @@ class Client:
         try:
             status = await stream.take(silence_s)
             assert isinstance(status, int), status
-            yield status, stream.lines(silence_s)
+            async with aclosing(stream.lines(silence_s)) as lines:
+                yield status, lines
         finally:
             stream.closed.set()
 
@@ -418,7 +422,7 @@ class Stream:
             raise Broken("reset")
         return item
 
-    async def lines(self, silence_s: float) -> AsyncIterator[bytes]:
+    async def lines(self, silence_s: float) -> AsyncGenerator[bytes]:
         received = b""
         while True:
             line, end, rest = received.partition(b"\n")
@@ -510,6 +514,68 @@ class NodesRun(_Run):
     def _heal(self) -> None:
         self.network.heal()
         super()._heal()
+
+
+class PiecesRun(NodesRun):
+    """A run with readers who come in the middle of an answer at any node, and go again."""
+
+    async def _strike_nodes(self) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(super()._strike_nodes)
+            for _ in range(LISTENERS):
+                group.start_soon(self._listen)
+
+    async def _listen(self) -> None:
+        simulation = self.simulation
+        while not self.is_healed:
+            name = simulation.pick("listens to", self.conversation_ids)
+            stay_s = simulation.pick("listens for", (0.3, 1.0, 0.1, 3.0))
+            hear = partial(self._hear, name, stay_s)
+            with suppress(Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
+                await self._request(simulation.pick("listens at", self.names), hear, stay_s + 1)
+            await simulation.sleep(simulation.pick("is away for", (0.1, 0.5)))
+
+    async def _hear(
+        self, name: str, stay_s: float, _: _Server, conversations: Conversations
+    ) -> None:
+        """Read along for a while: the first piece has all that was said of an answer so far."""
+        oracles = self.oracles
+        shown = ShownAnswer(is_calm=False)
+        with anyio.move_on_after(stay_s):
+            async for item in conversations[name].follow(after=oracles.head(name)):
+                if isinstance(item, LoggedEvent):
+                    if (found := shown.see(item.event)) is not None:
+                        oracles.broken("C3", found)
+                    continue
+                self.simulation.mark("piece heard")
+                if (found := shown.add(item)) is not None:
+                    oracles.broken("C2", found)
+                if shown.text not in oracles.streamed.get(item.turn_id, set()):
+                    oracles.broken("C2", f"{shown.text!r} of turn {item.turn_id}")
+
+
+class PiecesWorld(ConversationWorld):
+    """A small world of long answers, and of many who read along over a network that fails."""
+
+    async def __call__(self, simulation: Simulation) -> None:
+        run = PiecesRun(simulation, OF_PIECES)
+        try:
+            await run.play()
+        finally:
+            self.journal_calls = run.disk.calls
+            self.places = run.oracles.places
+
+
+OF_PIECES = Options(
+    nodes=2,
+    clients=1,
+    messages=3,
+    agent="tool",
+    pieces_max=40,
+    subscribers=0,
+    extras=("follow",),
+    is_busy=True,
+)
 
 
 class NodesWorld(ConversationWorld):

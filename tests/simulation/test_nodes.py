@@ -8,12 +8,13 @@ from turnkeeper.actors.gateway.node import Node
 from turnkeeper.actors.gateway.node_keys import Seen
 from turnkeeper.actors.owner import nodes as owner_nodes
 from turnkeeper.actors.owner.nodes import ThisNode
-from turnkeeper.actors.simulation import run_campaign, silent_logs
+from turnkeeper.actors.owner.subscriptions import EventReader
+from turnkeeper.actors.simulation import ConversationWorld, run_campaign, silent_logs
 from turnkeeper.runtime.testing import simulate
 
 from ..drawn import drawn, first_seed, is_whole
 from .mutants import Mutant, planted
-from .nodes import MARKS, NodesWorld
+from .nodes import MARKS, NodesWorld, PiecesWorld
 
 SEEDS = 1_000 if is_whole() else 8
 MARKED_SEEDS = 10_000
@@ -43,8 +44,18 @@ FAULTS = (
             "a nonce is forgotten at once",
             Seen,
             "check",
-            "self._nonces[signed.nonce] = now + 2 * SKEW_S",
+            "self._nonces[signed.nonce] = now + _REMEMBERED_S",
             "pass",
+        ),
+    ),
+    (
+        "C2",
+        Mutant(
+            "a reader is given again what a relay that broke begins with",
+            EventReader,
+            "_left_of",
+            "piece.offset < given.end and given.is_of_same_attempt(piece)",
+            "False",
         ),
     ),
     (
@@ -81,6 +92,15 @@ FAULTS = (
 
 
 @pytest.mark.sweep
+def test_fresh_seeds_of_readers_who_come_and_go_break_no_invariant() -> None:
+    campaign = run_campaign(first_seed(), seeds=SEEDS, world=PiecesWorld)
+
+    assert not campaign.failures, "\n".join(map(str, campaign.failures))
+    assert campaign.marks["piece over the hop"]
+    assert campaign.marks["piece heard"] > SEEDS
+
+
+@pytest.mark.sweep
 def test_fresh_seeds_of_three_nodes_break_no_invariant() -> None:
     campaign = run_campaign(first_seed(), seeds=SEEDS, world=NodesWorld)
 
@@ -96,6 +116,11 @@ def test_many_seeds_of_three_nodes_reach_every_interesting_place() -> None:
     assert not MARKS - campaign.marks.keys()
 
 
+def _world_of(invariant: str) -> ConversationWorld:
+    """Return the world that is hard on this invariant."""
+    return PiecesWorld() if invariant.startswith("C") else NodesWorld()
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("invariant", "mutant"),
@@ -105,7 +130,7 @@ def test_many_seeds_of_three_nodes_reach_every_interesting_place() -> None:
 def test_a_fault_between_nodes_is_found(invariant: str, mutant: Mutant) -> None:
     with planted(mutant), silent_logs():
         for seed in range(SEEDS_MAX):
-            run = simulate(NodesWorld(), seed=seed, steps_max=STEPS_MAX, is_told=False)
+            run = simulate(_world_of(invariant), seed=seed, steps_max=STEPS_MAX, is_told=False)
             if run.broken is not None and run.broken.invariant == invariant:
                 return
     pytest.fail(f"not found in {SEEDS_MAX} seeds: {mutant.name}")
