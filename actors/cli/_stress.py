@@ -24,7 +24,7 @@ from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, pr
 from ._protocol import StartStress
 from ._replay import WorkerLost
 from ._stress_display import StressDisplay, print_stress_report
-from ._stress_nodes import stress_nodes
+from ._stress_nodes import USERS, stress_nodes
 from ._stress_report import StressReport, can_draw, make_stress_report, page_of
 from ._stress_run import STRESS_WORKER, Stress, plan_kills_at
 from .stress_worker import is_postgres, open_journal
@@ -34,6 +34,8 @@ __all__ = ["stress"]
 # How long each step of the agent takes at most, and each half of it: so turns overlap.
 _PACE_S = 0.1
 _VIEW_EVENTS_MAX = 40
+_OF_ONE = ("conversations", "senders", "overlap", "rate", "db", "report")
+"""The options that mean nothing to several machines."""
 
 
 class Backend(StrEnum):
@@ -44,6 +46,7 @@ class Backend(StrEnum):
 
 
 def stress(
+    context: typer.Context,
     *,
     conversations: Annotated[int, typer.Option(min=1, help="How many there are.")] = 1_000,
     senders: Annotated[int, typer.Option(min=1, help="In each conversation.")] = 2,
@@ -78,6 +81,23 @@ def stress(
         str | None,
         typer.Option(metavar="URL", help="With --nodes: the database, for a schema of its own."),
     ] = None,
+    restart: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="With --nodes: restarts the database, as `pg_ctl restart -m immediate -D …` does; "
+            "it is run once.",
+        ),
+    ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="PYTHON",
+            help="With --nodes: of an environment with another version, which is the last machine.",
+        ),
+    ] = None,
     backend: Annotated[
         Backend, typer.Option(help="What the worker's event loop is.")
     ] = Backend.ASYNCIO,
@@ -95,13 +115,22 @@ def stress(
     is compared with the acknowledgements.
 
     With --nodes, users speak to several machines over the wire, as in `turnkeeper torture`, while
-    each of nine kinds of failure happens: --kills times a kill, and each other kind once.
+    each of eleven kinds of failure happens: --kills times a kill, and each other kind once.
 
     Exit status: 0, all is as promised; 1, it is not, or the worker failed; 2, the call cannot be
     used; 130, stopped by Ctrl-C.
     """
     if (nodes > 1) is not (postgres is not None):
         fail(UNUSABLE, "--nodes 2 or more and --postgres go together")
+    given = [name for name in _OF_ONE if _is_given(context, name)]
+    if postgres is None and (restart is not None or beside is not None):
+        fail(UNUSABLE, "--restart and --beside are for several --nodes")
+    if postgres is not None and given:
+        fail(
+            UNUSABLE,
+            f"--{given[0]} is for one machine: with --nodes, {USERS} users write as fast as they "
+            "are answered, into --postgres",
+        )
     if postgres is not None:
         stress_nodes(
             nodes,
@@ -111,6 +140,8 @@ def stress(
             backend=backend.value,
             seed=seed,
             as_json=as_json,
+            restart=restart,
+            beside=beside,
         )
     _check_usable(db, backend, report)
     ports = Ports()
@@ -170,6 +201,11 @@ def stress(
     if is_kept and not is_postgres(db) and made.account.counts["events"]:
         errors.print(Text(f"look inside with: turnkeeper show {db}"), soft_wrap=True)
     raise typer.Exit(made.account.exit_status if made.account.broken or not status else status)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
 from random import Random
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 from rich.console import Console
@@ -23,6 +24,9 @@ from turnkeeper.runtime import Ports
 from ._display import print_list, printable
 from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, fail
 from ._torture import Display, report_verdict
+
+if TYPE_CHECKING:
+    from ..torture.history import How
 
 __all__ = ["stress_nodes"]
 
@@ -40,13 +44,15 @@ def stress_nodes(
     backend: str,
     seed: int | None,
     as_json: bool,
+    restart: str | None = None,
+    beside: Path | None = None,
 ) -> NoReturn:
     """Run it, check what happened, say so, and exit."""
     for package, extra in (("psycopg", "postgres"), ("fastapi", "gateway"), ("h11", "torture")):
         if importlib.util.find_spec(package) is None:
             fail(UNUSABLE, f"--nodes needs turnkeeper[{extra}]: there is no {package} here")
     from ..torture.checker import check  # noqa: PLC0415 - an extra
-    from ..torture.machines import KINDS, Machines  # noqa: PLC0415 - with it
+    from ..torture.machines import KINDS, Beside, Machines  # noqa: PLC0415 - with it
     from ..torture.server import ServerLost  # noqa: PLC0415 - with it
     from ..torture.torture import Plan, Torture  # noqa: PLC0415 - with it
 
@@ -61,6 +67,7 @@ def stress_nodes(
     key_file = folder / "node.keys"
     key_file.touch(mode=0o600)
     key_file.write_text(os.urandom(32).hex())
+    restarted: list[How] = [] if restart is None else ["database restarted"]
     try:
         machines = Machines(
             nodes,
@@ -72,7 +79,9 @@ def stress_nodes(
             key_file=key_file,
             backend=backend,
             random=Random(f"{seed} machines"),
-            kinds=[*KINDS[1:], *[KINDS[0]] * kills],
+            kinds=[*KINDS[1:], *[KINDS[0]] * kills, *restarted],
+            restart=None if restart is None else shlex.split(restart),
+            beside=None if beside is None else Beside(beside, _agent_of_others(folder)),
         )
     except ValueError as error:
         shutil.rmtree(folder)
@@ -110,6 +119,14 @@ def stress_nodes(
     else:
         errors.print(Text(kept), soft_wrap=True)
     report_verdict(verdict, as_json=as_json, history=None, status=BROKEN if made.unread else 0)
+
+
+def _agent_of_others(folder: Path) -> str:
+    """Write the agent down for another version, which may have none; return where it is."""
+    text = Path(__file__).with_name("stress_agent.py").read_text(encoding="utf-8")
+    path = folder / "agent.py"
+    path.write_text(text.replace("from ..", f"from {__package__.rpartition('.')[0]}."))
+    return f"{path}:echo"
 
 
 def _drop(postgres: str, schema: str) -> None:

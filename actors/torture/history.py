@@ -164,6 +164,7 @@ How: TypeAlias = Literal[
     "killed", "stopped", "frozen", "started",
     "stood still", "cut off", "answers lost", "apart",
     "deaf", "database away", "read-only", "rolled",
+    "silent one way", "silent both ways", "database restarted",
 ]  # fmt: skip
 """What is done to the server; from the fifth on to one of several, or to their database."""
 

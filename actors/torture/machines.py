@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
+import anyio
 from anyio.abc import TaskGroup
 
 from turnkeeper.runtime import Ports
 
 from .exchanges import Sites
 from .history import How
-from .relays import DatabaseRelay, Relay
-from .server import OwnServer, Server
+from .relays import DatabaseRelay, Relay, Way
+from .server import OwnServer, Server, ServerLost
 
-__all__ = ["KINDS", "Machines"]
+__all__ = ["KINDS", "Beside", "Machines"]
 
 GRACE_S = 5.0
 KINDS: Sequence[How] = (
@@ -34,9 +37,21 @@ KINDS: Sequence[How] = (
     "database away",
     "read-only",
     "rolled",
+    "silent one way",
+    "silent both ways",
 )
 """Kill a process; hold one past its lease; let no other reach one; lose what one answers; let none
-reach another; lose each NOTIFY; cut off the database; have it write nothing; restart one by one."""
+reach another; lose each NOTIFY; cut off the database; have it write nothing; restart one by one;
+hold what goes to one or what it answers, past the lease; hold both."""
+RESTART_S = 60.0
+"""Within how many seconds the command that restarts the database has to end."""
+
+
+class Beside(NamedTuple):
+    """Another version of the library, and the agent as it loads it."""
+
+    python: Path
+    agent: str
 
 
 class Machines(Server):
@@ -55,8 +70,14 @@ class Machines(Server):
         backend: str,
         random: Random,
         kinds: Sequence[How] = KINDS,
+        restart: Sequence[str] | None = None,
+        beside: Beside | None = None,
     ) -> None:
-        """`agent`: for `turnkeeper serve`. Raises `ValueError` unless a URL names the database."""
+        """Start nothing yet. Raises `ValueError` unless a URL names the database.
+
+        `agent`: for `turnkeeper serve`. `restart`: the command that restarts the database, for the
+        kind "database restarted". `beside`: another version, as the last process.
+        """
         self._public = [_free_port() for _ in range(nodes)]
         self._inner = [_free_port() for _ in range(nodes)]
         self.site = Sites([f"http://127.0.0.1:{port}" for port in self._public])
@@ -68,6 +89,8 @@ class Machines(Server):
         self._lease_s = lease_s
         self._key_file = key_file
         self._backend = backend
+        self._restart = restart
+        self._beside = beside
         self._left = random.sample(list(kinds), len(kinds))
         self._each: list[OwnServer] = []
 
@@ -92,7 +115,10 @@ class Machines(Server):
             "backend": self._backend,
         }
         given = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return (sys.executable, "-P", "-m", "turnkeeper", "serve", self._agent, *given)
+        python, agent = sys.executable, self._agent
+        if self._beside is not None and n == len(self._public) - 1:
+            python, agent = str(self._beside.python), self._beside.agent
+        return (python, "-P", "-m", "turnkeeper", "serve", agent, *given)
 
     @property
     def count(self) -> int:
@@ -149,13 +175,36 @@ class Machines(Server):
                 await self._wait(random, 0.5, 3.0)
                 self._database.is_read_only = False
                 self._database.cut()
+            case "silent one way" | "silent both ways":
+                way: Way = random.choice(("there", "back"))
+                relay.hold(*(("there", "back") if kind == "silent both ways" else (way,)))
+                await self._wait(random, 1.0, 2 * self._lease_s)
+                relay.hold()
+            case "database restarted":
+                await self._restart_database()
             case "rolled":
                 for each in self._each:
                     await each.stop()
                     await each.start()
             case _:
-                raise AssertionError(f"{kind} is none of {KINDS}")
+                raise AssertionError(f"{kind} is nothing that is done to machines")
         note("started")
+
+    async def _restart_database(self) -> None:
+        assert self._restart is not None, "a database that nothing restarts"
+        # A file, since the database may keep the standard output of the command that starts it.
+        with tempfile.TemporaryFile() as told:
+            try:
+                with anyio.fail_after(RESTART_S):
+                    done = await anyio.run_process(
+                        self._restart, stdout=told, stderr=told, check=False
+                    )
+            except (OSError, TimeoutError) as error:
+                raise ServerLost(f"the database was not restarted: {error!r}") from error
+            told.seek(0)
+            said = told.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+        if done.returncode:
+            raise ServerLost(f"the database was not restarted, status {done.returncode}: {said}")
 
     async def _close(self, relays: Sequence[Relay], random: Random) -> None:
         """Take no connections there for a while, and cut those of now."""

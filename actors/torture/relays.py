@@ -1,8 +1,10 @@
 """TCP relays on loopback that harm what goes through them: between nodes, and before PostgreSQL.
 
 A `Relay` passes bytes on, refuses connections, or cuts each one in which an answer comes: then the
-request has arrived, and its sender does not know. A `DatabaseRelay` reads as much of PostgreSQL's
-protocol as it takes to lose each NOTIFY, and to make a server look read-only, as a standby is.
+request has arrived, and its sender does not know. It may also hold the bytes of either way, and
+pass them on later, as TCP does over a network that loses all packets for a while. A `DatabaseRelay`
+reads as much of PostgreSQL's protocol as it takes to lose each NOTIFY, and to make a server look
+read-only, as a standby is.
 
 Both belong to one event loop. `cut` ends the connections of now; what is set holds for later ones.
 """
@@ -13,13 +15,17 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Literal, TypeAlias
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream, SocketAttribute, TaskStatus
 
-__all__ = ["DatabaseRelay", "Relay"]
+__all__ = ["DatabaseRelay", "Relay", "Way"]
+
+Way: TypeAlias = Literal["there", "back"]
+"""From the client to the server, or from the server to the client."""
 
 _GONE = (
     anyio.EndOfStream,
@@ -82,6 +88,8 @@ class Relay:
         """Take no connection."""
         self.loses_answers = False
         """Cut a connection in place of the answer in it."""
+        self._held: frozenset[Way] = frozenset()
+        self._let_go = anyio.Event()
         self._target = target
         self._open: set[anyio.CancelScope] = set()
 
@@ -97,6 +105,12 @@ class Relay:
         for scope in list(self._open):
             scope.cancel()
 
+    def hold(self, *ways: Way) -> None:
+        """Hold the bytes of these ways; without any, pass on all that was held."""
+        self._held = frozenset(ways)
+        self._let_go.set()
+        self._let_go = anyio.Event()
+
     async def _connect(self) -> ByteStream:
         if isinstance(self._target, str):
             return _LocalStream(self._target)
@@ -111,8 +125,9 @@ class Relay:
             if server is not None:
                 async with anyio.create_task_group() as group:
                     self._open.add(group.cancel_scope)
-                    group.start_soon(self._go, client, server, self._there(), group.cancel_scope)
-                    group.start_soon(self._go, server, client, self._back(), group.cancel_scope)
+                    ends = group.cancel_scope
+                    group.start_soon(self._go, "there", client, server, self._there(), ends)
+                    group.start_soon(self._go, "back", server, client, self._back(), ends)
                 self._open.discard(group.cancel_scope)
         finally:
             for end in (client, server):
@@ -122,6 +137,7 @@ class Relay:
 
     async def _go(
         self,
+        way: Way,
         source: ByteStream,
         target: ByteStream,
         bend: Callable[[bytes], bytes | None],
@@ -130,6 +146,8 @@ class Relay:
         """Pass on in one direction; end both if it ends."""
         with suppress(*_GONE):
             while (data := bend(await source.receive())) is not None:
+                while way in self._held:
+                    await self._let_go.wait()
                 if data:
                     await target.send(data)
         scope.cancel()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import anyio
@@ -25,19 +27,21 @@ BOUND_S = 60.0
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_three_machines_lose_nothing_whatever_fails_around_them(backend: str) -> None:
-    arguments = ("--nodes", "3", "--postgres", postgres.conninfo(), "--json", "--seed", "5")
-    limits = ("--duration", "45", "--kills", "2", "--backend", backend)
-    result = CliRunner().invoke(app, ["stress", *arguments, *limits])
+    with postgres.own_server() as (conninfo, restart):
+        arguments = ("--nodes", "3", "--postgres", conninfo, "--json", "--seed", "5")
+        failures = ("--kills", "2", "--restart", shlex.join(restart))
+        limits = ("--duration", "60", "--backend", backend)
+        result = CliRunner().invoke(app, ["stress", *arguments, *failures, *limits])
 
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
-    assert report["findings"] == []
-    assert report["totals"]["disturbances"] == 8
-    assert report["totals"]["kills"] == 2
-    assert report["totals"]["known"] > 20
-    with psycopg.connect(postgres.conninfo()) as connection:
-        left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname ~ '^stress_'")
-        assert left.fetchall() == []
+        assert result.exit_code == 0, result.output
+        report = json.loads(result.stdout)
+        assert report["findings"] == []
+        assert report["totals"]["disturbances"] == 11
+        assert report["totals"]["kills"] == 2
+        assert report["totals"]["known"] > 20
+        with psycopg.connect(conninfo) as connection:
+            left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname ~ '^stress_'")
+            assert left.fetchall() == []
 
 
 def test_what_is_found_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,6 +79,27 @@ def test_machines_need_a_database_by_its_url(arguments: tuple[str, ...]) -> None
     assert "--postgres" in result.stderr or "URL" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("--db=chats.db", "--report=page.html", "--conversations=5", "--rate=1", "--overlap=0.1"),
+        "--senders=3",
+    ],
+)
+def test_what_is_for_one_machine_is_refused_for_several(given: str) -> None:
+    several = ("--nodes", "3", "--postgres", "postgresql://nowhere/db")
+    result = CliRunner().invoke(app, ["stress", *several, given])
+    assert result.exit_code == 2
+    assert f"{given.partition('=')[0]} is for one machine" in result.stderr
+
+
+@pytest.mark.parametrize("given", ["--restart=true", f"--beside={sys.executable}"])
+def test_what_is_for_several_machines_is_refused_for_one(given: str) -> None:
+    result = CliRunner().invoke(app, ["stress", given])
+    assert result.exit_code == 2
+    assert "for several --nodes" in result.stderr
+
+
 @pytest.mark.anyio
 async def test_a_relay_refuses_cuts_and_loses_answers() -> None:
     received: list[bytes] = []
@@ -92,6 +117,11 @@ async def test_a_relay_refuses_cuts_and_loses_answers() -> None:
                 return await stream.receive()
             except (anyio.EndOfStream, anyio.BrokenResourceError):
                 return b""
+
+    async def is_silent(stream: SocketStream) -> bool:
+        with anyio.move_on_after(0.05) as scope:
+            await stream.receive()
+        return scope.cancelled_caught
 
     with anyio.fail_after(BOUND_S):
         async with (
@@ -112,6 +142,15 @@ async def test_a_relay_refuses_cuts_and_loses_answers() -> None:
             assert await ask(relay) == b""
             assert len(received) == 2
             relay.loses_answers = False
+            async with await anyio.connect_tcp("127.0.0.1", relay.port) as stream:
+                relay.hold("there")
+                await stream.send(b"hello")
+                assert await is_silent(stream)
+                assert len(received) == 2
+                relay.hold("back")
+                assert await is_silent(stream)
+                relay.hold()
+                assert await stream.receive() == b"hello"
             async with await anyio.connect_tcp("127.0.0.1", relay.port) as stream:
                 await stream.send(b"hello")
                 assert await stream.receive() == b"hello"
