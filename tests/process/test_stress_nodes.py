@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
+import sysconfig
+import zipfile
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -22,6 +26,8 @@ from turnkeeper.actors.torture.relays import DatabaseRelay, Relay
 from turnkeeper.actors.torture.torture import Torture
 
 BOUND_S = 60.0
+OLDEST = "fe97367"
+"""The first commit whose schema is of this version: one before it refuses a newer schema."""
 
 
 @pytest.mark.slow
@@ -42,6 +48,46 @@ def test_three_machines_lose_nothing_whatever_fails_around_them(backend: str) ->
         with psycopg.connect(conninfo) as connection:
             left = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname ~ '^stress_'")
             assert left.fetchall() == []
+
+
+def _environment_of(commit: str, folder: Path) -> Path:
+    """Build a wheel of an earlier commit, in an environment of its own; return its Python."""
+    source = folder / "source"
+    source.mkdir()
+    archived = subprocess.run(
+        ["git", "archive", commit], cwd=Path(__file__).parents[2], capture_output=True, check=False
+    )
+    if archived.returncode:
+        pytest.skip(f"commit {commit} is not here")
+    archive = folder / "source.tar"
+    archive.write_bytes(archived.stdout)
+    run = partial(subprocess.run, cwd=source, check=True, capture_output=True)
+    run(["tar", "-xf", str(archive)])
+    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    run([sys.executable, "-c", build, str(folder)])
+    run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")])
+    (packages,) = (folder / "env" / "lib").glob("python*/site-packages")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(packages)
+    # What it needs comes from here; the editable install of this version does not, as the file that
+    # makes it is looked for in the first folder alone.
+    (packages / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "env" / "bin" / "python"
+
+
+@pytest.mark.slow
+def test_an_older_version_beside_this_one_loses_nothing(tmp_path: Path) -> None:
+    beside = _environment_of(OLDEST, tmp_path)
+    arguments = ("--nodes", "3", "--postgres", postgres.conninfo(), "--json", "--seed", "7")
+    result = CliRunner().invoke(
+        app, ["stress", *arguments, "--kills", "1", "--duration", "60", "--beside", str(beside)]
+    )
+
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["findings"] == []
+    assert report["totals"]["known"] > 20
 
 
 def test_what_is_found_is_told_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -333,6 +333,8 @@ async def test_a_relay_that_breaks_begins_again_where_its_readers_are(
         again = await anext(follower)
         assert isinstance(again, TextDelta)
         assert (again.offset, again.text) == (5, "e")
+        # It begins anew with less than was shown, and goes on with more.
+        here._here.take_piece("alice", item._replace(text="a("), 6)
         # A piece of an older owner is none.
         here._here.take_piece("alice", item._replace(epoch=item.epoch - 1, text="old"), 6)
         monkeypatch.setattr(subscriptions, "PIECE_WAIT_S", BOUND_S)
