@@ -49,6 +49,7 @@ from .misreads import refuse_unreadable, unless_misread
 from .owner_lock import OwnerLock
 from .schema import (
     LISTING_VERSION,
+    SCHEMA_VERSION,
     SEARCH_VERSION,
     is_damage,
     open_for_reading,
@@ -189,7 +190,7 @@ class SQLiteReader:
 
     def _beside_a_writer(self, apply: Callable[[SQLiteReader], T]) -> T:
         for _ in range(_READS_MAX):
-            if self._look() != self._state:
+            if self._look() != self._state or self._is_migrated():
                 self.connection.close()
                 self._open()
             state = self._state
@@ -213,8 +214,13 @@ class SQLiteReader:
         self.connection = open_for_reading(
             self._path, busy_wait_s=self._busy_wait_s, is_immutable=self._is_immutable(state)
         )
+        self._opened_version = self._version
         self._on_open(self.connection)
         self._state = state
+
+    def _is_migrated(self) -> bool:
+        """Return True if the connection was made for an older schema than the file has by now."""
+        return self._opened_version < SCHEMA_VERSION and self._version != self._opened_version
 
     def _look(self) -> tuple[int, ...]:
         """Return a state that changes when a writer opens or closes the file, or wrote it since.

@@ -23,6 +23,7 @@ from turnkeeper.actors.errors import ConversationNotFound
 from turnkeeper.actors.journal import Listing, ListOrder, ListQuery, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.sqlite.journal import SQLiteJournal
+from turnkeeper.actors.journals.sqlite.reader import SQLiteReader
 from turnkeeper.actors.journals.sqlite.repair import repair
 from turnkeeper.actors.journals.sqlite.schema import SCHEMA_VERSION
 from turnkeeper.actors.journals.sqlite.verify import verify
@@ -111,3 +112,26 @@ async def test_an_earlier_file_is_repaired(path: Path) -> None:
     async with SQLiteJournal(path) as journal:
         assert len(await read_all(journal, "alice")) == 119
         assert len(await read_all(journal, "fork")) == HEADS["fork"]
+
+
+async def test_a_reader_of_an_earlier_file_follows_its_migration(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer of then is followed by one of now, and nothing but the version tells of it."""
+    monkeypatch.setattr(SQLiteReader, "_look", lambda _reader: (1,))
+    async with SQLiteJournal(path, read_only=True) as reader:
+        assert len((await reader.page(ListQuery(9))).rows) == len(HEADS)
+        async with SQLiteJournal(path) as journal:
+            claim = await journal.claim("bob")
+            listings = [Listing(claim.head + n, "a", "idle", 1, n) for n in (1, 2)]
+            for listing in listings:
+                await journal.append(
+                    "bob",
+                    [make_record(f"new {listing.seq}")],
+                    epoch=claim.epoch,
+                    expected_seq=listing.seq,
+                    is_unfinished=False,
+                    listing=listing,
+                )
+            (row,) = (await reader.page(ListQuery(9, owner="a", order="activity"))).rows
+            assert (row.listing, row.is_stale) == (listings[-1], False)
