@@ -18,6 +18,7 @@ from ..errors import (
     ConversationDeleted,
     ConversationsClosed,
     MessageNotFound,
+    OwnedElsewhere,
     TurnNotCompleted,
 )
 from ..events import (
@@ -107,6 +108,8 @@ class TurnAccess:
                     raise ConversationsClosed(self.conversation_id) from None
                 # The last one is stopping. No await since that was found, so this only waits.
                 await self._region.stop_actor(self.conversation_id)
+            except OwnedElsewhere:
+                raise  # another claim would be refused too
             except (Unavailable, OutcomeUnknown, OwnershipLost):
                 pass  # it waited beside what the last owner failed at; the next one is asked
             else:

@@ -30,6 +30,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import Enum
+from math import inf
 from typing import Protocol, cast
 
 import anyio
@@ -405,6 +406,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._state = _BEHIND
         # True at first: a reader does not know whether there is an owner.
         self._has_owner_ended = True
+        self._ask_owner_at = -inf
         self._bell = Bell()
         """Rung whenever there may be an item, or the end, for a reader that waits."""
 
@@ -467,6 +469,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def owner_ended(self, *, is_wanted: bool) -> None:
         """Note that an owner of the conversation has ended in this process."""
         self._has_owner_ended = self._has_owner_ended or is_wanted
+        self._ask_owner_at = -inf
         self._bell.ring()
 
     def deleted(self) -> None:
@@ -611,13 +614,18 @@ class EventReader(AsyncIterator[LoggedEvent]):
     async def _find_owner(self, on_owner_ended: Callable[[], Awaitable[object]]) -> None:
         # The owner may have written events that it did not publish, and so may one elsewhere.
         self._note(Signal.LOOK)
-        try:
-            await on_owner_ended()
-        except OwnedElsewhere:
-            with anyio.move_on_after(OWNER_ASKED_EVERY_S):
-                await self._follow()
-        else:
-            self._has_owner_ended = False
+        is_owned = self._subscriptions.is_owned(self._conversation_id)
+        if is_owned or anyio.current_time() >= self._ask_owner_at:
+            try:
+                await on_owner_ended()
+            except OwnedElsewhere:
+                self._ask_owner_at = anyio.current_time() + OWNER_ASKED_EVERY_S
+            else:
+                self._has_owner_ended = False
+                return
+        # Not asked for at each of its events: asking is a claim, which the database refuses.
+        with anyio.CancelScope(deadline=self._ask_owner_at):
+            await self._follow()
 
     def _wait(self) -> Awaitable[None]:
         # No await since nothing was found, so no offer is missed.

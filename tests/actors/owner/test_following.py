@@ -22,7 +22,7 @@ from turnkeeper.actors import (
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.errors import ConversationDeleted, OwnedElsewhere
 from turnkeeper.actors.events import UserMessageEvent
-from turnkeeper.actors.journal import Record, StoredRecord
+from turnkeeper.actors.journal import Claim, Record, StoredRecord
 from turnkeeper.actors.owner.subscriptions import EventReader
 from turnkeeper.runtime import OwnershipLost
 
@@ -38,6 +38,13 @@ class CountingJournal(MemoryJournal):
         super().__init__(store)
         self.reads = 0
         self.waits = 0
+        self.claims = 0
+
+    async def claim(
+        self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+    ) -> Claim:
+        self.claims += 1
+        return await super().claim(conversation_id, takeover=takeover, any_name=any_name)
 
     async def read(
         self, conversation_id: str, *, after: int = 0, limit: int = 512
@@ -167,6 +174,35 @@ async def test_a_turn_that_another_process_ends_has_ended_here_too() -> None:
                     await wait_all_tasks_blocked()
 
         assert ended == ["interrupted"]
+
+
+async def test_a_turn_that_runs_elsewhere_is_not_claimed_at_each_of_its_events() -> None:
+    """A claim that is refused costs the database a statement, and this process an actor."""
+    store = MemoryStore()
+    held = HeldAgent()
+    held.hold("A")
+    journal = CountingJournal(store)
+    ended: list[str] = []
+    async with (
+        verified(held, journal=MemoryJournal(store)) as first,
+        verified(HeldAgent(), journal=journal) as second,
+    ):
+        await first["c"].send("A", message_id="a")
+        await held.reached["A"].wait()
+        turn = await second["c"].turn("a")
+
+        async def wait() -> None:
+            ended.append((await turn.end()).outcome)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            for number in range(5):
+                await first["c"].send(f"B{number}")
+                await wait_all_tasks_blocked()
+            assert journal.claims == 1
+            held.release("A")
+
+    assert ended == ["completed"]
 
 
 async def test_a_reader_that_waits_for_an_owner_here_follows_the_next_one_elsewhere() -> None:
