@@ -5,6 +5,7 @@
    `thread_caller` brings a call from a thread
    into the loop. `ClockHold` keeps a trio test's clock from jumping while a thread works.
    `clear_stray_cancellation` tells a library's native cancellation from a real one.
+   `Lateness` counts how late the loop runs what is due.
    `Logger` logs records with fields, without loading structlog before the first.
 3. It does not promise to be pleasant: applications need actors, effects and `ports.blocking`.
 4. All of it belongs to the loop that runs it, except the function that `thread_caller` returns.
@@ -12,6 +13,16 @@
 """
 
 from ._backend import Bell, ClockHold, OneShot, clear_stray_cancellation, thread_caller
+from ._lateness import LATE_BOUNDS_S, Lateness
 from ._logger import Logger
 
-__all__ = ["Bell", "ClockHold", "Logger", "OneShot", "clear_stray_cancellation", "thread_caller"]
+__all__ = [
+    "LATE_BOUNDS_S",
+    "Bell",
+    "ClockHold",
+    "Lateness",
+    "Logger",
+    "OneShot",
+    "clear_stray_cancellation",
+    "thread_caller",
+]

@@ -188,6 +188,10 @@ class Vitals(Line):
     """In the fullest one."""
     memory_max: int
     """Bytes of memory that this process has needed so far."""
+    late: tuple[int, ...]
+    """How often the loop was looked at since the last report, by how late it was."""
+    late_s_max: float
+    """How late it was at most."""
 
 
 class Failed(Line):

@@ -130,6 +130,8 @@ def print_stress_report(console: Console, report: StressReport) -> None:
     if report.recovery_s:
         seconds = ", ".join(f"{seconds:.2f}" for seconds in report.recovery_s)
         console.print(Text(f"seconds from a kill until ready: {seconds}"), soft_wrap=True)
+    late = ", ".join(f"{name} {ms:,.1f}" for name, ms in report.late_ms.items())
+    console.print(Text(f"event loop late, in ms: {late}"), soft_wrap=True)
     if report.unserved:
         errors = ", ".join(f"{name} {count:,}" for name, count in report.unserved.items())
         console.print(Text(f"sent again after: {errors}"), soft_wrap=True)

@@ -13,6 +13,8 @@ from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from turnkeeper.runtime.lowlevel import LATE_BOUNDS_S, Lateness
+
 from ..journal import Journal
 from ..recordings.audit import Receipts, audit_journal
 from ._report import Report
@@ -42,6 +44,7 @@ class StressReport:
     outages: Sequence[Outage]
     unserved: Mapping[str, int]
     memory_max: int
+    lateness: Lateness
 
     @property
     def is_ok(self) -> bool:
@@ -51,6 +54,17 @@ class StressReport:
     @property
     def latency_ms(self) -> Mapping[str, float]:
         return quantiles_ms(self.latencies)
+
+    @property
+    def late_ms(self) -> Mapping[str, float]:
+        """How late the workers' event loops ran what was due."""
+        return {name: 1e3 * self.lateness.quantile_s(part) for name, part in QUANTILES.items()}
+
+    @property
+    def late_histogram(self) -> Mapping[str, int]:
+        """How many looks at these loops found them no later than each bound, and above the last."""
+        names = [f"≤ {1e3 * bound:g} ms" for bound in LATE_BOUNDS_S]
+        return dict(zip([*names, "later"], self.lateness.counts, strict=True))
 
     @property
     def recovery_s(self) -> Sequence[float]:
@@ -67,6 +81,8 @@ class StressReport:
             "recovery_s": [round(seconds, 3) for seconds in self.recovery_s],
             "unserved": dict(self.unserved),
             "worker_memory_max": self.memory_max,
+            "loop_late_ms": {name: round(ms, 3) for name, ms in self.late_ms.items()},
+            "loop_late_histogram": self.late_histogram,
             "options": dict(self.options),
         }
 
@@ -113,6 +129,7 @@ async def make_stress_report(
         outages=stress.outages,
         unserved=crowd.unserved,
         memory_max=stress.memory_max,
+        lateness=stress.lateness,
     )
 
 
@@ -148,6 +165,7 @@ def page_of(report: StressReport) -> str:
         "seconds": f"{account.seconds:.1f}",
         "events a second": f"{account.events_per_second:,.1f}",
         **{f"latency {name}": f"{ms:,.1f} ms" for name, ms in report.latency_ms.items()},
+        **{f"event loop late, {name}": f"{ms:,.1f} ms" for name, ms in report.late_ms.items()},
         "recovery": ", ".join(f"{seconds:.2f} s" for seconds in report.recovery_s),
         "memory of the worker at most": f"{report.memory_max / 1e6:,.0f} MB",
     }

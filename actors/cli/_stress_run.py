@@ -22,6 +22,7 @@ from random import Random
 import anyio
 
 from turnkeeper.runtime import Ports
+from turnkeeper.runtime.lowlevel import Lateness
 
 from ..recordings.audit import Receipts
 from ._crowd import Crowd
@@ -90,6 +91,8 @@ class Stress:
     """True once all turns have ended, and the worker reports its views."""
     memory_max: int = 0
     """The memory of the largest worker, in bytes."""
+    lateness: Lateness = field(default_factory=Lateness)
+    """How late the event loops of all workers were."""
     _vitals: Vitals | None = None
     _began: float | None = None
     _is_ready: bool = False
@@ -156,6 +159,7 @@ class Stress:
             case Vitals():
                 self._vitals = report
                 self.memory_max = max(self.memory_max, report.memory_max)
+                self.lateness.add(report.late, report.late_s_max)
                 return ()
             case Views():
                 for _ in report.event_ids:

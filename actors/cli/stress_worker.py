@@ -24,6 +24,7 @@ from turnkeeper.runtime import (
     Ports,
     Unavailable,
 )
+from turnkeeper.runtime.lowlevel import Lateness
 
 from ..agents.turn_context import TurnContext
 from ..conversations.conversations import Conversations
@@ -106,10 +107,12 @@ class _Desk:
         self._report = report
         # Counted here: looking into ten thousand mailboxes would hold them all up each time.
         self._waiting: Counter[str] = Counter()
+        self._lateness = Lateness()
 
     async def work(self, orders_: AsyncIterator[Order]) -> None:
         async with anyio.create_task_group() as group:
             self._report(Ready())
+            group.start_soon(self._lateness.watch)
             group.start_soon(self._keep_exits)
             async for order in orders_:
                 match order:
@@ -128,8 +131,11 @@ class _Desk:
                     waiting=self._waiting.total(),
                     waiting_max=max(self._waiting.values(), default=0),
                     memory_max=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEMORY_UNIT,
+                    late=tuple(self._lateness.counts),
+                    late_s_max=self._lateness.longest_s,
                 )
             )
+            self._lateness.reset()
             await anyio.sleep(_VITALS_EVERY_S)
 
     @contextmanager

@@ -16,6 +16,7 @@ from turnkeeper.actors.cli._stress_display import StressDisplay, print_stress_re
 from turnkeeper.actors.cli._stress_report import StressReport, quantiles_ms
 from turnkeeper.actors.cli._stress_run import Outage, Sample, Stress, plan_kills_at
 from turnkeeper.runtime import Ports
+from turnkeeper.runtime.lowlevel import Lateness
 
 
 def play(display: StressDisplay) -> None:
@@ -109,6 +110,10 @@ def test_kills_are_spread_over_the_time() -> None:
 
 def test_the_errors_after_which_messages_were_sent_again_are_told_with_their_numbers() -> None:
     out = StringIO()
+    lateness = Lateness()
+    for _ in range(98):
+        lateness.record(0.002)
+    lateness.add([0] * 6 + [1, 1] + [0] * 6, 0.2)
     report = StressReport(
         account=empty_report([]),
         options={},
@@ -117,11 +122,14 @@ def test_the_errors_after_which_messages_were_sent_again_are_told_with_their_num
         outages=[Outage(1.0, 2.5)],
         unserved={"OwnedElsewhere": 1_234, "JournalUnavailable": 1},
         memory_max=70_000_000,
+        lateness=lateness,
     )
 
     print_stress_report(Console(file=out, width=80), report)
 
     told = out.getvalue()
     assert "sent again after: OwnedElsewhere 1,234, JournalUnavailable 1\n" in told
+    assert "event loop late, in ms: p50 2.5, p90 2.5, p99 100.0, max 200.0\n" in told
+    assert report.late_histogram["≤ 2.5 ms"] == 98
     assert "seconds from a kill until ready: 1.50\n" in told
     assert "memory of the worker: 70 MB at most\n" in told
