@@ -42,6 +42,10 @@ class EffectOwner(Protocol):
     def fail(self, error: BaseException, found: str) -> None: ...
 
 
+async def _nothing() -> None:
+    raise AssertionError("an effect that has ended was run again")
+
+
 class Effect:
     """Work that an actor has started; returned by `start_effect`."""
 
@@ -119,6 +123,8 @@ class Effect:
         if self.is_done:
             return
         self.is_done = True
+        # Most often it holds the actor, which holds this effect: a circle would outlive both.
+        self._run = _nothing
         if self._alarm is not None:
             self._alarm.cancel()
         if self._ended is not None:

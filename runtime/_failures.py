@@ -33,7 +33,12 @@ def as_failure(
     if host is not None and host.is_killed:
         if rest is not None:
             report(Failure(actor, rest, "its cancellation goes on"))
-        raise next(leaf for leaf in found if isinstance(leaf, cancelled))
+        goes_on = next(leaf for leaf in found if isinstance(leaf, cancelled))
+        try:
+            raise goes_on
+        finally:
+            # Its traceback holds this frame: a frame that holds it as well would be a circle.
+            del error, found, rest, goes_on
     # The runtime did not cancel it: a library did so natively, or a scope that the actor itself
     # holds open was cancelled. Either way it is this actor's failure alone.
     uncancel()

@@ -29,7 +29,8 @@ class Hooks(Protocol):
     def on_restart(self, error: BaseException) -> Coroutine[Any, Any, None]: ...
 
 
-Factory: TypeAlias = Callable[[], Hooks]
+Factory: TypeAlias = Callable[..., Hooks]
+"""Makes an actor; in a region it takes the key. One for all keys, and not one bound to each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,9 @@ def go_on_inside(
     except StopIteration as stop:
         result: T = stop.value
         return result
+    finally:
+        # On trio a cancellation is sent; its traceback holds this frame: no circle of both.
+        sent = None
 
 
 async def run_inside(context: Context, coroutine: Coroutine[Any, Any, T]) -> T:

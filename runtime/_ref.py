@@ -178,9 +178,13 @@ class Ref(Generic[M_contra]):
         finally:
             if asker is not None:
                 forget_wait(asker, ask)
-        if ask.error is not None:
+        if (error := ask.error) is not None:
             self._leave(ask)
-            raise ask.error
+            try:
+                raise error
+            finally:
+                # Its traceback holds this frame: a frame that holds it as well would be a circle.
+                del ask, error
         answer: R = ask.value
         return answer
 

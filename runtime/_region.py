@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import Context
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 from typing_extensions import TypeVar
@@ -135,7 +134,7 @@ class Region(Supervisor, Generic[M]):
             cell = Cell(
                 self._system,
                 f"{self.name}/{key}",
-                partial(self._factory, key),
+                self._factory,
                 self._spec,
                 self,
                 base_context=self._context,

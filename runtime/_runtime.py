@@ -39,6 +39,7 @@ from ._backend import (
 from ._cell import Spec
 from ._dead_letters import DeadLetters
 from ._event_stream import EventStream
+from ._freezing import Freezer
 from ._logger import logger
 from ._loop_watch import LoopWatch
 from ._mailbox import MailboxSettings
@@ -78,7 +79,9 @@ class Runtime:
     `stop_s`: the time that an actor that is told to stop, and those below it, may go on with their
     messages. `cleanup_s`: the time for a hook. `kill_s`: the time that cancelled code may take to
     end before it counts as stuck. `report_blocked_s`: warn, and publish a `LoopBlocked`, if code
-    in the loop does not yield for so long; it takes a thread. `handle_signals`: SIGINT and SIGTERM
+    in the loop does not yield for so long; it takes a thread. `freeze_objects`: keep the garbage
+    collector's pauses short with many actors in memory, by `gc.freeze`, which is the process's as a
+    whole; off by default, see the page on operations. `handle_signals`: SIGINT and SIGTERM
     leave the runtime, as if its block had ended there; a second one cuts `drain_s` and `stop_s`
     short. For programs that own their process; main thread only. `supervision`: what happens to
     an actor that fails, unless it was spawned with its own.
@@ -94,6 +97,7 @@ class Runtime:
         cleanup_s: float = 5.0,
         kill_s: float = 1.0,
         report_blocked_s: float | None = None,
+        freeze_objects: bool = False,
         handle_signals: bool = False,
     ) -> None:
         self._is_open = False  # first: `__del__` looks at it
@@ -113,6 +117,7 @@ class Runtime:
         self._loop_watch = (
             None if report_blocked_s is None else LoopWatch(self._system, report_blocked_s)
         )
+        self._freezer = Freezer(self._system) if freeze_objects else None
         self.stopped_by: signal.Signals | None = None
         """The signal that ended the block, if one did."""
         self._portal: Portal | None = None
@@ -293,6 +298,8 @@ class Runtime:
                 tasks.start_soon(self._run_clock)
                 if self._loop_watch is not None:
                     self._loop_watch.start()
+                if self._freezer is not None:
+                    self._freezer.start()
                 if self._handles_signals:
                     listening: OneShot[None] = OneShot()
                     tasks.start_soon(self._listen, listening)
@@ -342,6 +349,8 @@ class Runtime:
     def _end_host(self, ready: OneShot[None]) -> None:
         if self._loop_watch is not None:
             self._loop_watch.stop()
+        if self._freezer is not None:
+            self._freezer.stop()
         self._system.pool.close()
         self._host_ended.set()
         self._is_closed.set()

@@ -113,26 +113,10 @@ class AdmissionRefused(Refused):
         self.violation = violation
 
 
-class _Newest:
-    """The newest ids that were added, up to a bound."""
-
-    __slots__ = ("_length_max", "ids")
-
-    def __init__(self, ids: Iterable[str], length_max: int) -> None:
-        self.ids = dict.fromkeys(ids)
-        self._length_max = length_max
-
-    def add(self, added: str) -> None:
-        self.ids.pop(added, None)
-        self.ids[added] = None
-        if len(self.ids) > self._length_max:
-            del self.ids[next(iter(self.ids))]
-
-
 class Admission:
     """The fold of admission, beside the fold of the view that it guards. Only the owner folds."""
 
-    __slots__ = ("_calls_left", "_responses_left", "_view")
+    __slots__ = ("_calls_left", "_finished_max", "_responses_left", "_view")
 
     def __init__(
         self,
@@ -144,18 +128,19 @@ class Admission:
     ) -> None:
         """Guard this view; remember `finished_max` calls and responses that have left it."""
         self._view = view
-        self._calls_left = _Newest(calls_left, finished_max)
-        self._responses_left = _Newest(responses_left, finished_max)
+        self._finished_max = finished_max
+        self._calls_left = dict.fromkeys(calls_left)
+        self._responses_left = dict.fromkeys(responses_left)
 
     @property
     def calls_left(self) -> tuple[str, ...]:
         """The newest calls that have left the view, newest last."""
-        return tuple(self._calls_left.ids)
+        return tuple(self._calls_left)
 
     @property
     def responses_left(self) -> tuple[str, ...]:
         """The newest responses that have left the view, newest last."""
-        return tuple(self._responses_left.ids)
+        return tuple(self._responses_left)
 
     @property
     def open_calls(self) -> Mapping[str, ActionEvent]:
@@ -166,8 +151,15 @@ class Admission:
         """Advance by the events that one event of the log has taken out of the view."""
         for event in left:
             if isinstance(event, ActionEvent):
-                self._calls_left.add(event.tool_call_id)
-                self._responses_left.add(event.llm_response_id)
+                self._remember(self._calls_left, event.tool_call_id)
+                self._remember(self._responses_left, event.llm_response_id)
+
+    def _remember(self, newest: dict[str, None], left: str) -> None:
+        """Put an id behind the others; the oldest goes if there are too many."""
+        newest.pop(left, None)
+        newest[left] = None
+        if len(newest) > self._finished_max:
+            del newest[next(iter(newest))]
 
     def check(self, events: Sequence[Event]) -> Violation | None:
         """Return the violation if these events may not follow, in this order and as one command."""
@@ -175,7 +167,7 @@ class Admission:
             [event.kind for event in events]
         ):
             return None
-        trial = _Trial(self._view, self._calls_left.ids, self._responses_left.ids)
+        trial = _Trial(self._view, self._calls_left, self._responses_left)
         for event in events:
             try:
                 found = trial.judge(event)

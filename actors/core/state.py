@@ -11,6 +11,7 @@ log of any other origin is read by `ColdLoad`, which enforces the properties of 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from ..events import (
     EVENT_CLASSES,
@@ -45,6 +46,12 @@ from .view import View, ViewFold
 
 __all__ = ["ColdLoad", "Folded"]
 
+# Values that most conversations share: each object of an active one costs the garbage collector.
+_NO_IDS: Final[frozenset[str]] = frozenset()
+_NO_METRICS: Final = Metrics()
+_NO_DETAILS: Final = Details()
+_NEW_STATUS: Final = StatusFold()
+
 
 class Folded:
     """A conversation's view, status, turns, metrics and task list at one seq of its log."""
@@ -53,14 +60,14 @@ class Folded:
         self.seq = 0
         """The position of the last event that was folded; 0 before the first."""
         self.turns = TurnTable()
-        self.condensed_turns: frozenset[str] = frozenset()
+        self.condensed_turns = _NO_IDS
         """The turns that run or have events in the view, and of which a part is forgotten."""
         self.is_turn_too_long = False
         """True while the running turn has requested a condensation that has not come yet."""
         self.recently_seen = RecentlySeen()
-        self.metrics = Metrics()
+        self.metrics = _NO_METRICS
         self.task_list: tuple[Task, ...] = ()
-        self.details = Details()
+        self.details = _NO_DETAILS
         """The title, the labels, and the user whose conversation it is."""
         self.listed = ListedFold()
         """The times, the last message and the parent, as lists show them."""
@@ -72,10 +79,10 @@ class Folded:
         """The response of that turn whose calls came last; its further calls are not counted."""
         self.event_id_max = ""
         """No event of the log has an id above this one; ids are time-ordered, so new ones have."""
-        self.unknown_kinds: frozenset[str] = frozenset()
+        self.unknown_kinds = _NO_IDS
         """The kinds of events that this version did not know and passed over."""
         self.limits = limits
-        self._status = StatusFold()
+        self._status = _NEW_STATUS
         self._view = ViewFold()
         self.admission = Admission(self._view, finished_max=limits.finished_calls_max)
 

@@ -187,6 +187,15 @@ class _Taken(Stamp):
         """The reason why it was refused; then nothing was decided."""
 
 
+def _as_answer(error: Exception) -> Exception:
+    """Return the error; a refusal, which is an answer like others, without its traceback.
+
+    That one holds the frame of its decision, which holds what was decided, with the refusal in it:
+    a circle, which only the garbage collector could free.
+    """
+    return error.with_traceback(None) if isinstance(error, Refused) else error
+
+
 class ConversationActor(Actor[Command | Query]):
     """The owner of one conversation. The region in `Conversations` spawns one for each id."""
 
@@ -474,7 +483,7 @@ class ConversationActor(Actor[Command | Query]):
             decision = decide(self._working, command, taken)
         except AdmissionRefused as refusal:
             if not isinstance(command, Append) or not command.park:
-                taken.refusal = refusal
+                taken.refusal = _as_answer(refusal)
                 decided.append(taken)
                 return
             now = self._setup.ports.loop_time()
@@ -485,7 +494,7 @@ class ConversationActor(Actor[Command | Query]):
         except TurnPaused:
             self._held.append(taken)
         except Exception as error:  # noqa: BLE001 - answered to its caller alone, in `_publish`
-            taken.refusal = error
+            taken.refusal = _as_answer(error)
             decided.append(taken)
         else:
             self._working.apply(decision)

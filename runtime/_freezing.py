@@ -1,0 +1,61 @@
+"""Short collections of garbage, however many actors are held in memory.
+
+A full collection looks at every object that may hold others: with 50,000 active conversations
+these are two million, and the loop stands still meanwhile. Most of them live long. So all that has
+survived a collection is frozen here (`gc.freeze`), and later collections pass it over. They look at
+what came since, and come often enough to find little.
+
+A frozen object goes as soon as nothing holds it, as always. A circle of frozen objects is never
+collected: the runtime leaves none behind when an actor ends, but code of an application may.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Final
+
+from ._world import World
+
+__all__ = ["Freezer"]
+
+_LOOK_EVERY_S: Final = 0.05
+# A collection of the middle generation comes after 7,000 new objects by default; a full one by
+# itself after eleven of them. So the loop is used when it is quiet, and a full one never comes.
+_DUE_AFTER: Final = 2
+_OVERDUE_AFTER: Final = 5
+
+
+class Freezer:
+    """Collects and freezes at quiet moments, from `start` until the runtime's clock stops."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._seen = 0
+
+    def start(self) -> None:
+        """Collect and freeze what there is, and begin to look."""
+        self._freeze()
+        self._look_later()
+
+    def stop(self) -> None:
+        """Let collections look at everything again. Other runtimes in the process freeze anew."""
+        gc.unfreeze()
+
+    def _look_later(self) -> None:
+        self._world.clock.call_later(_LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        passed = _middle_collections() - self._seen
+        is_quiet = not self._world.pool.ready
+        if passed >= (_DUE_AFTER if is_quiet else _OVERDUE_AFTER):
+            self._freeze()
+        self._look_later()
+
+    def _freeze(self) -> None:
+        gc.collect()
+        gc.freeze()
+        self._seen = _middle_collections()
+
+
+def _middle_collections() -> int:
+    return int(gc.get_stats()[1]["collections"])
