@@ -224,6 +224,12 @@ NOTIFYING = Baseline(
     "would write it.",
     unfair_to_it="its readers hear of a commit at once, and of none that was undone.",
 )
+WAKE = Baseline(
+    "A bare wake",
+    "as many tasks, each woken as often by the same primitive, which then wait again.",
+    "a task that is woken for nothing has no item to take.",
+    "on asyncio a plain future of its own would save it one call.",
+)
 
 FIGURES: Mapping[str, Sequence[Figure]] = {
     "runtime": (
@@ -289,6 +295,18 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"piece_to_each_of_(\d+)_readers", "a piece of an answer, to one of {0}", BOUND),
         Figure(r"memory_in_a_turn", "the memory of a turn that waits", SHORT),
         Figure(r"step_vs_openhands_(\d+)", "a turn of one model call at {0} events", OPENHANDS),
+    ),
+    "pauses": (
+        Figure(r"reader_(event|piece)_(\w+)_beside_wake", "one more reader of an {0}, {1}", WAKE),
+        Figure(r"reader_(event|piece)_(\w+)", "one more reader of an {0}, {1}", BOUND),
+        Figure(r"late_plain_(\d+)", "the longest the loop was late, {0} active", BOUND),
+        Figure(r"late_frozen_(\d+)", "the same with `freeze_objects`", BOUND),
+        Figure(r"collection_plain_(\d+)", "the longest collection, {0} active", BOUND),
+        Figure(r"collection_frozen_(\d+)", "the same with `freeze_objects`", BOUND),
+        Figure(r"append_p99_\w+_(\d+)", "an append's 99th percentile, {0} active", SHORT),
+        Figure(r"grown_by_a_passivation", "objects left by an opening and a passivation", BOUND),
+        Figure(r"memory_active_(\d+)", "the memory of one of {0} active conversations", BOUND),
+        Figure(r"objects_active_(\d+)", "its objects that the collector looks at", BOUND),
     ),
     "lists": (
         Figure(r"page_among_(\d+)", "a page of 50 rows among {0} conversations", RAW_SQL),

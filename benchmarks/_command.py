@@ -18,7 +18,7 @@ from ._machine import load, look
 from ._plot import ratios
 from ._results import Run, conditions, with_sections
 
-GROUPS = ("runtime", "core", "journal", "turns", "lists", "search", "gateway", "nodes")
+GROUPS = ("runtime", "core", "journal", "turns", "pauses", "lists", "search", "gateway", "nodes")
 PAGE = FOLDER / "RESULTS.md"
 
 

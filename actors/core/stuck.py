@@ -50,7 +50,7 @@ class RecentlySeen:
 
     def __init__(self, newest: Iterable[SeenEvent] = ()) -> None:
         # A list: most are empty, and an empty deque takes ten times as much.
-        self._newest: list[SeenEvent | LLMConvertibleEvent] = list(newest)[-SEEN_MAX:]
+        self._newest: list[SeenEvent | LLMConvertibleEvent] = [*newest][-SEEN_MAX:]
 
     def fold(self, event: LLMConvertibleEvent) -> None:
         """Advance by one event that the model sees."""

@@ -1,0 +1,151 @@
+"""A process that holds many active conversations under load, and says how late its loop was.
+
+`python _pauses_process.py COUNT SECONDS MODE CHURNED`: the mode is `plain` or `frozen`, and so many
+conversations are opened and passivated at the end. It prints one JSON object. Times that end in
+`_ms` are by the clock, but for the longest collection: that is the processor's time of the loop's
+thread, which other programs do not lengthen as much.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from time import perf_counter, thread_time
+
+import anyio
+
+from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
+from turnkeeper.actors.events import UserMessageEvent
+from turnkeeper.runtime import Runtime
+from turnkeeper.runtime.lowlevel import Lateness
+
+CLIENTS = 100
+EVERY_S = 0.005
+EVENT = "x" * 100
+
+
+@agent
+async def silent(_: TurnContext) -> None:
+    """Do nothing: the events are appended by the clients."""
+
+
+class Collections:
+    """The longest collection of garbage so far."""
+
+    def __init__(self) -> None:
+        self.longest_s = self._began = 0.0
+        gc.callbacks.append(self)
+
+    def __call__(self, phase: str, _: object) -> None:
+        if phase == "start":
+            self._began = thread_time()
+        else:
+            self.longest_s = max(self.longest_s, thread_time() - self._began)
+
+
+class Load:
+    """Clients that append to the conversations, and how long each append took."""
+
+    def __init__(self, conversations: Conversations, names: list[str]) -> None:
+        self._conversations = conversations
+        self._names = names
+        self.took: list[float] = []
+
+    async def once(self) -> None:
+        """Have each conversation get one event."""
+        async with anyio.create_task_group() as group:
+            for client in range(CLIENTS):
+                group.start_soon(self._go_round, self._names[client::CLIENTS])
+
+    async def keep_on(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            while True:
+                await self.once()
+
+    async def _go_round(self, names: list[str]) -> None:
+        for name in names:
+            began = perf_counter()
+            await self._conversations[name].append(UserMessageEvent(content=EVENT))
+            self.took.append(perf_counter() - began)
+
+    def p99_ms(self) -> float:
+        took, self.took = sorted(self.took), []
+        return took[int(len(took) * 0.99)] * 1_000
+
+
+async def main(count: int, seconds: float, *, is_frozen: bool, churned: int) -> None:
+    found: dict[str, float] = {}
+    lateness, collections = Lateness(), Collections()
+    names = [f"c{number}" for number in range(count)]
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            Runtime(freeze_objects=is_frozen) as runtime,
+            Conversations(
+                silent, journal=SQLiteJournal(Path(folder) / "pauses.db"), runtime=runtime
+            ) as conversations,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(lateness.watch, EVERY_S)
+            await anyio.sleep(2.0)
+            found["idle_ms"] = lateness.longest_s * 1_000
+
+            few = Load(conversations, names[:1_000])
+            await few.once()
+            few.took.clear()
+            await few.keep_on(seconds)
+            found["p99_at_1000_ms"] = few.p99_ms()
+
+            gc.collect()
+            before = _memory()
+            collections.longest_s = 0.0
+            lateness.reset()
+            every = Load(conversations, names)
+            await every.once()
+            found["bytes_each"] = (_memory() - before) / max(1, count - 1_000)
+            found["opening_late_ms"] = lateness.longest_s * 1_000
+            every.took.clear()
+            lateness.reset()
+            await every.keep_on(seconds)
+            found["late_ms"] = lateness.longest_s * 1_000
+            found["late_p99_ms"] = lateness.quantile_s(0.99) * 1_000
+            found["p99_ms"] = every.p99_ms()
+            found["collection_ms"] = collections.longest_s * 1_000
+            found["objects_each"] = (len(gc.get_objects()) + gc.get_freeze_count()) / count
+
+            if churned:
+                found["grown_each"] = await _churn(conversations, churned)
+            group.cancel_scope.cancel()
+    print(json.dumps(found))
+
+
+async def _churn(conversations: Conversations, churned: int) -> float:
+    """Return the growth by a conversation that is opened and passivated, in objects."""
+    region = conversations._region  # noqa: SLF001 - nothing else passivates at once
+    assert region is not None
+    before = 0
+    for number in range(-1_500, churned):
+        if number == 0:
+            gc.collect()
+            before = len(gc.get_objects()) + gc.get_freeze_count()
+        name = f"churned{number}"
+        await conversations[name].append(UserMessageEvent(content=EVENT))
+        while not await region.passivate(name):
+            await anyio.lowlevel.checkpoint()
+    gc.collect()
+    return (len(gc.get_objects()) + gc.get_freeze_count() - before) / churned
+
+
+def _memory() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return float(pages * resource.getpagesize())
+
+
+if __name__ == "__main__":
+    count, seconds, mode, churned = sys.argv[1:]
+    is_frozen = mode == "frozen"
+    anyio.run(partial(main, int(count), float(seconds), is_frozen=is_frozen, churned=int(churned)))
