@@ -308,6 +308,15 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"memory_active_(\d+)", "the memory of one of {0} active conversations", BOUND),
         Figure(r"objects_active_(\d+)", "its objects that the collector looks at", BOUND),
     ),
+    "growth": (
+        Figure(
+            r"(append|send)_by_readers",
+            "{0}, by readers: each is woken, for the price in `pauses.reader_event_…`",
+            SHORT,
+        ),
+        Figure(r"(\w+?)_by_known_ids", "{0}, by message ids that the log knows", SHORT),
+        Figure(r"(\w+?)_by_(\w+)", "{0}, by {1}", SHORT),
+    ),
     "lists": (
         Figure(r"page_among_(\d+)", "a page of 50 rows among {0} conversations", RAW_SQL),
         Figure(r"postgres_page_among_(\d+)", "the same in PostgreSQL", RAW_SQL),

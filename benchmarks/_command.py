@@ -18,7 +18,9 @@ from ._machine import load, look
 from ._plot import ratios
 from ._results import Run, conditions, with_sections
 
-GROUPS = ("runtime", "core", "journal", "turns", "pauses", "lists", "search", "gateway", "nodes")
+GROUPS = (
+    "runtime", "core", "journal", "turns", "pauses", "growth", "lists", "search", "gateway", "nodes",
+)  # fmt: skip
 PAGE = FOLDER / "RESULTS.md"
 
 
@@ -26,6 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks", description="Figures, side by side.")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds; noisier")
+    parser.add_argument("--full", action="store_true", help="growth to its largest sizes")
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     parser.add_argument("--no-page", action="store_true", help="leave RESULTS.md as it is")
     options = parser.parse_args()
@@ -39,7 +42,9 @@ def main() -> int:
         say(f"{group}: group {number} of {len(groups)}")
         began = time.monotonic()
         try:
-            found = measure_group(group, quick=options.quick, is_written=not options.no_page)
+            found = measure_group(
+                group, quick=options.quick, is_full=options.full, is_written=not options.no_page
+            )
         except Exception:  # noqa: BLE001 - reported; the other groups are measured all the same
             traceback.print_exc()
             failed.append(group)
@@ -63,14 +68,17 @@ def _minutes(began: float) -> str:
     return f"{(time.monotonic() - began) / 60:.1f} min"
 
 
-def measure_group(group: str, *, quick: bool, is_written: bool) -> dict[str, Measure]:
+def measure_group(
+    group: str, *, quick: bool, is_written: bool, is_full: bool = False
+) -> dict[str, Measure]:
     """Run a group, and write its section of the page."""
     module = importlib.import_module(f".{group}", __package__)
     machine, load_before, commit = look(), load(), find_commit()
     began = time.monotonic()
     peer_versions.clear()
     found: dict[str, Measure] = {}
-    for measure in module.run(quick=quick):
+    measured = module.run_full() if is_full and hasattr(module, "run_full") else None
+    for measure in measured or module.run(quick=quick):
         found[measure.name] = measure
         print(line(f"{group}.{measure.name}", measure), file=sys.stderr, flush=True)
     if is_written:

@@ -1,0 +1,313 @@
+"""How cost grows: what each operation costs at the two ends of each quantity.
+
+One table: a row for each quantity and operation, as `OPERATION_by_QUANTITY`. The quantities are the
+conversations that are stored, the events of a log, the message ids that it knows, the
+conversations that are active, the readers of one, the events in its view, and the forks that it is
+behind. Each has a small journal and a large one, both open in one process, and the rounds take
+turns between the two.
+
+What is counted is the processor's time of the process, all threads, in µs: other programs lengthen
+it less than the time by the clock, and the disk is not in it. Filling a large journal is cut off
+after 60 seconds, and so is each cell; the size that was reached is in the row's baseline.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, process_time
+from typing import TypeAlias
+
+import anyio
+import anyio.abc
+
+from turnkeeper.actors import Conversations, Event, SQLiteJournal, TurnContext, agent
+from turnkeeper.actors.core.records import encode_record
+from turnkeeper.actors.events import (
+    AgentMessageEvent,
+    CondensationEvent,
+    SystemPromptEvent,
+    UserMessageEvent,
+)
+
+from ._harness import Measure, costlier, say
+
+CELL_S_MAX = 60.0
+AT_ONCE = 200
+TEXT = "x" * 400
+
+# The small end and the large one; `--full` goes on to the largest.
+SIZES = {
+    "stored": (100, 20_000, 100_000),
+    "events": (200, 20_000, 100_000),
+    "known_ids": (200, 20_000, 1_000_000),
+    "active": (100, 5_000, 100_000),
+    "readers": (1, 200, 10_000),
+    "view": (50, 1_000, 5_000),
+    "depth": (1, 30, 150),
+}
+
+
+@agent
+async def silent(_: TurnContext) -> None:
+    """Say nothing: a turn is what `send` itself costs."""
+
+
+def run(*, quick: bool) -> Iterator[Measure]:
+    for name, (small, usual, _) in SIZES.items():
+        large = max(small * 2, usual // 20) if quick else usual
+        yield from anyio.run(_grown, name, small, large, 5 if quick else 7)
+
+
+def run_full() -> Iterator[Measure]:
+    for name, (small, _, large) in SIZES.items():
+        yield from anyio.run(_grown, name, small, large, 7)
+
+
+@dataclass
+class Place:
+    """An open journal of one size, with a conversation "c" that is as large as that."""
+
+    conversations: Conversations
+    size: int = 0
+    """The size that was reached."""
+    made: int = 0
+    """The forks and other conversations that the operations have begun."""
+    name: str = "c"
+    """The conversation that the operations are done on."""
+    begun: float = field(default_factory=monotonic)
+    began_s: float = 0.0
+    """The processor's time from which the operation that goes on is counted."""
+
+    @property
+    def is_late(self) -> bool:
+        return monotonic() - self.begun > CELL_S_MAX
+
+    def new_name(self) -> str:
+        self.made += 1
+        return f"made{self.made}"
+
+
+Operation: TypeAlias = Callable[[Place], Awaitable[int]]
+"""Does something; returns how many times."""
+
+
+# --- what is done ---------------------------------------------------------------------------------
+
+
+async def _append(place: Place) -> int:
+    for _ in range(10):
+        await place.conversations[place.name].append(UserMessageEvent(content=TEXT))
+    return 10
+
+
+async def _send(place: Place) -> int:
+    for _ in range(5):
+        await (await place.conversations[place.name].send(TEXT)).end()
+    return 5
+
+
+async def _activate(place: Place) -> int:
+    region = place.conversations._region  # noqa: SLF001 - nothing else passivates at once
+    assert region is not None
+    while not await region.passivate(place.name):
+        await anyio.lowlevel.checkpoint()
+    await place.conversations[place.name].view()
+    return 1
+
+
+async def _list(place: Place) -> int:
+    rows = 0
+    for _ in range(4):
+        rows += len((await place.conversations.list(limit=50)).rows)
+    return max(1, rows)
+
+
+async def _fork(place: Place) -> int:
+    await place.conversations[place.name].fork(place.new_name())
+    return 1
+
+
+async def _delete(place: Place) -> int:
+    """Delete a conversation of 40 events, beside all that is there; an event removed."""
+    name = place.new_name()
+    await _store(place.conversations, name, _talk(40))
+    place.began_s = process_time()  # the rest was to make it
+    await place.conversations.delete(name)
+    return 40
+
+
+OPERATIONS: dict[str, Operation] = {
+    "append": _append,
+    "send": _send,
+    "activation": _activate,
+    "listing": _list,
+    "forking": _fork,
+    "deleting": _delete,
+}
+
+
+# --- the two ends ---------------------------------------------------------------------------------
+
+
+async def _grown(quantity: str, small: int, large: int, rounds: int) -> list[Measure]:
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            _place(Path(folder) / "small.db", quantity, small) as first,
+            _place(Path(folder) / "large.db", quantity, large) as second,
+        ):
+            say(f"growth: by {quantity}, {first.size:,} and {second.size:,}")
+            for name, operation in OPERATIONS.items():
+                pairs: list[tuple[float, float]] = []
+                first.begun = second.begun = monotonic()
+                gc.collect()
+                while len(pairs) <= rounds and not (first.is_late and pairs[1:]):
+                    base = await _spent(operation, first)
+                    pairs.append((await _spent(operation, second), base))
+                baseline = f"{second.size:,} against {first.size:,}"
+                # Each reader is woken for each event: what that may cost is a goal of `pauses`.
+                is_flat = quantity != "readers" or name not in {"append", "send"}
+                goal = "≤ 1.2" if is_flat else ""
+                found.append(
+                    costlier(f"{name}_by_{quantity}", pairs[1:], baseline=baseline, goal=goal)
+                )
+    return found
+
+
+async def _spent(operation: Operation, place: Place) -> float:
+    place.began_s = process_time()
+    times = await operation(place)
+    return (process_time() - place.began_s) / times * 1e6
+
+
+@asynccontextmanager
+async def _place(path: Path, quantity: str, size: int) -> AsyncIterator[Place]:
+    async with AsyncExitStack() as stack:
+        conversations = await stack.enter_async_context(
+            Conversations(silent, journal=SQLiteJournal(path), idle_s=None)
+        )
+        place = Place(conversations)
+        group = await stack.enter_async_context(anyio.create_task_group())
+        await _FILLED[quantity](place, size, group)
+        yield place
+        group.cancel_scope.cancel()
+
+
+async def _stored(place: Place, size: int, _: anyio.abc.TaskGroup) -> None:
+    await _many(place, size, is_active=False)
+
+
+async def _active(place: Place, size: int, _: anyio.abc.TaskGroup) -> None:
+    await _many(place, size, is_active=True)
+
+
+async def _many(place: Place, size: int, *, is_active: bool) -> None:
+    async def one(name: str) -> None:
+        if is_active:
+            await place.conversations[name].append(UserMessageEvent(content="hello"))
+        else:
+            await _store(place.conversations, name, _talk(2))
+
+    await _store(place.conversations, "c", _talk(20))
+    while place.size < size and not place.is_late:
+        async with anyio.create_task_group() as several:
+            for number in range(place.size, min(size, place.size + AT_ONCE)):
+                several.start_soon(one, f"other{number}")
+        place.size = min(size, place.size + AT_ONCE)
+
+
+async def _events(place: Place, size: int, _: anyio.abc.TaskGroup) -> None:
+    """Make a long log of which the view shows little, as that of a condensed conversation."""
+    await _condense(place, await _long(place, size, has_ids=False))
+
+
+async def _known_ids(place: Place, size: int, _: anyio.abc.TaskGroup) -> None:
+    await _condense(place, await _long(place, size, has_ids=True))
+
+
+async def _view(place: Place, size: int, _: anyio.abc.TaskGroup) -> None:
+    await _long(place, size, has_ids=False)
+
+
+async def _long(place: Place, size: int, *, has_ids: bool) -> list[str]:
+    """Write a log of chat messages; return the ids of its events."""
+    ids: list[str] = []
+    while place.size < size and not place.is_late:
+        some = min(500, size - place.size)
+        talk: list[Event] = [
+            UserMessageEvent(content=TEXT, message_id=f"m{place.size + n}" if has_ids else None)
+            for n in range(some)
+        ]
+        await _store(place.conversations, "c", talk, after=place.size)
+        place.size += some
+        ids += [event.id for event in talk]
+    return ids
+
+
+async def _condense(place: Place, ids: list[str]) -> None:
+    condensation = CondensationEvent(forgotten_event_ids=tuple(ids[:-20]))
+    await _store(place.conversations, "c", [condensation], after=place.size)
+    # The owner writes a snapshot, from which it is opened again.
+    await place.conversations["c"].append(UserMessageEvent(content=TEXT))
+
+
+async def _readers(place: Place, size: int, group: anyio.abc.TaskGroup) -> None:
+    await _store(place.conversations, "c", _talk(20))
+    await place.conversations["c"].view()
+
+    async def read() -> None:
+        async for _ in place.conversations["c"].events(after=20):
+            pass
+
+    for _ in range(size):
+        group.start_soon(read)
+    await anyio.wait_all_tasks_blocked()
+    place.size = size
+
+
+async def _depth(place: Place, size: int, _: anyio.abc.TaskGroup) -> None:
+    await _store(place.conversations, "c", _talk(20))
+    while place.size < size and not place.is_late:
+        name = f"fork{place.size}"
+        fork = await place.conversations[place.name].fork(name)
+        await fork.append(AgentMessageEvent(content=TEXT))
+        place.name = name
+        place.size += 1
+
+
+_FILLED: dict[str, Callable[[Place, int, anyio.abc.TaskGroup], Awaitable[None]]] = {
+    "stored": _stored,
+    "events": _events,
+    "known_ids": _known_ids,
+    "active": _active,
+    "readers": _readers,
+    "view": _view,
+    "depth": _depth,
+}
+
+
+def _talk(length: int) -> list[Event]:
+    return [
+        SystemPromptEvent(content="be kind"),
+        *(UserMessageEvent(content=TEXT) for _ in range(length - 1)),
+    ]
+
+
+async def _store(
+    conversations: Conversations, name: str, talk: list[Event], *, after: int = 0
+) -> None:
+    """Write events past the owner, which is what fills a journal soonest."""
+    journal = conversations._setup.journal  # noqa: SLF001 - the same that is measured
+    claim = await journal.claim(name)
+    await journal.append(
+        name,
+        [encode_record(event) for event in talk],
+        epoch=claim.epoch,
+        expected_seq=after + 1,
+        is_unfinished=False,
+    )
