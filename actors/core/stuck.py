@@ -50,17 +50,19 @@ class RecentlySeen:
 
     def __init__(self, newest: Iterable[SeenEvent] = ()) -> None:
         # A list: most are empty, and an empty deque takes ten times as much.
-        self._newest: list[SeenEvent | LLMConvertibleEvent] = [*newest][-SEEN_MAX:]
+        self._newest: list[SeenEvent | LLMConvertibleEvent] = [*newest]
+        del self._newest[:-SEEN_MAX]
 
     def fold(self, event: LLMConvertibleEvent) -> None:
         """Advance by one event that the model sees."""
-        if event.kind != "user_message":
-            self._newest.append(event)
-        elif isinstance(event, UserMessageEvent) and not event.is_reminder:
-            self._newest.clear()
-        else:
-            self._newest.append(event)
-            del self._newest[:-SEEN_MAX]
+        # By kind first: pydantic makes `isinstance` slow.
+        if event.kind == "user_message" and isinstance(event, UserMessageEvent):
+            if not event.is_reminder:
+                self._newest.clear()
+                return
+        self._newest.append(event)
+        if len(self._newest) > SEEN_MAX:
+            del self._newest[0]
 
     def newest(self) -> tuple[SeenEvent | LLMConvertibleEvent, ...]:
         """Return the newest events, oldest first."""
