@@ -56,13 +56,13 @@ class RecentlySeen:
     def fold(self, event: LLMConvertibleEvent) -> None:
         """Advance by one event that the model sees."""
         # By kind first: pydantic makes `isinstance` slow.
-        if event.kind == "user_message" and isinstance(event, UserMessageEvent):
-            if not event.is_reminder:
+        match event.kind:
+            case "user_message" if isinstance(event, UserMessageEvent) and not event.is_reminder:
                 self._newest.clear()
-                return
-        self._newest.append(event)
-        if len(self._newest) > SEEN_MAX:
-            del self._newest[0]
+            case _:
+                self._newest.append(event)
+                if len(self._newest) > SEEN_MAX:
+                    del self._newest[0]
 
     def newest(self) -> tuple[SeenEvent | LLMConvertibleEvent, ...]:
         """Return the newest events, oldest first."""

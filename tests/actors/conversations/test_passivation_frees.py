@@ -43,7 +43,7 @@ def held() -> Counter[str]:
     """Count the objects of the runtime, of the owners and of what they fold."""
     found: Counter[str] = Counter()
     for each in gc.get_objects():
-        package = type(each).__module__
+        package = str(type(each).__module__)  # odd classes have another thing there
         if package.startswith(("turnkeeper.runtime", "turnkeeper.actors.core")) or (
             package.startswith("turnkeeper.actors.owner") or type(each).__name__ == "Context"
         ):
