@@ -2,7 +2,7 @@
 
 Whatever holds the loop up, be it a long computation, a blocking call or the garbage collector,
 delays all of its tasks alike. A task that wakes at short intervals sees each of these pauses, less
-one interval at most, whoever causes it.
+one interval at most.
 """
 
 from __future__ import annotations
