@@ -44,7 +44,8 @@ def own_server() -> Iterator[tuple[str, Sequence[str]]]:
     restart = ["pg_ctl", "restart", "-w", "-m", "immediate"]
     restart[0] = str(server.bin_path / "pg_ctl")
     log = server.pgdata / "restarted.log"
-    as_user = ["runuser", "-u", server.system_user, "--"] if os.geteuid() == 0 else []
+    user = server.system_user  # None unless this is root
+    as_user = [] if user is None else ["runuser", "-u", user, "--"]
     with server:
         yield server.get_uri(), [*as_user, *restart, "-D", str(server.pgdata), "-l", str(log)]
 
