@@ -22,12 +22,19 @@ from ..shared.list_pages import (
     stored_listing,
 )
 
-__all__ = ["LISTED", "erase_listing", "read_listing", "read_page", "store_listing"]
+__all__ = [
+    "LISTED",
+    "LISTED_UNLABELLED",
+    "erase_listing",
+    "read_listing",
+    "read_page",
+    "store_listing",
+]
 
 _MOVING = ("seq", "owner", "status", "created_us", "active_us", "labels", "payload", "seal")
 
 # A part of the statement of an append; `moved` has the conversations that it has moved.
-LISTED = f"""
+LISTED_UNLABELLED = f"""
     , incoming AS (
         SELECT l.* FROM unnest(
             %(l_ids)s::bigint[], %(l_names)b::text[], %(l_seqs)s::bigint[], %(l_owners)b::text[],
@@ -39,7 +46,12 @@ LISTED = f"""
         INSERT INTO listing SELECT * FROM incoming
         ON CONFLICT (conversation) DO UPDATE SET
             {", ".join(f"{column} = excluded.{column}" for column in _MOVING)}
-    ), unlabelled AS (
+    )
+"""  # noqa: S608 - our own text
+# The same, with the labels.
+LISTED = f"""
+    {LISTED_UNLABELLED}
+    , unlabelled AS (
         DELETE FROM label k USING incoming i
         WHERE k.conversation = i.conversation AND NOT i.labels::jsonb ? k.label
     ), labelled AS (

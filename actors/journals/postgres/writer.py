@@ -52,7 +52,7 @@ from ..shared.list_pages import bare_listing, labels_text, listing_seal
 from ..shared.record_chain import log_number, next_mark, seal
 from ..shared.searching import SEARCHED_KINDS
 from .connections import BoundedConnection, Link
-from .listings import LISTED, erase_listing, read_listing, store_listing
+from .listings import LISTED, LISTED_UNLABELLED, erase_listing, read_listing, store_listing
 from .log import (
     Tail,
     empty_tail,
@@ -103,12 +103,12 @@ _APPEND_TEXT = f"""
     QUEUED
     SELECT id, {_LISTENERS} FROM moved
 """  # noqa: S608 - our own text
-# By two facts: an append has listings, and it has messages that search may look for.
+# By two facts: its part about listings, and whether it has messages that search may look for.
 _APPENDS = {
-    (is_listed, is_said): _APPEND_TEXT.replace("LISTED\n", f"{LISTED if is_listed else ''}\n")
+    (listed, is_said): _APPEND_TEXT.replace("LISTED\n", f"{listed}\n")
     .replace("QUEUED\n", f"{QUEUED if is_said else ''}\n")
     .encode()
-    for is_listed in (False, True)
+    for listed in ("", LISTED_UNLABELLED, LISTED)
     for is_said in (False, True)
 }
 
@@ -753,7 +753,7 @@ class _Statement:
         self._message_ids: list[str | None] = []
         self._marks: list[int] = []
         self._payloads: list[bytes] = []
-        self._listings: dict[int, tuple[str, Listing]] = {}
+        self._listings: dict[int, tuple[Tail, Listing]] = {}
         self._said_logs: set[int] = set()
 
     @property
@@ -795,9 +795,9 @@ class _Statement:
         tail.head, tail.tip = seq, mark
         tail.is_unfinished = job.is_unfinished
         if job.listing is not None:
-            self._listings[tail.number] = (tail.name, job.listing)
+            self._listings[tail.number] = (tail, job.listing)
         elif job.expected_seq == tail.forked_at + 1:
-            self._listings[tail.number] = (tail.name, bare_listing(self._now_us))
+            self._listings[tail.number] = (tail, bare_listing(self._now_us))
 
     def run(
         self, connection: psycopg.Connection[Any], failpoint: Callable[[str], None]
@@ -808,7 +808,7 @@ class _Statement:
         tails = [tail for tail, _ in self._by_name.values()]
         failpoint("begin")
         rows = connection.execute(
-            _APPENDS[bool(self._listings), bool(self._said_logs)],
+            _APPENDS[self._listed_part(), bool(self._said_logs)],
             {
                 **self._listed(),
                 "node": self._node,
@@ -832,15 +832,26 @@ class _Statement:
         ).fetchall()
         failpoint("committed")
         moved = {row[0] for row in rows}
+        for tail, listing in self._listings.values():
+            tail.is_unlabelled = tail.number in moved and not listing.labels
         self.moved = [tail.name for tail in tails if tail.number in moved]
         self.listeners = rows[0][1] if rows else 0
         return moved
+
+    def _listed_part(self) -> str:
+        """Return the statement's part about listings: most have no labels, and had none before."""
+        if not self._listings:
+            return ""
+        may_have_labels = any(
+            listing.labels or not tail.is_unlabelled for tail, listing in self._listings.values()
+        )
+        return LISTED if may_have_labels else LISTED_UNLABELLED
 
     def _listed(self) -> dict[str, object]:
         """Return the parameters of the listings."""
         if not self._listings:
             return {}
-        names = [name for name, _ in self._listings.values()]
+        names = [tail.name for tail, _ in self._listings.values()]
         listings = [listing for _, listing in self._listings.values()]
         labels = [labels_text(listing) for listing in listings]
         return {

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from tests import postgres
+from tests.actors.conversations.stores import KINDS, store
 from turnkeeper.actors import MemoryJournal, PostgresJournal, SQLiteJournal
 from turnkeeper.actors.journal import Journal, Listing, ListQuery, Record
 from turnkeeper.actors.journals.postgres import listings as in_postgres
@@ -61,6 +62,53 @@ async def append(
         is_unfinished=False,
         listing=listing,
     )
+
+
+LABELS: Sequence[dict[str, str]] = ({}, {}, {"x": "1"}, {"x": "1"}, {"x": "2"}, {}, {}, {"x": "1"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_labels_that_come_change_and_go_in_one_ownership_are_found_as_they_are(
+    kind: str, tmp_path: Path
+) -> None:
+    """Most conversations have no labels, and those of an owner are not looked at again then."""
+    with store(kind, tmp_path) as opens:
+        async with opens() as journal:
+            claims = {name: await journal.claim(name) for name in ("a", "b")}
+            for at, labels in enumerate(LABELS, 1):
+                for name, claim in claims.items():
+                    await journal.append(
+                        name,
+                        [Record(f"{name} {at}", "note", b"{}")],
+                        epoch=claim.epoch,
+                        expected_seq=at,
+                        is_unfinished=False,
+                        listing=Listing(at, "me", "idle", at, at, labels if name == "a" else {}),
+                    )
+                for value in ("1", "2"):
+                    page = await journal.page(ListQuery(9, owner="me", label=("x", value)))
+                    found = [row.conversation_id for row in page.rows]
+                    assert found == (["a"] if labels.get("x") == value else []), (at, value)
+
+
+async def test_labels_of_another_owner_in_between_are_not_left_behind() -> None:
+    with store("postgres", Path()) as opens:
+        async with opens() as first, opens() as second:
+            for at, (journal, labels) in enumerate(
+                [(first, {}), (second, {"x": "1"}), (first, {})], 1
+            ):
+                claim = await journal.claim("a", takeover=True)
+                listing = Listing(at, "me", "idle", at, at, labels)
+                await journal.append(
+                    "a",
+                    [Record(f"a {at}", "note", b"{}")],
+                    epoch=claim.epoch,
+                    expected_seq=at,
+                    is_unfinished=False,
+                    listing=listing,
+                )
+            page = await first.page(ListQuery(9, owner="me", label=("x", "1")))
+            assert not page.rows
 
 
 # --- what a page costs ----------------------------------------------------------------------------
