@@ -264,15 +264,22 @@ def _interrupt_with(draft: Draft, running: RunningTurn, command: Send) -> Decisi
     return _begin_with(draft, command, overlapped="interrupt")
 
 
-def _begin_with(draft: Draft, command: Send, *, overlapped: OnOverlap | None = None) -> Decision:
+def _begin_with(
+    draft: Draft,
+    command: Send,
+    *,
+    overlapped: OnOverlap | None = None,
+    place: int | None = None,
+) -> Decision:
     """Start a new message's own turn, after the events that make room for it.
 
-    While the process is drained, the message waits for the next owner instead.
+    While the process is drained, the message waits for the next owner instead; at `place` if it
+    replaces another.
     """
     running = draft.working.state.turns.running
     stop = (StopTurn(running.turn_id),) if running is not None else ()
     if draft.working.draining:
-        queued = _queue(draft, command, overlapped=overlapped)
+        queued = _queue(draft, command, overlapped=overlapped, place=place)
         return draft.decision(queued.reply, effects=stop, is_answer_over=True)
     _add_changed_prompt(draft)
     turn_id = draft.stamp.new_id()
@@ -329,7 +336,8 @@ def _replace(draft: Draft, command: Send, target_id: str) -> Decision:
     _retract_from(draft, target_id, f"replaced by chat message {command.message_id}")
     if running is None and turns.is_paused:
         return _queue(draft, command, place=target.place)
-    return _begin_with(draft, command, overlapped=None if running is None else "rollback")
+    overlapped = None if running is None else "rollback"
+    return _begin_with(draft, command, overlapped=overlapped, place=target.place)
 
 
 def _retract_from(draft: Draft, message_id: str, why: str) -> None:

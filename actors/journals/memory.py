@@ -140,7 +140,10 @@ class MemoryStore:
         self._waiting: dict[str, list[OneShot[None]]] = {}
 
     def log(self, conversation_id: str) -> _Log:
-        return self._logs.setdefault(conversation_id, _Log())
+        log = self._logs.get(conversation_id)
+        if log is None:
+            log = self._logs[conversation_id] = _Log()
+        return log
 
     def written_log(self, conversation_id: str) -> _Log:
         log = self._logs.get(conversation_id)

@@ -92,6 +92,7 @@ from ..errors import (
     ConversationDeleted,
     ConversationNotFound,
     ConversationsClosed,
+    CorruptLog,
     LeaseExpired,
     ResultNotKept,
     StaleTurn,
@@ -244,9 +245,17 @@ class ConversationActor(Actor[Command | Query]):
         # landed, and is read, or never will.
         self._claimed_at = self._setup.ports.monotonic()
         claim = await journal.claim(self._conversation_id)
-        state, enforced_away = await load_state(
-            journal, self._conversation_id, claim.head, limits=self._setup.limits
-        )
+        try:
+            state, enforced_away = await load_state(
+                journal, self._conversation_id, claim.head, limits=self._setup.limits
+            )
+        except (ConversationNotFound, CorruptLog) as error:
+            # A log that ends before the head that was claimed: another process has claimed it
+            # since, and deleted it. A lease that still holds makes it damage.
+            is_valid = journal.is_lease_valid(since=self._claimed_at)
+            if isinstance(error, CorruptLog) and is_valid:
+                raise
+            raise LeaseExpired(self._conversation_id, claim.epoch) from error
         self._working = WorkingState(
             self._conversation_id, claim.epoch, self._setup.settings, state
         )
@@ -305,20 +314,30 @@ class ConversationActor(Actor[Command | Query]):
             if records := _records_of(decided):
                 with self._setup.watching.watcher.committing(self._conversation_id, len(records)):
                     seqs = await self.context.wait_for(self._commit(records))
-                self._check_places(records, seqs)
+                if not self._are_in_place(records, seqs):
+                    await self._refuse_places(records, seqs)
             else:
                 # A write proves that no rival has taken over; without one, the lease has to.
                 self.check_lease()
             self._publish(decided)
             self._start_effects(decided)
         except Exception as error:
+            failure = self._lost_or(error)
             # Parked results that this batch released are among the decided, and in no mailbox.
             for one in (*batch, *decided):
                 if one.delivery is not None:
-                    one.delivery.fail(error)
+                    one.delivery.fail(failure)
             if batch[0].delivery is not None:
-                self._refuse_to_be_refused(error)
+                self._refuse_to_be_refused(failure)
+            if failure is not error:
+                raise failure from error
             raise
+
+    def _lost_or(self, error: Exception) -> Exception:
+        """Return the error; that the log is gone means that another process has deleted it."""
+        if isinstance(error, ConversationNotFound):
+            return LeaseExpired(self._conversation_id, self._working.epoch)
+        return error
 
     def _refuse_to_be_refused(self, error: Exception) -> None:
         """Raise `InvariantViolation` if the journal has refused this owner.
@@ -459,7 +478,64 @@ class ConversationActor(Actor[Command | Query]):
 
     async def _read_one(self, seq: int) -> Event:
         records = await self._setup.journal.read(self._conversation_id, after=seq - 1, limit=1)
+        if not records:  # deleted in another process, and begun anew there
+            raise ConversationNotFound(self._conversation_id)
         return decode_record(self._conversation_id, records[0]).event
+
+    def _look_up_in_batch(self, taken: _Taken, decided: Sequence[_Taken]) -> None:
+        """Look up the ids that this very batch has brought, and memory has let go again.
+
+        The journal did not have them when the command was taken.
+        """
+        match taken.command:
+            case Send(message_id=message_id, replaces=replaces):
+                if taken.known_message is None:
+                    taken.known_message = self._find_decided_message(message_id, decided)
+                if replaces is not None and taken.known_target is None:
+                    taken.known_target = self._find_decided_message(replaces, decided)
+            case Append(event=event) if taken.known_event is None:
+                taken.known_event = self._find_decided_event((event.id,), decided)
+            case AppendAll(events=events) if taken.known_event is None:
+                ids = [event.id for event in events]
+                taken.known_event = self._find_decided_event(ids, decided)
+            case Change(change_id=str(change_id)) if taken.known_event is None:
+                taken.known_event = self._find_decided_event((change_id,), decided)
+            case _:
+                pass
+
+    def _find_decided_message(
+        self, message_id: str, decided: Sequence[_Taken]
+    ) -> KnownMessage | None:
+        turns = self._working.state.turns
+        if turns.find(message_id) is None and turns.may_have_forgotten(message_id):
+            for seq, event in self._decided_events(decided):
+                if (
+                    isinstance(event, UserMessageEvent | MessageQueuedEvent)
+                    and event.message_id == message_id
+                ):
+                    return KnownMessage.of(message_id, seq, event)
+        return None
+
+    def _find_decided_event(
+        self, event_ids: Sequence[str], decided: Sequence[_Taken]
+    ) -> LoggedEvent | None:
+        working = self._working
+        forgotten = {
+            each
+            for each in event_ids
+            if each <= working.state.event_id_max and each not in working.recent
+        }
+        if forgotten:
+            for logged in self._decided_events(decided):
+                if logged.event.id in forgotten:
+                    return logged
+        return None
+
+    def _decided_events(self, decided: Sequence[_Taken]) -> Iterator[LoggedEvent]:
+        """Yield the events that are decided and not committed yet."""
+        events = (event for one in decided for event in one.decision.events)
+        for seq, event in enumerate(events, self._seq + 1):
+            yield LoggedEvent(seq, event)
 
     # --- 2. decide -------------------------------------------------------------------------------
 
@@ -473,6 +549,8 @@ class ConversationActor(Actor[Command | Query]):
     def _decide_one(self, taken: _Taken, decided: list[_Taken]) -> None:
         """Decide a command, and then the parked results that its calls release."""
         command = taken.command
+        if decided:
+            self._look_up_in_batch(taken, decided)
         if self._parking and not self._may_precede_more_calls(command):
             self._release_parked(decided)
         if isinstance(command, DropOverdue):
@@ -544,15 +622,22 @@ class ConversationActor(Actor[Command | Query]):
             is_unfinished=working.state.turns.has_work,
         )
 
-    def _check_places(self, records: Sequence[Record], seqs: Sequence[int]) -> None:
-        """Raise `InvariantViolation` unless the journal has the events where they were decided."""
+    def _are_in_place(self, records: Sequence[Record], seqs: Sequence[int]) -> bool:
+        """True if the journal has the events where they were decided."""
         last = self._working.state.seq
-        first = last - len(records) + 1
-        if seqs[0] != first or seqs[-1] != last:
-            raise InvariantViolation(
-                f"conversation {self._conversation_id}: decided seqs {first} to {last}, the "
-                f"journal has them at {seqs[0]} to {seqs[-1]}"
-            )
+        return seqs[0] == last - len(records) + 1 and seqs[-1] == last
+
+    async def _refuse_places(self, records: Sequence[Record], seqs: Sequence[int]) -> None:
+        """Raise the error that events which are elsewhere in the log make of their commit."""
+        last = self._working.state.seq
+        epoch = self._working.epoch
+        if (await self._setup.journal.info(self._conversation_id)).epoch != epoch:
+            # They were sent to the owner in another process, too, which has written them.
+            raise LeaseExpired(self._conversation_id, epoch)
+        raise InvariantViolation(
+            f"conversation {self._conversation_id}: decided seqs {last - len(records) + 1} to "
+            f"{last}, the journal has them at {seqs[0]} to {seqs[-1]}"
+        )
 
     def _new_listing(self, records: Sequence[Record]) -> Listing | None:
         """Return what lists show after these records, if they may have changed it."""

@@ -247,6 +247,22 @@ async def test_each_overlapping_message_waits_for_the_next_owner(
             assert (await log_of(there["c"]))[-4:] == ["u:B", "a:a(B)", "u:C", "a:a(C)"]
 
 
+async def test_a_message_that_replaces_another_waits_in_the_place_of_that() -> None:
+    """Found by the owner world: it waited behind those that had come after the one it replaces."""
+    held = HeldAgent()
+    held.hold("A")
+    world = World(held)
+    async with world.process() as here:
+        await here["c"].send("A", message_id="a")
+        await here["c"].send("B")
+        async with world.draining(here):
+            await here["c"].send("A, really", replaces="a")
+        async with world.process() as there:
+            assert await (await there["c"].send("C")).reply() == "a(C)"
+            said = [line for line in await log_of(there["c"]) if line.startswith("u:")]
+            assert said == ["u:A", "u:A, really", "u:B", "u:C"]
+
+
 async def test_messages_are_refused_if_so_chosen_and_a_known_one_is_still_known() -> None:
     held = HeldAgent()
     held.hold("A")

@@ -282,6 +282,71 @@ async def test_a_lease_that_is_lost_while_an_owner_starts_ends_it(world: World) 
         await say(conversations["c"], "A")
 
 
+async def test_an_owner_whose_log_a_rival_has_deleted_has_lost_it(world: World) -> None:
+    """Found by the owner world: its caller was told that there is no such conversation."""
+    async with world.first(limits=Limits(recent_events_max=2)) as conversations:
+        chat = conversations["c"]
+        await chat.append(EVENT)
+        await say(chat, "A")
+        world.journal.lose()
+        journal = RivalJournal(world.store, address="the rival")
+        async with Conversations(HeldAgent(), journal=journal) as rival:
+            await say(rival["c"], "B")
+            await rival.delete("c")
+
+            with pytest.raises(LeaseExpired, match="has run out"):
+                await chat.append(EVENT)
+
+
+async def test_an_event_that_a_rival_has_written_too_is_no_violation(world: World) -> None:
+    """Found by the owner world: a journal knows it, and answers with its seq in the newer log."""
+    async with world.first() as conversations:
+        chat = conversations["c"]
+        await say(chat, "A")
+        world.journal.lose()
+        journal = RivalJournal(world.store, address="the rival")
+        async with Conversations(HeldAgent(), journal=journal) as rival:
+            await say(rival["c"], "B")
+            event = UserMessageEvent(content="E")
+            await rival["c"].append(event)
+
+            with pytest.raises(LeaseExpired, match="has run out"):
+                await chat.append(event)
+
+
+@pytest.mark.parametrize("begins_anew", [True, False])
+async def test_a_log_that_a_rival_deletes_while_it_is_loaded_is_neither_gone_nor_damaged(
+    world: World, *, begins_anew: bool
+) -> None:
+    class Standing(LeasedJournal):
+        """Stands still after its second claim, while a rival deletes the log."""
+
+        async def claim(
+            self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+        ) -> Claim:
+            claim = await super().claim(conversation_id, takeover=takeover, any_name=any_name)
+            if self.claims == 2:  # noqa: PLR2004
+                self.lose()
+                journal = RivalJournal(world.store, address="the rival")
+                async with Conversations(HeldAgent(), journal=journal) as rival:
+                    await rival.delete("c")
+                    if begins_anew:
+                        await rival["c"].append(EVENT)
+            return claim
+
+    world.journal = Standing(world.store, world.clock)
+    async with world.first() as conversations:
+        await say(conversations["c"], "A")
+        world.journal.lose()
+        world.journal.tell()
+        await settle()
+
+        with pytest.raises(LeaseExpired, match="has run out"):
+            await conversations["c"].append(EVENT)
+
+        await say(conversations["c"], "B")
+
+
 async def test_no_piece_of_an_answer_is_shown_after_the_lease_is_lost(world: World) -> None:
     world.agent.hold("stream")
     pieces: list[str] = []
