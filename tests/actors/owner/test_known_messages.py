@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -10,6 +11,7 @@ import pytest
 
 from tests.actors.conversations.worlds import HeldAgent, WatchedJournal, verified
 from turnkeeper.actors.core.limits import Limits
+from turnkeeper.actors.events import TaskListUpdatedEvent
 from turnkeeper.actors.journal import Record
 from turnkeeper.runtime.testing import settle
 
@@ -59,3 +61,44 @@ async def test_a_resent_message_is_known_though_its_batch_made_the_table_forget_
             "3": False,
             "4": False,
         }
+
+
+@pytest.mark.anyio
+async def test_what_is_sent_twice_in_one_batch_is_known_though_memory_has_let_it_go() -> None:
+    """Found by the owner world: the journal refused the whole batch, with all that it had."""
+    held, journal = HeldAgent(), HeldJournal()
+    limits = Limits(known_messages_max=3, recent_events_max=2)
+    async with verified(
+        held, journal=journal, limits=limits, queued_messages_max=2
+    ) as conversations:
+        chat = conversations["c"]
+        note = TaskListUpdatedEvent(id="a note", tasks=())
+        for n in ("0", "1", "2", "x"):  # the table is full, and ids below "x" may be forgotten
+            await (await chat.send(n, message_id=n)).end()
+        said: dict[str, list[int]] = {}
+
+        async def send(message_id: str) -> None:
+            turn = await chat.send(message_id, message_id=message_id, on_overlap="interrupt")
+            said.setdefault(message_id, []).append(turn.seq)
+
+        async def append() -> None:
+            said.setdefault("note", []).append((await chat.append(note)).seq)
+
+        async def change() -> None:
+            changed = await chat.change(title="a title", change_id="a change")
+            said.setdefault("change", []).append(changed.seq)
+
+        journal.gate = anyio.Event()
+        async with anyio.create_task_group() as group:
+            group.start_soon(send, "y")
+            await settle()
+            for job in (append, change, *(partial(send, n) for n in "3456"), append, change):
+                group.start_soon(job)
+                await settle()
+            group.start_soon(send, "3")
+            await settle()
+            journal.gate.set()
+
+        for of_one in (said["note"], said["change"], said["3"]):
+            assert len(of_one) == 2
+            assert len(set(of_one)) == 1
