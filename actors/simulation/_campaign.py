@@ -34,10 +34,10 @@ MARKS_SEEDS_MIN = 1_000
 SHRINK_RUNS_MAX = 200
 _CHECKED_EVERY = 20
 """One seed in so many is run again from its tape, and must leave the same trace."""
-_COLLECTED_EVERY = 4
+_COLLECTED_EVERY = 8
 """After so many runs their garbage is collected."""
 _REPORTED_EVERY_S = 0.25
-_STEPS_MAX = 20_000
+_STEPS_MAX = 8_000
 _NOTES_OF_A_REPLAY = 100_000
 
 

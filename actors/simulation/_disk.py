@@ -201,17 +201,21 @@ class SimulatedJournal(MemoryJournal):
         while True:
             asked_at = self.node.monotonic()
             await linger(self._disk.simulation, "heartbeat")
-            self.lease_until = self._disk.simulation.now() + LEASE_S
-            has_run_out = not has_locks and self.node.monotonic() >= self._valid_until
-            is_lost = has_run_out or self._is_robbed
-            if is_lost:
-                # A claim that began at this very time began before the renewal.
-                self._unbroken_since = nextafter(self.node.monotonic(), inf)
-                self._is_robbed = False
-            self._valid_until = asked_at + LEASE_S * (1 - _LEASE_MARGIN)
-            if is_lost:
-                self._on_lease_loss()
+            self.renew(asked_at=asked_at)
             await self.node.sleep(LOOK_S if has_locks else LEASE_S / 3)
+
+    def renew(self, *, asked_at: float) -> None:
+        """Renew the lease now, as the answer to what was asked then."""
+        self.lease_until = self._disk.simulation.now() + LEASE_S
+        has_run_out = not self._disk.has_locks and self.node.monotonic() >= self._valid_until
+        is_lost = has_run_out or self._is_robbed
+        if is_lost:
+            # A claim that began at this very time began before the renewal.
+            self._unbroken_since = nextafter(self.node.monotonic(), inf)
+            self._is_robbed = False
+        self._valid_until = asked_at + LEASE_S * (1 - _LEASE_MARGIN)
+        if is_lost:
+            self._on_lease_loss()
 
     # --- calls -----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import is_not
 from typing import Final
@@ -16,6 +17,7 @@ from typing import Final
 from turnkeeper.runtime.testing import Simulation
 
 from ..core.state import Folded
+from ..core.turn_table import RunningTurn
 from ..core.view import View
 from ..core.working_state import WhileDraining
 from ..events import (
@@ -85,6 +87,7 @@ INVARIANTS: Final = {
     "T13": "no agent runs for a turn that ended in the batch that began it",
     "T14": "the agent of a turn that has ended, or was deleted, is cancelled",
     "T15": "of the turns that were replaced or taken back nothing is left in the view",
+    "T16": "a call that was confirmed starts, unless its turn or its owner ends before",
     "F1": "a fork begins with nothing that runs or waits",
     "C1": "nothing is seen before it is in the log: no event, reply, action or view",
     "C2": "what a follower is given of an answer is its beginning, without a gap",
@@ -266,6 +269,7 @@ class Oracles:
         self._queued_max = queued_max
         self._shadows: dict[str, _Shadow] = {}
         self._acknowledged: dict[str, list[tuple[int, int]]] = {}
+        self._decoded: dict[bytes, Event] = {}
         store.on_write = self._observe
         disk.on_append = self._asked_to_append
         disk.on_snapshot = self._check_snapshot
@@ -350,7 +354,11 @@ class Oracles:
         name = shadow.conversation_id
         if record.seq != len(shadow.records) + 1:
             self.broken("L3", f"seq {record.seq} of {name} is at {len(shadow.records) + 1}")
-        event = decode_event(record.payload, kind=record.kind)
+        # A fork has the records of its parent.
+        event = self._decoded.get(record.payload)
+        if event is None:
+            event = decode_event(record.payload, kind=record.kind)
+            self._decoded[record.payload] = event
         if record.epoch < shadow.epoch or record.epoch > epoch:
             self.broken(
                 "O3", f"epoch {record.epoch} of {name} after {shadow.epoch}, newest {epoch}"
@@ -422,8 +430,11 @@ class Oracles:
         if not targets:
             self.broken("T15", f"{where}: there is no {event.replaces}")
         begun = [at for at, found in targets if isinstance(found, UserMessageEvent)]
+        stands = [found for _, found in targets if not isinstance(found, MessageWithdrawnEvent)]
         joined_or_again = isinstance(event, UserMessageEvent) and event.queued_event_id is not None
-        if not begun or joined_or_again or getattr(event, "queued_again", False):
+        # One that waited again, after its turn was rolled back, has left its place to the new one.
+        is_exchanged = not begun or not isinstance(stands[-1], UserMessageEvent)
+        if is_exchanged or joined_or_again or getattr(event, "queued_again", False):
             return
         gone = {e.turn_id for e in shadow.events[begun[-1] - 1 : -1]} - {None, event.turn_id}
         if any(e.turn_id in gone for e in shadow.state.view):
@@ -529,6 +540,29 @@ class Oracles:
         self.places.add((self._moments.get(conversation_id), now))
         self._moments[conversation_id] = now
 
+    def events(self, conversation_id: str) -> Sequence[Event]:
+        """Return the events of the log."""
+        shadow = self._shadows.get(conversation_id)
+        return () if shadow is None else shadow.events
+
+    def state(self, conversation_id: str) -> Folded:
+        """Return the folds of the log."""
+        shadow = self._shadows.get(conversation_id)
+        return Folded() if shadow is None else shadow.state
+
+    def running(self, conversation_id: str) -> RunningTurn | None:
+        """Return the turn that runs there."""
+        return self.state(conversation_id).turns.running
+
+    def open_calls(self, conversation_id: str) -> AbstractSet[str]:
+        """Return the calls there that have no result."""
+        return self.state(conversation_id).admission.open_calls.keys()
+
+    def called(self, conversation_id: str) -> AbstractSet[str]:
+        """Return all calls there ever were."""
+        shadow = self._shadows.get(conversation_id)
+        return set() if shadow is None else shadow.calls.keys()
+
     def waiting(self, conversation_id: str) -> Sequence[str]:
         """Return the ids of the messages that wait there."""
         shadow = self._shadows.get(conversation_id)
@@ -600,7 +634,7 @@ class Oracles:
         """Check a view that was given out."""
         shadow = self._shadows.get(conversation_id)
         ids = tuple(event.id for event in view)
-        newest = None if shadow is None else shadow.views.get(ids)
+        newest = (None if ids else 0) if shadow is None else shadow.views.get(ids)
         if newest is None and any(
             ids in grave.views for grave in self._graves.get(conversation_id, ())
         ):
@@ -859,8 +893,10 @@ class _Turns:
             self._check_queue(event, seq, where)
             self._check_step(events, event, where)
             self._has_just_started = isinstance(event, TurnStartedEvent)
-        if self._open:
-            self._broken("T1", f"{self._name}: no result for {list(self._open)}")
+        # What was called by hand, in no turn, waits for whoever called it.
+        left = [call for call, action in self._open.items() if action.turn_id is not None]
+        if left:
+            self._broken("T1", f"{self._name}: no result for {left}")
 
     def _broken(self, invariant: str, detail: str) -> None:
         self._oracles.broken(invariant, detail)

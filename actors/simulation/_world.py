@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 from typing import Literal, TypeVar, get_args
 
 import anyio
@@ -69,6 +69,8 @@ from ._disk import (
 )
 from ._histories import HistoryWorld
 from ._oracles import Oracles, Sending, ShownAnswer
+from ._owner import OwnerWorld
+from ._readers import ReaderWorld
 
 __all__ = ["MARKS", "ConversationWorld", "Options"]
 
@@ -89,6 +91,12 @@ EXTRAS: Sequence[Extra] = (
 
 SAFETY_S = 60.0
 LIVENESS_S = 600.0
+QUIET_S = 150.0
+"""How long, without faults, nothing may be written while something is left to do: longer than an
+agent hangs, and then its retries."""
+_LOOKED_FOR_PROGRESS_S = 10.0
+_STEPS_AT_ONCE_MAX = 2_000
+"""More steps than any run takes at one time: past them it turns in a circle."""
 STOP_S = 60.0
 READ_S_MAX = 3.0
 CATCH_UP_S = LEASE_S / 3 + SLOW_S_MAX + READ_S_MAX + 2.0
@@ -448,7 +456,7 @@ class Options:
         return Options(nodes=2, clients=2, messages=2, extras=EXTRAS, agent="tool", confirms=True)
 
 
-_Profile = Callable[[Simulation], Options | ActorWorld | HistoryWorld]
+_Profile = Callable[[Simulation], Options | ActorWorld | HistoryWorld | OwnerWorld | ReaderWorld]
 
 # Tapes hold the place of a profile: new ones go to the end.
 _PROFILES: Sequence[_Profile] = (
@@ -466,34 +474,33 @@ _PROFILES: Sequence[_Profile] = (
     Options.crashing,
     HistoryWorld,
     ActorWorld,
+    OwnerWorld,
+    ReaderWorld,
 )
 """The kinds of runs: one draws everything, the others are each hard on one thing."""
-_ROUND: Sequence[_Profile] = (
+_OWNER: _Profile = OwnerWorld
+_SMALL: Sequence[_Profile] = (ActorWorld, ReaderWorld, HistoryWorld)
+_LARGE: Sequence[_Profile] = (
     Options.crowded,
-    ActorWorld,
     Options.held,
     Options.reloaded,
-    HistoryWorld,
     Options.deleting,
     Options.drawn,
     Options.steered,
     Options.standing_still,
     Options.replaced,
-    ActorWorld,
     Options.edited,
-    HistoryWorld,
-    Options.crowded,
-    Options.drawn,
-    Options.reloaded,
     Options.watched,
-    Options.deleting,
-    Options.replaced,
-    Options.standing_still,
     Options.talked_over,
     Options.crashing,
 )
-"""Each seed takes the next one, so that a short search has tried all of them. Those that find most
-come twice, half a round apart."""
+_ROUND: Sequence[_Profile] = tuple(
+    kind
+    for small, large in zip(cycle(_SMALL), _LARGE, strict=False)
+    for kind in (_OWNER, small, _OWNER, _OWNER, large)
+)
+"""Each seed takes the next one, so that a short search has tried all of them. The small worlds, in
+which a run takes little time, come between the large ones."""
 
 
 def _drawn_profile(simulation: Simulation) -> _Profile:
@@ -630,6 +637,9 @@ class _Run:
         self.is_stopping = False
         self.is_all_known = False
         """What became of every chat message is known; no more is sent."""
+        self._now = 0.0
+        self._now_since = 0
+        """The time, and the step at which it had just become that."""
         self.unheard = 0
         """How many sends are under way whose answer is not waited for."""
         self._strike_of_journal = strike
@@ -666,6 +676,7 @@ class _Run:
                     for n in range(self.options.clients):
                         clients.start_soon(self._be_client, f"u{n + 1}")
             self._heal()
+            others.start_soon(self._watch_progress)
             with anyio.move_on_after(LIVENESS_S) as bound:
                 await self._finish()
                 if not await self._catch_up(CATCH_UP_S + (self.struck_s or 0.0)):
@@ -681,6 +692,11 @@ class _Run:
 
     def _look(self) -> None:
         """After every step: strike now and then where it hurts, or where a strike is due."""
+        now = self.simulation.now()
+        if now != self._now:
+            self._now, self._now_since = now, self.simulation.steps
+        elif self.simulation.steps - self._now_since > _STEPS_AT_ONCE_MAX:
+            self.simulation.broken("budget", f"no time passes from {now:.3f} s on")
         writer = self.oracles.last_writer
         if writer is not None:
             self.oracles.last_writer = None
@@ -1341,6 +1357,20 @@ class _Run:
                 await self.simulation.sleep(1.0)
             self.is_all_known = True
 
+    async def _watch_progress(self) -> None:
+        """See that something is written now and then, until all is done."""
+        written, quiet_s = -1, 0.0
+        while quiet_s < QUIET_S + (self.struck_s or 0.0):
+            await self.simulation.sleep(_LOOKED_FOR_PROGRESS_S)
+            quiet_s += _LOOKED_FOR_PROGRESS_S
+            total = sum(map(self.oracles.head, self.conversation_ids))
+            if total != written:
+                written, quiet_s = total, 0.0
+        left = [n for n in self.conversation_ids if self.oracles.is_unfinished(n)]
+        self.oracles.broken(
+            "P1", f"nothing was written for {quiet_s:.0f} s; {left} have work to do"
+        )
+
     async def _finish_conversation(self, conversation_id: str) -> None:
         """Have an owner for it, end every pause, confirm what waits, until all is done."""
 
@@ -1365,7 +1395,7 @@ class _Run:
                 except (Refused, OwnershipLost, Unavailable, OutcomeUnknown, Lost):
                     self.simulation.mark("not released")
             attempt += 1
-            await self.simulation.sleep(1.0)
+            await self.simulation.sleep(min(1.0 + attempt / 10, 5.0))
 
     async def _finish_sending(self, sending: Sending) -> None:
         """See it known; and, of some, learn how their turns ended."""

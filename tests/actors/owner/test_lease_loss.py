@@ -325,7 +325,7 @@ async def test_a_log_that_a_rival_deletes_while_it_is_loaded_is_neither_gone_nor
             self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
         ) -> Claim:
             claim = await super().claim(conversation_id, takeover=takeover, any_name=any_name)
-            if self.claims == 2:  # noqa: PLR2004
+            if self.claims == 2:
                 self.lose()
                 journal = RivalJournal(world.store, address="the rival")
                 async with Conversations(HeldAgent(), journal=journal) as rival:
