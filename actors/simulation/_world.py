@@ -483,17 +483,23 @@ _SMALL: Sequence[_Profile] = (ActorWorld, ReaderWorld, HistoryWorld)
 _LARGE: Sequence[_Profile] = (
     Options.crowded,
     Options.held,
+    Options.drawn,
     Options.reloaded,
     Options.deleting,
     Options.drawn,
     Options.steered,
     Options.standing_still,
+    Options.drawn,
     Options.replaced,
     Options.edited,
+    Options.drawn,
     Options.watched,
     Options.talked_over,
+    Options.drawn,
     Options.crashing,
+    Options.drawn,
 )
+"""One that draws everything comes every third time: it alone has all faults of the journal."""
 _ROUND: Sequence[_Profile] = tuple(
     kind
     for small, large in zip(cycle(_SMALL), _LARGE, strict=False)
