@@ -311,10 +311,9 @@ class InterruptBody(Body):
 
 
 @router.post(f"{HERE}/interrupt")
-async def interrupt(caller: Writing, body: InterruptBody | None = None) -> Response:
+async def interrupt(caller: Writing, body: InterruptBody) -> Response:
     """End the turn that runs; name the one that the user saw, so that no later one is hit."""
-    turn_id = None if body is None else body.turn_id
-    return json_reply({"changed": await caller.conversation.interrupt(turn_id)})
+    return json_reply({"changed": await caller.conversation.interrupt(body.turn_id)})
 
 
 @router.post(f"{HERE}/undo")
