@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -92,7 +92,9 @@ async def test_what_is_sent_twice_in_one_batch_is_known_though_memory_has_let_it
         async with anyio.create_task_group() as group:
             group.start_soon(send, "y")
             await settle()
-            for job in (append, change, *(partial(send, n) for n in "3456"), append, change):
+            jobs: list[Callable[[], Coroutine[Any, Any, None]]] = [append, change]
+            jobs += [partial(send, n) for n in "3456"]
+            for job in (*jobs, append, change):
                 group.start_soon(job)
                 await settle()
             group.start_soon(send, "3")
