@@ -259,10 +259,10 @@ class SQLiteWriter:
         erased = cast("Job[object]", job)
         if not self._transact([erased], self._together):
             self._transact([erased], self._one_by_one)
-        if job.error is not None:
-            _log.error("not folded", journal=str(self._path), error=type(job.error).__name__)
+        if job.refusal is not None:
+            _log.error("not folded", journal=str(self._path), error=type(job.refusal).__name__)
         # After an error, it is tried again when as many others are there.
-        self._recent = job.value if job.error is None and job.value is not None else set()
+        self._recent = job.settled if job.refusal is None and job.settled is not None else set()
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
         if self._is_searching:

@@ -63,8 +63,8 @@ class File:
     def claim(self, name: str) -> int:
         job = Change(lambda writer: writer.claim(name))
         self.work(job)
-        assert job.value is not None
-        return job.value.epoch
+        assert job.settled is not None
+        return job.settled.epoch
 
     def append(self, name: str, listing: Listing | None) -> None:
         """Append a record as the next owner of its conversation."""
@@ -80,7 +80,7 @@ class File:
             listing=listing,
         )
         self.work(job)
-        assert job.error is None
+        assert job.refusal is None
         if listing is not None:
             self.listed[name] = listing
 
@@ -88,7 +88,7 @@ class File:
         epoch = self.claim(name)
         job = Change(lambda writer: forks.delete(writer, name, epoch))
         self.work(job)
-        assert job.error is None
+        assert job.refusal is None
         del self.listed[name]
 
     def index(self, name: str, listing: Listing) -> None:
@@ -96,7 +96,7 @@ class File:
         epoch = self.claim(name)
         job = Change(lambda writer: writer.write_listing(name, listing, epoch))
         self.work(job)
-        assert job.error is None
+        assert job.refusal is None
         self.listed[name] = listing
 
     def names(self, query: ListQuery) -> list[str]:
@@ -157,7 +157,7 @@ class File:
             listing=listing,
         )
         self.work(job)
-        assert job.error is None
+        assert job.refusal is None
         frames = log.read_bytes()[before:]
         assert len(frames) % (24 + size) == 0
         return {struct.unpack_from(">I", frames, at)[0] for at in range(0, len(frames), 24 + size)}
