@@ -5,6 +5,9 @@ something comes twice; the headers, and the body with its nesting, are within th
 in time; a request that may change something says that it is JSON, which a form of another site
 cannot, and comes from no other site's page.
 
+A request without a body need not say what it is. A form's request always does, so only a script of
+another site can send such a one, and the browser says where that comes from.
+
 A client that takes nothing of its response for a while is cut off. Each failure behind it ends
 here, with a log line that has the kind of failure and its place, and nothing of the request.
 """
@@ -32,6 +35,8 @@ __all__ = ["LOOPBACK_HOSTS", "Guard", "is_deeper"]
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _READS = frozenset(("GET", "HEAD", "OPTIONS"))
 _JSON = frozenset(("application/json", "application/merge-patch+json"))
+_FROM_HERE = frozenset(("", "none", "same-origin"))
+"""What a browser says of a request that no other site has sent; other clients say nothing."""
 _ONCE = frozenset(
     (
         b"accept",
@@ -105,8 +110,10 @@ class Guard:
         try:
             if self._refuses is not None and self._refuses(scope):
                 raise Refused(OWN["read-only"])
-            self._check_headers(scope)
+            needs_type = self._check_headers(scope)
             body = await self._read_body(receive)
+            if body and needs_type:
+                raise Refused(OWN["not-json"])
             await self._app(scope, _Replayed(body, receive), out)
         except Refused as refused:
             # The rest of the body is not read: the connection cannot be used again.
@@ -119,7 +126,8 @@ class Guard:
             if not out.has_begun:
                 await problem_reply(OWN["internal"])(scope, receive, out)
 
-    def _check_headers(self, scope: Scope) -> None:
+    def _check_headers(self, scope: Scope) -> bool:
+        """Return True if the request may only have no body, since it does not say what it is."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes_max:
             raise Refused(OWN["headers-too-large"])
@@ -136,13 +144,16 @@ class Guard:
         if len(length) > len(str(1 << 63)) or int(length) > self._limits.body_bytes_max:
             raise Refused(OWN["too-large"])
         if scope["method"] in _READS:
-            return
+            return False
         origin = known.get(b"origin")
         if origin is not None and not self._is_ours(origin, host):
             raise Refused(OWN["foreign-origin"])
-        content_type = known.get(b"content-type", "").partition(";")[0].strip().lower()
-        if content_type not in _JSON:
+        content_type = known.get(b"content-type")
+        if content_type is None and known.get(b"sec-fetch-site", "") in _FROM_HERE:
+            return True
+        if content_type is None or content_type.partition(";")[0].strip().lower() not in _JSON:
             raise Refused(OWN["not-json"])
+        return False
 
     def _is_ours(self, origin: str, host: str) -> bool:
         """Return True for the origin of a page that this host served, and for one of the list."""

@@ -310,8 +310,11 @@ class InterruptBody(Body):
     turn_id: str | None = None
 
 
+_ANY_TURN = InterruptBody()
+
+
 @router.post(f"{HERE}/interrupt")
-async def interrupt(caller: Writing, body: InterruptBody) -> Response:
+async def interrupt(caller: Writing, body: InterruptBody = _ANY_TURN) -> Response:
     """End the turn that runs; name the one that the user saw, so that no later one is hit."""
     return json_reply({"changed": await caller.conversation.interrupt(body.turn_id)})
 

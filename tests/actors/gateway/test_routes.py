@@ -92,6 +92,19 @@ async def test_an_interrupt_hits_the_turn_that_was_seen_alone(world: World) -> N
     assert nowhere.status_code == 404
 
 
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"turn_id": null}'])
+async def test_an_interrupt_without_a_turn_hits_whichever_runs(world: World, body: bytes) -> None:
+    world.agent.hold("slow")
+    await world.send("alice", "slow", idempotency_key="m1")
+    await world.agent.reached["slow"].wait()
+
+    hit = await world.http.post(f"{HERE}/interrupt", content=body)
+
+    assert hit.json() == {"changed": True}
+    schema = world.app.api.openapi()["paths"]["/v1/conversations/{conversation_id}/interrupt"]
+    assert not schema["post"]["requestBody"].get("required", False)
+
+
 async def test_undo_takes_the_newest_turn_back_and_returns_its_messages(world: World) -> None:
     await world.answered("alice", "one")
     await world.answered("alice", "two")

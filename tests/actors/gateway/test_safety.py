@@ -214,6 +214,29 @@ async def test_a_page_of_another_site_cannot_write(guarded: Guarded) -> None:
         assert own.status_code not in (403, 415), place
 
 
+async def test_without_a_body_a_request_need_not_say_that_it_is_json(guarded: Guarded) -> None:
+    async def refusal(place: Place, content: bytes = b"", **headers: str) -> str | None:
+        token = TOKENS["admin" if place.action == "admin" else "alice"]
+        request = guarded.http.build_request(
+            place.method, place.address, content=content, headers=headers
+        )
+        del request.headers["Content-Type"]
+        request.headers["Authorization"] = f"Bearer {token}"
+        reply = await guarded.http.send(request)
+        return None if reply.is_success else str(reply.json()["type"])
+
+    own = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+    for place in WRITING:
+        for headers in ({}, own):
+            found = await refusal(place, **headers)
+            assert found not in ("urn:turnkeeper:not-json", "urn:turnkeeper:foreign-origin"), place
+        assert await refusal(place, b"{}") == "urn:turnkeeper:not-json", place
+        for site in ("cross-site", "same-site"):
+            assert await refusal(place, **{"Sec-Fetch-Site": site}) == "urn:turnkeeper:not-json"
+        foreign = await refusal(place, Origin="https://evil.example")
+        assert foreign == "urn:turnkeeper:foreign-origin", place
+
+
 async def test_a_server_answers_to_its_own_names_alone(guarded: Guarded) -> None:
     for place in EVERYWHERE:
         for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io:80", "", "[::2]"):
