@@ -23,7 +23,7 @@ from turnkeeper.actors import ModelResponse, ScriptedModel, ToolAgent, ToolCall
 from .site import BOUND_MS, Site, opened, site
 from .stories import refund_story, research_story, team_story
 
-pytestmark = [pytest.mark.anyio, pytest.mark.in_parts(2)]
+pytestmark = [pytest.mark.anyio, pytest.mark.in_parts(3)]
 
 HERE = Path(__file__).parent
 # What stands beyond the right edge, and is neither drawn nor cut off by something that scrolls.

@@ -16,7 +16,7 @@ from turnkeeper.actors.events import ObservationEvent
 from .site import BOUND_MS, Site, site
 from .stories import Story, refund_story, research_story, team_story
 
-pytestmark = [pytest.mark.anyio, pytest.mark.in_parts(3)]
+pytestmark = [pytest.mark.anyio, pytest.mark.in_parts(5)]
 
 SCRIPT = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>&amp;</style>'
 

@@ -11,7 +11,7 @@ from ..drawn import drawn
 from .mortal_worker import JOURNAL_POINTS, POINTS
 from .stressing import check, database, small_stress
 
-pytestmark = pytest.mark.costly
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(3)]
 
 ALL_POINTS = (*JOURNAL_POINTS, *POINTS)
 PAIRS = tuple(zip(ALL_POINTS[::2], ALL_POINTS[1::2], strict=True))

@@ -31,7 +31,7 @@ from .. import postgres
 from .command import COMMAND, WarmCommand
 from .test_sqlite_journal import OWNER
 
-pytestmark = pytest.mark.in_parts(3)
+pytestmark = pytest.mark.in_parts(5)
 
 TURNS = 60
 CHATS = [

@@ -26,7 +26,7 @@ from turnkeeper.actors.recordings.transcripts import InputProblem
 
 from .command import COMMAND
 
-pytestmark = pytest.mark.in_parts(3)
+pytestmark = pytest.mark.in_parts(4)
 
 BROKEN_WORKER = Path(__file__).parent / "broken_worker.py"
 AIRLINE = Path(__file__).parents[3] / "shared" / "data" / "airline_transcripts.json"

@@ -21,7 +21,7 @@ from turnkeeper.actors.cli._app import app
 from ..actors.gateway.node import client, install
 from .command import COMMAND, first_line
 
-pytestmark = pytest.mark.in_parts(2)
+pytestmark = pytest.mark.in_parts(3)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve_me.py"
 BOUND_S = 60.0

@@ -22,7 +22,7 @@ from turnkeeper.actors.cli._stress_run import Stress
 from .command import COMMAND
 from .stressing import database
 
-pytestmark = [pytest.mark.costly, pytest.mark.in_parts(3)]
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(4)]
 
 BROKEN_WORKER = Path(__file__).parent / "broken_worker.py"
 BREACHES = ("lost", "duplicated", "out_of_order", "views_diverged")

@@ -21,7 +21,7 @@ from turnkeeper.actors.cli._app import app
 
 from .command import COMMAND, first_line
 
-pytestmark = pytest.mark.in_parts(3)
+pytestmark = pytest.mark.in_parts(4)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torture_me.py"
 FORGETFUL = Path(__file__).parent / "forgetful_server.py"

@@ -28,7 +28,7 @@ from turnkeeper.actors.journal import Record
 from .node import Client, client, install
 from .worlds import BOUND_S, JSON, World, gateway_world
 
-pytestmark = [pytest.mark.costly, pytest.mark.in_parts(3)]
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(4)]
 
 URL = "/v1/ag-ui"
 HERE = "/v1/conversations/chat"

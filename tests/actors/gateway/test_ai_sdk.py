@@ -24,7 +24,7 @@ from turnkeeper.actors.gateway import GatewayLimits
 from .node import Client, client, install
 from .worlds import World, gateway_world
 
-pytestmark = [pytest.mark.costly, pytest.mark.in_parts(3)]
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(4)]
 
 CHAT = "/v1/ai-sdk/chat"
 

@@ -43,7 +43,7 @@ from turnkeeper.actors.owner import subscriptions
 from turnkeeper.actors.owner.nodes import NotReached, ThisNode
 from turnkeeper.runtime import OutcomeUnknown, TurnkeeperError
 
-pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(3)]
 
 KEYS = gateway.NodeKeys(["k" * 32])
 QUICK = gateway.NodeLimits(answer_s=BOUND_S, heartbeat_s=0.1, silence_s=BOUND_S, retry_s=0.05)

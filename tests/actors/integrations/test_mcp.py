@@ -27,7 +27,7 @@ from turnkeeper.actors.integrations.mcp import McpServer, McpUnavailable, mcp_to
 from turnkeeper.actors.tool_calls import ToolCall
 from turnkeeper.runtime.testing import VirtualClock
 
-pytestmark = [pytest.mark.costly, pytest.mark.in_parts(3)]
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(4)]
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 PAGE = Path(__file__).parents[3] / "docs" / "mcp.md"

@@ -41,7 +41,7 @@ from turnkeeper.actors.journals.sqlite.repair import repair
 from turnkeeper.actors.journals.sqlite.verify import verify
 from turnkeeper.actors.values.words import TEXT_BYTES_MAX, find_words, words_of
 
-pytestmark = pytest.mark.costly
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
 
 WORDS = [
     *(

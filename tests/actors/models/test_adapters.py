@@ -53,7 +53,7 @@ from turnkeeper.actors.models.openai import OpenAIChatModel
 from turnkeeper.actors.values.api_names import api_tool_name
 from turnkeeper.runtime import Ports, Refused, Unavailable
 
-pytestmark = pytest.mark.costly
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
 
 every_api = pytest.mark.parametrize("api", ["chat", "responses", "anthropic"])
 

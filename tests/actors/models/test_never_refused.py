@@ -41,7 +41,7 @@ from turnkeeper.actors.tool_calls import ToolResult
 from turnkeeper.actors.values.frozen import FrozenObject
 from turnkeeper.runtime import Backoff, Refused
 
-pytestmark = pytest.mark.costly
+pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
 
 APIS = ("chat", "responses", "anthropic")
 every_api = pytest.mark.parametrize("api", APIS)
