@@ -1,8 +1,11 @@
 """The handle to one conversation: send, read, steer, look back.
 
-A handle is a plain value: keep it, copy it, drop it. It belongs to the event loop of its
-`Conversations`. Cancelling a call never half-does it: a chat message whose `send` was cancelled is
-either in the log or not, and sending it again under its id finds out which.
+A handle is a plain value: keep it, copy it, drop it. Any number of tasks may use it at once, in the
+event loop of its `Conversations`.
+
+A call that is cancelled has happened as a whole or not at all. If the owner has not taken its
+command from the mailbox yet, the command is dropped; after that it is carried out, and only its
+answer is lost. After a cancelled `send`, send again under the same `message_id`.
 """
 
 from __future__ import annotations
@@ -78,11 +81,12 @@ __all__ = ["Conversation"]
 R = TypeVar("R")
 
 DECIDED_BEFORE_MAX = 3
-"""Between the end of the turn that a chat message ends and its own: a prompt, its turn's start."""
+"""How many events of the same commit stand before a chat message, counted from the end of the turn
+that it has ended: that end, a system prompt, and the start of its own turn."""
 
 
 class Conversation:
-    """A handle to one conversation; its actor activates with the first message to it.
+    """A handle to one conversation; the first command to it starts its actor.
 
         alice = conversations["alice"]
         turn = await alice.send("Where is my order?")
@@ -90,7 +94,9 @@ class Conversation:
         async for logged in alice.events(after=0, live=False):
             print(logged.seq, logged.event.kind)
 
-    A handle keeps nothing of the conversation; make as many as you like.
+    A handle keeps nothing of the conversation: make as many as you like, and share them among the
+    tasks of one event loop. A call that is cancelled has happened as a whole or not at all: what is
+    on disk stays, and only the answer is lost. Read the log, or send again under the same id.
     """
 
     def __init__(
@@ -126,23 +132,26 @@ class Conversation:
         event_id: str | None = None,
         behalf: Behalf | None = None,
     ) -> Conversation:
-        """Return a handle whose commands are refused unless this is the conversation they mean.
+        """Return a handle whose commands are refused unless the conversation is the expected one.
 
-        It is compared when a command is decided, so nothing can come in between. `owner`: the user
-        whose conversation it is, else `NotYours`; if a command begins the conversation, its first
-        commit says that it is this user's. `exists`: nothing is begun, else `ConversationNotFound`.
-        `seq`, with an `event_id`: the log has this event there, else `NotThisLog`. What only reads
-        the log compares nothing; `check_owner` does. `behalf`: the principal for whom the commands
-        are sent, whom another process that owns the conversation authorizes again, else
-        `Forbidden`.
+        The conversation's owner checks this when it decides a command, so nothing can change in
+        between. Calls that only read the log check nothing; for those, call `check_owner`.
+
+        `owner`: the user whose conversation it must be, else `NotYours`. A command that begins the
+        conversation gives it to this user, in its first commit. `exists`: a command must not begin
+        the conversation, else `ConversationNotFound`. `seq` and `event_id`: the log must have this
+        event at this seq, else `NotThisLog`. `behalf`: the principal for whom the commands are
+        sent; if another process owns the conversation, that process authorizes the principal again,
+        else `Forbidden`.
         """
         expected = Expected(owner, exists, seq, event_id, behalf)
         return Conversation(self.conversation_id, self._region, self._setup, expected)
 
     async def check_owner(self) -> None:
-        """Raise `NotYours` if the conversation exists and is another user's than `expecting` says.
+        """Raise `NotYours` if the conversation exists and belongs to another user than expected.
 
-        It reads one row of the list, and opens nothing.
+        The expected one is the `owner` given to `expecting`. It reads one row of the list, or the
+        log if that row is stale, and starts no owner.
         """
         if self._expected is None or self._expected.owner is None:
             return
@@ -174,19 +183,20 @@ class Conversation:
         same `overlapped` and `waits_for`. Raises `InvalidInput`, `TurnInProgress` (with
         `on_overlap="reject"`), `QueueFull`, `MessageIdConflict` if the id is known with other
         content, and the journal's own errors. After `OutcomeUnknown` or a cancellation, send it
-        again under the same id.
+        again under the same id, which you have only if you chose it.
 
-        `replaces`: the message id of an earlier chat message, which this one edits. Its turn and
-        all later turns leave the view, a turn that runs ends as rolled back, and the new message's
-        turn begins, in one commit. Raises `NotReplaceable`, and `MessageNotFound` if there is no
-        message of that id. The log keeps all, and what tools did stays done.
+        `replaces`: the message id of an earlier chat message, which this one edits. All in one
+        commit, the earlier message's turn and all later turns leave the view, a turn that runs ends
+        as rolled back, and the new message's turn begins. The log keeps everything, and the effects
+        of tools are not undone. Raises `NotReplaceable`, and `MessageNotFound` if there is no
+        message of that id.
 
-        `author`: the user who sends it, by a name of the application's; the model sees it only if
-        its agent has `show_author`. `metadata`: JSON that is kept with the message, and that the
-        model does not see; another one under the same `message_id` is no conflict, and the first
-        stays. Raises `MetadataTooLong`, `JsonTooDeep`, `JsonNumberTooLong`; for the text,
-        `ContentTooLong`. `images` are for the model to see, `files`, documents
-        and the like, for it to read as far as it can. Raises `TooManyFiles` and `FileTooLarge`.
+        `author`: the application's name for the user who sends it; the model sees it only if the
+        agent has `show_author`. `metadata`: JSON that is kept with the message and not shown to the
+        model; a repeat under the same `message_id` with other metadata is no conflict, and the
+        first is kept. `images`: shown to the model. `files`: documents and the like, which the
+        model reads as far as it can. Raises `ContentTooLong` for the text, `MetadataTooLong`,
+        `JsonTooDeep` and `JsonNumberTooLong` for the metadata, `TooManyFiles` and `FileTooLarge`.
         """
         if message_id is None:
             message_id = self._setup.ports.ids.new()
@@ -210,7 +220,7 @@ class Conversation:
         return self._turn(await self._as_first_told(sent) if sent.is_duplicate else sent)
 
     async def _as_first_told(self, sent: Sent) -> Sent:
-        """Return what the first sending of a known chat message was told; reads the log for it."""
+        """Return the answer that the first `send` of this chat message got, read from the log."""
         before: list[Event] = []
         try:
             after = max(0, sent.seq - 1 - DECIDED_BEFORE_MAX)
@@ -220,7 +230,7 @@ class Conversation:
                     continue
                 first = logged.event
                 if getattr(first, "message_id", None) != sent.message_id:
-                    break
+                    break  # another log has begun under this name
                 waiting = None
                 if isinstance(first, MessageQueuedEvent):
                     waiting = (first, (await self.at(sent.seq - 1)).turns)
@@ -244,7 +254,7 @@ class Conversation:
         return TurnAccess(self.conversation_id, self._region, self._setup, self._expected)
 
     async def exists(self) -> bool:
-        """Return True if the conversation has begun and was not deleted. Creates nothing."""
+        """Return True if the conversation has begun and was not deleted. It starts no owner."""
         try:
             await self._journal.info(self.conversation_id)
         except ConversationNotFound:
@@ -292,19 +302,21 @@ class Conversation:
     async def interrupt(self, turn_id: str | None = None) -> bool:
         """End the turn that runs, is paused or waits for a confirmation; durable when this returns.
 
-        What was said is kept, open calls are answered, and the next chat message that waits gets
-        its turn. Returns False if no turn runs, or another than `turn_id`: name the turn that the
-        user saw, so that a late press does not hit the next one. Raises `ConversationNotFound`.
+        The text said so far is kept, open calls are answered, and the next waiting chat message
+        gets its turn. Returns False if no turn runs, or if the running turn is not `turn_id`. Pass
+        the turn that the user saw, so that a late click does not end the next one. Raises
+        `ConversationNotFound`.
         """
         await self._journal.info(self.conversation_id)
         return await self._ask(Interrupt(turn_id, expected=self._expected))
 
     async def undo(self) -> Sequence[UserMessageEvent]:
-        """Take the newest turn that has chat messages in the view out of it; return the messages.
+        """Take the newest turn out of the view, and return its chat messages.
 
-        The log keeps the turn, and what its tools did stays done. Called again, it takes the turn
-        before; so after `OutcomeUnknown`, read the view first. Raises `TurnInProgress` while a turn
-        runs, `NotRetractable` if a part of it is condensed, `NothingToRetract`, and
+        A turn without a chat message in the view is passed over. The log keeps the turn, and the
+        effects of its tools are not undone. A second call takes out the turn before it; so after
+        `OutcomeUnknown` or a cancellation, read the view first. Raises `TurnInProgress` while a
+        turn runs, `NotRetractable` if a part of it is condensed, `NothingToRetract`, and
         `ConversationNotFound`.
         """
         await self._journal.info(self.conversation_id)
@@ -313,28 +325,32 @@ class Conversation:
     async def append(self, event: Event, *, park: bool = False) -> Appended | Duplicate:
         """Put one event into the log, if admission lets it; no turn starts.
 
-        Raises `AdmissionRefused` with the violation; the event is then kept among `rejections`.
-        Raises `NotAppendable` for an event that only the owner writes. With `park`, a result that
-        comes before its call waits in memory for `park_s` at most, unacknowledged, and this call
-        waits with it; it raises `ResultNotKept` if the owner stops first.
+        Appending the same event again writes nothing and returns `Duplicate`; so repeat it after
+        `OutcomeUnknown` or a cancellation. Raises `AdmissionRefused` with the violation; the event
+        is then kept among `rejections`. Raises `NotAppendable` for an event that only the owner
+        writes.
+
+        With `park`, a result that comes before its call waits in memory for `park_s` at most, and
+        this call waits with it: it returns once the result is in the log, and raises
+        `ResultNotKept` if the owner stops first.
         """
         return await self._ask(Append(event, park, expected=self._expected))
 
     async def append_all(self, events: Sequence[Event]) -> Appended | Duplicate:
         """Put several events into the log in one commit, if admission lets all of them.
 
-        Use it as `append`, for events that belong together, retractions among them; a chat message
-        has no `message_id` here. Appending the same events again returns `Duplicate`. Returns the
-        seq of the last event; without events, the end of the log as its owner in this process
-        knows it.
+        For events that belong together, which may include retractions; otherwise as `append`. A
+        chat message here must have no `message_id`. Appending the same events again writes nothing
+        and returns `Duplicate`. Returns the seq of the last event; without events, the end of the
+        log as its owner in this process knows it.
         """
         return await self._ask(AppendAll(tuple(events), expected=self._expected))
 
     async def pause(self) -> bool:
-        """Begin no further step until `resume`, over restarts too; durable when this returns.
+        """Begin no further step until `resume`, also after a restart; durable when this returns.
 
-        A model call or a tool that runs goes on, and its result is kept. Chat messages are taken
-        as always. Returns False if it was paused already. Raises `ConversationNotFound`.
+        A running model call or tool goes on, and its result is kept. Chat messages are accepted as
+        always. Returns False if it was paused already. Raises `ConversationNotFound`.
         """
         await self._journal.info(self.conversation_id)
         return await self._ask(Pause(expected=self._expected))
@@ -350,9 +366,10 @@ class Conversation:
     async def answer(self, answers: Mapping[str, bool | str]) -> None:
         """Answer the calls that wait for a confirmation, each on its own, in one commit.
 
-        By tool call id: True runs the call, False or a reason rejects it, and the agent sees the
-        reason. Each call that waits gets exactly one answer. The same answers again succeed and
-        write nothing, so repeat them after `OutcomeUnknown`; others raise `NotConfirmable`.
+        `answers` has every call that waits, by its tool call id: True runs the call, False or a
+        reason rejects it, and the agent sees the reason. Giving the same answers again writes
+        nothing, so repeat them after `OutcomeUnknown` or a cancellation; others raise
+        `NotConfirmable`.
         """
         await self._ask(Answer(answers, expected=self._expected))
 
@@ -360,7 +377,7 @@ class Conversation:
         """Let the calls run that wait for a confirmation: `answer` them all with True.
 
         Name all calls that the user was shown: then a second click, or a repeat after
-        `OutcomeUnknown`, never confirms others. Raises `NotConfirmable`.
+        `OutcomeUnknown`, never confirms other calls. Raises `NotConfirmable`.
         """
         named = True if tool_call_ids is None else dict.fromkeys(tool_call_ids, True)
         await self._ask(Answer(named, expected=self._expected))
@@ -398,12 +415,12 @@ class Conversation:
     ) -> Appended | Duplicate:
         """Change the title, the labels, or the user whose conversation it is; also during a turn.
 
-        What is not given stays. An empty title or owner clears it; a label of None is removed, and
-        labels that are not named stay. The model sees none of this. A second call with the same
-        `change_id` writes nothing and returns `Duplicate`; with another change it raises
-        `EventIdConflict`. Raises `ConversationNotFound`; `TooManyLabels` and `LabelTooLong`, as
-        `Limits` say; and `InvalidInput` for a title of more than 256 characters, or control
-        characters in one of them.
+        Arguments that are left out change nothing. An empty title or owner clears it; a label of
+        None is removed, and labels that are not named stay. The model sees none of this. A second
+        call with the same `change_id` writes nothing and returns `Duplicate`; with another change
+        it raises `EventIdConflict`. Raises `ConversationNotFound`; `TooManyLabels` and
+        `LabelTooLong`, by the bounds in `Limits`; and `InvalidInput` for a title of more than 256
+        characters, or for control characters.
         """
         change = Change(title, _frozen("labels", labels), owner, change_id, expected=self._expected)
         await self._journal.info(self.conversation_id)
@@ -414,12 +431,13 @@ class Conversation:
     ) -> Conversation:
         """Begin another conversation with this one's log up to the seq `at`, or to its end.
 
-        It has the title and the labels that this one had at that seq. `owner` is the user whose
-        conversation the fork is; without it, the fork has none. The log is shared and not copied.
-        A turn that ran at that seq is interrupted in the fork, and its open calls are answered as
-        not run; queued chat messages stay here. This conversation is only read. Raises
-        `ConversationNotFound`, `ConversationExists`, `ConversationDeleted` if it is deleted
-        meanwhile, and `InvalidInput` if the log has no such seq.
+        The fork has the title and the labels that this conversation had at that seq. `owner` is the
+        user whose conversation the fork is; without it, the fork has none. The log is shared and
+        not copied. A turn that ran at that seq is interrupted in the fork, and its open calls are
+        answered as not run; queued chat messages stay here. This conversation is only read, and may
+        go on meanwhile. Raises `ConversationNotFound`, `ConversationExists`, `ConversationDeleted`
+        if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq. After
+        `OutcomeUnknown` or a cancellation, the fork may exist: ask its handle's `exists`.
         """
         setup = self._setup
         if owner is not None:
@@ -459,8 +477,9 @@ class Conversation:
 
         With `live`, the iteration continues until the `Conversations` are left, and waits for a
         conversation that does not exist yet. Otherwise it stops at the end of the log, and raises
-        `ConversationNotFound`. A slow reader reads from the journal and delays no other reader and
-        no sender. A reader keeps nothing active; drop it to end it.
+        `ConversationNotFound`. A slow reader reads from the journal, and delays no other reader and
+        no sender. Iterate a reader from one task; cancelling its wait loses no event. A reader
+        keeps no owner active; drop it to end it.
         """
         if after < 0:
             raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
@@ -469,10 +488,11 @@ class Conversation:
     def follow(self, *, after: int = 0) -> AsyncIterator[LoggedEvent | TextDelta]:
         """Iterate over live `events` from `after` on, with pieces of answers between them.
 
-        A user interface shows a conversation from these. Pieces come live, from an owner in this
-        process, or in one that it can ask (`turnkeeper.actors.gateway.Node`). The first piece of
-        an answer has all that was said of it so far, and a task that falls behind gets what it
-        missed as one piece.
+        For a user interface that shows a conversation. Pieces come live, from an owner in this
+        process, or in another one that this process can ask (`turnkeeper.actors.gateway.Node`). The
+        first piece of an answer has all that was said of it so far, and a task that falls behind
+        gets the pieces it missed as one. Iterate it from one task; cancelling its wait loses
+        nothing.
         """
         if after < 0:
             raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
@@ -483,13 +503,17 @@ class Conversation:
         )
 
     async def view(self) -> View:
-        """Return the view as committed. Raises `ConversationNotFound`, and then creates nothing."""
+        """Return the committed view, from the owner, which is started unless there is one.
+
+        Raises `ConversationNotFound`, and `OwnedElsewhere` if another process owns the
+        conversation; `at` reads the same from the log.
+        """
         await self._journal.info(self.conversation_id)
         expected = replace(self._expected or Expected(), exists=True)  # it may be deleted meanwhile
         return await self._ref.ask(GetView(expected=expected))
 
     async def at(self, seq: int | None = None) -> Folded:
-        """Return the state at `seq`, or at the end of the log. Opens nothing.
+        """Return the state at `seq`, or at the end of the log. It only reads the log.
 
         Raises `ConversationNotFound`, `CorruptLog`, and `InvalidInput` if the log has no such seq.
         """

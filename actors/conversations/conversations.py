@@ -11,13 +11,16 @@ subscriptions to them. It promises:
    get their turns: on entering, and within about `recover_every_s` if another process has crashed.
 4. `events` yields every event of the log from a seq on, in order, without a gap or a repeat.
 
-It does not promise that a tool call which was open when its process stopped did not happen: its
+It does not promise to know whether a tool call happened that was open when its process stopped: the
 result says that it may have.
 
-Everything here belongs to one event loop. Cancelling a call never half-does it.
+Everything here belongs to one event loop, and any of its tasks may call it. A call that is
+cancelled has happened as a whole or not at all, except `expire` and `erase`: they delete one
+conversation after another, and what they have deleted stays deleted.
 
-Importing this module loads no owner and no event; making the first `Conversations` does. So a
-program pays for them before its event loop serves anyone, and only if it opens conversations.
+Importing this module loads neither the owner nor the event classes; making the first
+`Conversations` does. So a program pays for them before its event loop serves anyone, and only if it
+opens conversations.
 """
 
 from __future__ import annotations
@@ -69,14 +72,15 @@ if TYPE_CHECKING:
 __all__ = ["ConversationConfig", "Conversations", "Erasure"]
 
 REFUSE_S = 1.0
-"""How long a conversation whose owner failed too often is refused. Kept short: in an outage of the
-journal this happens to every conversation, and each stays refused for so much longer."""
+"""Seconds for which a conversation refuses messages after its owner has failed too often. Few,
+because in an outage of the journal every owner fails, and its conversation stays refused for this
+much longer than the outage."""
 
 SUPERVISION = Supervision(
     rules=(
         # Fenced, or owned elsewhere: only the next message starts another owner.
         (OwnershipLost, Directive.STOP),
-        # Trying again does not open a log that cannot be opened as it is.
+        # A log that cannot be opened as it is would fail the next owner in the same way.
         (Refused, Directive.STOP),
     )
 )
@@ -111,7 +115,8 @@ class Conversations:
             turn = await conversations["alice"].send("Where is my order?")
             print(await turn.reply())
 
-    `start` and `aclose` open and close it without a block, also from different tasks.
+    `start` and `aclose` open and close it without a block, also from different tasks. While it is
+    open, any number of tasks of that event loop may use it at once.
     """
 
     def __init__(
@@ -139,17 +144,17 @@ class Conversations:
         name: str = "conversations",
         ports: Ports | None = None,
     ) -> None:
-        """Nothing is opened yet. Raises `InvalidInput`.
+        """Check the settings; nothing is opened before entering. Raises `InvalidInput`.
 
         What the agent sees and says:
-        `system_prompt`: where a conversation begins. `prompt_policy`: if it began with another one,
-        the model sees the "current" one from the next turn on, in the place of the other; "pinned"
-        keeps the conversation's own. `on_overlap`: the effect of a chat
+        `system_prompt`: the prompt with which a new conversation begins. `prompt_policy`: if a
+        conversation began with another prompt, "current" shows the model this one instead from the
+        next turn on; "pinned" keeps the conversation's own. `on_overlap`: the effect of a chat
         message on the turn that runs, unless `send` names another. `queued_messages_max`: how many
         chat messages may wait; then `QueueFull`. `answer_length_max`: the most characters of one
-        answer; the turn of a longer one fails with `AnswerTooLong`. `condenser`: proposes what of a
-        long view to forget. `configure`: returns the settings of one conversation, by its id, each
-        time that it is opened.
+        answer; the turn of a longer one fails with `AnswerTooLong`. `condenser`: proposes which
+        part of a long view to forget. `configure`: called with an id each time that a conversation
+        is opened, returns its settings.
 
         After a crash:
         `recover`: "on_enter" takes up what crashed processes left unfinished, on entering and from
@@ -157,15 +162,15 @@ class Conversations:
         `recover_every_s`: the seconds between two looks at the journal, give or take a quarter; by
         default as long as `PostgresJournal`'s lease. `recover_max`: how many conversations are
         taken up at once. `unfinished`: "end" ends a turn that was cut off, as interrupted; "resume"
-        goes on with it, which needs a resumable agent, and runs a tool again only if it is declared
+        continues it, which needs a resumable agent, and runs a tool again only if it is declared
         idempotent.
 
         Resources:
-        `runtime`: the one to run in; by default one of its own, which ends with it. `name`: the
-        region's, which differs for several `Conversations` in one runtime. `idle_s`: seconds after
-        which an idle conversation is passivated (None: never). `active_max`: how many may be active
-        before the one that has been idle longest is passivated. `limits`: the bounds on
-        messages, tool arguments and labels, and on memory.
+        `runtime`: the runtime to run in; by default a new one, which ends with these
+        conversations. `name`: the name of their region; give each a name if several `Conversations`
+        share a runtime. `idle_s`: seconds after which an idle conversation is passivated (None:
+        never). `active_max`: how many may be active before the one that has been idle longest is
+        passivated. `limits`: the bounds on messages, tool arguments and labels, and on memory.
         `park_s`: how many seconds a result that came before its call may be parked. `verify`: how
         often, after a commit, the view is built again from the log and compared, which costs a read
         of the log.
@@ -268,10 +273,11 @@ class Conversations:
         return self
 
     async def aclose(self) -> None:
-        """Close what `start` has opened; again, it waits until that is done."""
+        """Close what `start` has opened. A second call waits until the first has closed it."""
         self._region = None
         try:
-            # Without a checkpoint: a task that is cancelled closes all the same.
+            # `acquire` would begin with a checkpoint, where a cancelled task would leave, and
+            # close nothing.
             self._closing.acquire_nowait()
         except anyio.WouldBlock:
             await self._closing.acquire()
@@ -283,7 +289,10 @@ class Conversations:
 
     async def _enter(self, *, has_block: bool) -> None:
         if self._is_entered:
-            raise RuntimeError("conversations are entered once; make new ones for the same journal")
+            raise RuntimeError(
+                "these Conversations were entered before; make new Conversations for the same "
+                "journal"
+            )
         self._is_entered = True
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._journal)
@@ -306,7 +315,8 @@ class Conversations:
                 active_max=self._active_max,
                 refuse_s=REFUSE_S,
             )
-            # Run from the last to the first: refuse new owners, stop them all, end the readers.
+            # The stack runs them from the last to the first: refuse new owners, stop the owners,
+            # end the readers.
             stack.callback(self._setup.subscriptions.close)
             stack.push_async_callback(
                 self._region.stop, "its conversations are closing", refusal=ConversationsClosed
@@ -336,7 +346,7 @@ class Conversations:
     def _make_owner(self, conversation_id: str) -> ConversationActor:
         from ..owner.actor import ConversationActor
 
-        # If the runtime goes on, a handle that was kept still reaches the region.
+        # A caller's own runtime may go on, and a handle that was kept still reaches the region.
         if self._is_closing:
             raise ConversationsClosed(conversation_id)
         setup = self._setup
@@ -388,20 +398,20 @@ class Conversations:
         return self._runtime
 
     def watch(self, watcher: Watcher) -> None:
-        """Have a watcher told what happens from now on; it takes the place of the one before it.
+        """Call this watcher about all that happens from now on; it replaces the one before it.
 
-        Before entering, it sees what recovery does as well. For OpenTelemetry, use `instrument` of
-        `turnkeeper.actors.integrations.otel`.
+        Set it before entering to see what recovery does as well. For OpenTelemetry, use
+        `instrument` of `turnkeeper.actors.integrations.otel`.
         """
         self._setup.watching.watcher = watcher
         if self._runtime is not None and self._is_entered:
             watcher.opened(self._runtime)
 
     def join(self, nodes: OtherNodes) -> ThisNode:
-        """Forward commands by `nodes` to the processes that own their conversations, from now on.
+        """From now on, send a command through `nodes` if another process owns its conversation.
 
-        For transports; `turnkeeper.actors.gateway.Node` is the one over HTTP, and calls this.
-        Returns what the other processes ask of this one.
+        Transports call this; `turnkeeper.actors.gateway.Node` is the one over HTTP. Returns the
+        object through which the transport passes on what other processes ask of this one.
         """
         from ..owner.nodes import ThisNode
 
@@ -411,18 +421,21 @@ class Conversations:
         return ThisNode(self._journal, region, setup.subscriptions)
 
     def leave_nodes(self) -> None:
-        """Forward nothing from now on: what another process owns raises `OwnedElsewhere`."""
+        """Forward nothing from now on: a command to what another process owns is refused.
+
+        It raises `OwnedElsewhere`, as without `join`.
+        """
         self._setup.hopping.nodes = None
         self._setup.subscriptions.want_pieces = None
 
     @property
     def active(self) -> int:
-        """How many conversations have their owner here."""
+        """How many conversations have their owner in this process."""
         return self._setup.subscriptions.owned_count
 
     @property
     def readers(self) -> int:
-        """How many live readers follow conversations here."""
+        """How many live readers follow conversations in this process."""
         return self._setup.subscriptions.readers_count
 
     async def list(
@@ -439,14 +452,15 @@ class Conversations:
     ) -> ConversationPage:
         """Return a page of the conversations in the journal, without opening them.
 
-        `prefix`: of their ids. `owner`: the user whose they are. `status`: of the agent, in lower
-        case. `label`: a name and its value. `order`: by id; by creation, the oldest first; or by
-        activity, the newest first. The next page takes the same filters and this one's `cursor`.
+        `prefix`: how their ids begin. `owner`: the user they belong to. `status`: the agent's, in
+        lower case. `label`: a name and its value. `order`: by id; by creation, the oldest first; or
+        by activity, the newest first. For the next page, give the same filters and this page's
+        `cursor`.
 
-        A page of an owner, and of that together with a label or a status (other than "idle" and
-        "finished"), takes the same time among any number of conversations. Other mixes look at
-        `scan_max` conversations at most; a page that stopped there has `is_complete` False, and
-        goes on from its cursor. Raises `InvalidInput`.
+        A page takes the same time among any number of conversations if it is filtered by owner,
+        or by owner and a label or a status (other than "idle" and "finished"). With other filters
+        it looks at `scan_max` conversations at most; a page that stopped there has `is_complete`
+        False, and its cursor continues there. Raises `InvalidInput`.
         """
         from ..core.listing import make_query, page_of
 
@@ -475,15 +489,16 @@ class Conversations:
     ) -> SearchResults:
         """Return a page of the chat messages that have all of these words, the newest first.
 
-        Case and accents do not matter. A `*` at the end finds words that begin as the last one
-        does. `owner`: the user whose the conversations are. `prefix`: of their ids. `label`: a name
-        and its value. The next page takes the same arguments and this one's `cursor`.
+        Case and accents do not matter. With a `*` at the end, the last word stands for all words
+        that begin with it. `owner`: the user the conversations belong to. `prefix`: how their ids
+        begin. `label`: a name and its value. For the next page, give the same arguments and this
+        page's `cursor`.
 
-        The journal indexes a little later than it writes: `complete_to` of a page says up to when.
-        With a label, or a prefix other than a whole folder (`alice:`), a page looks at `scan_max`
-        messages with the words at most; one that stopped there has `is_complete` False, and goes
-        on from its cursor. Raises `InvalidInput`, and `SearchIsOff` unless the journal was opened
-        with `search=True`.
+        The journal indexes a little later than it writes; a page has everything written before its
+        `complete_to`. With a label, or a prefix other than a whole folder (`alice:`), a page looks
+        at `scan_max` messages with the words at most; a page that stopped there has `is_complete`
+        False, and its cursor continues there. Raises `InvalidInput`, and `SearchIsOff` unless the
+        journal was opened with `search=True`.
         """
         from ..core.search import make_search_query, results_of
 
@@ -516,17 +531,17 @@ class Conversations:
     async def drain(self, grace_s: float, *, messages: WhileDraining = "queue") -> Drained:
         """Hand the conversations over to other processes, within `grace_s` seconds or so.
 
-        From now on no turn starts here. Chat messages are durably queued for the next owner, or
+        From now on no turn starts here. A chat message is durably queued for the next owner, or
         refused with `Draining`, as `messages` says. Conversations without a running turn are
         released first. With `unfinished="resume"`, the turn of a resumable agent stops before its
-        next step, and goes on in the next process. Other turns may end. Those that still run at the
-        end of the grace are interrupted, and what was said is kept; with `unfinished="resume"`, a
-        resumable agent is cancelled instead, nothing is written, and the next owner asks again.
-        Until then confirmations, interrupts and reads work as always. Then every message is refused
-        with `Draining`, and the readers end.
+        next step, and continues in the next process. Other turns have until the end of the grace.
+        Those that still run then are interrupted, and the text said so far is kept; with
+        `unfinished="resume"`, a resumable agent is cancelled instead, nothing is written, and the
+        next owner asks the model again. During the grace, confirmations, interrupts and reads work
+        as always. After it every message is refused with `Draining`, and the readers end.
 
-        It cannot be undone: leave the block, and open the journal again. A second call can only
-        shorten the grace. Cancelling it leaves the conversations draining; call it again.
+        A drain cannot be undone: leave the block, and open the journal again. A second call can
+        only shorten the grace. Cancelling it leaves the conversations draining; call it again.
         """
         from ..owner.draining import check_drain, hand_over
 
@@ -543,14 +558,15 @@ class Conversations:
     ) -> Deletion:
         """Delete a conversation, its log and all that is kept beside it.
 
-        `owner`: the user whose conversation it is, else `NotYours`. `behalf`: the principal for
-        whom it is deleted, as in `Conversation.expecting`.
+        `owner`: the user whose conversation it must be, else `NotYours`. `behalf`: the principal
+        for whom it is deleted, as in `Conversation.expecting`.
 
-        A turn that runs is cut off; its readers and those who await a turn get
+        A turn that runs is cut off; readers, and callers that await a turn, get
         `ConversationDeleted`. A chat message that is sent meanwhile is either in the log that is
         deleted, or begins a new conversation. The part of the log that forks need stays, and the
-        answer says so. Raises `ConversationNotFound` and `OwnedElsewhere`; after `OutcomeUnknown`,
-        delete it again.
+        returned `Deletion` says so. Raises `ConversationNotFound` and `OwnedElsewhere`. After
+        `OutcomeUnknown` or a cancellation, delete it again; `ConversationNotFound` then means that
+        it is gone.
         """
         deletion = await self._delete(conversation_id, owner=owner, behalf=behalf)
         assert deletion is not None, "a deletion without a condition"
@@ -559,8 +575,9 @@ class Conversations:
     async def expire(self, *, before: float) -> Sequence[str]:
         """Delete the conversations last written before this time (seconds since 1970, UTC).
 
-        Conversations that another process owns, or that are written to meanwhile, stay. Returns
-        the ids of the deleted ones.
+        Conversations that another process owns, or that are written to meanwhile, stay. Returns the
+        ids of the deleted ones. If it raises or is cancelled, some may have been deleted; call it
+        again for the rest.
         """
         deleted: list[str] = []
         for info in await self._open_journal().list():
@@ -571,13 +588,14 @@ class Conversations:
         return deleted
 
     async def erase(self, owner: str, *, behalf: Behalf | None = None) -> Erasure:
-        """Delete all conversations of a user; return the receipts of all.
+        """Delete all conversations of a user; return what became of each.
 
         `behalf`: the principal for whom they are deleted, as in `Conversation.expecting`.
 
-        Forks go before what they were forked from, so that nothing is kept for them. One that
-        cannot be deleted stops no other: `Erasure.left` has its error, and erasing again goes on
-        with it. Those that the user begins meanwhile may stay.
+        A fork is deleted before the conversation it was forked from, so that no part of a log is
+        kept for it. If one cannot be deleted, the others still are: `Erasure.left` has its error.
+        Call it again for those, and after a cancellation. Conversations that the user begins
+        meanwhile may stay.
         """
         check_id("owner", owner)
         receipts: dict[str, Deletion] = {}
@@ -621,7 +639,7 @@ class Conversations:
         ref = region[conversation_id]
         command = Delete(head, expected=Expected(owner, behalf=behalf))
         if head is not None:
-            return await ref.ask(command)  # what another process owns is that one's to expire
+            return await ref.ask(command)  # not forwarded: each process expires those it owns
         return await ask_owner(ref, conversation_id, command, self._setup.hopping)
 
 
@@ -629,7 +647,7 @@ def _configured(setup: Setup, config: ConversationConfig) -> Setup:
     from ..core.commands import check_overlap
 
     if not isinstance(config, ConversationConfig):
-        raise InvalidInput(f"configure returns a ConversationConfig, and gave {config!r}")
+        raise InvalidInput(f"configure must return a ConversationConfig, and returned {config!r}")
     settings = setup.settings
     _check_system_prompt(config.system_prompt)
     agent = setup.agent if config.agent is None else config.agent
@@ -654,7 +672,10 @@ def _check_journal(journal: Journal) -> None:
 
 def _check_agent(agent: Agent) -> None:
     if not callable(getattr(agent, "run", None)):
-        raise InvalidInput(f"an agent has `async run(turn)`, and {agent!r} has not; use @agent")
+        raise InvalidInput(
+            f"an agent needs a method `async run(turn)`, and {agent!r} has none; use @agent to "
+            "make one of a function"
+        )
 
 
 def _check_system_prompt(system_prompt: str | None) -> None:

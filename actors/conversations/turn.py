@@ -40,10 +40,11 @@ from ..owner.wait_graph import turn_of
 __all__ = ["Turn", "TurnAccess", "TurnEnd", "find_turn"]
 
 OWNERS_ENDING_MAX = 2
-"""How many owners may fail or stop while a turn is awaited, before its awaiter is told why."""
+"""How many owners may fail or stop under an awaited turn; the next failure is raised to its
+awaiter."""
 
 _NOTHING_TO_NOTE: Final = nullcontext()
-# By kind, before any class is asked for: pydantic makes `isinstance` slow.
+# Events are sorted out by kind before any `isinstance`, which pydantic makes slow.
 _TOLD_OF: Final = frozenset({
     "user_message", "message_queued", "message_withdrawn", "forked_from", "agent_message",
     "turn_ended",
@@ -104,14 +105,15 @@ class TurnAccess:
                 await self._ref.ask(GetView())
             except NotDelivered:
                 if self._setup.subscriptions.is_closing:
-                    # No other will start, and nothing tells when this one has stopped.
+                    # No other owner will start, so there is nothing to wait for.
                     raise ConversationsClosed(self.conversation_id) from None
-                # The last one is stopping. No await since that was found, so this only waits.
+                # The owner is stopping. There is no await since the ask failed, so this stops no
+                # newer one: it only waits for the end of the old.
                 await self._region.stop_actor(self.conversation_id)
             except OwnedElsewhere:
                 raise  # another claim would be refused too
             except (Unavailable, OutcomeUnknown, OwnershipLost):
-                pass  # it waited beside what the last owner failed at; the next one is asked
+                pass  # the owner failed with the ask in its mailbox; ask the next one
             else:
                 return
         await self._ref.ask(GetView())
@@ -231,7 +233,8 @@ class Turn:
             ...
         print(await turn.reply())    # or: await turn.end(), await turn.cancel()
 
-    Cancelling one of these waits does not end the turn; `cancel` does.
+    Cancelling one of these waits does not end the turn; `cancel` does. Any number of tasks may
+    await one turn and iterate over it at once; each iteration is for one task.
     """
 
     def __init__(self, access: TurnAccess, sent: Sent) -> None:
@@ -251,10 +254,10 @@ class Turn:
 
     @property
     def turn_id(self) -> str:
-        """The id of the turn, as it was known when this was sent or looked up.
+        """The id of the turn, as it was known when the chat message was sent or looked up.
 
-        For a chat message that waits it is a forecast: the message may join another turn, or wait
-        again under another id. Ask for the turn by its message id: `conversation.turn`.
+        It may change as long as the chat message waits: the message may join another turn, or wait
+        again under another id. `conversation.turn(message_id)` looks up the present one.
         """
         return self._sent.turn_id
 
@@ -265,7 +268,7 @@ class Turn:
 
     @property
     def is_duplicate(self) -> bool:
-        """True if the log had this chat message before it was sent, or it was looked up."""
+        """True if the log had this chat message already, or if the turn was looked up."""
         return self._sent.is_duplicate
 
     @property
@@ -275,14 +278,14 @@ class Turn:
 
     @property
     def waits_for(self) -> Literal["resume", "confirmation"] | None:
-        """The decision of the user that the turn waited for when this was sent or found running."""
+        """The user's decision that the running turn waited for when this was sent or looked up."""
         return self._sent.waits_for
 
     async def reply(self) -> str:
         """Wait for the turn to complete, and return the last message that the agent said in it.
 
-        Raises `TurnNotCompleted`, which has the text that was said until then, and what `end`
-        raises.
+        Raises `TurnNotCompleted`, which has the text said so far, if the turn ends in another way;
+        and whatever `end` raises.
         """
         end = await self.end()
         if end.outcome != "completed":
@@ -307,7 +310,7 @@ class Turn:
         access = self._access
         ended = None
         if access.is_inside_a_turn:
-            # A turn that has ended is told without waiting; waiting in a circle is refused below.
+            # A turn that has ended needs no wait, and so closes no circle; others may, below.
             ended = await self.ended()
         if ended is None:
             with access.note_waiting():
@@ -336,7 +339,8 @@ class Turn:
 
         It begins with the chat message and stops at the turn's end. Every event comes once and in
         order, also if the turn began long ago. Pieces come live, from an owner in this process; the
-        first one has all that was said of the answer so far. Raises as `end` does.
+        first one has all that was said of the answer so far. Cancelling its wait loses nothing.
+        Raises as `end` does.
         """
         return _TurnFollower(self._access, self._sent)
 
@@ -344,14 +348,14 @@ class Turn:
 
         def __await__(self) -> NoReturn:
             raise TypeError(
-                "a turn is not awaited itself; use `await turn.reply()` for its answer, or "
-                "`await turn.end()`"
+                "a Turn cannot be awaited; use `await turn.reply()` for its answer, or "
+                "`await turn.end()` for how it ended"
             )
 
     async def cancel(self) -> bool:
         """Interrupt the turn, or withdraw its chat message while it waits.
 
-        Returns False if the turn had ended already. It is durable when this returns, and what was
-        said is kept.
+        It is durable when this returns, and the text said so far is kept. Returns False if the turn
+        had ended already; so it may be called again, after `OutcomeUnknown` too.
         """
         return await self._access.cancel(self._sent)

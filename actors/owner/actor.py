@@ -189,10 +189,10 @@ class _Taken(Stamp):
 
 
 def _as_answer(error: Exception) -> Exception:
-    """Return the error; a refusal, which is an answer like others, without its traceback.
+    """Return the error, without its traceback if it is a refusal.
 
-    That one holds the frame of its decision, which holds what was decided, with the refusal in it:
-    a circle, which only the garbage collector could free.
+    The traceback holds the frame that decided, and that frame the batch with the refusal in it: a
+    reference cycle, which only the garbage collector could free. A refusal is an ordinary answer.
     """
     return error.with_traceback(None) if isinstance(error, Refused) else error
 
@@ -231,9 +231,9 @@ class ConversationActor(Actor[Command | Query]):
         self._snapshot_effect: Effect | None = None
         self._snapshot_seq = 0
         self._listed_seq: int | None = None
-        """The seq of the newest listing; None: the first append of this owner goes with one."""
+        """The seq of the newest listing; None until this owner's first append, which writes one."""
         self._is_wanted = True
-        """True if a caller may wait for this owner's work, and until the log has been read."""
+        """True until the log has been read, and then while a turn runs or a message waits."""
 
     async def on_start(self) -> None:
         await self._open()
@@ -241,8 +241,8 @@ class ConversationActor(Actor[Command | Query]):
     async def _open(self) -> None:
         """Claim the log as it is now, and end or resume the turn that the last owner left."""
         journal = self._setup.journal
-        # Claimed before the head is read: an append of the owner before this one has then either
-        # landed, and is read, or never will.
+        # The claim comes first: once it returns, an append of an older owner has either landed, and
+        # is read below, or is refused for good.
         self._claimed_at = self._setup.ports.monotonic()
         claim = await journal.claim(self._conversation_id)
         try:
@@ -250,8 +250,8 @@ class ConversationActor(Actor[Command | Query]):
                 journal, self._conversation_id, claim.head, limits=self._setup.limits
             )
         except (ConversationNotFound, CorruptLog) as error:
-            # A log that ends before the head that was claimed: another process has claimed it
-            # since, and deleted it. A lease that still holds makes it damage.
+            # The log ends before the head that was claimed. If the lease still holds, that is
+            # damage. If it has run out, another process has claimed and deleted the log since.
             is_valid = journal.is_lease_valid(since=self._claimed_at)
             if isinstance(error, CorruptLog) and is_valid:
                 raise
@@ -266,8 +266,8 @@ class ConversationActor(Actor[Command | Query]):
             ports = self._setup.ports
             await self._run([_Taken(Recover(enforced_away), ports.now(), ports.ids.block())])
         self.check_lease()  # there is no await from here to the end
-        # Last, since an owner that could not start is not told to stop. Events that the last owner
-        # committed and could not publish are in the log.
+        # Last, because `on_stop`, which takes it back, is not called if the start fails. Readers
+        # find in the log what the last owner committed and could not publish.
         self._setup.subscriptions.owner_began(self._conversation_id, self)
 
     async def on_stop(self) -> None:
@@ -300,9 +300,9 @@ class ConversationActor(Actor[Command | Query]):
         return self._run(self._take(deliveries))
 
     async def _run(self, batch: Sequence[_Taken]) -> None:
-        """Make the other four moves for a batch that was taken.
+        """Make moves 2 to 5 for a batch that was taken.
 
-        One coroutine, which nearly always waits at the commit alone. A thousand owners may wait
+        One coroutine, which nearly always waits only at the commit. A thousand owners may wait
         there at once, so it holds few objects: the garbage collector looks at all of them.
         """
         decided: Sequence[_Taken] = ()
@@ -323,27 +323,27 @@ class ConversationActor(Actor[Command | Query]):
             self._start_effects(decided)
         except Exception as error:
             failure = self._lost_or(error)
-            # Parked results that this batch released are among the decided, and in no mailbox.
+            # Results that this batch released from parking are in `decided` only.
             for one in (*batch, *decided):
                 if one.delivery is not None:
                     one.delivery.fail(failure)
             if batch[0].delivery is not None:
-                self._refuse_to_be_refused(failure)
+                self._raise_if_refused(failure)
             if failure is not error:
                 raise failure from error
             raise
 
     def _lost_or(self, error: Exception) -> Exception:
-        """Return the error; that the log is gone means that another process has deleted it."""
+        """Return the error, or `LeaseExpired` if the log is gone: a newer owner has deleted it."""
         if isinstance(error, ConversationNotFound):
             return LeaseExpired(self._conversation_id, self._working.epoch)
         return error
 
-    def _refuse_to_be_refused(self, error: Exception) -> None:
+    def _raise_if_refused(self, error: Exception) -> None:
         """Raise `InvariantViolation` if the journal has refused this owner.
 
-        The refusal of one command is answered to its caller alone. A refusal that ends a batch is
-        the journal's, of an append that this actor must be able to make.
+        A refused command does not end its batch: its caller alone gets the refusal. So a refusal
+        that does is the journal's, of an append that the newest owner is always allowed.
         """
         if isinstance(error, Refused):
             raise InvariantViolation(
@@ -362,13 +362,13 @@ class ConversationActor(Actor[Command | Query]):
         except Exception as error:
             for delivery in deliveries:
                 delivery.fail(error)
-            self._refuse_to_be_refused(error)
+            self._raise_if_refused(error)
             raise
 
     async def _delete(self, delivery: Delivery[Command | Query], taken: _Taken) -> None:
-        """Delete the log, end everything that runs on it, and own a new log of that name.
+        """Delete the log, end everything that runs on it, and open a new log of that name.
 
-        So messages sent before this are gone with the log, and later ones are not.
+        Messages taken before this one are deleted with the log; later ones go to the new log.
         """
         await self._look_up([taken])
         try:
@@ -426,7 +426,7 @@ class ConversationActor(Actor[Command | Query]):
                     if replaces is not None:
                         taken.known_target = await self._look_up_message(replaces)
                 case Append(event=event):
-                    if event.id <= state.event_id_max:  # no new one is
+                    if event.id <= state.event_id_max:  # ids rise, so a new event's is greater
                         taken.known_event = await self._look_up_event(event.id)
                     if (
                         event.kind == "user_message"
@@ -447,8 +447,8 @@ class ConversationActor(Actor[Command | Query]):
     async def _look_up_message(self, message_id: str) -> KnownMessage | None:
         # Only this actor writes the log, so the result still holds when the command is decided.
         turns = self._working.state.turns
-        # A known message goes with the command: by the time that it is decided, earlier commands of
-        # its batch may have made the table forget it.
+        # The command keeps what is found: by the time that it is decided, earlier commands of its
+        # batch may have made the table forget the message.
         if (known := turns.find(message_id)) is not None:
             return known
         if not turns.may_have_forgotten(message_id):
@@ -483,9 +483,9 @@ class ConversationActor(Actor[Command | Query]):
         return decode_record(self._conversation_id, records[0]).event
 
     def _look_up_in_batch(self, taken: _Taken, decided: Sequence[_Taken]) -> None:
-        """Look up the ids that this very batch has brought, and memory has let go again.
+        """Look up ids among the events of this batch that memory has let go of already.
 
-        The journal did not have them when the command was taken.
+        They are not committed, so `_look_up` could not find them in the journal.
         """
         match taken.command:
             case Send(message_id=message_id, replaces=replaces):
@@ -628,11 +628,11 @@ class ConversationActor(Actor[Command | Query]):
         return seqs[0] == last - len(records) + 1 and seqs[-1] == last
 
     async def _refuse_places(self, records: Sequence[Record], seqs: Sequence[int]) -> None:
-        """Raise the error that events which are elsewhere in the log make of their commit."""
+        """Raise the error for events that the log already has, at other seqs than decided."""
         last = self._working.state.seq
         epoch = self._working.epoch
         if (await self._setup.journal.info(self._conversation_id)).epoch != epoch:
-            # They were sent to the owner in another process, too, which has written them.
+            # The same events were sent to a newer owner too, in another process, and it wrote them.
             raise LeaseExpired(self._conversation_id, epoch)
         raise InvariantViolation(
             f"conversation {self._conversation_id}: decided seqs {last - len(records) + 1} to "
@@ -824,7 +824,8 @@ class ConversationActor(Actor[Command | Query]):
     def doubt(self) -> bool:
         if self._setup.journal.is_lease_valid(since=self._claimed_at):
             return False
-        # Ahead of what waits: a query writes nothing, so it is answered with `LeaseExpired`.
+        # Goes ahead of waiting messages. It writes nothing, so its batch checks the lease, and that
+        # ends this owner.
         self.context.ref.tell_nowait(GetView(), control=True)
         return True
 
@@ -966,7 +967,7 @@ class ConversationActor(Actor[Command | Query]):
             if is_progress is None:
                 return
             if not is_progress and self.view.is_unchanged_since(shown):
-                # It rests until the view changes. A view that has changed meanwhile is shown to it.
+                # If the view has changed meanwhile, the condenser is asked once more instead.
                 self._condenser_rests_with = shown
                 return
 

@@ -90,9 +90,9 @@ MUTANTS = [
         "an owner whose commit failed goes on with its working state",
         ConversationActor,
         "_run",
-        "self._refuse_to_be_refused(failure)\n        if failure is not error:\n"
+        "self._raise_if_refused(failure)\n        if failure is not error:\n"
         "            raise failure from error\n        raise",
-        "self._refuse_to_be_refused(failure)",
+        "self._raise_if_refused(failure)",
     ),
     Mutant(
         "a resent chat message is taken for a new one",
