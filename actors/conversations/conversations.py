@@ -290,8 +290,7 @@ class Conversations:
     async def _enter(self, *, has_block: bool) -> None:
         if self._is_entered:
             raise RuntimeError(
-                "these Conversations were entered before; make new Conversations for the same "
-                "journal"
+                "Conversations can be entered once; make new Conversations for the same journal"
             )
         self._is_entered = True
         async with AsyncExitStack() as stack:
