@@ -24,6 +24,8 @@ PAGES = [
     "messages.md",
     "watching.md",
     "torture.md",
+    "conversation-core.md",
+    "journal.md",
 ]
 
 
