@@ -22,10 +22,16 @@ from functools import partial
 from typing import Final
 from weakref import WeakKeyDictionary, WeakSet
 
-from opentelemetry import context as otel_context
-from opentelemetry import metrics, trace
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+try:
+    from opentelemetry import context as otel_context
+    from opentelemetry import metrics, trace
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+except ImportError as missing:
+    raise ImportError(
+        "spans and metrics need the packages of OpenTelemetry, which are not installed; install "
+        "turnkeeper[otel]"
+    ) from missing
 
 from ._actor import Actor
 from ._hooks import Hooks

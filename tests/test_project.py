@@ -75,6 +75,28 @@ def test_the_library_loads_without_anything_but_its_core_dependencies(
     assert (done.stdout, done.stderr) == ("loaded\n", "")
 
 
+def test_a_module_that_lacks_its_extra_names_it() -> None:
+    modules = {
+        "turnkeeper.runtime.otel": "otel",
+        "turnkeeper.actors.gateway": "gateway",
+        "turnkeeper.actors.integrations.mcp": "mcp",
+        "turnkeeper.actors.integrations.openai_agents": "openai-agents",
+        "turnkeeper.actors.integrations.otel": "otel",
+        "turnkeeper.actors.integrations.pydantic_ai": "pydantic-ai",
+        "turnkeeper.actors.models.anthropic": "anthropic",
+        "turnkeeper.actors.models.openai": "openai",
+    }
+    others = "agents anthropic fastapi mcp openai opentelemetry pydantic_ai"
+    done = run_python(
+        "import sys, importlib\n"
+        f"sys.modules.update(dict.fromkeys('{others}'.split()))\n"  # None: not there
+        f"for module in {list(modules)}:\n"
+        "    try: importlib.import_module(module)\n"
+        "    except ImportError as error: print(str(error).partition('install ')[2])"
+    )
+    assert done.stdout.split() == [f"turnkeeper[{extra}]" for extra in modules.values()]
+
+
 def test_the_lock_names_no_host(lock: str) -> None:
     assert "://" not in lock
     options = re.findall(r"^\s*(-[\w-]*)", lock, re.MULTILINE)

@@ -29,8 +29,8 @@ def tracked_files() -> list[str]:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    if listed.returncode == 0:
-        return [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    if names := [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]:
+        return names
     manifest = ROOT / "turnkeeper.egg-info" / "SOURCES.txt"
     return [name for name in manifest.read_text().splitlines() if "egg-info" not in name]
 

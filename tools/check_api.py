@@ -22,15 +22,19 @@ COLOUR = re.compile(r"\x1b\[\d+m")
 
 
 def newest_tag(root: Path) -> str | None:
-    """Return the newest tag of a release that this commit comes after, if there is one."""
-    ran = subprocess.run(
-        ["git", "describe", "--tags", "--abbrev=0", "--match", "v*"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return ran.stdout.strip() or None
+    """Return the newest tag of a release that this commit comes after, if there is one.
+
+    The release workflow runs on a commit that has a tag itself, which is not the one before it.
+    """
+
+    def git(*arguments: str) -> str:
+        ran = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
+        )
+        return ran.stdout
+
+    own = [f"--exclude={tag}" for tag in git("tag", "--points-at", "HEAD").split()]
+    return git("describe", "--tags", "--abbrev=0", "--match", "v*", *own).strip() or None
 
 
 def assemble(root: Path, into: Path) -> griffe.Object | griffe.Alias:

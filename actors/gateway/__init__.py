@@ -4,11 +4,17 @@
 same journal. Needs the extra `gateway`.
 """
 
-from .access import Action, Authenticate, Authorize, BearerTokens, Place, Principal, Share
-from .application import Gateway, app
-from .limits import GatewayLimits
-from .node import Node, NodeLimits, node_address
-from .node_keys import NodeKeys
+try:
+    from .access import Action, Authenticate, Authorize, BearerTokens, Place, Principal, Share
+    from .application import Gateway, app
+    from .limits import GatewayLimits
+    from .node import Node, NodeLimits, node_address
+    from .node_keys import NodeKeys
+except ModuleNotFoundError as missing:
+    raise ImportError(
+        f"the gateway needs the package {missing.name}, which is not installed; "
+        "install turnkeeper[gateway]"
+    ) from missing
 
 __all__ = [
     "Action",

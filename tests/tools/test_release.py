@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 RELEASE = runpy.run_path(str(ROOT / "tools" / "build_release.py"))
+TRY = runpy.run_path(str(ROOT / "tools" / "try_install.py"))
 API = runpy.run_path(str(ROOT / "tools" / "check_api.py"))
 
 
@@ -40,6 +43,20 @@ def test_a_file_that_the_source_distribution_lacks_is_found(
     monkeypatch.setitem(faults.__globals__, "tracked_files", lambda: ["README.md", "new.py"])
 
     assert list(faults(*built)) == ["new.py: not in the source distribution"]
+
+
+def test_an_unpacked_source_distribution_inside_a_clone_lists_its_own_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git answers there, and knows none of them."""
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    root = tmp_path / "dist" / "turnkeeper-1.0"
+    (root / "turnkeeper.egg-info").mkdir(parents=True)
+    (root / "turnkeeper.egg-info" / "SOURCES.txt").write_text("README.md\nturnkeeper.egg-info/x\n")
+    listed = RELEASE["tracked_files"]
+    monkeypatch.setitem(listed.__globals__, "ROOT", root)
+
+    assert listed() == ["README.md"]
 
 
 @pytest.mark.parametrize(
@@ -84,3 +101,32 @@ def test_without_a_release_there_is_nothing_to_compare_with(
 
     assert main() == 0
     assert "no release" in capsys.readouterr().out
+
+
+def test_a_commit_with_a_tag_is_compared_with_the_tag_before_it(tmp_path: Path) -> None:
+    """The release workflow runs there; a release compared with itself breaks nothing."""
+
+    def git(*arguments: str) -> None:
+        name = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+        subprocess.run(["git", *name, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    def commit(*tags: str) -> str | None:
+        git("commit", "--allow-empty", "-m", "some")
+        for tag in tags:
+            git("tag", "-m", tag, tag)
+        newest: str | None = API["newest_tag"](tmp_path)
+        return newest
+
+    git("init", "--quiet")
+
+    assert commit("v0.1.0") is None
+    assert commit() == "v0.1.0"
+    assert commit("v0.2.0", "nightly") == "v0.1.0"
+    assert commit() == "v0.2.0"
+
+
+def test_each_extra_is_tried_in_an_environment_of_its_own() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert TRY["PROGRAMS"].keys() == project["optional-dependencies"].keys()
+    assert TRY["COMMANDS"].keys() | TRY["SILENT"] <= TRY["PROGRAMS"].keys()
