@@ -12,7 +12,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 from pydantic_core import to_json
 
@@ -102,37 +102,58 @@ class ListedFold:
 
     def fold(self, event: Event, view: Sequence[LLMConvertibleEvent]) -> ListedFold:
         """Return the fold after this event of the log, given the view after it."""
-        match event:
-            case UserMessageEvent(is_reminder=False) | AgentMessageEvent():
+        # By kind: where a class of pydantic does not match, that costs ten times as much.
+        match event.kind:
+            case "user_message" | "agent_message":
+                if not _is_chat(event):
+                    return self._active(_microseconds(event))
                 return self._with_last((event,), _microseconds(event))
-            case RetractionEvent():
+            case "retraction":
+                assert isinstance(event, RetractionEvent), event.kind
                 if self.last_id in event.retracted_event_ids:
                     return self._with_last(reversed(view), self.active_us)
                 return self
-            case ForkedFromEvent(conversation_id=parent, seq=seq):
+            case "forked_from":
+                assert isinstance(event, ForkedFromEvent), event.kind
                 at = _microseconds(event)
+                parent, seq = event.conversation_id, event.seq
                 return replace(self, created_us=at, active_us=at, parent=parent, parent_seq=seq)
             case _:
-                return replace(self, active_us=_microseconds(event))
+                return self._active(_microseconds(event))
+
+    def _active(self, active_us: int) -> ListedFold:
+        """Return the fold with another time of the newest activity."""
+        # Not by `replace`, which takes five times as long; this runs twice a turn and more.
+        return ListedFold(
+            self.created_us,
+            active_us,
+            self.last_id,
+            self.last_by,
+            self.last_message,
+            self.parent,
+            self.parent_seq,
+        )
 
     def _with_last(self, newest_first: Iterable[Event], active_us: int) -> ListedFold:
         """Return the fold with the first chat message of these as the last one."""
         last_by: Literal["", "user", "agent"] = ""
         last_id = said = ""
         for event in newest_first:
-            match event:
-                case UserMessageEvent(is_reminder=False):
-                    last_by = "user"
-                case AgentMessageEvent():
-                    last_by = "agent"
-                case _:
-                    continue
-            last_id, said = event.id, event.content[:SHOWN_LENGTH]
-            break
-        # Not by `replace`, which takes five times as long; this runs for each chat message.
+            if _is_chat(event):
+                last_by = "user" if event.kind == "user_message" else "agent"
+                last_id, said = event.id, event.content[:SHOWN_LENGTH]
+                break
         return ListedFold(
             self.created_us, active_us, last_id, last_by, said, self.parent, self.parent_seq
         )
+
+
+def _is_chat(event: Event) -> TypeGuard[UserMessageEvent | AgentMessageEvent]:
+    """True if the event is a message that a user or the agent wrote."""
+    if event.kind == "user_message":
+        assert isinstance(event, UserMessageEvent), event.kind
+        return not event.is_reminder
+    return event.kind == "agent_message"
 
 
 def _microseconds(event: Event) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
 
-from ..events import Event, StepFinishedEvent, TokenUsage
+from ..events import TokenUsage
 
 __all__ = ["Metrics", "ModelMetrics"]
 
@@ -27,19 +28,6 @@ class ModelMetrics:
     latency_s: float = 0.0
     """The seconds that models took to answer, over all calls."""
 
-    def plus(self, usage: TokenUsage) -> ModelMetrics:
-        """Return the totals with one more call."""
-        return ModelMetrics(
-            input_tokens=self.input_tokens + usage.input_tokens,
-            output_tokens=self.output_tokens + usage.output_tokens,
-            cached_tokens=self.cached_tokens + usage.cached_tokens,
-            cache_written_tokens=self.cache_written_tokens + usage.cache_written_tokens,
-            reasoning_tokens=self.reasoning_tokens + usage.reasoning_tokens,
-            total_cost=self.total_cost + usage.cost,
-            llm_call_count=self.llm_call_count + 1,
-            latency_s=self.latency_s + usage.latency_s,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Metrics(ModelMetrics):
@@ -48,14 +36,30 @@ class Metrics(ModelMetrics):
     by_model: Mapping[str, ModelMetrics] = field(default_factory=dict)
     """The totals of each model, by its name; calls without a name are under ``""``."""
 
-    def fold(self, event: Event) -> Metrics:
-        """Return the totals after this event of the log."""
-        if not isinstance(event, StepFinishedEvent):
-            return self
-        model = event.usage.model or UNNAMED_MODEL
-        of_model = self.by_model.get(model, ModelMetrics()).plus(event.usage)
-        totals = self.plus(event.usage)
-        return Metrics(
-            **{one.name: getattr(totals, one.name) for one in fields(ModelMetrics)},
-            by_model={**self.by_model, model: of_model},
-        )
+    def plus(self, calls: Iterable[TokenUsage]) -> Metrics:
+        """Return the totals with these calls as well, added up in their order."""
+        totals = _sums(self)
+        by_model: dict[str, _Sums] = {}
+        for usage in calls:
+            model = usage.model or UNNAMED_MODEL
+            if model not in by_model:
+                by_model[model] = _sums(self.by_model.get(model, ModelMetrics()))
+            for sums in (totals, by_model[model]):
+                sums["input_tokens"] += usage.input_tokens
+                sums["output_tokens"] += usage.output_tokens
+                sums["cached_tokens"] += usage.cached_tokens
+                sums["cache_written_tokens"] += usage.cache_written_tokens
+                sums["reasoning_tokens"] += usage.reasoning_tokens
+                sums["total_cost"] += usage.cost
+                sums["llm_call_count"] += 1
+                sums["latency_s"] += usage.latency_s
+        of_models = {model: ModelMetrics(**sums) for model, sums in by_model.items()}
+        return Metrics(**totals, by_model={**self.by_model, **of_models})
+
+
+# Any: tokens and calls are `int`, the cost and the seconds `float`.
+_Sums: TypeAlias = dict[str, Any]
+
+
+def _sums(metrics: ModelMetrics) -> _Sums:
+    return {one.name: getattr(metrics, one.name) for one in fields(ModelMetrics)}

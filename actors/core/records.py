@@ -13,7 +13,7 @@ from ..events import (
 )
 from ..journal import Record, StoredRecord
 
-__all__ = ["decode_record", "encode_record"]
+__all__ = ["decode_record", "encode_record", "event_of_record"]
 
 # A look at the kind costs a quarter of an `isinstance` that fails; so in the folds, too.
 _CHAT_KINDS = ("user_message", "message_queued")
@@ -34,9 +34,14 @@ def encode_record(event: Event, written: bytes | None = None) -> Record:
 
 
 def decode_record(conversation_id: str, record: StoredRecord) -> LoggedEvent:
+    """Return the event of a record, with its place. Raises as `event_of_record` does."""
+    return LoggedEvent(record.seq, event_of_record(conversation_id, record))
+
+
+def event_of_record(conversation_id: str, record: StoredRecord) -> Event:
     """Return the event of a record. Raise `CorruptLog` if the record holds no valid event."""
     try:
-        return LoggedEvent(record.seq, decode_event(record.payload, kind=record.kind))
+        return decode_event(record.payload, kind=record.kind)
     except ValueError as error:
         found = f"the record is no {record.kind} event ({type(error).__name__})"
         raise CorruptLog(conversation_id, record.seq, found) from error

@@ -36,6 +36,7 @@ from .properties import LogFacts, runs
 from .view_index import ManipulationIndices, ViewIndex, find_torn
 
 __all__ = [
+    "CHANGING_KINDS",
     "SHORTENED_MARKER",
     "Derivation",
     "ManipulationIndices",
@@ -238,7 +239,7 @@ def shorten(event: ObservationLikeEvent, length: int) -> ObservationLikeEvent:
     return event.model_copy(update={"content": event.content[:length] + SHORTENED_MARKER})
 
 
-_CHANGING_KINDS = ("condensation", "condensation_request", "retraction")
+CHANGING_KINDS = ("condensation", "condensation_request", "retraction")
 
 
 class ViewFold:
@@ -315,7 +316,7 @@ class ViewFold:
                     return self._put_first(event)
             self._shared.events.append(event)
             self.index.fold(event)
-        elif event.kind in _CHANGING_KINDS:
+        elif event.kind in CHANGING_KINDS:
             if isinstance(event, CondensationEvent):
                 return self._condense(event)
             if isinstance(event, RetractionEvent):

@@ -7,18 +7,20 @@ refused: a log may be written by others, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import anyio
+from anyio.abc import TaskStatus
 
 from ..core.limits import Limits
-from ..core.records import decode_record
-from ..core.snapshots import Slices
+from ..core.records import event_of_record
+from ..core.snapshots import SLICE_EVENTS, Slices
 from ..core.state import ColdLoad, Folded
 from ..errors import CorruptLog
 from ..events import Event
-from ..journal import Journal, LogPages
+from ..journal import Journal, LogPages, StoredRecord
 
 __all__ = ["fold_log", "in_slices", "load_state"]
 
@@ -59,12 +61,66 @@ async def in_slices(slices: Slices[T]) -> T:
 async def fold_log(
     journal: Journal, conversation_id: str, after: int, seq: int, fold: Callable[[Event], None]
 ) -> None:
-    """Fold the events above `after` up to `seq`. Raise `CorruptLog` if one is missing."""
-    async for records in LogPages(journal, conversation_id, after=after, upto=seq):
-        for record in records:
-            if record.seq != after + 1:
-                raise CorruptLog(conversation_id, after + 1, "the record is missing")
-            fold(decode_record(conversation_id, record).event)
-            after = record.seq
+    """Fold the events above `after` up to `seq`. Raise `CorruptLog` if one is missing.
+
+    Each page is read while the page before it is folded, and other tasks run after each slice.
+    """
+
+    async def fold_page(records: Sequence[StoredRecord], after: int) -> None:
+        for at in range(0, len(records), SLICE_EVENTS):
+            if at:
+                await anyio.lowlevel.checkpoint()
+            for record in records[at : at + SLICE_EVENTS]:
+                if record.seq != after + 1:
+                    raise CorruptLog(conversation_id, after + 1, "the record is missing")
+                fold(event_of_record(conversation_id, record))
+                after = record.seq
+
+    pages = LogPages(journal, conversation_id, after=after, upto=seq)
+    page = await _next_page(pages)
+    while page:
+        before, after = after, page[-1].seq
+        if after >= seq:
+            await fold_page(page, before)
+            return
+        page = await _read_beside(pages, partial(fold_page, page, before))
     if after < seq:
         raise CorruptLog(conversation_id, after + 1, "the record is missing")
+
+
+async def _next_page(pages: LogPages) -> Sequence[StoredRecord]:
+    """Return the next page; an empty one at the end."""
+    try:
+        return await anext(pages)
+    except StopAsyncIteration:
+        return ()
+
+
+async def _read_beside(
+    pages: LogPages, work: Callable[[], Awaitable[None]]
+) -> Sequence[StoredRecord]:
+    """Return the next page, which is read while the work is done.
+
+    Raise the error of the work, or else that of the read, as it is: not in a group.
+    """
+    page: Sequence[StoredRecord] = ()
+    errors: list[Exception] = []
+
+    async def read(*, task_status: TaskStatus[None]) -> None:
+        nonlocal page
+        task_status.started()  # its starter goes on once the journal has the read
+        try:
+            page = await _next_page(pages)
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    async with anyio.create_task_group() as group:
+        await group.start(read)
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.insert(0, error)
+            group.cancel_scope.cancel()
+    if errors:
+        raise errors[0]
+    return page

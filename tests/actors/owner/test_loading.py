@@ -1,0 +1,115 @@
+"""A long log is read a page ahead of its folds, and errors are told as they are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import anyio
+import pytest
+
+from turnkeeper.actors import MemoryJournal
+from turnkeeper.actors.core.records import encode_record
+from turnkeeper.actors.errors import CorruptLog
+from turnkeeper.actors.events import Event, UserMessageEvent
+from turnkeeper.actors.journal import READ_PAGE, StoredRecord
+from turnkeeper.actors.owner.loading import fold_log, load_state
+from turnkeeper.runtime import Unavailable
+
+pytestmark = pytest.mark.anyio
+
+LENGTH = 2 * READ_PAGE + 10
+
+
+class Watched(MemoryJournal):
+    """Says when a page is asked for; from a given place on, reading fails, or finds damage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.fails_after = self.damaged_from = LENGTH + 1
+
+    async def read(
+        self, conversation_id: str, *, after: int = 0, limit: int = READ_PAGE
+    ) -> Sequence[StoredRecord]:
+        self.seen.append(f"read after {after}")
+        if after >= self.fails_after:
+            raise Unavailable("the disk is away")
+        records = await super().read(conversation_id, after=after, limit=limit)
+        return [
+            record if record.seq < self.damaged_from else record._replace(payload=b"{")
+            for record in records
+        ]
+
+
+@pytest.fixture
+async def journal() -> AsyncIterator[Watched]:
+    records = [encode_record(UserMessageEvent(content=f"{n}")) for n in range(LENGTH)]
+    async with Watched() as journal:
+        claim = await journal.claim("c")
+        await journal.append("c", records, epoch=claim.epoch, expected_seq=1, is_unfinished=False)
+        yield journal
+
+
+async def test_the_next_page_is_asked_for_before_a_page_is_folded(journal: Watched) -> None:
+    def fold(event: Event) -> None:
+        assert isinstance(event, UserMessageEvent)
+        if int(event.content) % READ_PAGE == 0:
+            journal.seen.append(f"fold {event.content}")
+
+    await fold_log(journal, "c", 0, LENGTH, fold)
+
+    assert journal.seen == [
+        "read after 0",
+        f"read after {READ_PAGE}",
+        "fold 0",
+        f"read after {2 * READ_PAGE}",
+        f"fold {READ_PAGE}",
+        f"fold {2 * READ_PAGE}",
+    ]
+
+
+async def test_other_tasks_run_while_a_page_is_folded(journal: Watched) -> None:
+    steps, most = 0, 0
+
+    async def count() -> None:
+        nonlocal steps
+        while True:
+            steps += 1
+            await anyio.lowlevel.checkpoint()
+
+    def fold(_: Event) -> None:
+        nonlocal most
+        most = max(most, steps)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(count)
+        await fold_log(journal, "c", 0, LENGTH, fold)
+        group.cancel_scope.cancel()
+    assert most >= LENGTH // 100
+
+
+@pytest.mark.parametrize("at", [0, READ_PAGE, 2 * READ_PAGE])
+async def test_a_read_that_fails_is_raised_as_it_is_wherever_it_comes(
+    journal: Watched, at: int
+) -> None:
+    journal.fails_after = at
+
+    with pytest.raises(Unavailable, match="the disk is away"):
+        await load_state(journal, "c", LENGTH)
+
+
+@pytest.mark.parametrize("seq", [3, READ_PAGE + 3, LENGTH - 1])
+async def test_damage_is_raised_as_it_is_and_before_an_error_of_the_page_behind_it(
+    journal: Watched, seq: int
+) -> None:
+    journal.damaged_from = seq
+    journal.fails_after = READ_PAGE * (1 + seq // READ_PAGE)
+
+    with pytest.raises(CorruptLog) as damaged:
+        await load_state(journal, "c", LENGTH)
+    assert damaged.value.seq == seq
+
+
+async def test_a_log_that_ends_too_soon_is_damaged(journal: Watched) -> None:
+    with pytest.raises(CorruptLog, match="the record is missing"):
+        await load_state(journal, "c", LENGTH + 1)
