@@ -78,6 +78,25 @@ AUTOGEN = Baseline(
     unfair_to_it="it looks up types, serializers and subscriptions for each message, so as to "
     "move messages between languages; ours does not.",
 )
+THESPIAN = Baseline(
+    "Thespian",
+    "its newest release, `simpleSystemBase`, which runs all actors in the caller's thread, in a "
+    "process of its own.",
+    "its messages wait for no task, and a handler of it cannot wait for anything.",
+    "its other systems move messages between processes and machines, for which this one stands.",
+)
+XOSCAR = Baseline(
+    "xoscar",
+    "its newest release, a pool without further processes, in a process of its own.",
+    unfair_to_it="it looks up an actor by its address for each message, which may be elsewhere.",
+)
+ONE_PROCESS = Baseline(
+    "One process",
+    "the same conversations of one of the two processes, while the other stands still.",
+    "two processes share the caches, the memory and the disk of one machine.",
+    "by what the cores allow: its own writing thread, and the server's processes, leave less of "
+    "the second core to a second process.",
+)
 PYDANTIC = Baseline(
     "import pydantic",
     "the CPU time of a fresh interpreter that imports pydantic, or anyio, asyncio and one model.",
@@ -238,6 +257,11 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"ask_(asyncio|trio)", "an `ask` through the mailbox on {0}", LOOP),
         Figure(r"ask_100_callers_(\w+)", "an `ask` of 100 callers at once on {0}", LOOP),
         Figure(r"ask_inline_(asyncio|trio)", "an `ask` of a `def` handler on {0}", LOOP),
+        Figure(
+            r"ask_begun_in_place_(asyncio|trio)",
+            "an `ask` whose handler begins in the asker's stack, on {0}",
+            LOOP,
+        ),
         Figure(r"ask_deadline_(\w+)", "an `ask` with a deadline on {0}", SHORT),
         Figure(
             r"spawn_and_ask_(?:async_handler_)?(\w+)", "an actor spawned and asked on {0}", TASK
@@ -245,6 +269,10 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"idle_actor_(\w+)", "the memory of an idle actor on {0}", BOUND),
         Figure(r"(tell|ask)_vs_pykka", "{0}, on asyncio", PYKKA),
         Figure(r"ask_(?:inline_)?vs_autogen", "an `ask`, on asyncio", AUTOGEN),
+        Figure(r"ask_begun_in_place_vs_autogen", "an `ask` of a `def` handler", AUTOGEN),
+        Figure(r"(tell|ask)_vs_thespian", "{0}, on asyncio", THESPIAN),
+        Figure(r"ask_begun_in_place_vs_thespian", "an `ask` of a `def` handler", THESPIAN),
+        Figure(r"(tell|ask)_vs_xoscar", "{0}, on asyncio", XOSCAR),
     ),
     "core": (
         Figure(r"import", "the names of a first program imported", PYDANTIC),
@@ -257,7 +285,9 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"memory_condensed_(\d+)_tail", "the same, with its bounded tail", SHORT),
         Figure(r"step_(\d+)", "a whole step at {0} events", SHORT),
         Figure(
-            r"step_beside_(\d+)_commits_(\d+)", "a step at {1} events, less {0} commits", COMMIT
+            r"step_beside_(\d+)_commits_(\d+)",
+            "a step at {1} events, less {0} raw commits that are made right after it",
+            BOUND,
         ),
         Figure(r"open_(\d+)", "a conversation of {0} events opened", VALIDATE),
         Figure(r"open_snapshot_(\d+)", "the same from a snapshot", COMMIT),
@@ -285,7 +315,14 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(
             r"one_at_(\d+)_vs_langgraph", "one append at {0} events, the journal alone", LANGGRAPH
         ),
+        Figure(r"one_vs_openai", "one append, in turn with the session", SESSION),
+        Figure(r"one_whole_path_vs_openai", "the same by a conversation", SESSION),
         Figure(r"whole_path_(\d+)_vs_best_peer", "a whole append, {0} conversations", BEST_PEER),
+        Figure(
+            r"four_together_(\d+)_vs_best_peer",
+            "an event of four in one call, {0} conversations",
+            BEST_PEER,
+        ),
     ),
     "turns": (
         Figure(r"turn_(\d+)", "a turn of two model calls and a tool at {0} events", SHORT),
@@ -295,6 +332,10 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"piece_to_each_of_(\d+)_readers", "a piece of an answer, to one of {0}", BOUND),
         Figure(r"memory_in_a_turn", "the memory of a turn that waits", SHORT),
         Figure(r"step_vs_openhands_(\d+)", "a turn of one model call at {0} events", OPENHANDS),
+    ),
+    "cores": (
+        Figure(r"cores_files", "an append, by two processes with files of their own", ONE_PROCESS),
+        Figure(r"cores_postgres", "an append, by two processes on one PostgreSQL", ONE_PROCESS),
     ),
     "pauses": (
         Figure(r"reader_(event|piece)_(\w+)_beside_wake", "one more reader of an {0}, {1}", WAKE),

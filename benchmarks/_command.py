@@ -19,8 +19,8 @@ from ._plot import ratios
 from ._results import Run, conditions, with_sections
 
 GROUPS = (
-    "runtime", "core", "journal", "turns", "pauses", "growth", "lists", "search", "gateway",
-    "nodes",
+    "runtime", "core", "journal", "turns", "cores", "pauses", "growth", "lists", "search",
+    "gateway", "nodes",
 )  # fmt: skip
 PAGE = FOLDER / "RESULTS.md"
 

@@ -138,18 +138,23 @@ class Stopwatch:
 
 
 def by_both(
-    name: str, pairs: list[tuple[Spent, Spent]], *, baseline: str, goal: str
+    name: str,
+    pairs: Sequence[tuple[Spent, Spent]],
+    *,
+    baseline: str,
+    goal: str,
+    kind: Callable[..., Measure] = costlier,
 ) -> list[Measure]:
-    """Return how many times as much as the baseline: by the clock, and by the processor's time."""
+    """Return the measure of this kind by the clock, and the one by the processor's time."""
     clock = [(mine.clock, base.clock) for mine, base in pairs]
     processor = [
         (mine.processor, base.processor)
         for mine, base in pairs
         if mine.processor is not None and base.processor is not None
     ]
-    measures = [costlier(name, clock, baseline=baseline, goal=goal)]
+    measures = [kind(name, clock, baseline=baseline, goal=goal)]
     if processor:
-        measures.append(costlier(f"{name}_cpu", processor, baseline=baseline, goal=goal))
+        measures.append(kind(f"{name}_cpu", processor, baseline=baseline, goal=goal))
     return measures
 
 

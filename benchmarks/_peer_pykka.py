@@ -2,7 +2,7 @@
 
 import json
 import sys
-from time import perf_counter
+from time import perf_counter, process_time
 
 import pykka
 
@@ -17,17 +17,18 @@ def main() -> None:
     tells, asks = int(sys.argv[1]), int(sys.argv[2])
     ref = Echo.start()
     ref.ask("warm")
-    began = perf_counter()
+    began, cpu = perf_counter(), process_time()
     for _ in range(tells):
         ref.tell("message")
     ref.ask("last")
-    tell = (perf_counter() - began) / tells
-    began = perf_counter()
+    tell, tell_cpu = (perf_counter() - began) / tells, (process_time() - cpu) / tells
+    began, cpu = perf_counter(), process_time()
     for _ in range(asks):
         ref.ask("message")
-    ask = (perf_counter() - began) / asks
+    ask, ask_cpu = (perf_counter() - began) / asks, (process_time() - cpu) / asks
     ref.stop()
-    print(json.dumps({"tell": tell * 1e6, "ask": ask * 1e6}))
+    found = {"tell": tell, "tell_cpu": tell_cpu, "ask": ask, "ask_cpu": ask_cpu}
+    print(json.dumps({name: seconds * 1e6 for name, seconds in found.items()}))
 
 
 main()

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from time import perf_counter
 
 import trio
 from trio import lowlevel
 
-PER_S = 1e6
+from ._harness import Spent, Stopwatch
 
 
-async def asyncio_tell(count: int) -> float:
-    """Time an `asyncio.Queue(1024)` with a task that reads it; microseconds an item."""
+async def asyncio_tell(count: int) -> Spent:
+    """Return the time of an item of an `asyncio.Queue(1024)` that a task reads."""
     queue: asyncio.Queue[int] = asyncio.Queue(1024)
 
     async def read() -> None:
@@ -24,16 +23,16 @@ async def asyncio_tell(count: int) -> float:
             pass
 
     task = asyncio.create_task(read())
-    began = perf_counter()
+    watch = Stopwatch()
     for _ in range(count):
         await queue.put(1)
     await queue.put(0)
     await task
-    return (perf_counter() - began) / count * PER_S
+    return watch.spent_on_each(count)
 
 
-async def trio_tell(count: int) -> float:
-    """Time a trio memory channel of 1024 with a task that reads it; microseconds an item."""
+async def trio_tell(count: int) -> Spent:
+    """Return the time of an item of a trio memory channel of 1024 that a task reads."""
     send, receive = trio.open_memory_channel[int](1024)
 
     async def read() -> None:
@@ -42,15 +41,15 @@ async def trio_tell(count: int) -> float:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read)
-        began = perf_counter()
+        watch = Stopwatch()
         async with send:
             for _ in range(count):
                 await send.send(1)
-    return (perf_counter() - began) / count * PER_S
+    return watch.spent_on_each(count)
 
 
-async def asyncio_ask(callers: int, count: int) -> float:
-    """Time a deque, one waiter, and a future for the reply; microseconds an ask."""
+async def asyncio_ask(callers: int, count: int) -> Spent:
+    """Return the time of an ask: a deque, one waiter, and a future for the reply."""
     loop = asyncio.get_running_loop()
     waiting: deque[asyncio.Future[int]] = deque()
     waiter: asyncio.Future[None] | None = None
@@ -77,20 +76,20 @@ async def asyncio_ask(callers: int, count: int) -> float:
 
     server = asyncio.create_task(serve())
     await asyncio.sleep(0)
-    began = perf_counter()
+    watch = Stopwatch()
     if callers == 1:
         await ask()
     else:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(callers):
                 tasks.create_task(ask())
-    taken = perf_counter() - began
+    taken = watch.spent_on_each(count)
     server.cancel()
-    return taken / count * PER_S
+    return taken
 
 
-async def trio_ask(callers: int, count: int) -> float:
-    """Time a deque, one waiter, and a task to reschedule for the reply; microseconds an ask."""
+async def trio_ask(callers: int, count: int) -> Spent:
+    """Return the time of an ask: a deque, one waiter, and a task to reschedule for the reply."""
     waiting: deque[lowlevel.Task] = deque()
     waiter: lowlevel.Task | None = None
 
@@ -118,32 +117,32 @@ async def trio_ask(callers: int, count: int) -> float:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         await lowlevel.checkpoint()
-        began = perf_counter()
+        watch = Stopwatch()
         if callers == 1:
             await ask()
         else:
             async with trio.open_nursery() as asking:
                 for _ in range(callers):
                     asking.start_soon(ask)
-        taken = perf_counter() - began
+        taken = watch.spent_on_each(count)
         nursery.cancel_scope.cancel()
-    return taken / count * PER_S
+    return taken
 
 
-async def asyncio_task(count: int) -> float:
-    """Start a task that does nothing and wait for it; microseconds a task."""
+async def asyncio_task(count: int) -> Spent:
+    """Return the time of a task that does nothing, started and waited for."""
 
     async def nothing() -> None:
         pass
 
-    began = perf_counter()
+    watch = Stopwatch()
     for _ in range(count):
         await asyncio.create_task(nothing())
-    return (perf_counter() - began) / count * PER_S
+    return watch.spent_on_each(count)
 
 
-async def trio_task(count: int) -> float:
-    """Start a task that does nothing and wait for it; microseconds a task."""
+async def trio_task(count: int) -> Spent:
+    """Return the time of a task that does nothing, started and waited for."""
     starter = lowlevel.current_task()
 
     async def nothing() -> None:
@@ -153,8 +152,8 @@ async def trio_task(count: int) -> float:
         return lowlevel.Abort.SUCCEEDED
 
     async with trio.open_nursery() as nursery:
-        began = perf_counter()
+        watch = Stopwatch()
         for _ in range(count):
             nursery.start_soon(nothing)
             await lowlevel.wait_task_rescheduled(give_up)
-        return (perf_counter() - began) / count * PER_S
+        return watch.spent_on_each(count)

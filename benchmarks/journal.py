@@ -40,6 +40,9 @@ from ._harness import (
     FOLDER,
     Measure,
     PeerMissing,
+    Spent,
+    Stopwatch,
+    by_both,
     costlier,
     faster,
     in_turn,
@@ -385,11 +388,13 @@ _SQLITE_PEERS = {
 """The peers that are asked for one conversation and for many."""
 
 
-def _ask_peer(name: str, seconds: str, lengths: Sequence[int]) -> dict[str, float]:
-    """Run a peer's program: one conversation at these lengths, and then many."""
+def _ask_peer(
+    name: str, seconds: str, lengths: Sequence[int], *, many: int = _MANY_AT_PEERS
+) -> dict[str, float]:
+    """Run a peer's program: one conversation at these lengths, and then so many."""
     requirements, program = _SQLITE_PEERS[name]
     slug = program.removeprefix("_peer_").removesuffix(".py").replace("_", "-")
-    facts = (str(len(PAYLOAD)), seconds, str(_MANY_AT_PEERS))
+    facts = (str(len(PAYLOAD)), seconds, str(many))
     return run_peer(slug, requirements, program, *facts, *map(str, lengths))
 
 
@@ -421,28 +426,130 @@ def _peers(folder: Path, rounds: int, *, quick: bool) -> Iterator[Measure]:
             continue
         pair = (US / ours[at], US / found[f"at_{at}"])
         yield faster(f"one_at_{at}_vs_{slug}", [pair], baseline=name, goal="")
-    yield _beside_best_peer(folder, rounds)
+    yield from _beside_session(folder, max(5, rounds))
+    yield from _beside_best_peer(folder, max(5, rounds))
     if not quick:
         _plot(series)
 
 
-def _beside_best_peer(folder: Path, rounds: int) -> Measure:
-    """Take turns with the peers, round by round; the fastest of a round is the baseline."""
-    name, goal = f"whole_path_{MANY}_vs_best_peer", "≥ 6"
-    pairs = []
+def _beside_session(folder: Path, rounds: int) -> list[Measure]:
+    """Take turns with the session, round by round: one conversation, one event at a time."""
+    say("journal: one at a time, in turn with the session")
+    peer, at = "OpenAI Agents SDK SQLiteSession", 3_000
+    names = ("one_vs_openai", "one_whole_path_vs_openai")
+    goals = {names[0]: "≥ 1.0", names[1]: ""}
+    pairs: dict[str, list[tuple[Spent, Spent]]] = {name: [] for name in names}
     for _ in range(rounds):
-        ours = anyio.run(partial(_appended, folder, MANY, 10, follow=False))
-        best = 0.0
+        try:
+            found = _ask_peer(peer, "0.3", (at,), many=0)
+        except PeerMissing as missing:
+            return [skipped(name, peer, goals[name], str(missing)) for name in names]
+        theirs = Spent(US / found[f"at_{at}"], found[f"at_{at}_cpu"])
+        for name, ours in zip(names, (_one_at, _one_whole_path), strict=True):
+            pairs[name].append((anyio.run(ours, folder, at, 0.3), theirs))
+    return [
+        measure
+        for name in names
+        for measure in by_both(name, pairs[name], kind=faster, baseline=peer, goal=goals[name])
+    ]
+
+
+async def _one_at(folder: Path, length: int, seconds: float) -> Spent:
+    """Time appends of one event, one after the other, by the journal alone."""
+    async with fresh_journal(folder) as journal:
+        await _lengthen(journal, 1, length)
+        claim = await journal.claim("c0")
+        seq = claim.head
+        watch, began = Stopwatch(), perf_counter()
+        while perf_counter() - began < seconds:
+            seq += 1
+            await journal.append(
+                "c0", [record()], epoch=claim.epoch, expected_seq=seq, is_unfinished=False
+            )
+        return watch.spent_on_each(seq - claim.head)
+
+
+async def _one_whole_path(folder: Path, length: int, seconds: float) -> Spent:
+    """Time appends of one event, one after the other, by a conversation."""
+    path = folder / f"whole-{IDS.new()}.db"
+    async with SQLiteJournal(path) as journal:
+        await _lengthen(journal, 1, length)
+    async with Conversations(silent, journal=SQLiteJournal(path)) as conversations:
+        conversation = conversations["c0"]
+        await _converse(conversation, 1)
+        count = 0
+        watch, began = Stopwatch(), perf_counter()
+        while perf_counter() - began < seconds:
+            await _converse(conversation, 2)
+            count += 2
+        spent = watch.spent_on_each(count)
+    remove(path)
+    return spent
+
+
+def _beside_best_peer(folder: Path, rounds: int) -> list[Measure]:
+    """Take turns with the peers, round by round; the fastest of a round is the baseline."""
+    say("journal: many at once, in turn with the peers")
+    cases = {
+        f"whole_path_{MANY}_vs_best_peer": ("many", "≥ 6"),
+        f"four_together_{MANY}_vs_best_peer": ("four", "≥ 8"),
+    }
+    baselines = {"many": "the best peer, many at once", "four": "the same, four in one call"}
+    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        ours = {
+            "many": anyio.run(partial(_appended, folder, MANY, 10, follow=False)),
+            "four": anyio.run(_appended_together, folder, MANY, 3),
+        }
+        found = []
         for peer in _SQLITE_PEERS:
             try:
-                found = _ask_peer(peer, "0.3", ())
+                found.append(_ask_peer(peer, "0.3", ()))
             except PeerMissing:
                 continue  # told above
-            best = max(best, found["many"], found.get("many_async", 0.0))
-        if not best:
-            return skipped(name, "the best peer", goal, "no peer could be measured")
-        pairs.append((ours, US / best))
-    return faster(name, pairs, baseline="the best peer, many at once", goal=goal)
+        for name, (case, goal) in cases.items():
+            if not found:
+                reason = "no peer could be measured"
+                return [
+                    skipped(each, baselines[kind], goal, reason)
+                    for each, (kind, goal) in cases.items()
+                ]
+            best = max(max(one[case], one.get(f"{case}_async", 0.0)) for one in found)
+            pairs[name].append((ours[case], US / best))
+    return [
+        faster(name, pairs[name], baseline=baselines[case], goal=goal)
+        for name, (case, goal) in cases.items()
+    ]
+
+
+async def _appended_together(folder: Path, many: int, each: int) -> float:
+    """Time an event of four that are appended in one call, by many conversations at once."""
+    path = folder / f"four-{IDS.new()}.db"
+    async with Conversations(silent, journal=SQLiteJournal(path)) as conversations:
+        handles = [conversations[f"c{number}"] for number in range(many)]
+
+        async def converse(handle: Conversation, times: int) -> None:
+            for _ in range(times):
+                text = "x" * 590
+                await handle.append_all(
+                    [
+                        AgentMessageEvent(content=text),
+                        UserMessageEvent(content=text),
+                        AgentMessageEvent(content=text),
+                        UserMessageEvent(content=text),
+                    ]
+                )
+
+        async with anyio.create_task_group() as group:
+            for handle in handles:
+                group.start_soon(converse, handle, 1)
+        began = perf_counter()
+        async with anyio.create_task_group() as group:
+            for handle in handles:
+                group.start_soon(converse, handle, each)
+        taken = (perf_counter() - began) / (many * each * 4) * US
+    remove(path)
+    return taken
 
 
 async def _by_length(folder: Path, lengths: Sequence[int], seconds: float) -> dict[int, float]:

@@ -35,8 +35,20 @@ from turnkeeper.actors import (
 )
 from turnkeeper.actors.events import UserMessageEvent
 
-from ._harness import Measure, PeerMissing, costlier, faster, find_python, run_peer, say, skipped
-from .core import LENGTHS, US, fill, raw_commit, talk
+from ._harness import (
+    Measure,
+    PeerMissing,
+    Spent,
+    Stopwatch,
+    by_both,
+    costlier,
+    faster,
+    find_python,
+    run_peer,
+    say,
+    skipped,
+)
+from .core import LENGTHS, US, fill, less, raw_commit, raw_commits, talk
 
 MANY = 1_000
 
@@ -125,7 +137,9 @@ async def _pieces(pieces: int) -> Measure:
 async def _steps(lengths: Sequence[int], rounds: int) -> list[Measure]:
     say("turns: a turn of two model calls and a tool, over SQLite at FULL")
     with tempfile.TemporaryDirectory() as folder:
-        times, beside, commits = {}, 0.0, 0
+        times: dict[int, float] = {}
+        beside: Sequence[Spent] = ()
+        commits = 0
         for length in lengths:
             times[length], beside, commits = await _turn(Path(folder), length, rounds * 4)
     short, long = lengths[0], lengths[-1]
@@ -137,17 +151,17 @@ async def _steps(lengths: Sequence[int], rounds: int) -> list[Measure]:
             baseline=f"a turn at {short} events",
             goal="≤ 1.2",
         ),
-        costlier(
+        *by_both(
             f"turn_beside_{commits}_commits_{long}",
-            [(beside, 1_000.0)],
+            [(spent, Spent(1_000.0, 1_000.0)) for spent in beside],
             baseline="a millisecond",
             goal="≤ 1.0",
         ),
     ]
 
 
-async def _turn(folder: Path, length: int, rounds: int) -> tuple[float, float, int]:
-    """Return the median times of a whole turn and of as many raw commits, and their number."""
+async def _turn(folder: Path, length: int, rounds: int) -> tuple[float, Sequence[Spent], int]:
+    """Return the median time of a whole turn, the times without its commits, and their number."""
     passed: list[str] = []
     path = folder / f"turn{length}.db"
     await fill(path, talk(length))
@@ -161,12 +175,12 @@ async def _turn(folder: Path, length: int, rounds: int) -> tuple[float, float, i
         commits = passed.count("committed")
         times, beside = [], []
         for _ in range(rounds):
-            began = perf_counter()
+            watch = Stopwatch()
             await _converse(conversation)
-            times.append((perf_counter() - began) * US)
-            raw = await raw_commit(folder / "raw.db", commits)
-            beside.append(times[-1] - commits * raw)
-    return sorted(times)[rounds // 2], sorted(beside)[rounds // 2], commits
+            spent = watch.spent_on_each(1)
+            times.append(spent.clock)
+            beside.append(less(spent, await raw_commits(folder / "raw.db", commits), commits))
+    return sorted(times)[rounds // 2], beside, commits
 
 
 async def _converse(conversation: Conversation) -> None:

@@ -18,6 +18,7 @@ from benchmarks._machine import Machine
 from benchmarks._plot import rates, ratios
 from benchmarks._raw_sqlite import connect
 from benchmarks._results import Run, section, with_sections
+from benchmarks.cores import allowed
 from turnkeeper.actors.journals.sqlite.schema import open_for_writing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -281,3 +282,14 @@ def test_each_group_has_its_figures_described() -> None:
     assert set(FIGURES) == set(_command.GROUPS)
     for group in _command.GROUPS:
         assert (ROOT / "benchmarks" / f"{group}.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("used", "machine", "most"), [(1.0, 2, 2.0), (1.25, 2, 1.6), (0.4, 2, 2.0), (1.25, 8, 2.0)]
+)
+def test_two_processes_may_do_as_much_as_the_cores_that_one_leaves_allow(
+    used: float, machine: int, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: machine)
+
+    assert allowed(used) == most
