@@ -48,27 +48,27 @@ __all__ = ["app"]
 
 _SECTIONS: Mapping[str, Mapping[str, str]] = {
     "Try it": {
-        "demo": "Play sample conversations, kill the worker, account for all.",
-        "replay": "The same with your own recorded conversations.",
-        "stress": "Load many conversations on your own machine and database.",
-        "simulate": "Run simulated conversations under faults, checking all.",
-        "torture": "Torture a chat server over HTTP, and check what it did.",
+        "demo": "Play sample conversations, kill the worker, count every event.",
+        "replay": "Do the same with your own recorded conversations.",
+        "stress": "Load your own machine and database with conversations.",
+        "simulate": "Run conversations under simulated faults, check every promise.",
+        "torture": "Play unruly users of a chat server over HTTP, check its answers.",
     },
     "Serve an agent": {
         "serve": "Serve an agent over HTTP, until a signal.",
         "token": "Make a token for a client.",
     },
     "Look into a journal": {
-        "show": "List conversations, or print one, whole or as it was.",
-        "inspect": "Look at them in a browser.",
+        "show": "List conversations, or print one, whole or up to a seq.",
+        "inspect": "Show conversations in a browser.",
         "export": "Write conversations to a file.",
         "import": "Bring in conversations from files.",
     },
     "Look after a journal": {
-        "verify": "Check everything in it.",
+        "verify": "Check every record, and what is derived from them.",
         "repair": "Repair a damaged file.",
-        "reindex": "Bring up to date what lists show.",
-        "vacuum": "Return free space to the disk.",
+        "reindex": "Write again the rows of lists that are out of date.",
+        "vacuum": "Return the space of deleted records to the disk.",
         "delete": "Delete conversations.",
     },
 }
@@ -176,17 +176,17 @@ def demo(
         typer.Option(
             metavar="FILE",
             dir_okay=False,
-            help="The journal to leave.",
+            help="Write the journal here, and keep it.",
             show_default="a temporary one",
         ),
     ] = None,
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play about fifty sample conversations, kill the worker, and account for everything.
+    """Play about fifty sample conversations, kill the worker, and account for every event.
 
-    The users talk over their agents, a third of them with each of the policies queue, interrupt
-    and reject. Long conversations are condensed. It needs no network.
+    The users send messages while their agents are answering, a third of them with each of the
+    policies queue, interrupt and reject. Long conversations are condensed. No network is needed.
     """
     policies = cycle(_DEMO_POLICIES)
     parts = [
@@ -233,7 +233,7 @@ def replay(
             metavar="SHARE",
             min=0.0,
             max=1.0,
-            help="Share of messages sent before the answer to the one before.",
+            help="Share of messages sent while the one before is still being answered.",
         ),
     ] = 0.0,
     policy: Annotated[
@@ -249,12 +249,12 @@ def replay(
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play recorded conversations, each as one user of an agent that answers as recorded.
+    """Play recorded conversations; each has one user, and an agent that answers as recorded.
 
     A conversation that cannot be used is reported by file, item and message; the others are played.
 
-    Exit status: 0, all is as promised; 1, it is not, or the worker failed; 2, some of the input
-    could not be used; 130, stopped by Ctrl-C.
+    Exit status: 0, every promise held; 1, one was broken, or the worker failed; 2, some of the
+    input could not be used; 130, stopped by Ctrl-C.
     """
     found: list[tuple[int, RecordedConversation]] = []
     problems: list[InputProblem] = []

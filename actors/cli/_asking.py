@@ -43,7 +43,7 @@ Db = Annotated[
 Schema = Annotated[
     str, typer.Option(metavar="NAME", help="The schema of the journal in a PostgreSQL database.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before replacing or deleting.")]
 
 
 def without_password(db: str) -> str:

@@ -28,7 +28,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 Seed = Annotated[
     int | None,
     typer.Option(
-        help="Decides what is sent where and when the worker is killed.",
+        metavar="N",
+        help="Seed of the random choices: what is sent when, and when processes are killed.",
         show_default="drawn, and printed",
     ),
 ]

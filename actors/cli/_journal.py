@@ -73,7 +73,7 @@ def export(
     db: Db,
     conversations: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CONVERSATION", help="Only these.", show_default="all"),
+        typer.Argument(metavar="CONVERSATION", help="Write only these.", show_default="all"),
     ] = None,
     *,
     output: Annotated[
@@ -90,18 +90,19 @@ def export(
         Target | None,
         typer.Option(
             "--to",
-            help="Write what was said for another program: `openai`, JSON Lines of chats; "
-            "`openhands`, a folder of event files for each conversation in the folder --output.",
-            show_default="ours",
+            help="Write the chats in the format of another program, which not every event fits: "
+            "`openai`, JSON Lines of chats; `openhands`, a folder of event files for each "
+            "conversation, in the folder --output.",
+            show_default="turnkeeper's own",
         ),
     ] = None,
     schema: Schema = "turnkeeper",
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
-    """Write conversations as JSON Lines, each event byte for byte.
+    """Write conversations as JSON Lines, each event byte for byte as it is stored.
 
-    It also works while another process writes them. `import` reads the file again. If an export
+    `import` reads such a file. It also works while another process writes the journal. If an export
     fails, it leaves no file.
     """
     names = list(dict.fromkeys(conversations or ()))
@@ -197,10 +198,11 @@ def import_(
 ) -> None:
     """Bring conversations into a journal, which is created if it does not exist.
 
-    An export keeps its conversations' names. Run an interrupted import again, and it continues.
-    Chats keep the names that they have, or are named after their file and their position in it.
+    Conversations keep their names; a chat without one is named after its file and its position
+    there. If an import is interrupted, run it again: it continues.
 
-    Exit status: 0, all is imported; 2, some of it could not be used, and the rest is imported.
+    Exit status: 0, everything is imported; 2, some of it could not be used, and the rest is
+    imported.
     """
     with told(db):
         run = partial(jobs.import_all, keep_owners=keep_owners, source=source and source.value)
@@ -229,11 +231,14 @@ def import_(
 
 
 def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -> None:
-    """Check all of a journal: checksums, chains, ids, events, and that snapshots are the folds.
+    """Check every record of a journal, and what is derived from the records.
 
-    Runs beside the processes that use the journal, and changes nothing.
+    It checks each record's checksum, its link to the record before it, its ids and its event, and
+    that snapshots agree with the log. It runs beside the processes that use the journal, and
+    changes nothing.
 
-    Exit status: 0, all is as it was written; 1, it is not; 2, it cannot be opened at all.
+    Exit status: 0, everything is as it was written; 1, something is not; 2, the journal cannot be
+    opened.
     """
     with told(db), progress("conversations") as on_progress:
         if is_url(db):
@@ -278,12 +283,13 @@ def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) ->
 
 
 def reindex(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -> None:
-    """Compute again what lists show of conversations whose logs have gone on since.
+    """Write again the rows of lists that are out of date.
 
-    Runs beside the processes that use a database; needs a file to itself. The next owner of a
-    conversation does the same for it.
+    A row is out of date if the log has gone on since it was written. The next owner of the
+    conversation would write it again too. A SQLite file must not be open for writing elsewhere; a
+    database may be in use.
 
-    Exit status: 0, all are up to date; 1, some logs cannot be read.
+    Exit status: 0, all rows are up to date; 1, some logs cannot be read.
     """
     with told(db):
         anyio.run(jobs.list_all, db, schema)  # raises if it is no journal, and creates nothing
@@ -302,8 +308,8 @@ def reindex(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -
 def repair(db: File, *, as_json: AsJson = False, yes: Yes = False) -> None:
     """Repair a damaged journal file: keep every whole record, set the rest aside.
 
-    Needs the file to itself. Builds a new file beside the old one, which stays as a backup. After
-    a kill, run it again.
+    No other process may have the file open. It builds a new file, which takes the place of the old
+    one; the old one stays as a backup. If it is killed, run it again.
     """
     refuse_url(db)
     with told(db):
@@ -348,7 +354,10 @@ def repair(db: File, *, as_json: AsJson = False, yes: Yes = False) -> None:
 
 
 def vacuum(db: File, *, as_json: AsJson = False) -> None:
-    """Return the space of deleted records to the disk. Needs the file to itself."""
+    """Return the space of deleted records to the disk.
+
+    No other process may have the file open.
+    """
     refuse_url(db)
     with told(db):
         anyio.run(jobs.list_all, db, "")  # raises if it is no journal, and creates nothing
@@ -371,7 +380,8 @@ def delete(
         typer.Option(
             metavar="DAYS",
             min=0.0,
-            help="Delete all conversations without a new record for this many days.",
+            help="Delete only conversations without a new record for this many days; without "
+            "names, all of those.",
             show_default=False,
         ),
     ] = None,
@@ -379,15 +389,16 @@ def delete(
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
-    """Delete conversations, by name or by age; records that forks need stay, and are reported.
+    """Delete conversations, by name or by age.
 
-    In a file, the others are overwritten. A process that has the file open deletes with
-    `Conversations.delete` instead.
+    Records that forks need stay, and are reported. In a file, deleted records are overwritten. A
+    file must not be open for writing elsewhere: the process that has it open deletes with
+    `Conversations.delete`.
 
     Exit status: 0, all are deleted; 2, some could not be.
     """
     if not conversations and older_than is None:
-        fail(UNUSABLE, "nothing to delete: name conversations, or use --older-than")
+        fail(UNUSABLE, "nothing to delete; name conversations, or use --older-than")
     with told(db):
         names = list(dict.fromkeys(conversations or ()))
         refuse_odd(names, db)
@@ -446,9 +457,15 @@ def _print_deleted(deleted: Mapping[str, Deletion], *, is_file: bool) -> None:
     for name, deletion in deleted.items():
         if deletion.kept:
             forks = ", ".join(printable(fork) for fork in deletion.forks)
-            say(f"{printable(name)}: {many(deletion.kept, 'event')} stay for {forks}")
+            say(
+                f"{printable(name)}: {many(deletion.kept, 'event')} stay, as these forks begin "
+                f"with them: {forks}"
+            )
         if is_file and not deletion.is_erased:
-            say(f"{printable(name)}: a reader keeps its text in the write-ahead log; vacuum later")
+            say(
+                f"{printable(name)}: its text is still in the write-ahead log, which a reader "
+                "holds open; run `turnkeeper vacuum` when that reader is done"
+            )
     say(f"{many(len(deleted), 'conversation')} deleted")
 
 

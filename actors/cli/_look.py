@@ -90,27 +90,30 @@ def show(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Only those with this in their name, title, owner or labels; of a chat, only "
-            "the events with this in their text. Case does not count.",
+            help="List only conversations with this in their name, title, owner or labels; of a "
+            "chat, print only events with this in their text. Case does not matter.",
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Only the first N conversations, or events."),
+    ] = None,
     tail: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Only the last N events.")
     ] = None,
     at: Annotated[
         int | None,
-        typer.Option(metavar="SEQ", min=1, help="The chat as it was at this seq of its log."),
+        typer.Option(metavar="SEQ", min=1, help="Print the chat as it was at this seq of its log."),
     ] = None,
     view: Annotated[
-        bool, typer.Option("--view", help="The view of the model in place of the log.")
+        bool, typer.Option("--view", help="Print the view, which the model sees, not the log.")
     ] = False,
     step: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
-            help="The Nth model call: the view that the model was asked with, and its answer.",
+            help="Print the Nth model call: the view that the model was given, and its answer.",
         ),
     ] = None,
     html: Annotated[
@@ -118,12 +121,12 @@ def show(
         typer.Option(
             metavar="FILE",
             dir_okay=False,
-            help="Write a page with the chat and a timeline of its turns. It needs no other file "
-            "and no network.",
+            help="Write a page with the chat and a timeline of its turns; it loads no other file.",
         ),
     ] = None,
     rejected: Annotated[
-        bool, typer.Option("--rejected", help="The events that admission refused instead.")
+        bool,
+        typer.Option("--rejected", help="Print the events that admission refused, not the log."),
     ] = False,
     schema: Schema = "turnkeeper",
     as_json: AsJson = False,
@@ -131,12 +134,16 @@ def show(
 ) -> None:
     """List the conversations of a journal, or print one of them.
 
-    It takes no ownership, so it also works while another process writes.
+    It only reads, and also works while another process writes.
     """
     choice = _Choice(at, match, limit, tail)
     if conversation is None:
         if at or tail or step or html or view or rejected:
-            fail(UNUSABLE, "of --match, --limit and --json the list knows; name a conversation")
+            fail(
+                UNUSABLE,
+                "the list of conversations takes only --match, --limit and --json; for the others, "
+                "name a conversation",
+            )
         _list(db, schema, choice, as_json=as_json)
         return
     _refuse_together(
@@ -236,7 +243,10 @@ def _show_step(
         fail(UNUSABLE, f"--step is {number}; the log has {many(len(steps), 'model call')}")
     step = steps[number - 1]
     if step.view_seq is None:
-        fail(UNUSABLE, f"step {number} does not say which view its model saw; see docs/steps.md")
+        fail(
+            UNUSABLE,
+            f"step {number} does not say which view its model saw; docs/steps.md says which do",
+        )
     seen = _view(db, schema, conversation, log, step.view_seq)
     answer = _answer(log, step, step.view_seq)
     if as_json:

@@ -32,6 +32,7 @@ from rich.text import Text
 from turnkeeper.runtime import TurnkeeperError
 
 from ..errors import JournalRefused, JournalUnavailable
+from ._asking import Schema
 from ._exits import BROKEN, UNUSABLE, fail
 from ._journal_jobs import LEASE_S, open_journal
 
@@ -68,54 +69,89 @@ def serve(
         ),
     ],
     *,
-    db: Annotated[Path, typer.Option(dir_okay=False, help="The SQLite file.")] = Path("chats.db"),
+    db: Annotated[
+        Path, typer.Option(metavar="FILE", dir_okay=False, help="The SQLite file of the journal.")
+    ] = Path("chats.db"),
     postgres: Annotated[
-        str | None, typer.Option(help="The URL of a PostgreSQL database, in place of a file.")
+        str | None,
+        typer.Option(metavar="URL", help="Keep the journal in this PostgreSQL database instead."),
     ] = None,
-    schema: Annotated[str, typer.Option(help="The journal's schema in it.")] = "turnkeeper",
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.")] = 8000,
+    schema: Annotated[
+        str, typer.Option(metavar="NAME", help="With --postgres: the journal's schema.")
+    ] = "turnkeeper",
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, max=65_535, help="The port to listen on; 0 takes any free one."
+        ),
+    ] = 8000,
     token_file: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Who may connect; `turnkeeper token`."),
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="The clients that may connect, as `turnkeeper token` writes them.",
+        ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A name by which clients ask for this server."),
+        typer.Option(
+            metavar="NAME",
+            help="Answer requests for this host name too, such as the public one behind a proxy; "
+            "may be repeated.",
+        ),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="ORIGIN", help="Another site whose pages may write here."),
+        typer.Option(
+            metavar="ORIGIN", help="Another site whose pages may write here; may be repeated."
+        ),
     ] = None,
     grace: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that turns have to end after a signal.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="How long running turns may go on after a signal to stop.",
+        ),
     ] = 10.0,
     node_address: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="With --postgres and several machines: where the others reach this one alone, as "
-            "http://10.0.0.3:8101. Commands go to the machine that owns their conversation.",
+            help="With --postgres and several machines: the URL at which the others reach this "
+            "machine and no other, such as http://10.0.0.3:8101. A command goes to the machine "
+            "that owns its conversation.",
         ),
     ] = None,
     node_listen: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="Listen there for the other machines, if not at that URL."
+            metavar="HOST:PORT",
+            help="Listen here for the other machines, if not at --node-address itself.",
         ),
     ] = None,
     node_key_file: Annotated[
         Path | None,
         typer.Option(
+            metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="The keys of all machines, one a line: the first signs, all verify.",
+            help="The keys that machines sign with, one a line: this machine signs with the "
+            "first, and accepts any of them.",
         ),
     ] = None,
     lease: Annotated[
         float,
         typer.Option(
-            min=1.0, help="With --postgres: seconds after which others take over a dead machine's."
+            metavar="SECONDS",
+            min=1.0,
+            help="With --postgres: how long after a machine died others may take over its "
+            "conversations.",
         ),
     ] = LEASE_S,
     database_wait: Annotated[
@@ -123,19 +159,23 @@ def serve(
         typer.Option(
             min=0.0,
             metavar="SECONDS",
-            help="With --postgres: how long to wait at the start for a database that is away.",
+            help="With --postgres: how long to wait at the start if the database cannot be "
+            "reached.",
         ),
     ] = DATABASE_WAIT_S,
     backend: Annotated[
-        Backend, typer.Option(help="asyncio is served by uvicorn, trio by hypercorn.")
+        Backend,
+        typer.Option(
+            help="The event loop; the HTTP server is uvicorn on asyncio, hypercorn on trio."
+        ),
     ] = "asyncio",
 ) -> None:
-    """Serve an agent over HTTP, until a signal; its conversations are kept in a journal.
+    """Serve an agent over HTTP until a signal; its conversations are kept in a journal.
 
     Without `--token-file` it listens on loopback only: everyone who can connect may do everything.
 
-    Exit status: 0, stopped by a signal; 1, the database was away for too long: start it again;
-    2, the call cannot be used.
+    Exit status: 0, stopped by a signal; 1, the database could not be reached for too long, start it
+    again; 2, the arguments are invalid.
     """
     if token_file is None and host not in _LOOPBACK:
         fail(
@@ -146,12 +186,16 @@ def serve(
     if (node_address is None) is not (node_key_file is None):
         fail(
             UNUSABLE,
-            "--node-address and --node-key-file go together: what other machines ask is signed",
+            "--node-address and --node-key-file go together: machines sign what they ask each "
+            "other; give both",
         )
     if node_address is not None and postgres is None:
-        fail(UNUSABLE, "--node-address is for several machines, and they share a --postgres")
+        fail(
+            UNUSABLE,
+            "--node-address is for several machines, which share a database; give --postgres too",
+        )
     if node_listen is not None and node_address is None:
-        fail(UNUSABLE, "--node-listen goes with --node-address")
+        fail(UNUSABLE, "--node-listen needs --node-address; give both")
     _check_extra("serve", backend)
     from ..gateway import BearerTokens, NodeKeys  # noqa: PLC0415 - an extra
 
@@ -200,8 +244,13 @@ def inspect(
         typer.Argument(metavar="DB", help="An SQLite file, or the URL of a PostgreSQL database."),
     ],
     *,
-    schema: Annotated[str, typer.Option(help="The journal's schema in a database.")] = "turnkeeper",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.")] = 0,
+    schema: Schema = "turnkeeper",
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, max=65_535, help="The port to listen on; 0 takes any free one."
+        ),
+    ] = 0,
 ) -> None:
     """Show a journal in the browser, read-only, until a signal.
 
@@ -227,7 +276,11 @@ def _check_extra(command: str, backend: Backend = "asyncio") -> None:
     by = ("hypercorn", "trio") if backend == "trio" else ("uvicorn",)
     for package in ("fastapi", *by):
         if importlib.util.find_spec(package) is None:
-            fail(UNUSABLE, f"`{command}` needs turnkeeper[gateway]: there is no {package} here")
+            fail(
+                UNUSABLE,
+                f"`{command}` needs the package {package}, which is not installed; "
+                "pip install 'turnkeeper[gateway]'",
+            )
 
 
 class _NoAgent:
@@ -238,20 +291,33 @@ class _NoAgent:
 
 
 def token(
-    principal: Annotated[str, typer.Argument(help="The one whom the token is for.")],
+    principal: Annotated[str, typer.Argument(help="The user or service that the token is for.")],
     *,
     scopes: Annotated[
-        str, typer.Option(help=f"One or more of {', '.join(_SCOPES)}, between commas.")
+        str,
+        typer.Option(
+            metavar="SCOPES",
+            help=f"What it allows: one or more of {', '.join(_SCOPES)}, separated by commas.",
+        ),
     ] = "read,write",
-    file: Annotated[Path, typer.Option(dir_okay=False, help="The file to add it to.")] = Path(
-        "tokens.txt"
-    ),
+    file: Annotated[
+        Path,
+        typer.Option(metavar="FILE", dir_okay=False, help="The file to add the token's hash to."),
+    ] = Path("tokens.txt"),
 ) -> None:
     """Make a token for a principal: print it once, and add its hash to a file."""
     if len(principal.split()) != 1 or "#" in principal or not principal.isprintable():
-        fail(UNUSABLE, "a principal is one word, without #")
+        fail(
+            UNUSABLE,
+            f"{principal!r} cannot be a principal; give one word of printable characters, "
+            "without #",
+        )
     if not set(scopes.split(",")) <= set(_SCOPES):
-        fail(UNUSABLE, f"scopes are of {', '.join(_SCOPES)}, between commas")
+        fail(
+            UNUSABLE,
+            f"--scopes {scopes!r} has an unknown scope; give some of {', '.join(_SCOPES)}, "
+            "separated by commas",
+        )
     made = base64.urlsafe_b64encode(os.urandom(32)).decode().rstrip("=")
     line = f"{hashlib.sha256(made.encode()).hexdigest()} {principal} {scopes}\n"
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -272,7 +338,7 @@ def _load_agent(place: str) -> Agent:
     found: Agent | None = getattr(module, attribute, None)
     if found is None or not _is_agent(found):
         known = [one for one, value in vars(module).items() if _is_agent(value)]
-        said = f"it has {', '.join(known)}" if known else "an agent has `async run(turn)`"
+        said = f"it has {', '.join(known)}" if known else "it has none; make one with @agent"
         fail(UNUSABLE, f"{name} has no agent {attribute}: {said}")
     return found
 
@@ -326,9 +392,13 @@ def _listen_for_nodes(url: str, listen: str | None, keys: NodeKeys) -> _Nodes:
         place = urlsplit(f"//{listen}") if listen else parts
         host, port = place.hostname, place.port
     except ValueError as error:
-        fail(UNUSABLE, f"the address of a machine is http://HOST:PORT: {error}")
+        fail(UNUSABLE, f"{url} is no address of a machine: {error}; write http://HOST:PORT")
     if not host or port is None:
-        fail(UNUSABLE, "the address of a machine is http://HOST:PORT, as http://10.0.0.3:8101")
+        fail(
+            UNUSABLE,
+            f"{listen or url} is no address of a machine; write one like http://10.0.0.3:8101, "
+            "or 0.0.0.0:8101 for --node-listen",
+        )
     listener = _listen(host, port)
     if parts.port == 0:
         shown = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname

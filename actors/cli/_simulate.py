@@ -48,23 +48,37 @@ def simulate(
     *,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="The number of runs.", show_default=f"{_SEEDS}, or no limit"),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="The number of runs; each run has a seed of its own.",
+            show_default=f"{_SEEDS}, or no limit with --minutes",
+        ),
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Stop after this many minutes.", show_default="no limit"),
+        typer.Option(
+            metavar="N", min=0.0, help="Stop after this many minutes.", show_default="no limit"
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="The first seed.", show_default="drawn, and printed")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="The seed of the first run; the next runs count up from it.",
+            show_default="drawn, and printed",
+        ),
     ] = None,
     policy: Annotated[
         PolicyName | None,
         typer.Option(
-            help="The way in which the next task is chosen.", show_default="each seed chooses"
+            help="How the simulator chooses the next task.", show_default="each seed chooses"
         ),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, help="The number of processes that the seeds are dealt out to.")
+        int,
+        typer.Option(metavar="N", min=1, help="How many processes share the runs."),
     ] = 1,
     replay: Annotated[
         Path | None,
@@ -72,20 +86,23 @@ def simulate(
             exists=True,
             dir_okay=False,
             metavar="TAPE",
-            help="Run what this tape recorded, and no other run.",
+            help="Repeat the run that this tape has recorded, and no other.",
         ),
     ] = None,
     tapes: Annotated[
-        Path, typer.Option(file_okay=False, help="The folder for the tapes of failing runs.")
+        Path,
+        typer.Option(
+            metavar="FOLDER", file_okay=False, help="The folder for the tapes of failing runs."
+        ),
     ] = Path(),
     as_json: AsJson = False,
 ) -> None:
     """Run conversations in a simulated world with faults, and check every invariant.
 
     Nodes crash, freeze and are cancelled; the journal refuses, fails or does not answer; clients
-    send while others do, give up, and send again. The same seed gives the same run. Needs trio.
+    send at the same time, give up, and send again. The same seed gives the same run. Needs trio.
 
-    Exit status: 0, all invariants held; 1, one was broken; 2, the arguments are invalid; 130,
+    Exit status: 0, every invariant held; 1, one was broken; 2, the arguments are invalid; 130,
     stopped by Ctrl-C.
     """
     if find_spec("trio") is None:

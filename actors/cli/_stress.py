@@ -48,18 +48,29 @@ class Backend(StrEnum):
 def stress(
     context: typer.Context,
     *,
-    conversations: Annotated[int, typer.Option(min=1, help="How many there are.")] = 1_000,
-    senders: Annotated[int, typer.Option(min=1, help="In each conversation.")] = 2,
+    conversations: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How many conversations to write to.")
+    ] = 1_000,
+    senders: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How many senders each conversation has.")
+    ] = 2,
     overlap: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Share of messages sent to where a turn runs already."),
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            help="Share of messages that go to a conversation whose turn is running.",
+        ),
     ] = 0.3,
     rate: Annotated[
-        float, typer.Option(min=0.01, help="Chat messages a second, all together.")
+        float, typer.Option(metavar="N", min=0.01, help="Chat messages a second, in total.")
     ] = 100.0,
-    duration: Annotated[float, typer.Option(min=1.0, help="Seconds.")] = 30.0,
+    duration: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1.0, help="How long to send.")
+    ] = 30.0,
     kills: Annotated[
-        int, typer.Option(min=0, help="How often to kill the worker with SIGKILL.")
+        int, typer.Option(metavar="N", min=0, help="How often to kill the worker with SIGKILL.")
     ] = 3,
     db: Annotated[
         str | None,
@@ -72,21 +83,25 @@ def stress(
     nodes: Annotated[
         int,
         typer.Option(
+            metavar="N",
             min=1,
-            help="Serve as so many machines on one --postgres: they are killed, held past their "
-            "lease, restarted in turn, and cut off from each other and from the database.",
+            help="With --postgres: play this many machines on one database. They are killed, "
+            "stopped past their lease, restarted in turn, and cut off from each other and from "
+            "the database.",
         ),
     ] = 1,
     postgres: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="With --nodes: the database, for a schema of its own."),
+        typer.Option(
+            metavar="URL", help="With --nodes: the database; a new schema is created in it."
+        ),
     ] = None,
     restart: Annotated[
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="With --nodes: restarts the database, as `pg_ctl restart -m immediate -D …` does; "
-            "it is run once.",
+            help="With --nodes: a command that restarts the database, such as `pg_ctl restart -m "
+            "immediate -D …`; it is run once.",
         ),
     ] = None,
     beside: Annotated[
@@ -95,12 +110,11 @@ def stress(
             exists=True,
             dir_okay=False,
             metavar="PYTHON",
-            help="With --nodes: of an environment with another version, which is the last machine.",
+            help="With --nodes: the Python of an environment with another version of turnkeeper; "
+            "the last machine runs it.",
         ),
     ] = None,
-    backend: Annotated[
-        Backend, typer.Option(help="What the worker's event loop is.")
-    ] = Backend.ASYNCIO,
+    backend: Annotated[Backend, typer.Option(help="The worker's event loop.")] = Backend.ASYNCIO,
     seed: Seed = None,
     report: Annotated[
         Path | None,
@@ -108,23 +122,24 @@ def stress(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Load many conversations, kill their process again and again, account for everything.
+    """Load many conversations, kill their process again and again, account for every message.
 
-    The agents are made up and call no model. Messages queue, interrupt, steer, roll back or are
-    rejected, conversation by conversation; what was not acknowledged is sent again. Then every log
-    is compared with the acknowledgements.
+    The agents are scripted and call no model. Each conversation has one overlap policy: queue,
+    interrupt, steer, rollback or reject. A message that was not acknowledged is sent again. At the
+    end every log is compared with the acknowledgements.
 
-    With --nodes, users speak to several machines over the wire, as in `turnkeeper torture`, while
-    each of eleven kinds of failure happens: --kills times a kill, and each other kind once.
+    With --nodes, users speak to several machines over HTTP, as in `turnkeeper torture`, while
+    eleven kinds of failure happen: machines are killed --kills times, and each other kind happens
+    once.
 
-    Exit status: 0, all is as promised; 1, it is not, or the worker failed; 2, the call cannot be
-    used; 130, stopped by Ctrl-C.
+    Exit status: 0, every promise held; 1, one was broken, or the worker failed; 2, the arguments
+    are invalid; 130, stopped by Ctrl-C.
     """
     if (nodes > 1) is not (postgres is not None):
-        fail(UNUSABLE, "--nodes 2 or more and --postgres go together")
+        fail(UNUSABLE, "--nodes 2 or more and --postgres go together; give both")
     given = [name for name in _OF_ONE if _is_given(context, name)]
     if postgres is None and (restart is not None or beside is not None):
-        fail(UNUSABLE, "--restart and --beside are for several --nodes")
+        fail(UNUSABLE, "--restart and --beside are for several machines; give --nodes too")
     if postgres is not None and given:
         fail(
             UNUSABLE,

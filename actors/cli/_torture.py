@@ -61,73 +61,102 @@ def torture(
         list[str] | None,
         typer.Argument(
             metavar="URL",
-            help="Where the server is; or several, of the same conversations. With a path: the "
-            "route of the protocol's messages.",
+            help="The server, or several servers of the same conversations. If the URL has a "
+            "path, messages are posted to it.",
             show_default=False,
         ),
     ] = None,
     *,
-    users: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
+    users: Annotated[int, typer.Option(metavar="N", min=1, help="The number of users.")] = 20,
     seconds: Annotated[
         float | None,
-        typer.Option(min=1.0, help="How long.", show_default="30, unless --messages says how many"),
+        typer.Option(
+            metavar="N",
+            min=1.0,
+            help="How long they send.",
+            show_default="30, or no limit with --messages",
+        ),
     ] = None,
     messages: Annotated[
-        int | None, typer.Option(min=1, help="How many each user sends, at most.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="How many messages each user sends, at most."),
     ] = None,
-    protocol: Annotated[Protocols, typer.Option(help="What the users speak.")] = Protocols.OWN,
+    protocol: Annotated[
+        Protocols, typer.Option(help="The protocol that the users speak.")
+    ] = Protocols.OWN,
     server: Annotated[
         list[str] | None,
         typer.Option(
             metavar="COMMAND",
-            help="Starts the server; it is killed and started again. Of several, one for each URL: "
-            "each in turn is killed, or told to stop.",
+            help="A command that starts the server, which is killed and started again. With "
+            "several URLs, one --server for each, in their order; they are killed, or told to "
+            "stop, in turn.",
         ),
     ] = None,
     kill: Annotated[
         int | None,
-        typer.Option(metavar="PID", help="Kills this once; something else starts it again."),
+        typer.Option(
+            metavar="PID", help="A server process to kill once; a supervisor must restart it."
+        ),
     ] = None,
     kills: Annotated[
         int | None,
-        typer.Option(min=0, help="How often to kill it.", show_default="3 with --server"),
+        typer.Option(
+            metavar="N", min=0, help="How often to kill the server.", show_default="3 with --server"
+        ),
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="A bearer token a line; users share them."),
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Bearer tokens for the users, one a line.",
+        ),
     ] = None,
     seed: Seed = None,
     history: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, metavar="FILE", help="Writes down what happens."),
+        typer.Option(dir_okay=False, metavar="FILE", help="Write the history of the run here."),
     ] = None,
     check: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, metavar="FILE", help="Checks such a file, and no more."
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Only check the --history of an earlier run.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Torture a chat server over the wire, and check the history of it.
+    """Torture a chat server over HTTP, and check what it did against its promises.
 
-    Users talk over their agents, cut connections at any byte, retry, come back with and without a
-    cursor; the server is killed if its process is told. Its agent has to answer with the markers
-    of all messages that its model saw; examples/torture_me.py does so.
+    Users send while their agents answer, cut connections at any byte, retry, and reconnect with
+    and without a cursor. With --server or --kill the server is killed too. Its agent must answer
+    with the markers of all messages that its model saw, as examples/torture_me.py does.
 
-    Exit status: 0, nothing was found; 1, something was, or the server did not come back; 2, the
-    call cannot be used; 130, stopped by Ctrl-C.
+    Exit status: 0, no promise was broken; 1, one was, or the server did not come back; 2, the
+    arguments are invalid; 130, stopped by Ctrl-C.
     """
     if importlib.util.find_spec("h11") is None:
-        fail(UNUSABLE, "`torture` needs turnkeeper[torture]: there is no h11 here")
+        fail(
+            UNUSABLE,
+            "`torture` needs the package h11, which is not installed; "
+            "pip install 'turnkeeper[torture]'",
+        )
     if check is not None:
         report_verdict(_checked(check), as_json=as_json, history=None)
     if not urls:
-        fail(UNUSABLE, "say where the server is, or name a history to --check")
+        fail(UNUSABLE, "there is nothing to torture; give the server's URL, or a file to --check")
     if server and kill is not None:
-        fail(UNUSABLE, "--server and --kill are two ways; choose one")
+        fail(UNUSABLE, "--server and --kill do not go together; choose one")
     if server and len(server) != len(urls):
-        fail(UNUSABLE, "with several servers there is a --server for each URL, in their order")
+        fail(
+            UNUSABLE,
+            f"{len(urls)} URLs and {len(server)} --server; give one --server for each URL, in "
+            "their order",
+        )
     ports = Ports()
     seed = ports.random.randrange(SEEDS) if seed is None else seed
     errors = Console(stderr=True, highlight=False)
