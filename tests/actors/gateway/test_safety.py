@@ -215,7 +215,7 @@ async def test_a_page_of_another_site_cannot_write(guarded: Guarded) -> None:
 
 
 async def test_without_a_body_a_request_need_not_say_that_it_is_json(guarded: Guarded) -> None:
-    async def refusal(place: Place, content: bytes = b"", **headers: str) -> str | None:
+    async def refusal(place: Place, headers: dict[str, str], content: bytes = b"") -> str | None:
         token = TOKENS["admin" if place.action == "admin" else "alice"]
         request = guarded.http.build_request(
             place.method, place.address, content=content, headers=headers
@@ -228,12 +228,12 @@ async def test_without_a_body_a_request_need_not_say_that_it_is_json(guarded: Gu
     own = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
     for place in WRITING:
         for headers in ({}, own):
-            found = await refusal(place, **headers)
+            found = await refusal(place, headers)
             assert found not in ("urn:turnkeeper:not-json", "urn:turnkeeper:foreign-origin"), place
-        assert await refusal(place, b"{}") == "urn:turnkeeper:not-json", place
+        assert await refusal(place, {}, b"{}") == "urn:turnkeeper:not-json", place
         for site in ("cross-site", "same-site"):
-            assert await refusal(place, **{"Sec-Fetch-Site": site}) == "urn:turnkeeper:not-json"
-        foreign = await refusal(place, Origin="https://evil.example")
+            assert await refusal(place, {"Sec-Fetch-Site": site}) == "urn:turnkeeper:not-json"
+        foreign = await refusal(place, {"Origin": "https://evil.example"})
         assert foreign == "urn:turnkeeper:foreign-origin", place
 
 
