@@ -54,6 +54,7 @@ from ..shared.searching import SEARCHED_KINDS
 from .connections import BoundedConnection, Link
 from .listings import LISTED, LISTED_UNLABELLED, erase_listing, read_listing, store_listing
 from .log import (
+    TAIL,
     Tail,
     empty_tail,
     find_ids,
@@ -112,7 +113,7 @@ _APPENDS = {
     for is_said in (False, True)
 }
 
-_CLAIM = """
+_CLAIM = f"""
     INSERT INTO conversation AS c (name, incarnation, log, owner, epoch, head, tip, forked_at,
                                    is_unfinished, updated_us)
     SELECT n.name, 0, n.log, %(node)s, 1, 0, n.tip, 0, false, %(now_us)s
@@ -121,8 +122,8 @@ _CLAIM = """
     WHERE %(takeover)s OR c.owner IS NULL OR c.owner = excluded.owner OR NOT EXISTS (
         SELECT FROM node WHERE node.id = c.owner AND node.lease_until > clock_timestamp()
     )
-    RETURNING c.*
-"""
+    RETURNING {TAIL}
+"""  # noqa: S608 - our own text
 
 
 # The lease ends for all conversations of their owners, which find out with their next renewal.
@@ -397,7 +398,8 @@ class PostgresWriter:
             return
         try:
             rows = self.connection.execute(
-                "SELECT * FROM conversation WHERE name = ANY(%s)", (sorted(names),)
+                f"SELECT {TAIL} FROM conversation c WHERE name = ANY(%s)".encode(),  # noqa: S608 - as above
+                (sorted(names),),
             ).fetchall()
         except UNENCODABLE:
             return  # PostgreSQL has no text for one of the names; each append is tried alone

@@ -24,7 +24,7 @@ from turnkeeper.actors.errors import (
     JournalUnavailable,
     OwnedElsewhere,
 )
-from turnkeeper.actors.journal import Claim, Record, Rejection, Snapshot
+from turnkeeper.actors.journal import Claim, ListQuery, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.postgres import reader as reader_module
 from turnkeeper.actors.journals.postgres.connections import BoundedConnection
@@ -499,6 +499,41 @@ async def test_tables_that_are_newer_are_refused_with_both_versions(schema: str)
         with pytest.raises(JournalRefused, match=f"{SCHEMA_VERSION + 1}.*1 to {SCHEMA_VERSION}"):
             async with make_journal(schema, read_only=read_only):
                 raise AssertionError("entered")
+
+
+async def test_a_process_goes_on_while_a_newer_version_adds_to_every_table(schema: str) -> None:
+    """Its statements are prepared by then, and the server keeps their plans."""
+    async with make_journal(schema) as journal:
+        for number in range(3):
+            await use(journal, f"before {number}")
+        with psycopg.connect(postgres.conninfo()) as connection:
+            found = connection.execute(
+                "SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,)
+            ).fetchall()
+        for (table,) in found:
+            change(schema, f"ALTER TABLE {table} ADD COLUMN of_later text")
+        change(schema, f"UPDATE journal SET version = {SCHEMA_VERSION + 1}")
+
+        await use(journal, "after")
+
+        assert await read_all(journal, "after") == ["after 1", "after 2"]
+
+
+async def use(journal: PostgresJournal, name: str) -> None:
+    """Do each thing that a process does with a conversation."""
+    claim = await journal.claim(name)
+    await append(journal, name, claim, 1, f"{name} 1", f"{name} 2")
+    await journal.write_snapshot(name, Snapshot(1, "v1", b"folds"), epoch=claim.epoch)
+    await journal.reject(name, [Rejection(0.0, "violation", "reason", b"event")])
+    fork = f"{name} forked"
+    records = [make_record(f"{fork} 1")]
+    await journal.fork(name, fork, at=1, records=records, is_unfinished=False)
+    page = await journal.page(ListQuery(10, prefix=name))
+    assert [row.conversation_id for row in page.rows] == [name, fork]
+    await journal.delete(fork, epoch=(await journal.claim(fork)).epoch)
+    assert (await journal.info(name)).head == 2
+    assert await journal.read_snapshot(name) is not None
+    await journal.release(name, epoch=claim.epoch)
 
 
 async def test_a_pooler_that_drops_the_settings_of_a_session_is_refused_and_nothing_made(
