@@ -16,7 +16,6 @@ from ...errors import CorruptLog
 from ...journal import StoredRecord
 from ..shared.record_chain import first_mark, log_number, next_mark
 
-
 TAIL = """
     c.id, c.name, c.incarnation, c.log, c.owner, c.epoch, c.head, c.tip, c.forked_at,
     c.is_unfinished, c.updated_us
@@ -68,9 +67,7 @@ def read_tail(connection: psycopg.Connection[Any], name: str, *, and_lock: str =
     """Read a conversation's row; `and_lock` is the statement's locking clause."""
     if "\0" in name:
         return None  # PostgreSQL has no such text
-    statement = (
-        f"SELECT {TAIL} FROM conversation c WHERE name = %s {and_lock}"  # noqa: S608 - our own text
-    )
+    statement = f"SELECT {TAIL} FROM conversation c WHERE name = %s {and_lock}"  # noqa: S608 - our own text
     row = connection.execute(statement.encode(), (name,)).fetchone()
     return None if row is None else with_prefix(connection, tail_of_row(row))
 

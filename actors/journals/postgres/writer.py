@@ -113,28 +113,39 @@ _APPENDS = {
     for is_said in (False, True)
 }
 
+# One that another process owns is found by reading: to lock its row would be a write, and a flush.
+# The insert decides, as its owner may have changed meanwhile.
 _CLAIM = f"""
-    INSERT INTO conversation AS c (name, incarnation, log, owner, epoch, head, tip, forked_at,
-                                   is_unfinished, updated_us)
-    SELECT n.name, 0, n.log, %(node)s, 1, 0, n.tip, 0, false, %(now_us)s
-    FROM unnest(%(names)b::text[], %(logs)s::bigint[], %(tips)s::bigint[]) AS n(name, log, tip)
-    ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, epoch = c.epoch + 1
-    WHERE %(takeover)s OR c.owner IS NULL OR c.owner = excluded.owner OR NOT EXISTS (
-        SELECT FROM node WHERE node.id = c.owner AND node.lease_until > clock_timestamp()
+    WITH ENDED asked AS (
+        SELECT * FROM unnest(%(names)b::text[], %(logs)s::bigint[], %(tips)s::bigint[])
+            AS n(name, log, tip)
+    ), elsewhere AS (
+        SELECT c.name, node.address FROM asked JOIN conversation c USING (name)
+        JOIN node ON node.id = c.owner
+        WHERE NOT %(takeover)s AND c.owner <> %(node)s AND node.lease_until > clock_timestamp()
+    ), claimed AS (
+        INSERT INTO conversation AS c (name, incarnation, log, owner, epoch, head, tip, forked_at,
+                                       is_unfinished, updated_us)
+        SELECT n.name, 0, n.log, %(node)s, 1, 0, n.tip, 0, false, %(now_us)s
+        FROM asked n WHERE n.name NOT IN (SELECT name FROM elsewhere)
+        ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, epoch = c.epoch + 1
+        WHERE %(takeover)s OR c.owner IS NULL OR c.owner = excluded.owner OR NOT EXISTS (
+            SELECT FROM node WHERE node.id = c.owner AND node.lease_until > clock_timestamp()
+        )
+        RETURNING {TAIL}
     )
-    RETURNING {TAIL}
+    SELECT {TAIL}, e.name, e.address FROM claimed c FULL JOIN elsewhere e ON e.name = c.name
 """  # noqa: S608 - our own text
-
-
 # The lease ends for all conversations of their owners, which find out with their next renewal.
-_CLAIM_BY_FORCE = f"""
-    WITH ended AS (
+_ENDED = """ended AS (
         DELETE FROM node WHERE id <> %(node)s AND id IN (
             SELECT owner FROM conversation WHERE name = ANY(%(names)b::text[])
         )
-    )
-    {_CLAIM}
-"""  # noqa: S608 - our own text
+    ),"""
+_CLAIMS = {
+    takeover: _CLAIM.replace("ENDED", _ENDED if takeover else "").encode()
+    for takeover in (False, True)
+}
 
 
 _ERASED_MAX = 1_000
@@ -428,7 +439,7 @@ class PostgresWriter:
         takeover = jobs[0].takeover
         self._failpoint("begin")
         rows = self.connection.execute(
-            (_CLAIM_BY_FORCE if takeover else _CLAIM).encode(),
+            _CLAIMS[takeover],
             {
                 "node": self._node,
                 "now_us": self.now_us,
@@ -439,22 +450,26 @@ class PostgresWriter:
             },
         ).fetchall()
         self._failpoint("committed")
-        tails = {row[1]: tail_of_row(row) for row in rows}
+        tails = {row[1]: tail_of_row(row) for *row, _, address in rows if address is None}
+        addresses = {name: address for *_, name, address in rows}
         for job in jobs:
-            tail = tails.get(job.conversation_id)
+            name = job.conversation_id
+            tail = tails.get(name)
             if tail is None:
-                job.refuse(self._owned_elsewhere(job.conversation_id))
+                owner = addresses.get(name) or self._owner_of(name)
+                job.refuse(OwnedElsewhere(f"conversation {name}", owner))
             else:
-                self._tails[tail.name] = with_prefix(self.connection, tail)
+                self._tails[name] = with_prefix(self.connection, tail)
                 job.settle(Claim(tail.epoch, tail.head))
 
-    def _owned_elsewhere(self, name: str) -> OwnedElsewhere:
+    def _owner_of(self, name: str) -> str:
+        """Return the address of the process that was faster than a claim of this one."""
         row = self.connection.execute(
             "SELECT node.address FROM conversation c JOIN node ON node.id = c.owner "
-            "WHERE c.name = %s",
+            "WHERE c.name = %s AND node.lease_until > clock_timestamp()",
             (name,),
         ).fetchone()
-        return OwnedElsewhere(f"conversation {name}", row[0] if row else "another process")
+        return str(row[0]) if row else "another process"
 
     # --- everything else --------------------------------------------------------------------------
 

@@ -175,6 +175,47 @@ async def test_several_processes_own_different_conversations_of_one_database(sch
         assert await read_all(second, "mine") == ["e1"]
 
 
+async def test_a_claim_that_is_refused_writes_nothing(schema: str) -> None:
+    """It would wait for the disk, and each command that is forwarded begins with one."""
+    async with make_journal(schema) as owner, make_journal(schema) as other:
+        await owner.claim("c")
+        with psycopg.connect(
+            postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
+        ) as connection:
+            before = connection.execute("SELECT xmin, xmax, epoch FROM conversation").fetchall()
+            with pytest.raises(OwnedElsewhere):
+                await other.claim("c")
+            after = connection.execute("SELECT xmin, xmax, epoch FROM conversation").fetchall()
+        assert after == before
+
+
+async def refused_by(owner: str, journal: PostgresJournal) -> None:
+    with pytest.raises(OwnedElsewhere) as caught:
+        await journal.claim("c")
+    assert caught.value.owner == owner
+
+
+async def test_a_rival_that_is_faster_by_a_moment_is_named(schema: str) -> None:
+    """Two processes are asked at once for a conversation that is not there yet."""
+    async with make_journal(schema, address="one") as first, make_journal(schema) as second:
+        with (
+            psycopg.connect(postgres.conninfo(), options=f"-c search_path={schema}") as connection,
+            anyio.fail_after(60),
+        ):
+            connection.execute(
+                "INSERT INTO conversation (name, incarnation, log, owner, epoch, head, tip, "
+                "forked_at, is_unfinished, updated_us) "
+                "SELECT 'c', 0, 7, id, 1, 0, 0, 0, false, 0 FROM node WHERE address = 'one'"
+            )
+            async with anyio.create_task_group() as group:
+                group.start_soon(refused_by, "one", second)
+                waits = "SELECT 1 FROM pg_locks WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+                while connection.execute(waits.encode()).fetchone() is None:  # noqa: ASYNC110 - none has an event
+                    await anyio.sleep(0.01)
+                connection.commit()
+        assert (await first.claim("c")).epoch == 2
+
+
 async def test_leaving_gives_the_lease_back_at_once(schema: str) -> None:
     async with make_journal(schema, lease_s=3600) as first:
         await first.claim("c")
