@@ -502,6 +502,17 @@ class Conversation:
             )
         )
 
+    @property
+    def hears_pieces(self) -> bool:
+        """False while `follow` has no pieces: another process writes them, and cannot be heard.
+
+            if not conversation.hears_pieces:
+                show("the answer comes as a whole")
+
+        It is as a reader here found it when it last tried; the events come all the same.
+        """
+        return self._setup.subscriptions.hears_pieces(self.conversation_id)
+
     async def view(self) -> View:
         """Return the committed view, from the owner, which is started unless there is one.
 

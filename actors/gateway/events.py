@@ -82,6 +82,7 @@ async def _write_events(
     else:
         items = caller.conversation.events(after=after, live=live)
     streams, frames = caller.service.streams, caller.service.frames
+    is_heard = True
     while True:
         try:
             item = await streams.until_beat(anext(items))
@@ -89,6 +90,9 @@ async def _write_events(
             if not live:
                 return "caught-up"
             return "draining" if streams.is_draining else "closing"
+        if pieces and caller.conversation.hears_pieces is not is_heard:
+            is_heard = not is_heard
+            await write(sse({"pieces": is_heard}, event="note"))
         if item is None:
             await write(_HEARTBEAT)
         elif isinstance(item, TextDelta):

@@ -18,7 +18,8 @@ It promises that a command is sent at most once for each call: an answer that di
 `OutcomeUnknown`, and the same command under the same id finds out. The answer is not waited for
 once the process that was asked has lost the conversation, as one does that stands still until its
 lease runs out. A process that cannot be reached while its lease lasts is `OwnedElsewhere`: nothing
-happened. It does not promise pieces: while the owner cannot be heard, readers get the events alone.
+happened. It does not promise pieces: while the owner cannot be heard, readers get the events alone,
+and streams a note of it.
 
 The journal decides who owns what. A node keeps no list of the others: it calls the address in the
 lease of the conversation's owner, which PostgreSQL gives only while that lease lasts.
@@ -292,14 +293,17 @@ class Node:
                             "relay of pieces failed", error=type(error).__name__
                         )
                     here.drop_pieces(conversation_id)
+                    here.note_heard(conversation_id, is_heard=False)
                     await anyio.sleep(self._limits.retry_s * self._ports.random.uniform(0.5, 1))
                 else:
                     # No owner, one here, or one that has ended: the next event tells of another.
+                    here.note_heard(conversation_id, is_heard=True)
                     with anyio.move_on_after(self._limits.heartbeat_s):
                         await self._relays[conversation_id].wait()
         finally:
             del self._relays[conversation_id]
             here.drop_pieces(conversation_id)
+            here.note_heard(conversation_id, is_heard=True)
 
     async def _relay_from(self, address: str, conversation_id: str, here: ThisNode) -> None:
         target = f"{_split(address)}/pieces"
@@ -311,6 +315,7 @@ class Node:
         async with opened as (status, lines):
             if status != _OK:
                 raise Broken(f"pieces were refused with {status}")
+            here.note_heard(conversation_id, is_heard=True)
             async for line in lines:
                 if not here.wants_pieces(conversation_id):
                     return

@@ -177,6 +177,10 @@ class ThisNode:
         """Note that the owner has written an event."""
         self._subscriptions.relay_passed(conversation_id, passed.seq, passed.turn_id)
 
+    def note_heard(self, conversation_id: str, *, is_heard: bool) -> None:
+        """Note whether the owner is heard; readers here are told that they get events alone."""
+        self._subscriptions.note_heard(conversation_id, is_heard=is_heard)
+
     def drop_pieces(self, conversation_id: str) -> None:
         """Forget the pieces that came from another process: it is not heard any more."""
         self._subscriptions.drop_relayed(conversation_id)

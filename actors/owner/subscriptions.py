@@ -85,6 +85,8 @@ class Subscriptions:
         """The answers that owners here are writing."""
         self._owned: dict[str, LiveOwner] = {}
         """The conversations with an owner here."""
+        self._unheard: set[str] = set()
+        """The conversations with readers here whose pieces another process writes, unheard here."""
         self._is_closing = False
         self._is_live_over = False
         self._is_closed = False
@@ -161,6 +163,17 @@ class Subscriptions:
         """Void the answer that another process was writing: that one is not heard any more."""
         if conversation_id not in self._owned:
             self._void_answer(conversation_id)
+
+    def note_heard(self, conversation_id: str, *, is_heard: bool) -> None:
+        """Note whether the process that owns the conversation can be heard."""
+        if is_heard:
+            self._unheard.discard(conversation_id)
+        else:
+            self._unheard.add(conversation_id)
+
+    def hears_pieces(self, conversation_id: str) -> bool:
+        """True unless another process writes the answers, and was not heard when last tried."""
+        return conversation_id not in self._unheard or conversation_id in self._owned
 
     def _void_answer(self, conversation_id: str) -> None:
         answer = self._live_answers.pop(conversation_id, None)

@@ -28,6 +28,7 @@ from turnkeeper.actors.core.commands import Send as SendCommand
 from turnkeeper.actors.errors import (
     ContentTooLong,
     ConversationNotFound,
+    Fenced,
     Forbidden,
     InvalidInput,
     NotYours,
@@ -57,6 +58,8 @@ class Behind:
     def __init__(self) -> None:
         self.node: gateway.Node | None = None
         self.asked: list[str] = []
+        self.clients: set[object] = set()
+        """The other end of each connection."""
         self.is_mute = False
         """Take what is asked, and cut the connection in place of an answer."""
         self.still: anyio.Event | None = None
@@ -65,6 +68,7 @@ class Behind:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.node is not None
         self.asked.append(scope["path"].rpartition("/")[2])
+        self.clients.add(tuple(scope["client"]))
         if self.still is not None:
             await self.still.wait()
 
@@ -343,6 +347,20 @@ async def test_a_relay_that_breaks_begins_again_where_its_readers_are(
         assert [item.text for item in rest if isinstance(item, TextDelta)] == ["am)"]
 
 
+async def test_a_client_is_told_while_the_pieces_cannot_be_had() -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        path = "/v1/conversations/alice/events?pieces=true"
+        async with reading(other.public, path) as reader:
+            for is_heard in (False, True):
+                owner.behind.is_mute = not is_heard
+                while other.conversations["alice"].hears_pieces is not is_heard:  # noqa: ASYNC110 - none has an event
+                    await anyio.sleep(0.01)
+                await owner.answered("two")
+                assert (await until(reader, "note")).json == {"pieces": is_heard}
+
+
 async def _to_turn_end(follower: AsyncIterator[object]) -> AsyncIterator[object]:
     async for item in follower:
         yield item
@@ -516,6 +534,44 @@ async def test_an_owner_that_gave_it_up_just_now_is_not_the_last_word() -> None:
 
         assert moved.asked == 2
         assert third.agent.turns == ["two", "three"]
+
+
+async def test_a_command_that_two_owners_gave_up_is_refused_for_now() -> None:
+    """Nothing happened, and the client is told when to come again; no third one is asked."""
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+
+        class GivenUp:
+            asked = 0
+
+            async def ask(self, _: str, name: str, __: FromOutside[R]) -> R:
+                self.asked += 1
+                raise Fenced(name, epoch=1, expected_seq=1, found_epoch=2, head=0)
+
+            def want_pieces(self, _: str) -> None: ...
+
+        given_up = GivenUp()
+        other.conversations.join(given_up)
+
+        refused = await other.send("two", idempotency_key="m2")
+
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert given_up.asked == 2
+        assert await log_of(owner.conversations["alice"]) == ["u:one", "a:a(one)"]
+
+
+async def test_commands_one_after_the_other_go_over_one_connection() -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+
+        for text in ("two", "three", "four"):
+            await other.answered(text)
+
+        assert owner.behind.asked == ["ask"] * 3
+        assert len(owner.behind.clients) == 1
 
 
 async def test_a_process_without_a_node_is_told_as_before() -> None:
