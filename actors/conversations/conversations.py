@@ -415,16 +415,17 @@ class Conversations:
         from ..owner.nodes import ThisNode
 
         region, setup = self._open_region(), self._setup
-        setup.hopping.nodes = nodes
+        here = ThisNode(self._journal, region, setup.subscriptions)
+        setup.hopping.nodes, setup.hopping.here = nodes, here
         setup.subscriptions.want_pieces = nodes.want_pieces
-        return ThisNode(self._journal, region, setup.subscriptions)
+        return here
 
     def leave_nodes(self) -> None:
         """Forward nothing from now on: a command to what another process owns is refused.
 
         It raises `OwnedElsewhere`, as without `join`.
         """
-        self._setup.hopping.nodes = None
+        self._setup.hopping.nodes = self._setup.hopping.here = None
         self._setup.subscriptions.want_pieces = None
 
     @property

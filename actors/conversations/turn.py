@@ -102,6 +102,8 @@ class TurnAccess:
         """Start an owner here unless there is one. Raises the reason if there can be none."""
         for _ in range(OWNERS_ENDING_MAX):
             try:
+                if (here := self._setup.hopping.here) is not None:
+                    await here.check_owner(self.conversation_id)
                 await self._ref.ask(GetView())
             except NotDelivered:
                 if self._setup.subscriptions.is_closing:

@@ -21,7 +21,7 @@ __all__ = ["Broken", "NodeClient", "Unreachable"]
 
 CONNECT_S = 2.0
 IDLE_S = 2.0
-IDLE_MAX = 16
+IDLE_MAX = 64
 """How many idle connections are kept to one address."""
 ADDRESSES_MAX = 256
 ANSWER_BYTES_MAX = 64 << 20

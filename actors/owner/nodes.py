@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
-from turnkeeper.runtime import OwnershipLost, Ref, Region
+from turnkeeper.runtime import OwnershipLost, Ref, Region, TurnkeeperError
 
 from ..core.commands import Command, FromOutside, Query
 from ..errors import ConversationNotFound, ConversationsClosed, Draining, OwnedElsewhere
@@ -57,6 +57,8 @@ class Hopping:
     """The way to other processes of one `Conversations`; it may come after its owners."""
 
     nodes: OtherNodes | None = None
+    here: ThisNode | None = None
+    """With `nodes`."""
 
 
 def ask_owner(
@@ -68,17 +70,22 @@ def ask_owner(
     `OwnedElsewhere` if the owner's process cannot be reached, and what the last owner said if
     `FORWARDED_MAX` of them were none any more.
     """
-    if hopping.nodes is None:
+    if hopping.nodes is None or hopping.here is None:
         return ref.ask(command)
-    return _ask_any(ref, conversation_id, command, hopping.nodes)
+    return _ask_any(ref, conversation_id, command, hopping.nodes, hopping.here)
 
 
 async def _ask_any(
-    ref: Ref[Command | Query], conversation_id: str, command: FromOutside[R], nodes: OtherNodes
+    ref: Ref[Command | Query],
+    conversation_id: str,
+    command: FromOutside[R],
+    nodes: OtherNodes,
+    here: ThisNode,
 ) -> R:
     lost: Exception | None = None
     for _ in range(FORWARDED_MAX):
         try:
+            await here.check_owner(conversation_id)
             return await ref.ask(command)
         except OwnedElsewhere as elsewhere:
             try:
@@ -145,6 +152,21 @@ class ThisNode:
             conversation_id, after=head, live=True, pieces=True, is_for_other_node=True
         )
         return PiecesHere(reader, head)
+
+    async def check_owner(self, conversation_id: str) -> None:
+        """Raise `OwnedElsewhere` if another living process owns the conversation.
+
+        It reads one row, which is a fraction of a claim that is refused. If it cannot, or finds no
+        owner, the claim tells.
+        """
+        if self._subscriptions.is_owned(conversation_id):
+            return
+        try:
+            address = await self.owner_of(conversation_id)
+        except TurnkeeperError:
+            return
+        if address is not None:
+            raise OwnedElsewhere(f"conversation {conversation_id}", address)
 
     # --- of pieces that come from another process -------------------------------------------------
 

@@ -24,7 +24,7 @@ SEEDS_MAX = 150
 
 _AGAIN = (
     "ask_owner(self._region[conversation_id], conversation_id, command, "
-    "Hopping(self._subscriptions.want_pieces.__self__))"
+    "Hopping(self._subscriptions.want_pieces.__self__, self))"
 )
 # The last one takes the most seeds.
 FAULTS = (
@@ -33,7 +33,7 @@ FAULTS = (
         Mutant(
             "a command of unknown outcome is forwarded again",
             owner_nodes,
-            "ask_owner",
+            "_ask_any",
             "except (OwnershipLost, Draining, ConversationsClosed) as error:",
             "except Exception as error:",
         ),
@@ -119,6 +119,12 @@ def test_many_seeds_of_three_nodes_reach_every_interesting_place() -> None:
 def _world_of(invariant: str) -> ConversationWorld:
     """Return the world that is hard on this invariant."""
     return PiecesWorld() if invariant.startswith("C") else NodesWorld()
+
+
+def test_every_fault_has_its_place_in_the_code() -> None:
+    for _, mutant in FAULTS:
+        with planted(mutant):
+            pass
 
 
 @pytest.mark.sweep
