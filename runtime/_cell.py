@@ -21,7 +21,7 @@ swallows that, the cell is given up as stuck, and its worker is left to it until
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
@@ -35,8 +35,8 @@ from ._hooks import NO_TRAITS
 from ._incarnation import Incarnation
 from ._inside import run_inside
 from ._lifecycle import After, Phase, is_over, is_waiting, phase_after, step
-from ._mailbox import NO_MAIL, Mailbox, MailboxSettings
-from ._messages import Ask, Firing, Item, Order, OrderKind
+from ._mailbox import NO_MAIL, SPARE_LANES_MAX, Mailbox, MailboxSettings
+from ._messages import Ask, Delivery, Firing, Item, Order, OrderKind
 from ._pool import Resident
 from ._reports import Failure, Restart, Stopped
 from ._resumption import UNSTARTED, SuspendedHandler
@@ -176,7 +176,7 @@ class Cell(Mailbox):
         # The slice that is going on, and how it ended
         self.outcome: Outcome | None = None
         self.current: Ask | None = None
-        self.batch: list[Ask] | None = None
+        self.batch: list[Delivery[Any]] | None = None
         self.suspended: SuspendedHandler | None = None
         self.error: BaseException | None = None
         """The failure of the slice; while the cell refuses mail, the reason for that."""
@@ -201,9 +201,9 @@ class Cell(Mailbox):
     def wake_for(self, item: Item) -> None:
         """Queue an item and make a runner come: the short way, for a cell that `is_parked`."""
         self.at_rest = self.is_parked = False
-        mail: deque[Item] = deque()
+        spare = self.system.spare_lanes
+        self.mail = mail = spare.pop() if spare else deque()
         mail.append(item)
-        self.mail = mail
         if self.directory is not None:
             self.directory.note_woken(self)
         pool = self.system.pool
@@ -217,7 +217,8 @@ class Cell(Mailbox):
     def unpark(self) -> None:
         """End the rest; the caller makes itself the runner, or submits the cell."""
         self.at_rest = self.is_parked = False
-        self.mail = deque()
+        spare = self.system.spare_lanes
+        self.mail = spare.pop() if spare else deque()
         if self.directory is not None:
             self.directory.note_woken(self)
         if self.system.is_closing:
@@ -365,22 +366,21 @@ class Cell(Mailbox):
             return self._follow_slowly(Outcome.FAILED)
         else:
             self.suspended = suspended
-            if suspended.leave_to(self._go_on):
+            if suspended.leave_to(self):
                 return False
             return self._follow_slowly(Outcome.SUSPENDED)
         if self.mail or self.control or self.waiting is not None:
             return True
         return self.rest()
 
-    def _go_on(self, _: None) -> None:
-        """Step the cell: the one-shot that its handler waits for is set."""
-        self.submit()
-
     def rest(self) -> bool:
         """Do nothing until mail comes. No await has happened since the mailbox was seen empty."""
-        assert not self.mail, f"{self.name} rests with {len(self.mail)} messages"
+        mail, spare = self.mail, self.system.spare_lanes
+        assert not mail, f"{self.name} rests with {len(mail)} messages"
         assert not self.control, f"{self.name} rests with {len(self.control)} control messages"
         assert self.waiting is None, f"{self.name} rests while senders wait for room"
+        if mail is not NO_MAIL and len(spare) < SPARE_LANES_MAX:
+            spare.append(mail)
         self.mail = self.control = NO_MAIL
         self.at_rest = self.is_parked = True
         if self.directory is not None and self.is_quiet:
@@ -417,8 +417,8 @@ class Cell(Mailbox):
         count: int = 1,
     ) -> Outcome:
         """Leave a handler until its one-shot is set; else say that a worker has to wait."""
-        self.suspended = SuspendedHandler(coroutine, yielded, began, count)
-        if self.suspended.leave_to(self._go_on):
+        suspended = self.suspended = SuspendedHandler(coroutine, yielded, began, count)
+        if suspended.leave_to(self):
             return Outcome.UNATTENDED
         return Outcome.SUSPENDED
 
@@ -462,19 +462,17 @@ class Cell(Mailbox):
         self.traits.stats.record((self.system.now() - suspended.began) / count, count)
         if self.system.tracing is not None:
             self._leave_trace(None)
-        if self.batch is not None:
-            self.settle_batch()
+        if (batch := self.batch) is not None:
+            self.settle_batch(batch)
         elif self.current is not None:
             self.current.set(result)
             self.current = None
 
-    def settle_batch(self) -> None:
+    def settle_batch(self, batch: Sequence[Delivery[Any]]) -> None:
         """Defer the asks that a batch handler has left unanswered."""
-        batch, self.batch = self.batch, None
-        for ask in batch or ():
-            if not ask.is_done:
-                assert self.life is not None, f"{self.name} has a batch without an incarnation"
-                self.life.defer(ask)
+        self.batch = None
+        for delivery in batch:
+            delivery.defer()
 
     # --- beginning -------------------------------------------------------------------------------
 
@@ -598,8 +596,8 @@ class Cell(Mailbox):
         if self.current is not None:
             self.current.fail(error)
             self.current = None
-        for ask in self.batch or ():
-            ask.fail(error)
+        for delivery in self.batch or ():
+            delivery.fail(error)
         self.batch = None
 
     # --- obeying ---------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Final, Literal, TypeAlias
 from ._backend import OneShot
 from ._messages import Ask, Item, Tell
 
-__all__ = ["NO_MAIL", "Mailbox", "MailboxSettings", "Overflow", "Waiter"]
+__all__ = ["NO_MAIL", "SPARE_LANES_MAX", "Mailbox", "MailboxSettings", "Overflow", "Waiter"]
 
 Overflow: TypeAlias = Literal["wait", "reject", "drop_oldest"]
 
@@ -60,6 +60,9 @@ class _NoMail(deque[Item]):
 
 # An empty deque takes 600 bytes and almost every actor is idle, so idle lanes share this one.
 NO_MAIL: Final[deque[Item]] = _NoMail()
+
+SPARE_LANES_MAX: Final = 1024
+"""The empty lanes that a runtime keeps for the actors that get mail next."""
 
 
 class Mailbox:

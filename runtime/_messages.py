@@ -137,6 +137,8 @@ class Debtor(Protocol):
     @property
     def system(self) -> Loop: ...
 
+    def defer(self, ask: Ask) -> None: ...
+
     def note_answered(self, ask: Ask) -> None: ...
 
 
@@ -168,6 +170,11 @@ class Delivery(Generic[M_co]):
             self._ask = None
             ask.fail(error)
             self._debtor.note_answered(ask)
+
+    def defer(self) -> None:
+        """Note that the answer, if it is still owed, comes after the handler has returned."""
+        if (ask := self._ask) is not None and not ask.is_done:
+            self._debtor.defer(ask)
 
     def __del__(self) -> None:
         # Runs wherever the last reference is dropped, perhaps in a thread: go through the loop.

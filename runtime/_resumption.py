@@ -6,9 +6,9 @@ its cell stepped again. A handler that waits for anything else keeps the worker 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextvars import Context
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ._backend import OneShot
 from ._inside import go_on_inside, run_inside
@@ -19,10 +19,18 @@ UNSTARTED: Final = object()
 """Marks a handler that has not been stepped yet."""
 
 
+class Stepped(Protocol):
+    """The cell of a handler, as the handler that waits sees it."""
+
+    def submit(self) -> None: ...
+
+
 class SuspendedHandler:
     """The coroutine of a handler, from where it stopped last."""
 
-    __slots__ = ("_coroutine", "_yielded", "began", "count")
+    __slots__ = ("_cell", "_coroutine", "_yielded", "began", "count")
+
+    _cell: Stepped
 
     # Any: the values that a coroutine yields and is sent belong to its backend.
     def __init__(
@@ -34,12 +42,17 @@ class SuspendedHandler:
         self.count = count
         """How many messages the handler was given."""
 
-    def leave_to(self, go_on: Callable[[None], object]) -> bool:
-        """Have `go_on` called when the handler can go on; False if it needs a task to wait in."""
+    def leave_to(self, cell: Stepped) -> bool:
+        """Have the cell stepped when the handler can go on; False if it needs a task to wait in."""
         if not isinstance(self._yielded, OneShot):
             return False
-        self._yielded.wake = go_on
+        self._cell = cell
+        self._yielded.wake = self  # a bound method would be one object more for each that waits
         return True
+
+    def __call__(self, _: None) -> None:
+        """Step the cell: the one-shot that the handler waits for is set."""
+        self._cell.submit()
 
     @property
     def is_due(self) -> bool:

@@ -152,33 +152,46 @@ def run_batch(cell: Cell) -> Outcome:
     assert life is not None, f"{cell.name} has a slice before it was started"
     actor = life.actor
     assert actor is not None, f"{cell.name} has a slice before it was made"
+    mail = cell.mail  # the same lane for as long as the actor is not at rest
+    count_max = actor.batch_max
     deliveries: list[Delivery[Any]] = []
-    asks: list[Ask] = []
     trace: object = None
-    while len(deliveries) < actor.batch_max and (item := cell.pop()) is not None:
-        if isinstance(item, Ask):
+    is_ask = False
+    while len(deliveries) < count_max:
+        # As in `Mailbox.pop`, without the call.
+        if cell.control:
+            item = cell.control.popleft()
+        elif mail:
+            item = mail.popleft()
+            if cell.waiting is not None:
+                cell.admit()
+        else:
+            break
+
+        if type(item) is Ask:
             if not item.is_done:
-                item.is_started = True
-                asks.append(item)
+                item.is_started = is_ask = True
                 trace = item.trace
                 deliveries.append(Delivery(life, item.message, item))
-        elif isinstance(item, tuple):
+        elif type(item) is tuple:
             message, _, trace = item
             deliveries.append(Delivery(life, message, None))
-        elif isinstance(item, Order):
+        elif type(item) is Firing:
+            if item.take():
+                deliveries.append(Delivery(life, item.message, None))
+        else:
+            assert isinstance(item, Order), f"{item} lay in the mailbox of {cell.name}"
             if deliveries:  # this batch first: it was taken already
                 cell.push_control(item, first=True)
                 break
             cell.order = item
             return Outcome.ORDERED
-        elif item.take():
-            deliveries.append(Delivery(life, item.message, None))
     if not deliveries:
         return Outcome.EMPTY
 
-    cell.batch = asks
+    cell.batch = deliveries
     if trace is not None:
-        enter_trace(cell, deliveries[-1].message, trace, is_ask=bool(asks))
+        enter_trace(cell, deliveries[-1].message, trace, is_ask=is_ask)
     coroutine = actor.receive_batch(deliveries)
     now = cell.system.now
     began = now()
@@ -191,7 +204,7 @@ def run_batch(cell: Cell) -> Outcome:
         cell.handled += count
         cell.traits.stats.record((now() - began) / count, count)
         leave_trace(cell, None)
-        cell.settle_batch()
+        cell.settle_batch(deliveries)
         return Outcome.SPENT
     except (KeyboardInterrupt, SystemExit):
         raise

@@ -6,6 +6,7 @@ Owns the count of actors that are busy while the runtime drains. The makers are 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 from ._backend import OneShot
 from ._hooks import Hooks, Traits
 from ._incarnation import Incarnation
+from ._messages import Item
 from ._world import Limits, World
 from .ports import Ports
 
@@ -39,6 +41,8 @@ class System(World):
         super().__init__(ports, limits, fail)
         self.makers = makers
         self.traits: dict[type[Hooks], Traits] = {}
+        self.spare_lanes: list[deque[Item]] = []
+        """Lanes of actors that came to rest, for those that get mail next."""
         self._busy: dict[object, None] = {}
         self._drained: OneShot[None] | None = None
         self._inline = 0
