@@ -42,11 +42,7 @@ class Append(Job[Sequence[int]]):
         is_unfinished: bool,
         listing: Listing | None = None,
     ) -> None:
-        check_records(records)
-        size = 0
-        for record in records:
-            size += len(record.payload)
-        super().__init__(len(records), size)
+        super().__init__(len(records), check_records(records))
         self.conversation_id = conversation_id
         self.records = records
         self.epoch = epoch

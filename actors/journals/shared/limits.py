@@ -34,9 +34,11 @@ PAYLOAD_BYTES_MAX = 256 << 20
 """The bytes of one event's JSON: more than any event that passes `check_length` can have."""
 
 
-def check_records(records: Sequence[Record]) -> None:
-    """Raise `InvalidInput` if a record's ids or its size are beyond the limits."""
+def check_records(records: Sequence[Record]) -> int:
+    """Return the bytes of the records; raise `InvalidInput` if one is beyond the limits."""
+    size = 0
     for event_id, kind, payload, message_id in records:
+        size += len(payload)
         if len(payload) > PAYLOAD_BYTES_MAX:
             _check_size(f"event {event_id[:128]!r}", payload)
         if are_plain_ids(event_id, kind, message_id):
@@ -45,6 +47,7 @@ def check_records(records: Sequence[Record]) -> None:
         check_new_id("kind", kind)
         if message_id is not None:
             check_new_id("message id", message_id)
+    return size
 
 
 def check_asked(conversation_id: str, ids: Sequence[str] = ()) -> None:

@@ -52,10 +52,11 @@ __all__ = [
     "store_listing",
 ]
 
-# The last columns of `incoming`; all of them are NULL if the record brings no listing.
+# The last columns of `incoming`. A listing's seq is at least 0. What a record does not bring is a
+# number, since Python's sqlite3 looks for an adapter of each None, which takes as long as ten.
 _STORED = ("seq", "owner", "status", "created_us", "active_us", "labels", "payload", "seal")
 LISTING_WIDTH = len(_STORED)
-NO_LISTING = (None,) * LISTING_WIDTH
+NO_LISTING = (-1,) * LISTING_WIDTH
 LISTING_COLUMNS = ", ".join(f"0 AS listing_{name}" for name in _STORED)
 
 RECENT_LISTINGS_MAX = 256
@@ -71,7 +72,7 @@ _CHANGED_COLUMNS = ", ".join(f"0 AS listing_{name}" for name in _STORED)
 WRITE_LISTING = f"""
     CREATE TEMP VIEW changed_listing AS SELECT 0 AS conversation, {_CHANGED_COLUMNS};
     CREATE TEMP TRIGGER write_listing INSTEAD OF INSERT ON incoming
-        WHEN NEW.listing_seq IS NOT NULL
+        WHEN NEW.listing_seq >= 0
     BEGIN
         INSERT OR REPLACE INTO listing_recent
             SELECT l.conversation, l.name, NEW.listing_seq, l.owner, NEW.listing_status,

@@ -96,11 +96,11 @@ _INCOMING = """
         0 AS id, 0 AS seq, 0 AS epoch, 0 AS event_id, 0 AS kind, 0 AS message_id, 0 AS mark,
         0 AS payload, 0 AS parts, 0 AS conversation, 0 AS is_unfinished, 0 AS seal,
         0 AS updated_us, {listing_columns};
-    CREATE TEMP TRIGGER write_incoming INSTEAD OF INSERT ON incoming WHEN NEW.id IS NOT NULL
+    CREATE TEMP TRIGGER write_incoming INSTEAD OF INSERT ON incoming WHEN NEW.id > 0
     BEGIN
         INSERT INTO event
             SELECT NEW.id, c.last, c.log, NEW.seq, NEW.epoch, NEW.event_id, NEW.kind,
-                NEW.message_id, NEW.mark, NEW.payload, NEW.parts
+                nullif(NEW.message_id, 0), NEW.mark, NEW.payload, nullif(NEW.parts, 0)
             FROM conversation c
             WHERE c.id = NEW.conversation AND c.epoch = NEW.epoch AND c.head = NEW.seq - 1
                 AND (SELECT generation FROM journal) = {generation};
@@ -114,9 +114,12 @@ _INCOMING = """
 """
 # The words of messages stand with the owner that the listing had when they were indexed.
 _MOVE_OWNER = "INSERT OR IGNORE INTO search_again SELECT ? FROM search"
-# The numbers of rows that a statement may have. Unused rows are NULL, and the trigger skips them.
-# So few statement texts stay prepared, and few rows are empty.
+# The numbers of rows that a statement may have, so that few statement texts stay prepared. The
+# triggers skip the unused rows, which are few.
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+_UNUSED = (0,) * (_WIDTH - LISTING_WIDTH) + NO_LISTING
 
 
 @cache
@@ -623,7 +626,7 @@ class SQLiteWriter:
             event_id, kind, message_id = record.event_id, record.kind, record.message_id
             payload = record.payload
             mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
-            places = None
+            places: str | int = 0
             if len(payload) > PART_BYTES_MIN:
                 payload, places, parts = split(payload)
                 self._parts += ((tail.log, seq, digest, part) for digest, part in parts)
@@ -635,12 +638,12 @@ class SQLiteWriter:
                 epoch,
                 event_id,
                 kind,
-                message_id,
+                0 if message_id is None else message_id,
                 mark,
                 payload,
                 places,
                 number,
-                is_unfinished,
+                int(is_unfinished),
                 tail.seal() if seq == upto else 0,  # the last row of the append is the tail's
                 self.now_us,
                 *(
@@ -658,8 +661,8 @@ class SQLiteWriter:
         for at in range(0, len(rows), step):
             some = rows[at : at + step]
             size = _SIZES[bisect_left(_SIZES, len(some) // _WIDTH)]
-            empty = [None] * (size * _WIDTH - len(some))
-            self._execute(_insert(size), (*some, *empty))
+            some += _UNUSED * (size - len(some) // _WIDTH)
+            self._execute(_insert(size), some)
         for log, seq, digest, part in self._parts:
             self._execute("INSERT OR IGNORE INTO part VALUES (?, ?)", (digest, part))
             self._execute("INSERT OR IGNORE INTO part_use VALUES (?, ?, ?)", (log, seq, digest))
