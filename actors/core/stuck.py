@@ -49,24 +49,21 @@ class RecentlySeen:
     __slots__ = ("_newest",)
 
     def __init__(self, newest: Iterable[SeenEvent] = ()) -> None:
-        # A list: most are empty, and an empty deque takes ten times as much.
-        self._newest: list[SeenEvent | LLMConvertibleEvent] = [*newest]
-        del self._newest[:-SEEN_MAX]
+        # Made anew with each event, and shown as it is after each commit.
+        self._newest: tuple[SeenEvent | LLMConvertibleEvent, ...] = tuple(newest)[-SEEN_MAX:]
 
     def fold(self, event: LLMConvertibleEvent) -> None:
         """Advance by one event that the model sees."""
         # By kind first: pydantic makes `isinstance` slow.
         match event.kind:
             case "user_message" if isinstance(event, UserMessageEvent) and not event.is_reminder:
-                self._newest.clear()
+                self._newest = ()
             case _:
-                self._newest.append(event)
-                if len(self._newest) > SEEN_MAX:
-                    del self._newest[0]
+                self._newest = (*self._newest[1 - SEEN_MAX :], event)
 
     def newest(self) -> tuple[SeenEvent | LLMConvertibleEvent, ...]:
         """Return the newest events, oldest first."""
-        return tuple(self._newest)
+        return self._newest
 
     def stored(self) -> tuple[SeenEvent, ...]:
         """Return them as a snapshot keeps them."""

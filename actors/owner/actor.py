@@ -227,7 +227,8 @@ class ConversationActor(Actor[Command | Query]):
         self._is_condensing_hard = False
         self._condenser_rests_with: View | None = None
         """The view that the condenser could not make shorter; it rests until the view changes."""
-        self._parking: Parking[_Taken] = Parking(wait_s=setup.park_s)
+        self._parking: Parking[_Taken] | None = None
+        """Made when the first result is parked: few conversations park any."""
         self._snapshot_effect: Effect | None = None
         self._snapshot_seq = 0
         self._listed_seq: int | None = None
@@ -271,7 +272,7 @@ class ConversationActor(Actor[Command | Query]):
         self._setup.subscriptions.owner_began(self._conversation_id, self)
 
     async def on_stop(self) -> None:
-        for parked in self._parking.take_all():
+        for parked in self._parking.take_all() if self._parking is not None else ():
             if parked.ticket.delivery is not None:
                 error = ResultNotKept(self._conversation_id, parked.event.tool_call_id)
                 parked.ticket.delivery.fail(error)
@@ -307,7 +308,9 @@ class ConversationActor(Actor[Command | Query]):
         """
         decided: Sequence[_Taken] = ()
         try:
-            await self._look_up(batch)
+            for taken in batch:
+                if self._may_be_known(taken.command):
+                    await self._look_up(taken)
             decided = self._decide(batch)
             if rejections := _rejections_of(decided):
                 await self._setup.journal.reject(self._conversation_id, rejections)
@@ -370,7 +373,7 @@ class ConversationActor(Actor[Command | Query]):
 
         Messages taken before this one are deleted with the log; later ones go to the new log.
         """
-        await self._look_up([taken])
+        await self._look_up(taken)
         try:
             decide(self._working, taken.command, taken)
         except Refused as refusal:
@@ -391,7 +394,9 @@ class ConversationActor(Actor[Command | Query]):
         self._working.recent.clear()  # no reader begins with them while the new log is opened
         gone = ConversationDeleted(self._conversation_id)
         self._setup.subscriptions.deleted(self._conversation_id)
-        waiting = [*self._held, *(parked.ticket for parked in self._parking.take_all())]
+        waiting = list(self._held)
+        if self._parking is not None:
+            waiting += (parked.ticket for parked in self._parking.take_all())
         for one in waiting:
             if one.delivery is not None:
                 one.delivery.fail(gone)
@@ -412,37 +417,43 @@ class ConversationActor(Actor[Command | Query]):
         now, block = ports.now(), ports.ids.block
         return [_Taken(delivery.message, now, block(), delivery) for delivery in deliveries]
 
-    async def _look_up(self, batch: Sequence[_Taken]) -> None:
-        """Look up the ids that the commands name, in the journal if memory has let them go."""
-        state = self._working.state
-        for taken in batch:
-            command = taken.command
-            expected = command.expected if isinstance(command, FromOutside) else None
-            if expected is not None and expected.event_id is not None:
-                taken.expected_event = await self._look_up_event(expected.event_id)
-            match command:
-                case Send(message_id=message_id, replaces=replaces):
-                    taken.known_message = await self._look_up_message(message_id)
-                    if replaces is not None:
-                        taken.known_target = await self._look_up_message(replaces)
-                case Append(event=event):
-                    if event.id <= state.event_id_max:  # ids rise, so a new event's is greater
-                        taken.known_event = await self._look_up_event(event.id)
-                    if (
-                        event.kind == "user_message"
-                        and isinstance(event, UserMessageEvent)
-                        and event.message_id is not None
-                    ):
-                        taken.known_message = await self._look_up_message(event.message_id)
-                case Change(change_id=str(change_id)):
-                    taken.known_event = await self._look_up_event(change_id)
-                case AppendAll(events=events):
-                    for event in events:
-                        taken.known_event = await self._look_up_event(event.id)
-                        if taken.known_event is not None:
-                            break
-                case _:
-                    pass
+    def _may_be_known(self, command: Command | Query) -> bool:
+        """True unless the command only appends an event that must be new, as most do."""
+        if not isinstance(command, Append) or command.expected is not None:
+            return True
+        event = command.event
+        if event.id <= self._working.state.event_id_max:  # ids rise, so a new event's is greater
+            return True
+        return (
+            event.kind == "user_message"
+            and isinstance(event, UserMessageEvent)
+            and event.message_id is not None
+        )
+
+    async def _look_up(self, taken: _Taken) -> None:
+        """Look up the ids that the command names, in the journal if memory has let them go."""
+        command = taken.command
+        expected = command.expected if isinstance(command, FromOutside) else None
+        if expected is not None and expected.event_id is not None:
+            taken.expected_event = await self._look_up_event(expected.event_id)
+        match command:
+            case Send(message_id=message_id, replaces=replaces):
+                taken.known_message = await self._look_up_message(message_id)
+                if replaces is not None:
+                    taken.known_target = await self._look_up_message(replaces)
+            case Append(event=event):
+                taken.known_event = await self._look_up_event(event.id)
+                if isinstance(event, UserMessageEvent) and event.message_id is not None:
+                    taken.known_message = await self._look_up_message(event.message_id)
+            case Change(change_id=str(change_id)):
+                taken.known_event = await self._look_up_event(change_id)
+            case AppendAll(events=events):
+                for event in events:
+                    taken.known_event = await self._look_up_event(event.id)
+                    if taken.known_event is not None:
+                        break
+            case _:
+                pass
 
     async def _look_up_message(self, message_id: str) -> KnownMessage | None:
         # Only this actor writes the log, so the result still holds when the command is decided.
@@ -553,7 +564,7 @@ class ConversationActor(Actor[Command | Query]):
             self._look_up_in_batch(taken, decided)
         if self._parking and not self._may_precede_more_calls(command):
             self._release_parked(decided)
-        if isinstance(command, DropOverdue):
+        if isinstance(command, DropOverdue) and self._parking is not None:
             for parked in self._parking.take_overdue(self._setup.ports.loop_time()):
                 parked.ticket.refusal = AdmissionRefused(self._conversation_id, parked.violation)
                 decided.append(parked.ticket)
@@ -564,6 +575,8 @@ class ConversationActor(Actor[Command | Query]):
                 taken.refusal = _as_answer(refusal)
                 decided.append(taken)
                 return
+            if self._parking is None:
+                self._parking = Parking(wait_s=self._setup.park_s)
             now = self._setup.ports.loop_time()
             violation = self._parking.park(refusal.violation, taken, now=now)
             if violation is not None:
@@ -590,8 +603,9 @@ class ConversationActor(Actor[Command | Query]):
 
     def _release_parked(self, decided: list[_Taken]) -> None:
         """Append the parked results whose calls have come."""
-        for parked in self._parking.take_ready(self._working.state.admission.open_calls):
-            self._decide_one(parked.ticket, decided)
+        if self._parking is not None:
+            for parked in self._parking.take_ready(self._working.state.admission.open_calls):
+                self._decide_one(parked.ticket, decided)
 
     def _may_precede_more_calls(self, command: Command | Query) -> bool:
         """True if more calls of the newest response may follow this command, appended one by one.
@@ -660,24 +674,25 @@ class ConversationActor(Actor[Command | Query]):
         self._show_state()
         events: list[LoggedEvent] = []
         for one in decided:
-            if one.decision.piece is not None:
+            decision = one.decision
+            if decision.piece is not None:
                 # Its place is between the events decided before it and those decided after it.
                 self._publish_events(events)
                 events = []
-                self._publish_piece(one.decision, seq)
-            for event in one.decision.events:
+                self._publish_piece(decision, seq)
+            for event in decision.events:
                 seq += 1
                 events.append(LoggedEvent(seq, event))
         self._publish_events(events)
         for one in decided:
-            delivery = one.delivery
+            delivery, refusal = one.delivery, one.refusal
             if delivery is None:
-                if one.refusal is not None:
-                    raise one.refusal
-            elif one.refusal is None:
+                if refusal is not None:
+                    raise refusal
+            elif refusal is None:
                 delivery.reply(one.decision.reply)
             else:
-                delivery.fail(one.refusal)
+                delivery.fail(refusal)
 
     def _publish_events(self, events: Sequence[LoggedEvent]) -> None:
         if events:
@@ -710,8 +725,10 @@ class ConversationActor(Actor[Command | Query]):
     def _start_effects(self, decided: Sequence[_Taken]) -> None:
         has_written = False
         for one in decided:
-            has_written = has_written or bool(one.decision.events)
-            for effect in one.decision.effects:
+            decision = one.decision
+            if decision.events:
+                has_written = True
+            for effect in decision.effects:
                 match effect:
                     case StopTurn(turn_id):
                         # Not waited for: whatever it still sends carries its turn id and is stale.
@@ -732,7 +749,9 @@ class ConversationActor(Actor[Command | Query]):
             self.context.timers.once(max(0.0, delay_s), DropOverdue(), key=_PARK_TIMER)
 
     def _start_condenser(self) -> None:
-        if self.running_condenser() is not None or self._is_condenser_resting():
+        if self._condenser_effect is not None and not self._condenser_effect.is_done:
+            return
+        if self._is_condenser_resting():
             return
         try:
             need = self._setup.condenser.need(self.view)
@@ -756,7 +775,8 @@ class ConversationActor(Actor[Command | Query]):
     def _start_snapshot(self) -> None:
         """Write a snapshot now and then, seldom enough to cost each event O(1)."""
         state = self._working.state
-        if state.seq - self._snapshot_seq < max(self._setup.limits.snapshot_events, len(self.view)):
+        new = state.seq - self._snapshot_seq
+        if new < self._setup.limits.snapshot_events or new < len(self.view):
             return
         if self._snapshot_effect is None or self._snapshot_effect.is_done:
             self._snapshot_seq = state.seq

@@ -34,7 +34,7 @@ async def until_parked(conversations: Conversations, count: int) -> None:
     """Wait until so many results are parked, in the owner of the one active conversation."""
     while True:
         (cell,) = conversations._region._cells.values()  # type: ignore[union-attr] # it is open
-        if len(cell.actor._parking) == count:  # type: ignore[union-attr] # it is active
+        if len(cell.actor._parking or ()) == count:  # type: ignore[union-attr] # it is active
             return
         await anyio.lowlevel.checkpoint()
 
