@@ -1,9 +1,13 @@
 """A process that holds many active conversations under load, and says how late its loop was.
 
-`python _pauses_process.py COUNT SECONDS MODE CHURNED`: the mode is `plain` or `frozen`, and so many
-conversations are opened and passivated at the end. It prints one JSON object. Times that end in
-`_ms` are by the clock, but for the longest collection: that is the processor's time of the loop's
-thread, which other programs do not lengthen as much.
+`python _pauses_process.py COUNT SECONDS MODE CHURNED PART_S_MAX`: the mode is `plain` or `frozen`,
+and so many conversations are opened and passivated at the end. It prints one JSON object. Times
+that end in `_ms` are by the clock, but for the longest collection: that is the processor's time of
+the loop's thread, which other programs do not lengthen as much.
+
+Opening all and the churn are each cut off after `PART_S_MAX` seconds; `active` and `churned` are
+the numbers that were reached. To see what many passivations leave behind, with all time they take:
+`python benchmarks/_pauses_process.py 1000 1 frozen 100000 inf`.
 """
 
 from __future__ import annotations
@@ -55,6 +59,14 @@ class Load:
         self._conversations = conversations
         self._names = names
         self.took: list[float] = []
+        self._opened: list[str] = []
+
+    async def open(self, seconds_max: float) -> int:
+        """Have each conversation get one event; return how many did within this time."""
+        with anyio.move_on_after(seconds_max):
+            await self.once()
+        self._names, self._opened = self._opened, []
+        return len(self._names)
 
     async def once(self) -> None:
         """Have each conversation get one event."""
@@ -72,22 +84,26 @@ class Load:
             began = perf_counter()
             await self._conversations[name].append(UserMessageEvent(content=EVENT))
             self.took.append(perf_counter() - began)
+            self._opened.append(name)
 
     def p99_ms(self) -> float:
         took, self.took = sorted(self.took), []
         return took[int(len(took) * 0.99)] * 1_000
 
 
-async def main(count: int, seconds: float, *, is_frozen: bool, churned: int) -> None:
+async def main(
+    count: int, seconds: float, *, is_frozen: bool, churned: int, part_s_max: float
+) -> None:
     found: dict[str, float] = {}
     lateness, collections = Lateness(), Collections()
     names = [f"c{number}" for number in range(count)]
     with tempfile.TemporaryDirectory() as folder:
+        # As many ends of logs are kept as are active, so that the churn finds the table full.
+        path, kept = Path(folder) / "pauses.db", max(1_000, count)
+        journal = SQLiteJournal(path, active_conversations_max=kept)
         async with (
             Runtime(freeze_objects=is_frozen) as runtime,
-            Conversations(
-                silent, journal=SQLiteJournal(Path(folder) / "pauses.db"), runtime=runtime
-            ) as conversations,
+            Conversations(silent, journal=journal, runtime=runtime) as conversations,
             anyio.create_task_group() as group,
         ):
             group.start_soon(lateness.watch, EVERY_S)
@@ -95,7 +111,7 @@ async def main(count: int, seconds: float, *, is_frozen: bool, churned: int) -> 
             found["idle_ms"] = lateness.longest_s * 1_000
 
             few = Load(conversations, names[:1_000])
-            await few.once()
+            await few.open(part_s_max)
             few.took.clear()
             await few.keep_on(seconds)
             found["p99_at_1000_ms"] = few.p99_ms()
@@ -105,7 +121,8 @@ async def main(count: int, seconds: float, *, is_frozen: bool, churned: int) -> 
             collections.longest_s = 0.0
             lateness.reset()
             every = Load(conversations, names)
-            await every.once()
+            count = await every.open(part_s_max)
+            found["active"] = count
             found["bytes_each"] = (_memory() - before) / max(1, count - 1_000)
             found["opening_late_ms"] = lateness.longest_s * 1_000
             every.took.clear()
@@ -118,17 +135,20 @@ async def main(count: int, seconds: float, *, is_frozen: bool, churned: int) -> 
             found["objects_each"] = (len(gc.get_objects()) + gc.get_freeze_count()) / count
 
             if churned:
-                found["grown_each"] = await _churn(conversations, churned)
+                found |= await _churn(conversations, churned, part_s_max)
             group.cancel_scope.cancel()
     print(json.dumps(found))
 
 
-async def _churn(conversations: Conversations, churned: int) -> float:
-    """Return the growth by a conversation that is opened and passivated, in objects."""
+async def _churn(
+    conversations: Conversations, churned: int, seconds_max: float
+) -> dict[str, float]:
+    """Open and passivate conversations; return how many, and the growth by each in objects."""
     region = conversations._region  # noqa: SLF001 - nothing else passivates at once
     assert region is not None
-    before = 0
-    for number in range(-1_500, churned):
+    before, done, end = 0, 0, perf_counter() + seconds_max
+    # Tables that are bounded fill up first.
+    for number in range(-min(1_500, churned), churned):
         if number == 0:
             gc.collect()
             before = len(gc.get_objects()) + gc.get_freeze_count()
@@ -136,8 +156,15 @@ async def _churn(conversations: Conversations, churned: int) -> float:
         await conversations[name].append(UserMessageEvent(content=EVENT))
         while not await region.passivate(name):
             await anyio.lowlevel.checkpoint()
+        if number >= 0:
+            done += 1
+            if perf_counter() > end:
+                break
+            if not done % 5_000:
+                print(f"{done:,} opened and passivated", file=sys.stderr, flush=True)
     gc.collect()
-    return (len(gc.get_objects()) + gc.get_freeze_count() - before) / churned
+    grown = len(gc.get_objects()) + gc.get_freeze_count() - before
+    return {"churned": done, "grown": grown, "grown_each": grown / done}
 
 
 def _memory() -> float:
@@ -146,6 +173,6 @@ def _memory() -> float:
 
 
 if __name__ == "__main__":
-    count, seconds, mode, churned = sys.argv[1:]
-    is_frozen = mode == "frozen"
-    anyio.run(partial(main, int(count), float(seconds), is_frozen=is_frozen, churned=int(churned)))
+    count, seconds, mode, churned, part_s_max = sys.argv[1:]
+    run = partial(main, is_frozen=mode == "frozen", churned=int(churned))
+    anyio.run(partial(run, int(count), float(seconds), part_s_max=float(part_s_max)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from pathlib import Path
 
 import anyio
 import pytest
@@ -18,10 +19,12 @@ from turnkeeper.actors import (
     ModelRequest,
     ModelResponse,
     ScriptedModel,
+    SQLiteJournal,
     ToolAgent,
     ToolCall,
 )
 from turnkeeper.actors.events import UserMessageEvent
+from turnkeeper.runtime import Runtime
 
 pytestmark = pytest.mark.anyio
 
@@ -85,3 +88,35 @@ async def test_a_passivated_conversation_leaves_no_circle_behind(does: str) -> N
             gc.enable()
 
     assert all(count < CHURNED / 2 for count in grown.values()), grown
+
+
+@pytest.mark.slow
+async def test_thousands_of_passivations_under_freeze_objects_grow_the_process_by_nothing(
+    tmp_path: Path,
+) -> None:
+    """More of them: `python benchmarks/_pauses_process.py 1000 1 frozen 100000 inf`."""
+    kept, churned = 100, 5_000
+    journal = SQLiteJournal(tmp_path / "churned.db", active_conversations_max=kept)
+    async with (
+        Runtime(freeze_objects=True) as runtime,
+        Conversations(
+            ToolAgent(ScriptedModel([]), []), journal=journal, runtime=runtime
+        ) as conversations,
+    ):
+        region = conversations._region
+        assert region is not None
+
+        async def churn(first: int, last: int) -> int:
+            for number in range(first, last):
+                name = f"c{number}"
+                await conversations[name].append(UserMessageEvent(content="hello"))
+                while not await region.passivate(name):
+                    await anyio.lowlevel.checkpoint()
+            gc.collect()
+            return len(gc.get_objects()) + gc.get_freeze_count()
+
+        before = await churn(0, 5 * kept)  # the journal's table of ends is full by then
+        grown = await churn(5 * kept, 5 * kept + churned) - before
+
+    # Cancelled alarms come and go by hundreds; one object that stays of each would be 5,000.
+    assert grown < churned / 10, grown
