@@ -70,9 +70,12 @@ class Measure:
         return found
 
 
+_BEGAN = time.monotonic()
+
+
 def say(text: str) -> None:
-    """Print progress on standard error: standard output is for the figures."""
-    print(text, file=sys.stderr, flush=True)
+    """Print progress on standard error, with the time so far: standard output is for figures."""
+    print(f"{time.monotonic() - _BEGAN:5.0f} s  {text}", file=sys.stderr, flush=True)
 
 
 def faster(

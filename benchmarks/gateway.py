@@ -68,8 +68,9 @@ def run(*, quick: bool) -> Iterator[Measure]:
             say("gateway: a streamed answer")
             yield from asyncio.run(_answers(server, rounds))
         with _served(Path(name) / "idle.db") as server:
-            say(f"gateway: {OPEN_STREAMS:,} open streams, then {IDLE_STREAMS:,}")
-            yield from asyncio.run(_idle(server, rounds))
+            idle = IDLE_STREAMS // 4 if quick else IDLE_STREAMS
+            say(f"gateway: {OPEN_STREAMS:,} open streams, then {idle:,}")
+            yield from asyncio.run(_idle(server, rounds, idle))
 
 
 class Server:
@@ -274,7 +275,7 @@ async def _open(server: Server, count: int, begin_at: int = 0) -> list[Client]:
     return opened
 
 
-async def _idle(server: Server, rounds: int) -> Iterator[Measure]:
+async def _idle(server: Server, rounds: int, idle: int) -> Iterator[Measure]:
     sender = await Client.connected(server)
     await _p99(sender)
     pairs = []
@@ -286,8 +287,8 @@ async def _idle(server: Server, rounds: int) -> Iterator[Measure]:
             client.close()
         await asyncio.sleep(0.5)
     before = server.memory_kb
-    opened = await _open(server, IDLE_STREAMS, rounds * OPEN_STREAMS)
-    each = (server.memory_kb - before) / IDLE_STREAMS
+    opened = await _open(server, idle, rounds * OPEN_STREAMS)
+    each = (server.memory_kb - before) / idle
     say(f"gateway: {ACTIVE_STREAMS} answers at once, beside them")
     active = await _active(server, rounds)
     for client in opened:

@@ -40,6 +40,7 @@ from ._harness import Measure, costlier, say, skipped
 CELL_S_MAX = 60.0
 AT_ONCE = 200
 PAGE = 500
+SHOWN = 20
 TEXT = "x" * 400
 
 # The small end and the large one; `--full` goes on to the largest.
@@ -247,14 +248,15 @@ async def _view(place: Place, size: int, _: anyio.abc.TaskGroup) -> None:
 
 
 async def _condensed(place: Place, size: int, *, has_ids: bool) -> None:
-    """Write a log of chat messages; each page forgets the one before it."""
-    forgotten: tuple[str, ...] = ()
+    """Write a log of chat messages, of which the newest few are shown."""
+    shown: list[str] = []
     while place.size < size and not place.is_late:
         talk = _messages(place, min(PAGE, size - place.size), has_ids=has_ids)
-        condensation = CondensationEvent(forgotten_event_ids=forgotten)
+        shown += [event.id for event in talk]
+        condensation = CondensationEvent(forgotten_event_ids=tuple(shown[:-SHOWN]))
         await _store(place.conversations, "c", [*talk, condensation], after=place.size)
         place.size += len(talk) + 1
-        forgotten = tuple(event.id for event in talk)
+        shown = shown[-SHOWN:]
     # The owner writes a snapshot, from which it is opened again.
     await place.conversations["c"].append(UserMessageEvent(content=TEXT))
 

@@ -79,7 +79,7 @@ Timed = Callable[[], Awaitable[Spent]]
 
 def run(*, quick: bool) -> Iterator[Measure]:
     scale = 4 if quick else 1
-    rounds = 3 if quick else 7
+    rounds = 5 if quick else 9
     for backend in BACKENDS:
         say(f"runtime on {backend}")
         found: list[Measure] = anyio.run(_on_backend, backend, scale, rounds, backend=backend)

@@ -38,6 +38,9 @@ T = TypeVar("T")
 class Actor(Generic[M]):
     """The base of all actors. Write `receive`, as `def` or as `async def`, or `receive_batch`.
 
+    An ask of an actor at rest runs a `def` in the asker's own stack, which saves two switches of
+    tasks. If it has to wait, it returns a coroutine, which then runs in a task of the runtime.
+
     The return value of `receive` is the reply. `Refused` raised by it is an answer. Every other
     error is a failure: the asker gets it, as it is if it is one of the five kinds and else inside
     `ActorFailed`, and the supervisor decides about the actor.

@@ -29,7 +29,7 @@ M_contra = TypeVar("M_contra", contravariant=True, default=Any)
 R = TypeVar("R")
 
 _PURGE_MIN: Final = 16
-_TELLS_MAX: Final = 16
+_TELLS_MAX: Final = 32
 
 
 class KeyedActors(Protocol):
@@ -84,7 +84,7 @@ class Ref(Generic[M_contra]):
         If the mailbox is full, wait for room if its overflow is `wait`, and raise `MailboxFull`
         if it is `reject`. A `control` message goes before all others and never waits for room;
         messages that the actor and its effects tell the actor itself never wait for room either.
-        If the actor has stopped, the message becomes a dead letter. After 16 tells without a wait
+        If the actor has stopped, the message becomes a dead letter. After 32 tells without a wait
         it lets other tasks run first. A tell that raises its cancellation there has sent nothing.
         """
         cell = self._cell
