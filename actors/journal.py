@@ -429,7 +429,9 @@ class Journal(Protocol):
 
 
 class LogPages:
-    """Iterate over the records above `after`, up to a seq or to the end of the log, by pages.
+    """Iterate over the records of a log above the seq `after`, by pages.
+
+    `upto`: the last seq; None: to the end of the log.
 
     The one way to read a log that may be long. Raises as `Journal.read` does. It holds nothing
     open, so an iteration may be left at any point (an async generator left half-way would wait for

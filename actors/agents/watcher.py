@@ -46,7 +46,7 @@ class Watcher(Protocol):
         """Note that the conversations are open, and in which runtime."""
 
     def owned(self, conversation_id: str, queued: int) -> None:
-        """Note that an owner here has begun or committed, and how many chat messages wait."""
+        """Note that an owner here has begun or committed; `queued` chat messages wait."""
 
     def released(self, conversation_id: str) -> None:
         """Note that the owner here has ended."""
@@ -68,7 +68,7 @@ class Watcher(Protocol):
     def asking(
         self, conversation_id: str, model: Model, request: StepRequest
     ) -> AbstractContextManager[NoteResponse]:
-        """Surround one attempt of `turn.ask`."""
+        """Surround one attempt of `turn.ask` to get an answer of this `model`."""
 
     def calling(
         self, conversation_id: str, action: ActionEvent

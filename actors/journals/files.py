@@ -98,7 +98,8 @@ async def verify_logs(
 ) -> Verification:
     """Check every log of a journal by reading it, beside the processes that use it.
 
-    In PostgreSQL the index of words is compared with the logs, as far as it has come.
+    `check_snapshot`, `check_record`, `check_listing` and `on_progress` are as for `verify`. In
+    PostgreSQL the index of words is compared with the logs, as far as it has come.
     """
     problems: list[Problem] = []
     seen = conversations = 0

@@ -325,7 +325,8 @@ def _without_owner(payload: bytes) -> bytes:
 async def delete_unchanged(journal: Journal, info: ConversationInfo) -> Deletion | None:
     """Delete a conversation, unless it has other records than when it was listed: then None.
 
-    For a journal that no `Conversations` use. Raises as `claim` and `delete` do.
+    `info`: from `Journal.list`. For a journal that no `Conversations` use. Raises as `claim` and
+    `delete` do.
     """
     claim = await journal.claim(info.conversation_id)
     if claim.head != info.head:

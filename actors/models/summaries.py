@@ -57,7 +57,8 @@ def summarizing_condenser(
 ) -> SummarizingCondenser:
     """Make a condenser with a model's summaries and limits from a model's window.
 
-    `window_tokens` is how much the agent's model reads. Raises `InvalidInput`.
+    `window_tokens`: how much the agent's model reads. `prompt`: says what a summary keeps.
+    `keep_first`: how many of the first events are never forgotten. Raises `InvalidInput`.
     """
     if window_tokens < WINDOW_TOKENS_MIN:
         raise InvalidInput(

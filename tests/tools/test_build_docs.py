@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -57,19 +58,51 @@ def test_each_public_name_is_on_one_page_of_the_reference() -> None:
     assert face <= {place.rpartition(".")[2] for place in places}
 
 
+ON_PAGES_OF_THEIR_OWN = ("turnkeeper.actors.torture.",)
+"""Modules that a page explains whole, such as torture.md."""
+
+
+def imported_names(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the module and the name of each import from turnkeeper in a page's Python blocks."""
+    for block in re.findall(r"^```python[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("turnkeeper"):
+                yield from ((node.module or "", name.name) for name in node.names)
+
+
+def test_each_name_that_a_page_imports_is_in_the_reference() -> None:
+    pages = "\n".join(text for _, text in BUILD["reference_pages"]())
+    places = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
+    known = {place.rpartition(".")[2] for place in places}
+
+    shown = [
+        (module, name)
+        for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+        for module, name in imported_names(page.read_text())
+    ]
+    assert len(shown) > 50
+    assert {
+        f"{module}.{name}"
+        for module, name in shown
+        if name not in known and module not in places
+        if not inspect.ismodule(getattr(import_module(module), name))
+        if not module.startswith(ON_PAGES_OF_THEIR_OWN)
+    } == set()
+
+
 PLAIN_NAMES = re.compile(
-    "action|actor|after|args|arguments|child|content|context|conversation_id|cursor|deliveries|detail"
-    "|error|epoch|event|event_id|event_ids|events|expected_seq|fork_id|function|is_unfinished|items"
-    "|json_data|key|known|kwargs|limit|listing|log|media_type|message|message_id|message_ids|name"
-    "|need|number|options|owner|path|ports|query|random|records|ref|rejections|reason|request"
+    "action|actor|after|args|arguments|child|content|context|conversation_ids?|cursor|deliveries"
+    "|detail|error|epoch|event|event_ids?|events|expected_seq|fork_id|function|is_unfinished|items"
+    "|journal|json_data|key|known|kwargs|limit|listing|log|media_type|message|message_ids?|name"
+    "|need|number|options|owner|path|ports|query|random|recorded|records|ref|rejections|reason|request"
     "|seconds|seq|signature|snapshot|start_thread|subscription|supervision|target|text|thinking"
     "|tool_call_id|tool_call_ids|tool_name|turn|turn_id|url|usage|view|watcher|world|write|_.*"
 )
 """They say themselves what they are, or are explained where the type of their value is."""
 
 MADE_FOR_USERS = re.compile(
-    "ActorContext|Blocking|Conversation|DeadLetters|Delivery|Effect|Gateway|Ids|Node|Portal|Ref"
-    "|Region|Simulation|Subscription|Supervisor|Tape|Timer|ToolContext|Turn|TurnContext|View"
+    "ActorContext|Blocking|Conversation|DeadLetters|Delivery|Effect|Gateway|Ids|LLMMessages|Node"
+    "|Portal|Ref|Region|Simulation|Subscription|Supervisor|Tape|Timer|ToolContext|Turn|TurnContext|View"
 )
 """Users get their objects from the library, and never make them."""
 
@@ -96,7 +129,7 @@ def parameters_without_a_word(place: str) -> Iterator[str]:
     ports = (Journal,) if name.endswith("Journal") else ()
     for method_name, found in vars(value).items():
         method = found.__func__ if isinstance(found, classmethod | staticmethod) else found
-        if method_name.startswith("_") or not inspect.isfunction(method):
+        if method_name.startswith(("_", "test_")) or not inspect.isfunction(method):
             continue
         docs = [getattr(vars(each).get(method_name), "__doc__", "") for each in value.__mro__]
         docs += [getattr(getattr(port, method_name, None), "__doc__", "") for port in ports]

@@ -70,8 +70,11 @@ def verify(
 ) -> Verification:
     """Check a whole journal file, beside the processes that use it; blocks its caller.
 
-    Calls `on_progress` with the number of conversations that are done, and of all, in a thread of
-    its own. Raises `JournalRefused` if the file cannot be opened at all, and `JournalUnavailable`
+    `check_snapshot`, `check_record`, `check_listing`: what else to check of each snapshot, record
+    and row of a list, such as `check_folds`, `check_event` and `check_listing` of `files`; they
+    return the problem, or None. `busy_wait_s`: how long to wait for another program's lock. Calls
+    `on_progress` with the number of conversations that are done, and of all, in a thread of its
+    own. Raises `JournalRefused` if the file cannot be opened at all, and `JournalUnavailable`
     if the disk does not answer for `answer_wait_s`.
     """
 
