@@ -74,8 +74,8 @@ class AnthropicModel(ProviderModel[AsyncAnthropic]):
     ) -> None:
         """`max_tokens` bounds one response; the API requires it.
 
-        `prices` are those of its tokens, for the cost of each call. `settings` are further fields of
-        the request, such as `temperature` or `thinking`.
+        `prices` are those of its tokens, for the cost of each call. `settings` are further fields
+        of the request, such as `temperature` or `thinking`.
         `timeout_s` is how long the provider may be silent, also in the middle of a stream; without
         it the client's own timeout applies.
         """

@@ -131,7 +131,8 @@ class Campaign:
             raise AssertionError(str(self))
 
     def __str__(self) -> str:
-        head = f"{self.runs} run{'' if self.runs == 1 else 's'}, {self.steps} steps, {self.seconds:.1f} s"
+        runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
+        head = f"{runs}, {self.steps} steps, {self.seconds:.1f} s"
         if self.failure is not None:
             played = "" if self.tape is None else f"\ntape: {self.tape}"
             return f"{head}: a run failed{played}\n{self.failure}"
