@@ -1,4 +1,4 @@
-"""A blocking way in, for Flask, Django, Celery and scripts: code without an event loop.
+"""The blocking interface, for code without an event loop: Flask, Django, Celery and scripts.
 
 `Blocking` keeps an event loop in a thread of its own, and opens the conversations there. Any thread
 may call it, many at once:

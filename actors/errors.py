@@ -16,8 +16,8 @@ from turnkeeper.runtime import OutcomeUnknown, OwnershipLost, Refused, Unavailab
 class InvalidInput(Refused, ValueError):
     """The argument is invalid, or cannot be stored; nothing was written.
 
-    `argument` names it and `rule` says what is allowed there, for clients elsewhere: neither quotes
-    what was given, as the text may. Both are empty where only code can be at fault.
+    `argument` names it and `rule` says what is allowed there, for clients over a network: neither
+    quotes the given value, as the text may. Both are empty if only code can be at fault.
     """
 
     argument: str = ""
@@ -38,7 +38,7 @@ class InvalidConversationId(InvalidInput):
 
 
 class ConversationsClosed(Refused, RuntimeError):
-    """The `Conversations` are closing, or closed; the log keeps all that it has.
+    """The `Conversations` are closing, or closed; what is in the log stays there.
 
     `conversation_id` is None if the call was about no single conversation.
     """
@@ -55,7 +55,7 @@ class ConversationsClosed(Refused, RuntimeError):
 
 
 class Draining(Unavailable):
-    """This process is being drained: it takes no more messages, and another one may."""
+    """This process is being drained and takes no more messages; another process may take them."""
 
     def __init__(self, conversation_id: str) -> None:
         super().__init__(
@@ -85,16 +85,17 @@ class TurnInProgress(Refused):
     """
 
     def __init__(self, conversation_id: str, turn_id: str, attempted: str = "chat message") -> None:
+        other = ", or send with another on_overlap" if attempted == "chat message" else ""
         super().__init__(
             f"{attempted} refused on conversation {conversation_id}: turn {turn_id} is running; "
-            "nothing was written; wait for its end, interrupt it, or send with another on_overlap"
+            f"nothing was written; wait for its end, or interrupt it{other}"
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id
 
 
 class NotWhileTurnRuns(Refused):
-    """It would change the history that a running turn builds on; nothing was written."""
+    """The events would change the history that a running turn builds on; nothing was written."""
 
     def __init__(self, conversation_id: str, turn_id: str, attempted: str) -> None:
         super().__init__(
@@ -280,8 +281,8 @@ class NotReplaceable(Refused):
 
     `reason`: "joined", it is not the first message of its turn; "not_in_view", it has left the view
     (replaced, retracted, rolled back, withdrawn or condensed); "condensed", a condensation has
-    forgotten a part of what would be replaced; "by_hand", it, or events that are tied to what would
-    be replaced, were appended by hand.
+    forgotten a part of the turns that would be replaced; "by_hand", the message, or events tied to
+    those turns, were appended by hand.
     """
 
     def __init__(
@@ -292,12 +293,12 @@ class NotReplaceable(Refused):
     ) -> None:
         found = {
             "joined": "it has joined the turn of another message; replace that one",
-            "not_in_view": "it has left the view, replaced already, taken back or condensed",
-            "condensed": "a part of what would be replaced is condensed",
-            "by_hand": "events that were appended by hand hold it",
+            "not_in_view": "it is not in the view any more: replaced, taken back or condensed",
+            "condensed": "a part of the turns to replace is condensed",
+            "by_hand": "it, or events tied to its turn, were appended by hand",
         }
         super().__init__(
-            f"chat message {message_id} of conversation {conversation_id} is not replaced: "
+            f"chat message {message_id} of conversation {conversation_id} cannot be replaced: "
             f"{found[reason]}; nothing was written; send the new message without replaces, or "
             "fork the conversation at an earlier seq"
         )
@@ -309,7 +310,7 @@ class NotReplaceable(Refused):
 class NotRetractable(Refused):
     """A turn cannot leave the view as a whole; nothing was written.
 
-    `reason`: "condensed", a condensation has forgotten a part of it or stands behind it; "by_hand",
+    `reason`: "condensed", a condensation has forgotten a part of it or of what follows; "by_hand",
     it is tied to events that were appended by hand.
     """
 
@@ -317,12 +318,13 @@ class NotRetractable(Refused):
         self, conversation_id: str, turn_id: str, reason: Literal["condensed", "by_hand"]
     ) -> None:
         found = {
-            "condensed": "a part of it is condensed, and a summary would tell of what never was",
+            "condensed": "it is condensed in part, and the summary would still tell of it",
             "by_hand": "it is tied to events that were appended by hand",
         }
         super().__init__(
-            f"turn {turn_id} of conversation {conversation_id} is not taken back: {found[reason]}; "
-            "nothing was written; fork the conversation at an earlier seq, or retract events by id"
+            f"turn {turn_id} of conversation {conversation_id} cannot be taken back: "
+            f"{found[reason]}; nothing was written; fork the conversation at an earlier seq, or "
+            "retract events by id"
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id
@@ -342,7 +344,7 @@ class ResultNotKept(Unavailable):
 
 
 class StaleTurn(Refused):
-    """The command is from the effect of a turn that no longer runs; nothing was written."""
+    """The command is from the agent of a turn that no longer runs; nothing was written."""
 
     def __init__(self, conversation_id: str, turn_id: str) -> None:
         super().__init__(
@@ -368,7 +370,7 @@ class AnswerTooLong(Refused):
 
 
 class TurnPaused(Refused):
-    """The conversation is paused, and this waits until it is resumed; nothing was written."""
+    """The conversation is paused, and the command waits for `resume`; nothing was written yet."""
 
     def __init__(self, conversation_id: str, turn_id: str) -> None:
         super().__init__(
@@ -382,14 +384,14 @@ class TurnPaused(Refused):
 class TurnSuspended(Refused):
     """The turn is paused or waits for a confirmation; its agent is run again when it goes on.
 
-    Raised inside an agent's run, to end the run; an agent lets it pass. An agent that goes on
-    regardless gets it from every call on its turn, and its run does not end the turn.
+    Raised inside an agent's run, to end the run; an agent lets it pass. If an agent catches it,
+    every further call on its turn raises it again, and the end of the run does not end the turn.
     """
 
     def __init__(self, conversation_id: str, turn_id: str) -> None:
         super().__init__(
             f"turn {turn_id} of conversation {conversation_id} is held; nothing is lost; its "
-            "agent is run again when it goes on: let this pass"
+            "agent is run again when the turn goes on; do not catch this error"
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id
@@ -402,7 +404,7 @@ class NotConfirmable(Refused):
         found = f"other calls wait: {', '.join(awaiting)}" if awaiting else "no call waits for it"
         super().__init__(
             f"nothing to confirm on conversation {conversation_id}: {found}; nothing was written; "
-            "read its log, another caller may have answered"
+            "another caller may have answered, so read the log and answer the calls that wait"
         )
         self.conversation_id = conversation_id
         self.awaiting = tuple(awaiting)
@@ -440,37 +442,38 @@ class ConversationNotFound(Refused):
 
 
 class NotYours(ConversationNotFound):
-    """The conversation is another user's than the command expects; nothing was written.
+    """The conversation belongs to another user than the command expects; nothing was written.
 
-    It is a `ConversationNotFound`, so that code that passes errors on tells nothing of it.
+    It is a `ConversationNotFound`, so that code which handles that does not reveal to the caller
+    that the conversation exists.
     """
 
     def __init__(self, conversation_id: str) -> None:
         Refused.__init__(
             self,
-            f"conversation {conversation_id} is another user's than the one expected; nothing was "
+            f"conversation {conversation_id} does not belong to the expected user; nothing was "
             "written; take another id, or let its user share it",
         )
         self.conversation_id = conversation_id
 
 
 class Forbidden(Refused):
-    """The conversation's owner does not let this principal do it; nothing was written.
+    """The process that owns the conversation does not allow this principal the command.
 
-    The process that was asked had let the command through, and forwarded it.
+    Nothing was written. The process that took the request had allowed it, and forwarded it.
     """
 
     def __init__(self, conversation_id: str, principal: str) -> None:
         super().__init__(
-            f"principal {principal} may not change conversation {conversation_id}, says its owner; "
-            "nothing was written; ask for the right to it"
+            f"principal {principal} may not change conversation {conversation_id}, by the rules of "
+            "the process that owns it; nothing was written; ask for the right to it"
         )
         self.conversation_id = conversation_id
         self.principal = principal
 
 
 class NotThisLog(Refused):
-    """The conversation is another one than the command expects; nothing was written."""
+    """The log is not the one that the command expects; nothing was written."""
 
     def __init__(self, conversation_id: str, seq: int) -> None:
         super().__init__(
@@ -487,7 +490,7 @@ class ConversationDeleted(Refused):
     def __init__(self, conversation_id: str) -> None:
         super().__init__(
             f"conversation {conversation_id} was deleted while it was read or waited for; "
-            "this call changed nothing; send a chat message to begin a new one of that name"
+            "this call changed nothing; send a chat message to begin a new one under that id"
         )
         self.conversation_id = conversation_id
 
@@ -498,7 +501,7 @@ class ConversationExists(Refused):
     def __init__(self, conversation_id: str, head: int) -> None:
         super().__init__(
             f"conversation {conversation_id} exists already and ends at seq {head}; "
-            "nothing was changed; use another name, or delete it first"
+            "nothing was changed; use another id, or delete it first"
         )
         self.conversation_id = conversation_id
         self.head = head
@@ -530,12 +533,12 @@ class RecordNotFound(Refused):
 
 
 class ImportRefused(Refused):
-    """A line of an export cannot be used; the conversations before it are in."""
+    """A line of an export cannot be used; the conversations before it are imported."""
 
     def __init__(self, line: int, found: str) -> None:
         super().__init__(
-            f"import stopped at line {line}: {found}; the conversations before it are in; mend the "
-            "file and import it again"
+            f"import stopped at line {line}: {found}; the conversations before it are imported; "
+            "mend the file and import it again"
         )
         self.line = line
         self.found = found
@@ -547,7 +550,8 @@ class CorruptLog(Refused):
     def __init__(self, conversation_id: str, seq: int, found: str) -> None:
         super().__init__(
             f"conversation {conversation_id} cannot be read at seq {seq}: {found}; "
-            "nothing was changed; look with `turnkeeper show`, restore or repair the journal"
+            "nothing was changed; run `turnkeeper verify`, then repair the journal, or restore a "
+            "backup"
         )
         self.conversation_id = conversation_id
         self.seq = seq
@@ -563,7 +567,7 @@ class SearchIsOff(Refused):
 
     def __init__(self, journal: str) -> None:
         super().__init__(
-            f"search refused: {journal} has no index of words for this process; nothing was read; "
+            f"search refused: {journal} was opened without an index of words; nothing was read; "
             "open it for writing with search=True"
         )
 
@@ -580,7 +584,7 @@ class OwnedElsewhere(OwnershipLost):
 
 
 class Fenced(OwnershipLost):
-    """A newer epoch, or a head that has moved, shut out this append; nothing was written."""
+    """A newer owner has claimed the conversation, or the head has moved; nothing was written."""
 
     def __init__(
         self, conversation_id: str, *, epoch: int, expected_seq: int, found_epoch: int, head: int
@@ -598,9 +602,9 @@ class Fenced(OwnershipLost):
 
 
 class LeaseExpired(OwnershipLost):
-    """This process's lease ran out: another may own the conversation. Nothing was shown or begun.
+    """This process's lease ran out, so another process may own the conversation; nothing was done.
 
-    Effects do not start, and the owner answers nothing from what it remembers.
+    The owner starts no effect any more, and answers no query from its memory.
     """
 
     def __init__(self, conversation_id: str, epoch: int) -> None:

@@ -54,16 +54,22 @@ class MailboxFull(Refused):
 class AskCycle(Refused):
     """The ask would have waited for its own asker; nothing happened."""
 
-    def __init__(self, cycle: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        cycle: tuple[str, ...],
+        *,
+        attempt: str = "ask",
+        advice: str = "tell instead, or ask from an effect",
+    ) -> None:
         self.cycle = cycle
         super().__init__(
-            f"ask refused: it would wait for itself ({' -> '.join(cycle)}); nothing happened; "
-            f"tell instead, or ask from an effect"
+            f"{attempt} refused: it would wait for itself ({' -> '.join(cycle)}); "
+            f"nothing happened; {advice}"
         )
 
 
 class ActorEnded(Refused):
-    """An actor that ends can start nothing more: no effect, timer, child or watch."""
+    """An actor that is ending can start nothing more: no effect, timer, child or watch."""
 
     def __init__(self, actor: str, attempt: str) -> None:
         self.actor = actor
@@ -75,7 +81,7 @@ class ActorEnded(Refused):
 
 
 class NotDelivered(Unavailable):
-    """The message was never handled; it is in `message`, to be sent elsewhere."""
+    """The message was not handled and never will be; `message` has it, to be sent elsewhere."""
 
     def __init__(self, message: object, actor: str, reason: str) -> None:
         self.message = message
@@ -101,7 +107,7 @@ class NotStartedInTime(Unavailable):
 
 
 class NotAnsweredInTime(OutcomeUnknown):
-    """The deadline passed while the message was handled; that goes on, its reply is dropped."""
+    """The deadline passed while the actor handled the message; it goes on, its reply is dropped."""
 
     def __init__(self, message: object, actor: str, timeout_s: float) -> None:
         self.message = message

@@ -73,5 +73,5 @@ def agent(function: AgentFunction) -> FunctionAgent:
     It answers with `turn.say` and `turn.stream`, or by returning or yielding its text.
     """
     if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
-        raise InvalidInput(f"an agent is an `async def`, and {function!r} is not")
+        raise InvalidInput(f"@agent takes an `async def`, and {function!r} is not one")
     return FunctionAgent(function)

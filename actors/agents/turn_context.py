@@ -149,7 +149,8 @@ class TurnContext:
     """One turn, as its agent sees it. Made by the conversation actor, used by one run of an agent.
 
     Everything it writes is durable when the call returns. Once the turn has ended, every call here
-    raises `StaleTurn`. If a call is cancelled, its write is in the log whole or not at all.
+    raises `StaleTurn`. If a call is cancelled, its write is in the log as a whole or not at all.
+    Several tasks of the run may call it at once; their writes go into the log one after another.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class TurnContext:
         self._unstarted = frozenset(unstarted)
         self._is_held = False
         self._asked: StepRequest | None = None
-        """The request to the model in the step that ends next."""
+        """The newest request to a model; the end of the step names it."""
         self._response_id: str | None = None
 
     @property
@@ -188,8 +189,8 @@ class TurnContext:
 
     @property
     def view(self) -> View:
-        """The committed view of this moment. It never changes in the agent's hands."""
-        self._running()  # raises if the turn has ended: the view now is not this turn's
+        """The view as committed now, a value that never changes: read it again for a newer one."""
+        self._running()  # raises if the turn has ended: the view is another turn's by now
         return self._owner.view
 
     @property
@@ -263,8 +264,8 @@ class TurnContext:
     async def ask(self, model: Model, request: ModelRequest) -> ModelResponse:
         """Ask a model, as a step of this turn; return its answer, which is not in the log yet.
 
-        Its text streams as through `writer`. The step that ends next names the request, however
-        it ends. Raises what `Model.respond` raises.
+        Its text streams as through `writer`. The event that ends the step names the request, also
+        if the step fails or is interrupted. Raises what `Model.respond` raises.
         """
         asked = request_of(model, request)
         await self.note_request(asked)
@@ -281,9 +282,9 @@ class TurnContext:
         await self._owner.ref.tell(NoteRequest(self.turn_id, self._epoch, request))
 
     async def condense(self) -> bool:
-        """Have the view condensed because it is too long for the model; wait until it is.
+        """Ask for a condensation, because the view is too long for the model, and wait for it.
 
-        Return False if there is no condenser, or it could not condense anything.
+        Return False if there is no condenser, or if it could not condense anything.
         """
         request = CondensationRequestEvent(
             id=self.ports.ids.new(), timestamp=self._now(), turn_id=self.turn_id
@@ -308,7 +309,7 @@ class TurnContext:
         return not self.view.unhandled_condensation_request
 
     async def end_as_stuck(self, detail: str) -> None:
-        """End the turn because its agent is going round in circles. The agent returns after it."""
+        """End the turn because its agent repeats itself. Return from the agent after this call."""
         end = EndTurn(self.turn_id, self._epoch, "Stuck", storable(detail), is_stuck=True)
         if not await self._ask(end):
             raise self._held()
@@ -326,8 +327,8 @@ class TurnContext:
     ) -> LoggedEvent:
         """Say something to the user; `llm_response_id` is the model's id of its response.
 
-        With `usage`, the same commit finishes a step. With `ends_turn` it also ends the turn, if no
-        pause holds it; the agent returns after it. Raises `AnswerTooLong`.
+        With `usage`, the same commit finishes a step. With `ends_turn` it also ends the turn,
+        unless a pause holds it; return from the agent after that. Raises `AnswerTooLong`.
         """
         message = AgentMessageEvent(
             id=self.ports.ids.new(),
@@ -344,9 +345,10 @@ class TurnContext:
     def writer(self) -> Callable[[str], Awaitable[None]]:
         """Begin an answer, or begin it anew; return the function that takes its pieces.
 
-        Those who follow the turn see the pieces live. The pieces are not durable: `say` or
+        Readers that follow the turn see the pieces live. The pieces are not durable: `say` or
         `propose_calls` logs the answer. An interrupt before that logs the pieces so far, marked as
-        interrupted. If they get longer than `answer_length_max`, the owner fails the turn.
+        interrupted; if the process dies, they are lost. If they get longer than
+        `answer_length_max`, the owner fails the turn.
         """
         is_first = True
 
@@ -357,8 +359,8 @@ class TurnContext:
             is_first = False
             if not self._owner.take_piece(stream):
                 await self._owner.ref.tell(stream)
-            # The source of the pieces may never wait. Without this checkpoint no other task would
-            # run, and no interrupt could arrive.
+            # A source of pieces that never waits would keep all other tasks from running, and every
+            # interrupt from arriving.
             await anyio.lowlevel.checkpoint()
 
         return write
@@ -367,7 +369,7 @@ class TurnContext:
         """Say `chunks` as they come: one chat message, durable when this returns.
 
         If the turn is interrupted half-way, the pieces so far are kept as a chat message marked as
-        interrupted. A generator that was not read to its end is closed.
+        interrupted, and the generator is closed.
         """
         pieces: list[str] = []
         write = self.writer()
@@ -416,10 +418,10 @@ class TurnContext:
     async def call_tools(
         self, calls: Sequence[ToolCall], run: ToolRunner, *, text: str = ""
     ) -> Sequence[LoggedEvent]:
-        """Run the calls of one model response side by side; return their results in call order.
+        """Log the calls of one model response, run them concurrently, and return their results.
 
-        `run` is called with each call, and `text` is what the model said beside them. It is
-        `propose_calls` followed by `run_calls`.
+        `propose_calls` followed by `run_calls`. `run` is called with each call; the results are in
+        the order of the calls. `text` is the model's text beside its calls.
         """
         return await self.run_calls(await self.propose_calls(calls, text=text), run)
 
@@ -467,7 +469,7 @@ class TurnContext:
         ]
         events: Sequence[Event] = actions
         if usage is not None:
-            # Here and not after the calls: the usage is known, and a crash in a call keeps it.
+            # Logged with the calls and not after them, so that a crash in a call does not lose it.
             events = (*actions, self._step_finished(usage))
         if not needs_confirmation:
             await self._append(*events)
@@ -484,10 +486,12 @@ class TurnContext:
     async def run_calls(
         self, actions: Sequence[ActionEvent], run: ToolRunner
     ) -> Sequence[LoggedEvent]:
-        """Run `actions`, calls that are in the log, side by side; return results in their order.
+        """Run calls that are in the log, concurrently; return their results in the order of calls.
 
-        `run` is called with each of them.
-        Each result is durable as soon as its call ends. If a call raises, its result is the error.
+        `run` is called with each of `actions`. A result is durable as soon as its call has ended,
+        whatever the others do. If `run` raises, the result is that error. If this is cancelled, so
+        are the running calls; they stay open, and the owner answers them when the turn ends, with a
+        result which says that the call may have happened.
         """
         results: dict[str, LoggedEvent] = {}
         try:
@@ -495,16 +499,17 @@ class TurnContext:
                 for action in actions:
                     group.start_soon(self._run_call, action, run, results)
         except ExceptionGroup as failed:
-            # A tool's own failure is its result. Only the owner's refusal gets here, and it is the
-            # same for every call of the turn.
+            # A tool's failure is its result, so these are refusals by the owner, which are the same
+            # for every call of the turn.
             raise failed.exceptions[0] from None
         return [results[action.id] for action in actions]
 
     def check_lease(self) -> None:
         """Raise `LeaseExpired` if another process may own this conversation by now.
 
-        `run_calls` checks right before it runs a call. A runner that waits between that and its
-        first effect outside checks again: such an effect can be neither undone nor fenced.
+        `run_calls` calls this right before it runs a call. If your runner awaits anything before
+        its first effect outside, call it again then: such an effect can be neither undone nor
+        fenced.
         """
         self._owner.check_lease()
 
@@ -513,21 +518,25 @@ class TurnContext:
     ) -> None:
         # An agent that swallowed the end of its run may not run anything more.
         self._check_going_on()
-        # Between the commit of the call and here, this process may have stood still for long.
+        # This process may have been suspended since the call was committed, for longer than its
+        # lease. There is no await from here to the call of `run`.
         self.check_lease()
         try:
             with self._owner.watcher.calling(self.conversation_id, action) as note_failure:
                 returned = await run(action)
                 result = ToolResult(returned) if isinstance(returned, str) else returned
                 if not isinstance(result, ToolResult):
-                    raise TypeError(f"the call ran, and gave a {type(result).__name__}, no text")
+                    raise TypeError(
+                        f"the call ran and returned a {type(result).__name__}; it must return a "
+                        "str or a ToolResult"
+                    )
                 if result.is_error:
                     note_failure("may_have_happened" if result.may_have_happened else "tool_error")
         except LeaseExpired:
             raise  # nothing was started; the next owner answers the call
         except BaseException as error:
-            # Anything a tool raises is its result. A stray cancellation too, which no scope asked
-            # for: in the group it would silently end the other calls.
+            # Every error of a tool is its result. So is a stray cancellation, which no scope asked
+            # for: passed on to the task group, it would silently end the other calls.
             if not isinstance(error, Exception) and not clear_stray_cancellation(error):
                 raise
             result = ToolResult(f"{type(error).__name__}: {error_text(error)}", is_error=True)

@@ -124,7 +124,7 @@ def _check_expected(working: WorkingState, expected: Expected, stamp: Stamp) -> 
         if expected.begins_nothing:
             raise ConversationNotFound(name)
         return
-    # First: nothing more is told of a conversation of another user.
+    # Checked first, so that another user's conversation shows nothing of itself.
     if expected.owner is not None and expected.owner != state.details.owner:
         raise NotYours(name)
     if expected.seq is None:
@@ -215,7 +215,7 @@ def _change(working: WorkingState, command: Change, stamp: Stamp) -> Decision:
 
 
 def _check_labels(working: WorkingState, event: ConversationChangedEvent) -> None:
-    """Raise an error of its own for labels beyond the application's limits."""
+    """Raise the error of the limit that the labels go beyond, if any."""
     limits = working.state.limits
     for name, value in event.labels.items():
         for text, length_max in (
@@ -263,8 +263,9 @@ def _undo(working: WorkingState, stamp: Stamp) -> Decision:
 def _check_leaves_turn_alone(working: WorkingState, events: Sequence[Event]) -> None:
     """Raise `NotWhileTurnRuns` if these events, which no agent appends, would break a running turn.
 
-    A call that they leave open would keep the turn's own events out; a retraction could take its
-    chat message from its next request; an answer in its name would be taken for its agent's.
+    A call without its result would keep the turn's own events out of the log. A retraction could
+    take the turn's chat message from its next model call. An answer with its turn id would be taken
+    for its agent's.
     """
     running = working.state.turns.running
     if running is None:
@@ -310,10 +311,10 @@ def _propose(working: WorkingState, command: Propose, stamp: Stamp) -> Decision:
 
 
 def _waits_for_room(state: Folded, shown: View) -> bool:
-    """True if the running turn waits for a shorter view, and the condenser saw it as it is.
+    """True if the running turn waits for a shorter view, and the condenser saw the present view.
 
-    A request that was appended by hand can stay unanswered. The turn's own request, or a limit that
-    the view is over, cannot.
+    A condensation request that was appended by hand may stay unanswered. The turn's own request, or
+    a limit that the view is over, may not.
     """
     if state.turns.running is None or not state.view.is_unchanged_since(shown):
         return False

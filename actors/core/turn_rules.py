@@ -1,7 +1,7 @@
 """The decisions on commands about turns: sending, steps, pauses, confirmations, ends.
 
-This is the part of `decide` in which people talk over their agents; it is as pure as the rest. The
-tables in `docs/turns.md` show the outcome of each way to overlap.
+The part of `decide` that says what a chat message does to a running turn; as pure as the rest. The
+tables in `docs/turns.md` show the outcome of each case.
 """
 
 from __future__ import annotations
@@ -186,10 +186,9 @@ def _send(draft: Draft, command: Send) -> Decision:
     if command.replaces is not None:
         return _replace(draft, command, command.replaces)
     if running is None:
-        if turns.is_paused or working.draining:
-            begin_log(draft, command.expected)
-            return _queue(draft, command)
         begin_log(draft, command.expected)
+        if turns.is_paused or working.draining:
+            return _queue(draft, command)
         return _begin_with(draft, command)
     match command.on_overlap or working.settings.on_overlap:
         case "reject":
@@ -212,10 +211,10 @@ def _send(draft: Draft, command: Send) -> Decision:
 def first_reply(
     sent: Sent, before: Iterable[Event], waiting: tuple[MessageQueuedEvent, TurnTable] | None
 ) -> Sent:
-    """Return the reply to the first sending of a chat message, as the log has it.
+    """Return the reply that the first `Send` of a chat message got, read from the log.
 
-    `before`: the last events before the message's first, at least those that were decided with it.
-    `waiting`: that first event, if it let the message wait, with the turns before it.
+    `before`: the events just before the first one with its message id, as far back as their commit
+    goes. `waiting`: that first event, if the message had to wait, and the turn table before it.
     """
     ends = {f"{how} by chat message {sent.message_id}" for how in _CUTS}
     overlapped: OnOverlap | None = None
@@ -235,7 +234,7 @@ _CUTS = ("interrupted", "rolled back", "replaced")
 
 
 def _check_limits(working: WorkingState, command: Send) -> None:
-    """Raise an error of its own for whatever is larger than the application's limits allow."""
+    """Raise the error of the limit that the chat message goes beyond, if any."""
     limits = working.state.limits
     if len(command.content) > limits.content_length_max:
         name, found = working.conversation_id, len(command.content)

@@ -120,7 +120,7 @@ class Guard:
             reply = problem_reply(refused.problem, refused.facts, headers={"Connection": "close"})
             await reply(scope, receive, out)
         except _Stalled:
-            _logger.info("client cut off: it takes nothing", method=scope["method"])
+            _logger.info("client cut off: it does not read its response", method=scope["method"])
         except Exception as error:  # noqa: BLE001 - the server behind would log its text
             self._log(scope, error)
             if not out.has_begun:

@@ -360,7 +360,7 @@ class Node:
             if digest_of(body) != signed.body_digest:
                 raise BadSignature
         except BadSignature:
-            _logger.warning("request to a node refused: its signature is none of now")
+            _logger.warning("request to a node refused: bad signature; check keys and clocks")
             return _refused(401)
         return await route(here, body)
 

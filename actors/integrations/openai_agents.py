@@ -223,7 +223,11 @@ class TurnkeeperSession:
         if not self._conversation.is_in_own_loop:
             raise ForeignLoop(self.session_id)
         if self._line.taken in _inside.get():
-            raise AskCycle((self.session_id, self.session_id))
+            raise AskCycle(
+                (self.session_id, self.session_id),
+                attempt="session",
+                advice="give an agent that a tool runs a session of another conversation",
+            )
         await self._line.turn.acquire()
         try:
             turn = _Turn(self._conversation, self._line)

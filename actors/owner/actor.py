@@ -290,7 +290,7 @@ class ConversationActor(Actor[Command | Query]):
         try:
             await self._setup.journal.release(self._conversation_id, epoch=epoch)
         except TurnkeeperError as error:
-            log_unavailable("not released", error, conversation=self._conversation_id)
+            log_unavailable("conversation not released", error, conversation=self._conversation_id)
 
     def receive_batch(
         self, deliveries: Sequence[Delivery[Command | Query]]

@@ -94,7 +94,7 @@ class Recovery:
 
 
 class RecoveryActor(Actor[Look]):
-    """Looks again and again, `every_s` seconds apart and a random part of it more or less."""
+    """Looks for unfinished conversations about every `every_s` seconds, at random intervals."""
 
     def __init__(self, recovery: Recovery, *, every_s: float) -> None:
         self._recovery = recovery
@@ -113,11 +113,11 @@ class RecoveryActor(Actor[Look]):
         took_s: float | None = None
         try:
             found = await self._recovery.find()
-            # Opening them is no part of it: it is work that there is, however long it takes.
+            # Opening them does not count: that is work to be done, however long it takes.
             took_s = ports.loop_time() - began_at
             await self._recovery.open(found)
         except TurnkeeperError as error:
-            log_unavailable("no look for unfinished conversations", error)
+            log_unavailable("unfinished conversations not looked for", error)
         self._wait(ports.loop_time() - began_at if took_s is None else took_s)
 
     def _wait(self, took_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The graph of turns that await conversations, so that a circle is refused and not waited in.
+"""The graph of turns that await conversations, so that a wait that would never end is refused.
 
 A turn that awaits a later turn of its own conversation would wait for itself, and so would two
 turns whose agents await each other. As with asks between actors, the wait that would close the
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from turnkeeper.runtime import AskCycle
 
-__all__ = ["Inside", "WaitGraph", "turn_of"]
+__all__ = ["Inside", "WaitGraph", "turn_cycle", "turn_of"]
 
 
 class WaitGraph:
@@ -28,7 +28,7 @@ class WaitGraph:
         """While inside, `waiter` waits for `awaited`. Raises `AskCycle` if that would never end."""
         path = self._find(awaited, waiter)
         if path is not None:
-            raise AskCycle((waiter, *path))
+            raise turn_cycle(waiter, *path)
         self._waiting.setdefault(waiter, []).append(awaited)
         try:
             yield
@@ -63,3 +63,12 @@ class Inside:
 
 turn_of: ContextVar[Inside] = ContextVar("turnkeeper_turn_of")
 """Set while code runs in a turn."""
+
+
+def turn_cycle(*conversation_ids: str) -> AskCycle:
+    """Return the error for a turn that would await itself, along these conversations."""
+    return AskCycle(
+        conversation_ids,
+        attempt="await of a turn",
+        advice="send without awaiting the turn, or await it outside of this one",
+    )

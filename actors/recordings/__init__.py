@@ -1,1 +1,1 @@
-"""Recorded chats, and the account of a replay."""
+"""Recorded chats: import, export, replay, and the audit of a replay."""

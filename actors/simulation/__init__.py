@@ -1,4 +1,4 @@
-"""The conversation actors in a simulated world: the search for a counter-example.
+"""The conversation actors in a simulated world with faults, to search for broken invariants.
 
 1. It owns a disk, the nodes over it, their clients, and the list of invariants.
 2. It promises that the nodes run the production code, unchanged but for its ports; that a seed, or

@@ -148,7 +148,7 @@ class PostgresIndexer:
         try:
             is_more = self._slice(waits=False)
         except Exception as error:  # noqa: BLE001 - it is tried again
-            _log.error("not indexed", error=type(error).__name__)
+            _log.error("search index not updated", error=type(error).__name__)
             return _RETRY_S
         return self._ports.monotonic() - began if is_more else _POLL_S
 

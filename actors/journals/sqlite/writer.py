@@ -250,7 +250,11 @@ class SQLiteWriter:
         if not self._transact([job], self._together):
             self._transact([job], self._one_by_one)
         if job.refusal is not None:
-            _log.error("not indexed", journal=str(self._path), error=type(job.refusal).__name__)
+            _log.error(
+                "search index not updated",
+                journal=str(self._path),
+                error=type(job.refusal).__name__,
+            )
             return _INDEX_RETRY_S
         if job.settled:
             return self._ports.monotonic() - began
@@ -263,7 +267,9 @@ class SQLiteWriter:
         if not self._transact([erased], self._together):
             self._transact([erased], self._one_by_one)
         if job.refusal is not None:
-            _log.error("not folded", journal=str(self._path), error=type(job.refusal).__name__)
+            _log.error(
+                "listings not folded", journal=str(self._path), error=type(job.refusal).__name__
+            )
         # After an error, it is tried again when as many others are there.
         self._recent = job.settled if job.refusal is None and job.settled is not None else set()
 
