@@ -237,8 +237,9 @@ MUTANTS = [
         "a turn that was withdrawn gets its turn",
         TurnTable,
         "fold",
-        "case MessageWithdrawnEvent():\n            self._queued.pop(event.message_id, None)",
-        "case MessageWithdrawnEvent():\n            pass",
+        "isinstance(event, MessageWithdrawnEvent), event.kind\n"
+        "            self._queued.pop(event.message_id, None)",
+        "isinstance(event, MessageWithdrawnEvent), event.kind",
     ),
     Mutant(
         "calls run without the confirmation that they wait for",
