@@ -2,7 +2,7 @@
 
 A reader's cost is the processor's time of the loop's thread for an event or a piece that a thousand
 read, less that of one that none reads. It is held against a bare wake of a task in the same
-minutes, since that is the least that it can be: each reader is a task of its own.
+minutes, by the means of the backend's own: a future, a trap. Each reader is a task of its own.
 
 Each count of active conversations has a process of its own, `_pauses_process.py`: 100 clients
 append to all of them, over SQLite at FULL. `late_…` is the longest that the loop was late under
@@ -11,6 +11,7 @@ that load, less that of an idle one, and `collection_…` the longest collection
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import subprocess
@@ -21,10 +22,11 @@ from time import thread_time
 from typing import Any
 
 import anyio
+import sniffio
+import trio
 
 from turnkeeper.actors import Conversations, MemoryJournal, TurnContext, agent
 from turnkeeper.actors.events import UserMessageEvent
-from turnkeeper.runtime.lowlevel import Bell
 
 from ._harness import FOLDER, Measure, costlier, say
 
@@ -76,24 +78,48 @@ async def _settle() -> None:
 
 
 async def _wakes() -> float:
-    """Time tasks that are woken again and again, and do nothing else."""
-    bells = [Bell() for _ in range(READERS)]
+    """Time tasks that are woken again and again by the backend's own means, and do nothing else."""
+    sniffed = sniffio.current_async_library()
+    waiters = [_FutureWait() if sniffed == "asyncio" else _TrapWait() for _ in range(READERS)]
 
-    async def wait(bell: Bell) -> None:
+    async def wait(waiter: _FutureWait | _TrapWait) -> None:
         for _ in range(ITEMS):
-            await bell.wait()
+            await waiter.wait()
 
     async with anyio.create_task_group() as group:
-        for bell in bells:
-            group.start_soon(wait, bell)
+        for waiter in waiters:
+            group.start_soon(wait, waiter)
         await anyio.wait_all_tasks_blocked()
         began = thread_time()
         for _ in range(ITEMS):
-            for bell in bells:
-                bell.ring()
+            for waiter in waiters:
+                waiter.wake()
             await _settle()
         took = thread_time() - began
     return took * 1e6
+
+
+class _FutureWait:
+    """A wait as asyncio has it: for a future of its own."""
+
+    def wait(self) -> Awaitable[None]:
+        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        return self._future
+
+    def wake(self) -> None:
+        self._future.set_result(None)
+
+
+class _TrapWait:
+    """A wait as trio has it."""
+
+    def wait(self) -> Awaitable[object]:
+        self._task = trio.lowlevel.current_task()
+        wait: Callable[[Any], Awaitable[object]] = trio.lowlevel.wait_task_rescheduled
+        return wait(lambda _: trio.lowlevel.Abort.SUCCEEDED)
+
+    def wake(self) -> None:
+        trio.lowlevel.reschedule(self._task)
 
 
 async def _events(readers: int) -> float:

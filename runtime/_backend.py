@@ -15,6 +15,7 @@ import math
 import sys
 import time
 import types
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
@@ -194,29 +195,180 @@ class Bell:
     """Wakes the one task that waits for it, as often as it is rung; no ring is kept.
 
     For a task that waits often, and looks for itself what there is to do. Ring it in the loop that
-    waits.
+    waits. A thousand bells that are rung together wake a thousand tasks for little more than their
+    first steps cost.
     """
 
-    __slots__ = ("_park", "wake")
+    __slots__ = ("_seat", "wake")
 
     def __init__(self) -> None:
         self.wake: Callable[[None], object] | None = None
-        self._park: Park | None = None
+        self._seat: _AsyncioSeat | _TrioSeat | None = None
 
     def ring(self) -> None:
         """Wake the waiter, if there is one. Never raises."""
         if (wake := self.wake) is not None:
             self.wake = None
-            try:
-                wake(None)
-            except asyncio.InvalidStateError:
-                return  # it was cancelled, and is on its way out
+            wake(None)
 
     def wait(self) -> Awaitable[None]:
         """Return what the task awaits, at once, until the next ring."""
-        if self._park is None:
-            self._park = parking()
-        return self._park(self)
+        if (seat := self._seat) is None:
+            trio_module = _trio()
+            seat = _AsyncioSeat() if trio_module is None else _TrioSeat(trio_module.lowlevel)
+            self._seat = seat
+        # The seat does not know its bell: so both go when the bell is dropped, and no circle stays.
+        waiting = seat.wait()
+        self.wake = seat.wake
+        return waiting
+
+
+class _DueSteps:
+    """The steps of tasks that bells have woken: one callback of an asyncio loop does them all.
+
+    For a future of asyncio's own, the loop makes and schedules a callback for each task, and that
+    costs as much again as the task's step.
+    """
+
+    def __init__(self) -> None:
+        self.steps: deque[Callable[[], object]] = deque()
+        self.is_scheduled = False
+
+    def schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_scheduled = True
+        loop.call_soon(self._do_all, loop)
+
+    def _do_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_scheduled = False
+        steps = self.steps
+        try:
+            # Those that come meanwhile have their turn in the next pass.
+            for _ in range(len(steps)):
+                steps.popleft()()
+        finally:
+            # A step raises at the end of the program alone. The others then still have their turn.
+            if steps and not self.is_scheduled:
+                self.schedule(loop)
+
+
+# The values do not hold their loops, so these end with them.
+_due_steps_of: WeakKeyDictionary[asyncio.AbstractEventLoop, _DueSteps] = WeakKeyDictionary()
+
+
+class _AsyncioSeat:
+    """What an asyncio task awaits in place of a future, again and again.
+
+    It has those parts of a future that a task uses: see `asyncio.isfuture`.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_due", "_is_waiting", "_loop", "_step")
+
+    def __init__(self) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        if (due := _due_steps_of.get(loop)) is None:
+            due = _due_steps_of[loop] = _DueSteps()
+        self._due = due
+        self._asyncio_future_blocking = False
+        self._is_waiting = False
+        """True while a task waits that was neither woken nor cancelled."""
+        self._step: Callable[[], object] | None = None
+        self._cancelled: asyncio.CancelledError | None = None
+
+    @types.coroutine
+    def wait(self) -> Generator[_AsyncioSeat, None, None]:
+        self._asyncio_future_blocking = True
+        yield self
+
+    def wake(self, _: None) -> None:
+        """Have the task that waits stepped in the loop's next pass."""
+        if self._is_waiting and self._step is not None:
+            self._is_waiting = False
+            self._due.steps.append(self._step)
+            if not self._due.is_scheduled:
+                self._due.schedule(self._loop)
+
+    # The task calls these.
+
+    def add_done_callback(
+        self, callback: Callable[[_AsyncioSeat], object], *, context: contextvars.Context
+    ) -> None:
+        self._step = partial(context.run, callback, self)
+        self._is_waiting = True
+
+    def cancel(self, msg: object = None) -> bool:
+        if not self._is_waiting:
+            return False  # it is about to be stepped, and then raises the cancellation itself
+        self._cancelled = asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg)
+        self.wake(None)
+        return True
+
+    def result(self) -> None:
+        self._step = None
+        if (cancelled := self._cancelled) is not None:
+            self._cancelled = None
+            raise cancelled
+
+    def done(self) -> bool:
+        """True if the task is about to be stepped."""
+        return not self._is_waiting
+
+
+class _TrioSeat:
+    """What a trio task awaits, again and again.
+
+    `wait_task_rescheduled` passes a message to trio's loop, which says how the wait is aborted, and
+    the loop sends an outcome back. Both are the same each time, and making them takes a third of
+    what a wake costs, so they are made once for a task.
+    """
+
+    __slots__ = ("_lowlevel", "_message", "_place", "wake")
+
+    def __init__(self, lowlevel: Any) -> None:  # noqa: ANN401 - trio's
+        self._lowlevel = lowlevel
+        self._place: _TrioPlace | None = None
+        self._message: object = None
+        self.wake: Callable[[None], object] | None = None
+
+    def wait(self) -> Awaitable[None]:
+        task, place = self._lowlevel.current_task(), self._place
+        if place is None or place.task is not task:
+            place = self._place = _TrioPlace(self._lowlevel, task)
+            self.wake = place.wake
+            waiting = self._lowlevel.wait_task_rescheduled(place.abort)
+            self._message = waiting.send(None)
+            waiting.close()
+        return place.wait(self._message)
+
+
+class _TrioPlace:
+    """A trio task that waits at a bell; it does not know the message, which knows it."""
+
+    __slots__ = ("_is_waiting", "_lowlevel", "_woken", "task")
+
+    def __init__(self, lowlevel: Any, task: object) -> None:  # noqa: ANN401 - trio's
+        from outcome import Value  # noqa: PLC0415 - comes with trio, which not all have
+
+        self._lowlevel = lowlevel
+        self._woken = Value(None)
+        self._is_waiting = False
+        self.task = task
+
+    # Any: the outcome that trio sends.
+    @types.coroutine
+    def wait(self, message: object) -> Generator[object, Any, None]:
+        self._is_waiting = True
+        outcome = yield message
+        if outcome is not self._woken:  # that one says nothing, and may be unwrapped but once
+            outcome.unwrap()
+
+    def wake(self, _: None) -> None:
+        if self._is_waiting:
+            self._is_waiting = False
+            self._lowlevel.reschedule(self.task, self._woken)
+
+    def abort(self, _: object) -> trio.lowlevel.Abort:
+        self._is_waiting = False
+        return cast("trio.lowlevel.Abort", self._lowlevel.Abort.SUCCEEDED)
 
 
 def thread_caller() -> Callable[[Callable[[], None]], None]:

@@ -1,18 +1,22 @@
 """What only `_backend.py` knows: one waiter, one answer, on either loop and from any thread."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from anyio.lowlevel import checkpoint
 
 from turnkeeper.runtime._backend import clear_stray_cancellation
-from turnkeeper.runtime.lowlevel import OneShot, thread_caller
+from turnkeeper.runtime.lowlevel import Bell, OneShot, thread_caller
 
 pytestmark = pytest.mark.anyio
+
+HUNG_S = 60.0
 
 
 async def parked() -> None:
@@ -112,6 +116,245 @@ def test_a_thread_that_calls_after_the_loop_is_gone_is_not_disturbed(
     call_soon = anyio.run(make, backend=anyio_backend[0], backend_options=anyio_backend[1])
 
     call_soon(lambda: pytest.fail("nobody may run this"))
+
+
+class TestBells:
+    """A bell wakes its task again and again; asyncio steps those that are rung together at once."""
+
+    async def test_each_ring_wakes_the_task_once(self) -> None:
+        bell, woken = Bell(), 0
+
+        async def wait() -> None:
+            nonlocal woken
+            while woken < 3:
+                await bell.wait()
+                woken += 1
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            for count in range(3):
+                await parked()
+                assert woken == count
+                bell.ring()
+                bell.ring()  # nobody waits yet: no ring is kept
+        assert woken == 3
+
+    async def test_a_wait_that_was_cancelled_takes_no_ring_and_the_next_one_does(self) -> None:
+        bell, woken = Bell(), []
+
+        async def wait(name: str) -> None:
+            await bell.wait()
+            woken.append(name)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait, "first")
+            await parked()
+            tasks.cancel_scope.cancel()
+        bell.ring()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait, "second")
+            await parked()
+            bell.ring()
+
+        assert woken == ["second"]
+
+    async def test_a_ring_in_the_moment_of_a_cancellation_harms_no_one(self) -> None:
+        bells, ended = [Bell() for _ in range(4)], []
+
+        async def wait(bell: Bell) -> None:
+            try:
+                await bell.wait()
+            finally:
+                ended.append(bell)
+
+        with anyio.fail_after(HUNG_S):
+            async with anyio.create_task_group() as tasks:
+                for bell in bells:
+                    tasks.start_soon(wait, bell)
+                await parked()
+                bells[0].ring()
+                tasks.cancel_scope.cancel()
+                bells[1].ring()
+            for bell in bells:
+                bell.ring()
+            await checkpoint()
+        assert len(ended) == 4
+
+    async def test_a_time_limit_ends_a_wait_and_the_task_waits_again(self) -> None:
+        bell, is_cut_off, woken = Bell(), anyio.Event(), 0
+
+        async def wait() -> None:
+            nonlocal woken
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await bell.wait()
+            assert scope.cancelled_caught
+            is_cut_off.set()
+            await bell.wait()
+            woken += 1
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await is_cut_off.wait()
+            await parked()
+            bell.ring()
+        assert woken == 1
+
+    async def test_a_task_that_is_woken_may_ring_others_and_its_own(self) -> None:
+        """Each has its turn after those that were woken before."""
+        bells, order = [Bell() for _ in range(3)], []
+
+        async def wait(number: int) -> None:
+            for _ in range(2):
+                await bells[number].wait()
+                order.append(number)
+                for bell in bells:
+                    bell.ring()
+
+        with anyio.fail_after(HUNG_S):
+            async with anyio.create_task_group() as tasks:
+                for number in range(3):
+                    tasks.start_soon(wait, number)
+                await parked()
+                bells[0].ring()
+                await parked()
+                for bell in bells:
+                    bell.ring()
+                await parked()
+                tasks.cancel_scope.cancel()
+        assert order[0] == 0
+        assert sorted(order) == [0, 0, 1, 1, 2, 2]
+
+    async def test_tasks_that_follow_each_other_may_wait_for_one_bell(self) -> None:
+        bell, woken = Bell(), []
+
+        async def wait(number: int) -> None:
+            await bell.wait()
+            woken.append(number)
+
+        for number in range(3):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait, number)
+                await parked()
+                bell.ring()
+        assert woken == [0, 1, 2]
+
+    async def test_a_bell_leaves_no_circle_for_the_garbage_collector(self) -> None:
+        async def wait(bell: Bell) -> None:
+            await bell.wait()
+
+        bell = Bell()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait, bell)
+            await parked()
+            bell.ring()
+        seat = type(bell._seat)
+
+        def count_seats() -> int:
+            return sum(type(one) is seat for one in gc.get_objects())
+
+        gc.collect()
+        gc.disable()
+        try:
+            before = count_seats()
+            del bell
+            assert count_seats() == before - 1
+        finally:
+            gc.enable()
+
+
+class TestBellsOfAsyncio:
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    async def test_a_native_cancellation_reaches_the_task_with_its_message(self) -> None:
+        bell = Bell()
+
+        async def wait() -> None:
+            await bell.wait()
+
+        task = asyncio.get_running_loop().create_task(wait())
+        await parked()
+        task.cancel("enough")
+        with pytest.raises(asyncio.CancelledError, match="enough"):
+            await task
+        bell.ring()
+
+    async def test_a_native_cancellation_right_after_a_ring_reaches_the_task(self) -> None:
+        bell = Bell()
+
+        async def wait() -> None:
+            await bell.wait()
+            await anyio.sleep_forever()
+
+        task = asyncio.get_running_loop().create_task(wait())
+        await parked()
+        bell.ring()
+        task.cancel()
+        with anyio.fail_after(HUNG_S), pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def test_all_that_are_rung_together_take_one_callback_of_the_loop(self) -> None:
+        bells, woken = [Bell() for _ in range(50)], 0
+
+        async def wait(bell: Bell) -> None:
+            nonlocal woken
+            await bell.wait()
+            woken += 1
+
+        async with anyio.create_task_group() as tasks:
+            for bell in bells:
+                tasks.start_soon(wait, bell)
+            await parked()
+            scheduled: list[object] = []
+            loop = asyncio.get_running_loop()
+            with pytest.MonkeyPatch.context() as patch:
+                call_soon = loop.call_soon
+
+                def count(callback: Callable[..., object], *args: object) -> asyncio.Handle:
+                    scheduled.append(callback)
+                    return call_soon(callback, *args)
+
+                patch.setattr(loop, "call_soon", count)
+                for bell in bells:
+                    bell.ring()
+            assert len(scheduled) == 1
+        assert woken == 50
+
+    async def test_the_other_tasks_are_stepped_though_one_ends_the_program(self) -> None:
+        """The loop passes `SystemExit` on through the callback in which a task raises it."""
+        woken: list[int] = []
+
+        async def wait(number: int, bell: Bell) -> None:
+            await bell.wait()
+            woken.append(number)
+            if number == 1:
+                raise SystemExit
+
+        async def main() -> None:
+            bells = [Bell() for _ in range(3)]
+            tasks = [
+                asyncio.get_running_loop().create_task(wait(number, bell))
+                for number, bell in enumerate(bells)
+            ]
+            await asyncio.sleep(0)
+            for bell in bells:
+                bell.ring()
+            await asyncio.wait(tasks)
+
+        def run() -> None:
+            loop = asyncio.new_event_loop()
+            try:
+                running = loop.create_task(main())
+                with pytest.raises(SystemExit):
+                    loop.run_until_complete(running)
+                loop.run_until_complete(running)
+            finally:
+                loop.close()
+
+        await anyio.to_thread.run_sync(run)
+        assert woken == [0, 1, 2]
 
 
 class TestStrayCancellation:
