@@ -147,7 +147,7 @@ def run_slice(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, w
             stats.recent.append(((ended - began) / handled, handled))
 
 
-def run_batch(cell: Cell) -> Outcome:
+def run_batch(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, without calls
     """Hand over the messages that wait, at most `batch_max` at once."""
     life = cell.life
     assert life is not None, f"{cell.name} has a slice before it was started"

@@ -571,16 +571,7 @@ class ConversationActor(Actor[Command | Query]):
         try:
             decision = decide(self._working, command, taken)
         except AdmissionRefused as refusal:
-            if not isinstance(command, Append) or not command.park:
-                taken.refusal = _as_answer(refusal)
-                decided.append(taken)
-                return
-            if self._parking is None:
-                self._parking = Parking(wait_s=self._setup.park_s)
-            now = self._setup.ports.loop_time()
-            violation = self._parking.park(refusal.violation, taken, now=now)
-            if violation is not None:
-                taken.refusal = AdmissionRefused(self._conversation_id, violation)
+            if not self._is_parked(taken, refusal):
                 decided.append(taken)
         except TurnPaused:
             self._held.append(taken)
@@ -600,6 +591,20 @@ class ConversationActor(Actor[Command | Query]):
                 held, self._held = self._held, []
                 for waiting in held:
                     self._decide_one(waiting, decided)
+
+    def _is_parked(self, taken: _Taken, refused: AdmissionRefused) -> bool:
+        """Park a result that came before its call; else note why it is refused."""
+        command = taken.command
+        if not isinstance(command, Append) or not command.park:
+            taken.refusal = _as_answer(refused)
+            return False
+        if self._parking is None:
+            self._parking = Parking(wait_s=self._setup.park_s)
+        now = self._setup.ports.loop_time()
+        violation = self._parking.park(refused.violation, taken, now=now)
+        if violation is not None:
+            taken.refusal = AdmissionRefused(self._conversation_id, violation)
+        return violation is None
 
     def _release_parked(self, decided: list[_Taken]) -> None:
         """Append the parked results whose calls have come."""
