@@ -143,7 +143,7 @@ def test_what_is_for_one_machine_is_refused_for_several(given: str) -> None:
 def test_what_is_for_several_machines_is_refused_for_one(given: str) -> None:
     result = CliRunner().invoke(app, ["stress", given])
     assert result.exit_code == 2
-    assert "for several --nodes" in result.stderr
+    assert "are for several machines; give --nodes too" in result.stderr
 
 
 @pytest.mark.anyio

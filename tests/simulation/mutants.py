@@ -381,8 +381,8 @@ PROMISES = [
         "the newest event id is taken for the largest",
         Folded,
         "fold",
-        "self.event_id_max = max(self.event_id_max, event.id)",
-        "self.event_id_max = event.id",
+        "if event.id > self.event_id_max:",
+        "if event.id:",
         test="tests/actors/owner/test_loop.py::"
         "test_an_event_older_than_memory_is_known_though_one_with_a_smaller_id_came_after_it",
     ),

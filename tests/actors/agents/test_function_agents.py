@@ -85,5 +85,5 @@ async def test_an_answer_that_is_no_text_fails_the_turn_and_says_why(made: Any, 
 
 
 def test_a_function_that_is_not_async_is_no_agent() -> None:
-    with pytest.raises(InvalidInput, match="an agent is an `async def`"):
+    with pytest.raises(InvalidInput, match="@agent takes an `async def`"):
         agent(lambda turn: turn)  # type: ignore[arg-type, return-value]  # that is the case
