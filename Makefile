@@ -11,6 +11,9 @@ BIN = $(VENV)/bin
 # One process for each core; those that are done early take work from the others.
 PYTEST = $(BIN)/python -m pytest
 ON_ALL_CORES = -n logical --dist worksteal
+# The tests of a whole sweep that have passed, and, if given, which part of them to run: 2/3.
+SWEPT = .pytest_cache/swept-$(shell git rev-parse HEAD 2>/dev/null)$(if $(PART),-$(subst /,-of-,$(PART)))
+PART =
 
 # The first Python on the path that is new enough.
 FIND_PYTHON = set -e; for python in $(PYTHON) python3.11 python3; do \
@@ -29,7 +32,7 @@ help:
 	@echo 'make inspect the journal that the demonstration leaves, in the browser'
 	@echo 'make quick   the tests of the core, the runtime and the contract, within a minute'
 	@echo 'make test    all tests; of sweeps a share that the commit draws'
-	@echo 'make sweep   the sweeps, whole'
+	@echo 'make sweep   the sweeps, whole; goes on after an interruption; PART=2/3 runs a third'
 	@echo 'make check   style, spelling, words, imports, the wheel, its types'
 	@echo 'make cover   the tests, and which branches they run'
 	@echo 'make hooks   check style and spelling before each commit'
@@ -70,8 +73,10 @@ quick: $(VENV)/installed
 	$(PYTEST) $(ON_ALL_CORES) --backend asyncio -m 'not slow and not sweep' tests/runtime \
 	    tests/actors/core tests/actors/values tests/contract/test_journal.py::TestMemoryJournal
 
+# After an interruption it goes on: what has passed at a commit is kept until all has.
 sweep: $(VENV)/installed
-	$(PYTEST) $(ON_ALL_CORES) --whole -m sweep
+	$(PYTEST) $(ON_ALL_CORES) --whole -m sweep --done $(SWEPT) $(if $(PART),--part $(PART))
+	@rm -f $(SWEPT)
 
 test-all-pythons:
 	@for python in $(PYTHONS); do \

@@ -5,12 +5,13 @@ import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from . import drawn
+from . import drawn, sweeping
 
 # Failures inside an inherited suite show their values, as those of a test's own module do. Here,
 # because it must be said before any test imports the suite.
@@ -44,12 +45,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--whole", action="store_true", help="run sweeps whole; else a share, drawn from the commit"
     )
+    group.addoption("--part", type=sweeping.part_of, help="run one part of the tests: 2/3")
+    group.addoption("--done", type=Path, help="leave out the tests it lists; list those that pass")
     group.addoption("--backend", choices=BACKENDS, help="run async tests on this alone")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--whole"):
         drawn.make_whole()
+    sweeping.configure(config, is_long=drawn.is_whole())
 
 
 def pytest_report_header() -> str:
