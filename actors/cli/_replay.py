@@ -38,11 +38,13 @@ from ._protocol import (
 )
 from ._users import Kill, User
 
-__all__ = ["STOP_GRACE_S", "WORKER", "Replay", "Worker", "WorkerLost", "started"]
+__all__ = ["SILENCE_S_MAX", "STOP_GRACE_S", "WORKER", "Replay", "Worker", "WorkerLost", "started"]
 
 WORKER: Sequence[str] = (sys.executable, "-P", "-m", "turnkeeper.actors.cli.worker")
 
 STOP_GRACE_S = 10.0
+SILENCE_S_MAX = 120.0
+"""A worker that reports nothing for so long, and its pace, is lost: it hangs, or stands still."""
 _ERROR_LINES_MAX = 5
 
 
@@ -81,8 +83,12 @@ class Replay:
         kills = deque(self.planned_kills)
         while True:
             async with started(self.worker) as worker:
-                await worker.order(self.start, *self._begin())
-                has_told_all = await self._follow(worker, kills)
+                has_told_all = False
+                with anyio.move_on_after(self._silence_s) as hearing:
+                    await worker.order(self.start, *self._begin())
+                    has_told_all = await self._follow(worker, kills, hearing)
+                if hearing.cancelled_caught:
+                    raise WorkerLost(f"the worker has said nothing for {self._silence_s:g} s")
             if not worker.is_killed:
                 if not has_told_all or worker.status != 0:
                     raise WorkerLost(worker.describe_end())
@@ -92,10 +98,18 @@ class Replay:
             self._lines = 0
             self.changed(self)
 
-    async def _follow(self, worker: Worker, kills: deque[Kill]) -> bool:
-        """Serve one worker until it has reported its views (True), or its reports end."""
+    @property
+    def _silence_s(self) -> float:
+        return SILENCE_S_MAX + self.start.pace_s
+
+    async def _follow(self, worker: Worker, kills: deque[Kill], hearing: anyio.CancelScope) -> bool:
+        """Serve one worker until it has reported its views (True), or its reports end.
+
+        Each report puts off the end of `hearing`.
+        """
         async with aclosing(worker.reports()) as heard:
             async for report in heard:
+                hearing.deadline = anyio.current_time() + self._silence_s
                 orders = self._note(report)
                 now = self.ports.monotonic()
                 self._began = now if self._began is None else self._began

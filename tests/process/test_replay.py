@@ -400,6 +400,24 @@ signal.pause()
     assert "turnkeeper: the worker did not stop within 0.2 s, and was killed" in result.stderr
 
 
+def test_a_worker_that_says_nothing_more_is_lost(
+    monkeypatch: pytest.MonkeyPatch, chats: Path
+) -> None:
+    program = """
+import signal
+print('{"kind": "ready"}', flush=True)
+signal.pause()
+"""
+    monkeypatch.setattr(_app, "WORKER", (sys.executable, "-c", program))
+    monkeypatch.setattr(_replay, "SILENCE_S_MAX", 0.25)
+    monkeypatch.setattr(_replay, "STOP_GRACE_S", 0.2)
+
+    result = run("replay", chats, "--pace", "0.25")
+
+    assert result.exit_code == 1
+    assert "turnkeeper: the worker has said nothing for 0.5 s" in result.stderr
+
+
 @pytest.mark.parametrize("broken", ["impatient"], indirect=True)
 def test_a_journal_that_is_owned_elsewhere_is_left_alone(
     chats: Path, tmp_path: Path, broken: str
