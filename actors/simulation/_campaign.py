@@ -18,7 +18,7 @@ from turnkeeper.runtime.testing import Policy, Run, Tape, shrink, simulate
 
 from ._jobs import Block, blocks, run_blocks, trace_of, usable_jobs
 from ._search import Search
-from ._world import MARKS, ConversationWorld
+from ._world import MARKS, ConversationWorld, opening
 
 __all__ = [
     "MARKS_SEEDS_MIN",
@@ -197,7 +197,7 @@ def _run_block(
 ) -> Campaign:
     began = now()
     campaign = Campaign(first_seed)
-    search = Search(first_seed, policy, aims)
+    search = Search(first_seed, policy, aims, opening, seeds)
     trace = hashlib.blake2b(digest_size=8)
     with silent_logs(), _garbage_kept():
         while (seeds is None or campaign.seeds < seeds) and (
@@ -264,11 +264,10 @@ def replay(file: TapeFile) -> Run:
 def _garbage_kept() -> Iterator[None]:
     """Collect no garbage but when told to, and never look at what was there before.
 
-    A collection after each run would look at every object of the program, which takes as long as
-    a small run.
+    A collection would look at every object of the program, which takes as long as a run or two:
+    so there is none before the first run, either.
     """
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.freeze()
     gc.disable()
     try:

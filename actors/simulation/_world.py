@@ -72,7 +72,7 @@ from ._oracles import Oracles, Sending, ShownAnswer
 from ._owner import OwnerWorld
 from ._readers import ReaderWorld
 
-__all__ = ["MARKS", "ConversationWorld", "Options"]
+__all__ = ["MARKS", "ConversationWorld", "Options", "opening"]
 
 T = TypeVar("T")
 
@@ -507,6 +507,21 @@ _ROUND: Sequence[_Profile] = tuple(
 )
 """Each seed takes the next one, so that a short search has tried all of them. The small worlds, in
 which a run takes little time, come between the large ones."""
+
+
+_FIRST: Sequence[_Profile] = (_OWNER, _OWNER, *_SMALL)
+_SMALL_FIRST = 12
+"""So many runs of small worlds come before any other."""
+
+
+def opening(seeds: Sequence[int]) -> Sequence[int]:
+    """Return, of these seeds, those with which a search begins: small worlds, each kind early."""
+    kinds = {seed: _ROUND[seed % len(_ROUND)] for seed in seeds}
+    small = [seed for seed in seeds if kinds[seed] not in _LARGE][:_SMALL_FIRST]
+    first: list[int] = []
+    for kind in _FIRST:
+        first += [seed for seed in small if kinds[seed] is kind and seed not in first][:1]
+    return [*first, *(seed for seed in small if seed not in first)]
 
 
 def _drawn_profile(simulation: Simulation) -> _Profile:

@@ -20,6 +20,8 @@ from turnkeeper.actors.simulation import (
     silent_logs,
 )
 from turnkeeper.actors.simulation._jobs import blocks
+from turnkeeper.actors.simulation._search import Search
+from turnkeeper.actors.simulation._world import opening
 from turnkeeper.runtime.testing import Tape, simulate
 
 from ..drawn import first_seed, is_whole
@@ -92,6 +94,23 @@ def test_every_tape_of_the_corpus_is_played() -> None:
     folder = CORPUS[0].path.parent
 
     assert {kept.path for kept in CORPUS} == set(folder.iterdir())
+
+
+@pytest.mark.parametrize("first", [0, 7, 1_000_003])
+def test_a_campaign_begins_with_small_worlds_and_leaves_out_no_seed(first: int) -> None:
+    search = Search(first, opening=opening, seeds=60)
+
+    seeds = [search.next_plan().seed for _ in range(60)]
+
+    small = opening(range(first, first + 40))
+    assert len(small) == 12
+    assert seeds[:12] == list(small)
+    assert sorted(seeds) == list(range(first, first + 60))
+    worlds = {seed: ConversationWorld() for seed in small}
+    with silent_logs():
+        for seed, world in worlds.items():
+            simulate(world, seed=seed).check()
+    assert not any(world.journal_calls for world in worlds.values()), "it is a run between nodes"
 
 
 def test_the_same_seed_gives_the_same_run_in_another_process_with_other_hashes() -> None:
