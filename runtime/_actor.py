@@ -170,8 +170,8 @@ class ActorContext:
     ) -> Ref[N]:
         """Start a child; it stops before this actor does, and this actor's class supervises it.
 
-        `factory`, `mailbox` and `resident` are as for `Runtime.spawn`; with `supervision`, that
-        judges the child first.
+        `factory`, `mailbox` and `resident` are as for `Runtime.spawn`. `supervision`, if given,
+        decides about the child's failures before this actor's class does.
         Raises `ActorEnded` once the actor ends.
         """
         return self._children(name).spawn(
@@ -179,7 +179,7 @@ class ActorContext:
         )
 
     def spawn_supervisor(self, name: str, supervision: Supervision) -> Supervisor:
-        """Start a supervisor as a child, for actors that stand or fall as `supervision` says."""
+        """Start a supervisor as a child; `supervision` says what restarts or stops together."""
         return self._children(name).spawn_supervisor(name, supervision)
 
     def watch(self, ref: Ref[Any]) -> None:

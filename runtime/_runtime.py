@@ -156,8 +156,9 @@ class Runtime:
 
         `factory` makes the actor, and makes it again for each restart. `mailbox`: how many messages
         may wait, and what happens once so many do.
-        A `resident` actor keeps one task for life, for what it opens with `async with`. With
-        `supervision`, this actor is judged by it, with a count of its own, before the runtime's.
+        A `resident` actor keeps one task for life, for what it opens with `async with`.
+        `supervision`, if given, decides about this actor's failures before the runtime's does, and
+        counts its restarts apart.
         """
         self._check_entered()
         return self._root.spawn(
@@ -165,7 +166,7 @@ class Runtime:
         )
 
     def spawn_supervisor(self, name: str, supervision: Supervision) -> Supervisor:
-        """Start a supervisor, for actors that stand or fall together, as `supervision` says."""
+        """Start a supervisor; `supervision` says which of its actors restart or stop together."""
         self._check_entered()
         return self._root.spawn_supervisor(name, supervision)
 

@@ -58,7 +58,12 @@ class Supervision:
     """The decisions of a supervisor about failures.
 
     The first of `rules` whose type matches the error decides, else `otherwise`. `Refused` raised
-    by a handler is an answer and not a failure: it is never judged.
+    by a handler is an answer and not a failure, so no rule applies to it.
+
+    `strategy` says which actors restart: with "one_for_one" the one that failed, with "one_for_all"
+    all actors of the supervisor, with "rest_for_one" the one that failed and those that were
+    started after it. More than `restarts_max` restarts within `window_s` seconds are escalated.
+    `backoff` sets the delay before each restart.
     """
 
     rules: tuple[tuple[type[BaseException], Directive], ...] = ()

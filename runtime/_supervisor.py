@@ -115,7 +115,7 @@ class Supervisor:
         return Ref(cell)
 
     def spawn_supervisor(self, name: str, supervision: Supervision) -> Supervisor:
-        """Start a supervisor of this one, for actors that stand or fall as `supervision` says."""
+        """Start a supervisor below this one; `supervision` says what restarts or stops together."""
         child = Supervisor(self._system, self._new_name(name), supervision, parent=self)
         self.children[name] = child
         return child

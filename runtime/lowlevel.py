@@ -2,8 +2,8 @@
 
 1. It owns nothing: each name is one function or class that works alike on asyncio and trio.
 2. `OneShot` passes one answer to one waiting task, and `Bell` wakes one again and again.
-   `thread_caller` brings a call from a thread
-   into the loop. `ClockHold` keeps a trio test's clock from jumping while a thread works.
+   `thread_caller` brings a call from a thread into the loop. `ClockHold` keeps a trio test's clock
+   from jumping while a thread works.
    `clear_stray_cancellation` tells a library's native cancellation from a real one.
    `Lateness` counts how late the loop runs what is due.
    `Logger` logs records with fields, without loading structlog before the first.

@@ -79,7 +79,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class CondensationPlan:
-    """A condensation that may be applied: a proposal with the place of its summary, for one."""
+    """A condensation that may be applied, such as a proposal with the place of its summary."""
 
     forgotten_event_ids: tuple[str, ...] = ()
     summary: str | None = None
