@@ -110,7 +110,7 @@ class Runtime:
         self._system = System(ports or Ports(), limits, self._fail, Makers(bind, traits_of))
         self._root = Supervisor(self._system, "", supervision or Supervision())
         self._tasks: Tasks | None = None
-        self._body = anyio.CancelScope()
+        self._body: anyio.CancelScope | None = None  # a scope needs a running loop
         self._failure: BaseException | None = None
         self._host_ended = anyio.Event()
         self._handles_signals = handle_signals
@@ -228,6 +228,8 @@ class Runtime:
     # --- opening ---------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        if self._body is None:
+            self._body = anyio.CancelScope()
         await self._open()
         self._has_block = True
         self._body.__enter__()
@@ -389,7 +391,8 @@ class Runtime:
 
     def _leave(self) -> None:
         """End the block; without one, close at once."""
-        self._body.cancel()
+        if self._body is not None:
+            self._body.cancel()
         if self._is_open and not self._has_block:
             self._leaving.set(None)
 
@@ -405,6 +408,7 @@ class Runtime:
         with anyio.CancelScope(shield=True):
             cancelled = await self._wait_for_host()
         self._is_open = False
+        assert self._body is not None  # `__aenter__` made it
         is_swallowed = bool(self._body.__exit__(kind, error, trace))
         failure = self._failure
         if cancelled is None and isinstance(error, anyio.get_cancelled_exc_class()):

@@ -251,8 +251,10 @@ def said_by(event: Event, *, is_whole: bool = False) -> tuple[str, str, str]:
         case ObservationEvent():
             kind = "error" if event.is_error else "result"
             return "cyan", kind, _cut(event.content, result_length_max)
-        case AgentErrorEvent() | UserRejectEvent():
+        case AgentErrorEvent():
             return "yellow", "error", event.content
+        case UserRejectEvent():
+            return "yellow", "rejected", event.content
         case CondensationEvent():
             forgotten = f"{len(event.forgotten_event_ids)} events leave the view"
             summary = f": {event.summary}" if event.summary else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 
@@ -27,6 +29,22 @@ async def test_it_serves_between_start_and_aclose_whichever_tasks_call_them() ->
         group.start_soon(opened.aclose)
     await opened.aclose()  # again: nothing
     assert ref.has_ended
+
+
+@pytest.mark.parametrize("options", [{}, {"freeze_objects": True}, {"report_blocked_s": 60.0}])
+def test_it_is_made_where_no_loop_runs_and_entered_once_in_one(options: dict[str, Any]) -> None:
+    """A program may make it beside its imports, as it may make `Conversations`."""
+    made = Runtime(**options)
+
+    async def enter() -> object:
+        async with made:
+            with pytest.raises(RuntimeError):
+                await made.__aenter__()  # refused, and the block goes on
+            return await made.spawn(Counter, name="counter").ask(Get())
+
+    for backend in ("asyncio", "trio"):
+        assert anyio.run(enter, backend=backend) == 0
+        made = Runtime(**options)
 
 
 async def test_a_failure_closes_it_and_aclose_raises_it() -> None:
