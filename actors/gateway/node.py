@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self, TypeVar, cast
@@ -53,7 +54,7 @@ from ..events import TextDelta
 from ..owner.nodes import NotReached, Passed, ThisNode
 from .access import ACTIONS, Action, Authorize, Principal, Share, allows, find_place
 from .node_client import Broken, NodeClient, Unreachable
-from .node_keys import BadSignature, NodeKeys, Seen, Signed, digest_of
+from .node_keys import BadSignature, NodeKeys, PerhapsSeen, Seen, Signed, digest_of
 from .node_wire import (
     decode_ask,
     decode_line,
@@ -95,6 +96,8 @@ class NodeLimits:
     """After how many seconds without a word a stream is given up."""
     retry_s: float = 1.0
     """How long to wait before pieces are asked for again."""
+    idle_look_s: float = 60.0
+    """How often at least to look who owns a conversation that is read here and runs no turn."""
 
 
 def node_address(url: str, *, ports: Ports | None = None) -> str:
@@ -272,7 +275,10 @@ class Node:
         known = self._relays.get(conversation_id)
         if known is not None:
             known.set()
-        elif self._group is not None and len(self._relays) < self._limits.streams_max:
+        elif self._group is not None and self._here is not None:
+            if len(self._relays) >= self._limits.streams_max:
+                self._here.note_heard(conversation_id, is_heard=False)
+                return
             self._relays[conversation_id] = anyio.Event()
             self._group.start_soon(self._relay, conversation_id)
 
@@ -280,13 +286,14 @@ class Node:
         """Show readers here the pieces that another node writes, for as long as there are any."""
         here = self._here
         assert here is not None, "a relay of a node that was not entered"
+        pause_s = self._limits.heartbeat_s
         try:
             while here.wants_pieces(conversation_id):
-                self._relays[conversation_id] = anyio.Event()
+                called = self._relays[conversation_id] = anyio.Event()
                 try:
-                    address = await here.owner_of(conversation_id)
-                    if address is not None and _split(address):
-                        await self._relay_from(address, conversation_id, here)
+                    place = await here.place_of(conversation_id)
+                    if place.owner is not None and _split(place.owner):
+                        await self._relay_from(place.owner, conversation_id, here)
                 except Exception as error:  # noqa: BLE001 - it must not end the other relays
                     if not isinstance(error, Unreachable | Broken | TurnkeeperError):
                         _logger.error(  # noqa: TRY400 - what is said must not be in it
@@ -297,13 +304,23 @@ class Node:
                     await anyio.sleep(self._limits.retry_s * self._ports.random.uniform(0.5, 1))
                 else:
                     # No owner, one here, or one that has ended: the next event tells of another.
+                    # One that goes on with a turn may write pieces first.
                     here.note_heard(conversation_id, is_heard=True)
-                    with anyio.move_on_after(self._limits.heartbeat_s):
-                        await self._relays[conversation_id].wait()
+                    await self._wait_for_call(called, pause_s)
+                    is_idle = place.is_idle and not called.is_set()
+                    pause_s = (
+                        min(2 * pause_s, self._limits.idle_look_s)
+                        if is_idle
+                        else self._limits.heartbeat_s
+                    )
         finally:
             del self._relays[conversation_id]
             here.drop_pieces(conversation_id)
             here.note_heard(conversation_id, is_heard=True)
+
+    async def _wait_for_call(self, called: anyio.Event, pause_s: float) -> None:
+        with anyio.move_on_after(pause_s):
+            await called.wait()
 
     async def _relay_from(self, address: str, conversation_id: str, here: ThisNode) -> None:
         target = f"{_split(address)}/pieces"
@@ -362,6 +379,9 @@ class Node:
         except BadSignature:
             _logger.warning("request to a node refused: bad signature; check keys and clocks")
             return _refused(401)
+        except PerhapsSeen:
+            _logger.warning("request to a node refused: it may have been here before")
+            return _refused(409)
         return await route(here, body)
 
     async def _read_body(self, receive: Receive) -> bytes | None:
@@ -395,8 +415,11 @@ class Node:
             return _told(encode_reply(await here.ask(conversation_id, command)))
         except TurnkeeperError as error:
             return _told(encode_error(error))
-        except RuntimeError:
-            return _refused(503)  # its conversations were left
+        except Exception as error:  # noqa: BLE001 - a bug, after which it may have happened
+            _logger.error(  # noqa: TRY400 - what is said must not be in it
+                "command of another node failed", error=type(error).__name__
+            )
+            return _refused(500)
         finally:
             self._asked_count -= 1
 
@@ -456,14 +479,19 @@ class Node:
         return EventStream(feed, media_type="application/x-ndjson")
 
     async def _write_pieces(self, here: ThisNode, conversation_id: str, write: Write) -> None:
-        pieces = await here.pieces(conversation_id)
-        while True:
+        """Write what is said here, and end when no owner is active here: there may be another."""
+        pieces: AsyncIterator[Passed | TextDelta] | None = None
+        is_owned = True
+        while is_owned:
             item: Passed | TextDelta | None = None
             try:
+                if pieces is None:
+                    pieces = await here.pieces(conversation_id)
                 with anyio.move_on_after(self._limits.heartbeat_s):
                     item = await anext(pieces)
             except (StopAsyncIteration, TurnkeeperError):
                 return
+            is_owned = here.is_owner(conversation_id)
             with anyio.move_on_after(self._limits.silence_s) as scope:
                 await write(encode_line(item))
             if scope.cancelled_caught:

@@ -7,7 +7,7 @@ sent once. Redirects are not followed, and answers are bounded.
 
 from __future__ import annotations
 
-import select
+import selectors
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -27,6 +27,11 @@ ADDRESSES_MAX = 256
 ANSWER_BYTES_MAX = 64 << 20
 LINE_BYTES_MAX = 64 << 20
 _RECEIVED_AT_ONCE = 65_536
+
+# poll() has no limit on the number of a file, as select() has: each stream of a client is a file.
+_Selector: type[selectors.BaseSelector] = getattr(
+    selectors, "PollSelector", selectors.DefaultSelector
+)
 
 
 class Unreachable(Exception):
@@ -146,7 +151,9 @@ class _Connection:
         raw = self._stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 - no query
         if raw is None or raw.fileno() < 0:
             return True
-        return bool(select.select([raw.fileno()], [], [], 0)[0])
+        with _Selector() as selector:
+            selector.register(raw.fileno(), selectors.EVENT_READ)
+            return bool(selector.select(0))
 
     async def send(self, target: str, headers: list[tuple[str, str]], body: bytes) -> None:
         sent = [("Host", self._host), ("Content-Length", str(len(body))), *headers]

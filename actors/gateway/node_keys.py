@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..errors import InvalidInput
 
-__all__ = ["BadSignature", "NodeKeys", "Seen", "Signed"]
+__all__ = ["BadSignature", "NodeKeys", "PerhapsSeen", "Seen", "Signed"]
 
 KEY_LENGTH_MIN = 32
 SKEW_S = 30.0
@@ -34,7 +34,11 @@ _SAID = re.compile(
 
 
 class BadSignature(Exception):
-    """The request is not from a node, or not of now, or was here before."""
+    """The request is not from a node, or not of now: nothing of it is carried out."""
+
+
+class PerhapsSeen(Exception):
+    """The request is from a node, and may have been here before: it may be carried out."""
 
 
 class NodeKeys:
@@ -123,7 +127,11 @@ class Seen:
         """Until when each is remembered; the first to be forgotten first."""
 
     def check(self, target: str, header: str) -> Signed:
-        """Return what was signed for this target. Raises `BadSignature`, and says not why."""
+        """Return what was signed for this target.
+
+        Raises `BadSignature`, and says not why; and `PerhapsSeen`, of which the sender must not be
+        told that nothing happened: a proxy between two nodes may send a request again by itself.
+        """
         found = _SAID.fullmatch(header)
         if found is None:
             raise BadSignature
@@ -133,7 +141,7 @@ class Seen:
         now = self._monotonic()
         self._forget(now)
         if signed.nonce in self._nonces or len(self._nonces) >= NONCES_MAX:
-            raise BadSignature
+            raise PerhapsSeen
         # Also of one that is refused: its sender is told that nothing happened, and a wall clock
         # may be set to where it would be good.
         self._nonces[signed.nonce] = now + _REMEMBERED_S

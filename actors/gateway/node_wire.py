@@ -225,29 +225,35 @@ def decode_reply(data: bytes) -> object:
     Raises `ValueError` if it cannot be read.
     """
     said = _from_bytes(data)
-    value = said.get("value")
-    if "error" in said:
-        raise _error(said)
     try:
-        match said.get("reply"):
-            case "Sent":
-                return Sent(**cast("Json", value))  # type: ignore[arg-type]  # of our own key
-            case "Appended":
-                return Appended(**cast("dict[str, int]", value))
-            case "Duplicate":
-                return Duplicate(**cast("dict[str, int]", value))
-            case "Deletion":
-                return Deletion(**cast("Json", value))  # type: ignore[arg-type]  # of our own key
-            case "tuple":
-                found = tuple(map(_event, cast("Sequence[object]", value)))
-                assert all(isinstance(event, UserMessageEvent) for event in found), found
-                return found
-            case "bool" | "NoneType":
-                return value
-            case _:
-                raise ValueError("another reply than is known here")
-    except TypeError as error:
-        raise ValueError("a part of the reply is of another type") from error
+        if "error" not in said:
+            return _reply(said)
+        error = _error(said)
+    except (TypeError, AttributeError, KeyError, RecursionError) as unread:
+        raise ValueError("a part of the answer is of another type") from unread
+    raise error
+
+
+def _reply(said: Json) -> object:
+    value = said.get("value")
+    match said.get("reply"):
+        case "Sent":
+            return Sent(**cast("Json", value))  # type: ignore[arg-type]  # of our own key
+        case "Appended":
+            return Appended(**cast("dict[str, int]", value))
+        case "Duplicate":
+            return Duplicate(**cast("dict[str, int]", value))
+        case "Deletion":
+            return Deletion(**cast("Json", value))  # type: ignore[arg-type]  # of our own key
+        case "tuple":
+            found = tuple(map(_event, cast("Sequence[object]", value)))
+            if not all(isinstance(event, UserMessageEvent) for event in found):
+                raise ValueError("other events than chat messages")
+            return found
+        case "bool" | "NoneType":
+            return value
+        case _:
+            raise ValueError("another reply than is known here")
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from turnkeeper.runtime import OwnershipLost, Ref, Region, TurnkeeperError
 
 from ..core.commands import Command, FromOutside, Query
+from ..core.status import AgentExecutionStatus
 from ..errors import ConversationNotFound, ConversationsClosed, Draining, OwnedElsewhere
 from ..events import TextDelta
 from ..journal import Journal, ListQuery, ListRow
@@ -28,8 +29,17 @@ __all__ = ["Hopping", "NotReached", "OtherNodes", "Passed", "ThisNode", "ask_own
 
 R = TypeVar("R")
 
+_WITHOUT_A_STEP = frozenset(
+    status.lower()
+    for status in (
+        AgentExecutionStatus.IDLE,
+        AgentExecutionStatus.FINISHED,
+        AgentExecutionStatus.ERROR,
+        AgentExecutionStatus.WAITING_FOR_CONFIRMATION,
+    )
+)
 FORWARDED_MAX = 2
-"""How often one call forwards its command: again only if the first owner said it is none."""
+"""How often one call asks an owner: again only if the first one said it is none."""
 
 
 class NotReached(Exception):
@@ -95,8 +105,19 @@ async def _ask_any(
                 raise elsewhere from error
             except (OwnershipLost, Draining, ConversationsClosed) as error:
                 lost = error  # it gave the conversation up; nothing was written
+        except OwnershipLost as error:
+            lost = error  # so did the owner here, which has only now found out
     assert lost is not None, "a round that neither returned nor lost the owner"
     raise lost
+
+
+class Whereabouts(NamedTuple):
+    """The owner of a conversation, as another process reads it in the journal."""
+
+    owner: str | None
+    """The address of the living process that owns it; None if it is this one, or none."""
+    is_idle: bool
+    """No step of a turn runs: what is said next begins with an event."""
 
 
 class Passed(NamedTuple):
@@ -175,8 +196,15 @@ class ThisNode:
 
         It reads one row.
         """
+        return (await self.place_of(conversation_id)).owner
+
+    async def place_of(self, conversation_id: str) -> Whereabouts:
+        """Return who owns it, and whether it runs a turn. It reads one row."""
         row = await self._row_of(conversation_id)
-        return row.address if row is not None and row.owned == "elsewhere" else None
+        if row is None:
+            return Whereabouts(None, is_idle=True)
+        is_idle = not row.is_stale and row.listing.status in _WITHOUT_A_STEP
+        return Whereabouts(row.address if row.owned == "elsewhere" else None, is_idle)
 
     async def has_moved(self, conversation_id: str, address: str) -> bool:
         """Return True if it is there, and the living process at this address does not own it."""
@@ -186,6 +214,10 @@ class ThisNode:
     async def _row_of(self, conversation_id: str) -> ListRow | None:
         page = await self._journal.page(ListQuery(1, prefix=conversation_id))
         return next((row for row in page.rows if row.conversation_id == conversation_id), None)
+
+    def is_owner(self, conversation_id: str) -> bool:
+        """Return True if an owner is active here."""
+        return self._subscriptions.is_owned(conversation_id)
 
     def wants_pieces(self, conversation_id: str) -> bool:
         """Return True if readers here wait for pieces that are not written here."""

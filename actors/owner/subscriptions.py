@@ -307,6 +307,7 @@ class Subscriptions:
             del readers[key]
             if not readers:
                 del self._readers[conversation_id]
+                self._unheard.discard(conversation_id)
 
     def _live(self, conversation_id: str) -> list[EventReader]:
         if self._dropped:

@@ -316,7 +316,7 @@ class Client:
         except NodeCrashed:
             return
         simulation.mark("replayed")
-        if status not in (401, 404):
+        if status not in (401, 404, 409):
             simulation.broken("N2", f"a request that was delivered again had status {status}")
 
     async def _answered(self, peer: str, said: Said) -> tuple[int, bytes]:

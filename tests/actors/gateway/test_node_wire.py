@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -50,7 +52,14 @@ from turnkeeper.actors.events import (
     TextDelta,
     UserMessageEvent,
 )
-from turnkeeper.actors.gateway.node_keys import NONCES_MAX, BadSignature, NodeKeys, Seen, Signed
+from turnkeeper.actors.gateway.node_keys import (
+    NONCES_MAX,
+    BadSignature,
+    NodeKeys,
+    PerhapsSeen,
+    Seen,
+    Signed,
+)
 from turnkeeper.actors.gateway.node_wire import (
     decode_ask,
     decode_line,
@@ -173,6 +182,40 @@ def test_an_error_is_raised_as_it_was_with_its_facts_and_its_problem(
     assert problem_of(raised.value) == problem_of(error)
 
 
+WRONG: tuple[object, ...] = (None, True, 5, -1.5, "x", [], [5], {}, {"x": 5}, ["x"], [{}])
+
+
+def _bent(value: object) -> Iterator[object]:
+    """Yield the value with one part of it replaced, and with one key left out or added."""
+    yield from WRONG
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield {one: each for one, each in value.items() if one != key}
+            yield from ({**value, key: bent} for bent in _bent(part))
+        for name in ("__class__", "__dict__", "args", "__cause__"):
+            yield {**value, name: 5}
+    elif isinstance(value, list):
+        for at, part in enumerate(value):
+            yield from ([*value[:at], bent, *value[at + 1 :]] for bent in _bent(part))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        encode_reply(Sent("m1", 1, "t1", is_duplicate=False)),
+        encode_reply((USER,)),
+        encode_reply(True),
+        encode_error(CorruptLog("alice", 3, "torn")),
+        encode_error(AdmissionRefused("alice", Violation("interleaved_message", USER, "open"))),
+    ],
+)
+def test_an_answer_that_is_none_of_ours_is_no_answer_and_no_fault_here(said: bytes) -> None:
+    """Answers are not signed: whatever comes, it is a reply, an error of ours, or unreadable."""
+    for bent in _bent(json.loads(said)):
+        with contextlib.suppress(ValueError, TurnkeeperError):
+            decode_reply(json.dumps(bent).encode())
+
+
 def test_an_error_that_is_not_known_here_is_one_of_its_kind() -> None:
     class Newer(Refused):
         pass
@@ -224,14 +267,14 @@ def test_a_nonce_is_remembered_for_as_long_as_it_would_be_good(
     seen.check("/x", early)
     for later in (1_000.0, 1_029.0, 1_058.0):
         now = later
-        with pytest.raises(BadSignature):
+        with pytest.raises(PerhapsSeen):
             seen.check("/x", early)
     now = 1_076.0
     seen.check("/x", signed(2, now))
     assert len(seen._nonces) == 1, "the first one is forgotten"
 
     monkeypatch.setattr("turnkeeper.actors.gateway.node_keys.NONCES_MAX", 1)
-    with pytest.raises(BadSignature):  # rather than forget one that is still good
+    with pytest.raises(PerhapsSeen):  # rather than forget one that is still good
         seen.check("/x", signed(3, now))
     assert NONCES_MAX > 100_000
 
@@ -250,7 +293,7 @@ def test_a_wall_clock_that_is_set_forward_and_back_makes_no_nonce_good_again() -
     wall += 3_600.0
     seen.check("/x", signed(2))
     wall -= 3_600.0
-    with pytest.raises(BadSignature):
+    with pytest.raises(PerhapsSeen):
         seen.check("/x", first)
 
     refused = signed(3)
@@ -258,5 +301,5 @@ def test_a_wall_clock_that_is_set_forward_and_back_makes_no_nonce_good_again() -
     with pytest.raises(BadSignature):  # its sender is told that nothing happened
         seen.check("/x", refused)
     wall -= 3_600.0
-    with pytest.raises(BadSignature):
+    with pytest.raises(PerhapsSeen):
         seen.check("/x", refused)

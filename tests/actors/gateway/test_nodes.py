@@ -6,9 +6,11 @@ Each node is a gateway with real listeners and a journal of its own over a share
 from __future__ import annotations
 
 import json
+import os
+import resource
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -17,7 +19,7 @@ import anyio
 import httpx
 import pytest
 from starlette.requests import HTTPConnection
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tests import postgres
 from tests.actors.conversations.worlds import HeldAgent, log_of
@@ -48,6 +50,7 @@ pytestmark = [pytest.mark.costly, pytest.mark.in_parts(3)]
 
 KEYS = gateway.NodeKeys(["k" * 32])
 QUICK = gateway.NodeLimits(answer_s=BOUND_S, heartbeat_s=0.1, silence_s=BOUND_S, retry_s=0.05)
+FILES = 1_100
 R = TypeVar("R")
 Store = Literal["memory", "postgres"]
 
@@ -361,6 +364,72 @@ async def test_a_client_is_told_while_the_pieces_cannot_be_had() -> None:
                 assert (await until(reader, "note")).json == {"pieces": is_heard}
 
 
+async def test_pieces_are_asked_for_at_the_next_owner_though_the_last_one_lives() -> None:
+    """Its process lost the conversation, as one does that the database did not hear for a while."""
+    async with cluster() as made:
+        owner, other, third = [await made.machine() for _ in range(3)]
+        await owner.answered("one")
+        path = "/v1/conversations/alice/events?pieces=true"
+        async with reading(other.public, path) as reader:
+            while owner.behind.asked != ["pieces"]:  # noqa: ASYNC110 - of a listener
+                await anyio.sleep(0.01)
+            third.agent.hold("stream")
+            await third.conversations.journal.claim("alice", takeover=True)
+            await owner.answered("two")  # finds out, and forwards it
+
+            await third.send("stream")
+
+            assert (await until(reader, "piece")).json["text"] == "a("
+        assert third.agent.turns == ["two", "stream"]
+
+
+async def test_a_client_is_told_if_there_are_too_many_streams_for_its_pieces() -> None:
+    async with cluster() as made:
+        owner = await made.machine()
+        other = await made.machine(limits=replace(QUICK, streams_max=1))
+        for name in ("alice", "bob"):
+            await owner.answered("one", name)
+        path = "/v1/conversations/{}/events?pieces=true"
+        async with reading(other.public, path.format("alice")) as first:
+            await until(first, "message")
+            async with reading(other.public, path.format("bob")) as second:
+                await until(second, "message")
+                while other.conversations["bob"].hears_pieces:  # noqa: ASYNC110 - none has an event
+                    await anyio.sleep(0.01)
+                await owner.answered("two", "bob")
+                assert (await until(second, "note")).json == {"pieces": False}
+            assert other.conversations["alice"].hears_pieces
+        # The set of those that are not heard is no larger than that of the readers.
+        while other.conversations._setup.subscriptions._unheard:
+            other.conversations["carol"].follow()
+            await anyio.sleep(0.01)
+
+
+async def test_a_conversation_at_rest_is_looked_for_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    wait_for_call = gateway.Node._wait_for_call
+
+    async def counted(node: gateway.Node, called: anyio.Event, pause_s: float) -> None:
+        pauses.append(pause_s)
+        await wait_for_call(node, called, pause_s)
+
+    monkeypatch.setattr(gateway.Node, "_wait_for_call", counted)
+    async with cluster() as made:
+        owner = await made.machine()
+        resting = replace(QUICK, heartbeat_s=0.001, idle_look_s=0.004)
+        other = await made.machine(limits=resting)
+        await owner.answered("one")
+        await owner.conversations.drain(0)
+        async with reading(other.public, "/v1/conversations/alice/events?pieces=true"):
+            while len(pauses) < 6:  # noqa: ASYNC110 - of another task
+                await anyio.sleep(0.001)
+            # A reader that comes may look once more.
+            assert pauses[-3:] == [0.004] * 3
+            assert set(pauses) == {0.001, 0.002, 0.004}
+
+
 async def _to_turn_end(follower: AsyncIterator[object]) -> AsyncIterator[object]:
     async for item in follower:
         yield item
@@ -574,6 +643,32 @@ async def test_commands_one_after_the_other_go_over_one_connection() -> None:
         assert len(owner.behind.clients) == 1
 
 
+async def test_a_connection_is_used_again_however_many_files_are_open() -> None:
+    """select() knows no file above 1,023, and each stream of a client is a file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2 * FILES:
+        pytest.skip(f"a process may have {hard} files")
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        with many_files():
+            for text in ("two", "three"):
+                await other.answered(text)
+
+        assert len(owner.behind.clients) == 1
+
+
+@contextmanager
+def many_files() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * FILES, limits[1]))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(FILES):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        yield
+
+
 async def test_a_process_without_a_node_is_told_as_before() -> None:
     async with cluster() as made:
         owner, other = await made.machine(), await made.machine(has_node=False)
@@ -671,7 +766,7 @@ async def test_a_request_that_no_node_signed_now_for_this_one_does_nothing() -> 
         # The digest of the body was refused after the nonce was taken; another one is good, once.
         good = forger.signed(body, target)
         assert await forger.ask(body, good) == 200
-        assert await forger.ask(body, good) == 401
+        assert await forger.ask(body, good) == 409
         assert machine.agent.turns.count("two") <= 1
 
 
@@ -780,6 +875,25 @@ async def test_an_address_that_is_none_of_a_node_is_not_called() -> None:
                 gateway.node_address(url)
 
 
+async def test_a_fault_of_the_owners_node_does_not_say_that_nothing_happened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    carry_out = ThisNode.ask
+
+    async def fails(node: ThisNode, conversation_id: str, command: FromOutside[R]) -> R:
+        await carry_out(node, conversation_id, command)
+        raise RuntimeError("a fault of the library")
+
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        with monkeypatch.context() as patched:
+            patched.setattr(ThisNode, "ask", fails)
+            assert (await other.send("two", idempotency_key="m2")).status_code == 504
+
+        assert (await other.send("two", idempotency_key="m2")).status_code == 200  # it had happened
+
+
 async def test_redirects_are_not_followed() -> None:
     async with cluster() as made:
         machine = await made.machine()
@@ -822,6 +936,38 @@ async def test_a_503_of_a_proxy_between_two_nodes_says_nothing_of_the_command() 
 
         owner.conversations.journal._address = owner.address  # type: ignore[attr-defined]
         assert (await other.send("two", idempotency_key="m2")).status_code == 200  # it had happened
+
+
+async def test_a_proxy_that_sends_a_request_again_does_not_say_that_nothing_happened() -> None:
+    """As meshes do when an answer was lost: the second one is refused, after the first was not."""
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+
+        async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
+            body, has_more = b"", True
+            while has_more:
+                part = await receive()
+                body, has_more = body + part["body"], part["more_body"]
+
+            async def lost(_: object) -> None: ...
+
+            async def again() -> Message:
+                return {"type": "http.request", "body": body, "more_body": False}
+
+            assert owner.behind.node is not None
+            await owner.behind.node(scope, again, lost)
+            await owner.behind.node(scope, again, send)
+
+        run = owner.address.rpartition("/")[2]
+        async with served(proxy) as url:
+            owner.conversations.journal._address = f"{url}/{run}"  # type: ignore[attr-defined]
+            unknown = await other.send("two", idempotency_key="m2")
+        assert unknown.status_code == 504
+
+        owner.conversations.journal._address = owner.address  # type: ignore[attr-defined]
+        assert (await other.send("two", idempotency_key="m2")).status_code == 200  # it had happened
+        assert owner.agent.turns == ["one", "two"]
 
 
 # --- the owner authorizes again -------------------------------------------------------------------
