@@ -187,7 +187,7 @@ def test_a_machine_that_is_told_to_stop_hands_over_while_its_clients_go_on(tmp_p
         (["--node-address", "http://10.0.0.3:1"], "go together"),
         (["--node-key-file", "node.keys"], "go together"),
         (["--node-address", "http://10.0.0.3:1", "--node-key-file", "node.keys"], "--postgres"),
-        (["--node-listen", "0.0.0.0:1"], "goes with"),
+        (["--node-listen", "0.0.0.0:1"], "needs --node-address"),
     ],
 )
 def test_options_of_a_machine_that_do_not_fit_are_refused(
