@@ -46,8 +46,9 @@ def go_on_inside(
         result: T = stop.value
         return result
     finally:
-        # On trio a cancellation is sent; its traceback holds this frame: no circle of both.
-        sent = None
+        # The traceback of an error holds this frame, and so do these on trio: a cancellation that
+        # was sent, and what was yielded for an answer. Without this they would be circles.
+        sent = yielded = None
 
 
 async def run_inside(context: Context, coroutine: Coroutine[Any, Any, T]) -> T:

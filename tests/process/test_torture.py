@@ -99,7 +99,7 @@ def test_each_of_several_servers_has_a_command_or_none_has() -> None:
     urls = ("http://127.0.0.1:1", "http://127.0.0.1:2")
     refused = run(*urls, "--server", "x")
     assert refused.exit_code == 2
-    assert "a --server for each URL" in refused.stderr
+    assert "one --server for each URL" in refused.stderr
     refused = run("http://127.0.0.1:1/a", "http://127.0.0.1:2/b")
     assert refused.exit_code == 2
     assert "the same path" in refused.stderr
