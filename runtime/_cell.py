@@ -383,7 +383,8 @@ class Cell(Mailbox):
             spare.append(mail)
         self.mail = self.control = NO_MAIL
         self.at_rest = self.is_parked = True
-        if self.directory is not None and self.is_quiet:
+        life = self.life
+        if self.directory is not None and (life is None or life.is_quiet):
             self.directory.note_resting(self)
         if self.system.is_closing:
             self.note_quiet_intake()

@@ -36,6 +36,7 @@ from ..events import (
     LLMConvertibleEvent,
     RetractionEvent,
 )
+from ..values.tables import NO_TABLE
 from .view import SHORTENED_MARKER, ViewFold
 from .view_index import find_torn
 
@@ -129,8 +130,9 @@ class Admission:
         """Guard this view; remember `finished_max` calls and responses that have left it."""
         self._view = view
         self._finished_max = finished_max
-        self._calls_left = dict.fromkeys(calls_left)
-        self._responses_left = dict.fromkeys(responses_left)
+        # Made at the first call that leaves: from many views none ever does.
+        self._calls_left: dict[str, None] = dict.fromkeys(calls_left) or NO_TABLE
+        self._responses_left: dict[str, None] = dict.fromkeys(responses_left) or NO_TABLE
 
     @property
     def calls_left(self) -> tuple[str, ...]:
@@ -151,15 +153,18 @@ class Admission:
         """Advance by the events that one event of the log has taken out of the view."""
         for event in left:
             if isinstance(event, ActionEvent):
-                self._remember(self._calls_left, event.tool_call_id)
-                self._remember(self._responses_left, event.llm_response_id)
+                self._calls_left = self._remember(self._calls_left, event.tool_call_id)
+                self._responses_left = self._remember(self._responses_left, event.llm_response_id)
 
-    def _remember(self, newest: dict[str, None], left: str) -> None:
-        """Put an id behind the others; the oldest goes if there are too many."""
+    def _remember(self, newest: dict[str, None], left: str) -> dict[str, None]:
+        """Return the ids with this one behind the others; the oldest goes if there are too many."""
+        if newest is NO_TABLE:
+            newest = {}
         newest.pop(left, None)
         newest[left] = None
         if len(newest) > self._finished_max:
             del newest[next(iter(newest))]
+        return newest
 
     def check(self, events: Sequence[Event]) -> Violation | None:
         """Return the violation if these events may not follow, in this order and as one command."""

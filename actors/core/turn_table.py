@@ -26,6 +26,7 @@ from ..events import (
     ResumedEvent,
     UserMessageEvent,
 )
+from ..values.tables import NO_TABLE
 
 __all__ = ["TURN_KINDS", "KnownMessage", "RunningTurn", "Told", "TurnTable", "message_digest"]
 
@@ -140,10 +141,10 @@ class TurnTable:
     """The calls of the running turn that wait for a confirmation; none of them has started."""
     confirmed: tuple[str, ...] = ()
     """The calls that were confirmed during a pause; none of them has started."""
-    answers: dict[str, AnsweredCall] = field(default_factory=dict)
+    answers: dict[str, AnsweredCall] = field(default_factory=lambda: NO_TABLE)
     """The newest calls that waited for a confirmation and got it, or were rejected."""
-    _queued: dict[str, MessageQueuedEvent] = field(default_factory=dict)
-    _known: dict[str, KnownMessage] = field(default_factory=dict)
+    _queued: dict[str, MessageQueuedEvent] = field(default_factory=lambda: NO_TABLE)
+    _known: dict[str, KnownMessage] = field(default_factory=lambda: NO_TABLE)
     _forgotten_max: str = ""
 
     @property
@@ -208,6 +209,8 @@ class TurnTable:
                 self.is_paused, self.awaiting, self.confirmed = False, (), ()
             case "message_queued":
                 assert isinstance(event, MessageQueuedEvent), event.kind
+                if self._queued is NO_TABLE:
+                    self._queued = {}
                 self._queued[event.message_id] = event
                 self._know(event.message_id, event, seq, known_max)
                 if event.queued_again or event.place is not None:
@@ -228,6 +231,8 @@ class TurnTable:
             case ConfirmationRequestedEvent(tool_call_ids=calls):
                 self.awaiting = calls
             case ConfirmationGivenEvent(rejected=rejected):
+                if self.answers is NO_TABLE:
+                    self.answers = {}
                 for call in self.awaiting:
                     is_confirmed = event.confirmed and call not in rejected
                     self.answers[call] = AnsweredCall(seq, is_confirmed)
@@ -253,6 +258,8 @@ class TurnTable:
         known = KnownMessage.of(message_id, seq, event)
         if (first := self._known.get(message_id)) is not None:
             known = replace(known, seq=first.seq, place=first.place)
+        if self._known is NO_TABLE:
+            self._known = {}
         self._known[message_id] = known
         if len(self._known) > known_max:
             # A message that waits, or may wait again, keeps its entry: its later events must find

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Final, Protocol, TypeVar, overload
 
 from ..events import (
     RESULT_CLASSES,
@@ -73,23 +74,42 @@ class _SharedEvents:
     snapshot covers as many events as there were when it was taken, so it never sees later ones.
     """
 
-    __slots__ = ("derived", "events", "lock")
+    __slots__ = ("_derived", "_lock", "events")
 
     def __init__(self, events: list[LLMConvertibleEvent]) -> None:
         self.events = events
-        self.derived: dict[Hashable, Derivation[Any]] = {}
-        """The derivations that readers have asked for, by key. Any: each key has its own type."""
-        self.lock = threading.Lock()
-        """Held while `derived` is extended; any thread may be the first to ask."""
+        self._derived: dict[Hashable, Derivation[Any]] | None = None
+        self._lock: threading.Lock | None = None
+
+    @contextmanager
+    def deriving(self) -> Iterator[dict[Hashable, Derivation[Any]]]:
+        """Yield the derivations that readers have asked for, by key, for this thread alone.
+
+        Any thread may be the first to ask. Both are made then: most views are of conversations that
+        rest, and are asked for none. (Any: each key has its own type.)
+        """
+        if self._lock is None:
+            with _first_lock:
+                self._lock = self._lock or threading.Lock()
+        with self._lock:
+            if self._derived is None:
+                self._derived = {}
+            yield self._derived
+
+
+_first_lock: Final = threading.Lock()
+"""Held while the lock of a view's derivations is made."""
 
 
 class View(Sequence[LLMConvertibleEvent]):
     """The events that the model sees, at one moment; immutable."""
 
     __slots__ = (
-        "_cuts",
+        "_end",
         "_length",
         "_protected",
+        "_settled",
+        "_settled_count",
         "_shared",
         "_turn_id",
         "seq",
@@ -99,7 +119,7 @@ class View(Sequence[LLMConvertibleEvent]):
     def __init__(
         self,
         shared: _SharedEvents,
-        cuts: tuple[list[int], int, int | None],
+        index: ViewIndex,
         *,
         request: bool,
         turn_id: str | None,
@@ -111,7 +131,10 @@ class View(Sequence[LLMConvertibleEvent]):
         self._protected: frozenset[str] | None = None
         self._shared = shared
         self._length = len(shared.events)
-        self._cuts = cuts
+        # The arguments of its `ManipulationIndices`.
+        self._settled = settled = index.settled
+        self._settled_count = len(settled)
+        self._end = index.end
         self.unhandled_condensation_request = request
         """True while a requested condensation has not come yet."""
 
@@ -124,7 +147,7 @@ class View(Sequence[LLMConvertibleEvent]):
     @property
     def manipulation_indices(self) -> ManipulationIndices:
         """The positions where history may be cut, or a summary inserted, and no property breaks."""
-        return ManipulationIndices(*self._cuts)
+        return ManipulationIndices(self._settled, self._settled_count, self._end)
 
     @property
     def has_open_calls(self) -> bool:
@@ -154,10 +177,10 @@ class View(Sequence[LLMConvertibleEvent]):
         older than the newest that asked, it is made afresh.
         """
         shared = self._shared
-        with shared.lock:
-            kept: Derivation[T_co] | None = shared.derived.get(key)
+        with shared.deriving() as derived:
+            kept: Derivation[T_co] | None = derived.get(key)
             if kept is None:
-                kept = shared.derived[key] = make()
+                kept = derived[key] = make()
             if kept.length <= self._length:
                 for event in shared.events[kept.length : self._length]:
                     kept.fold(event)
@@ -283,8 +306,9 @@ class ViewFold:
 
     def snapshot(self, running_turn_id: str | None = None, *, seq: int = 0) -> View:
         """Return the view as it stands, while this turn runs, at this seq of the log."""
-        cuts = self.index.cuts()
-        return View(self._shared, cuts, request=self._request, turn_id=running_turn_id, seq=seq)
+        return View(
+            self._shared, self.index, request=self._request, turn_id=running_turn_id, seq=seq
+        )
 
     @property
     def events(self) -> Sequence[LLMConvertibleEvent]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import overload
 
 from ..events import RESULT_CLASSES, RESULT_KINDS, ActionEvent, LLMConvertibleEvent
+from ..values.tables import NO_TABLE
 
 __all__ = ["ManipulationIndices", "ViewIndex", "find_torn"]
 
@@ -81,7 +82,6 @@ class ViewIndex:
 
     __slots__ = (
         "_running",
-        "_settled",
         "calls",
         "is_loop_open",
         "is_suspect",
@@ -89,17 +89,19 @@ class ViewIndex:
         "open_calls",
         "responses",
         "results",
+        "settled",
     )
 
     def __init__(self) -> None:
         self.length = 0
-        self.calls: dict[str, int] = {}
+        # The tables are made at the first call or result: many views have none.
+        self.calls: dict[str, int] = NO_TABLE
         """The position of each call, by its call id."""
-        self.results: dict[str, int] = {}
+        self.results: dict[str, int] = NO_TABLE
         """The position of each call's result, by the call id."""
-        self.open_calls: dict[str, ActionEvent] = {}
+        self.open_calls: dict[str, ActionEvent] = NO_TABLE
         """The calls that have no result yet, in order."""
-        self.responses: dict[str, int] = {}
+        self.responses: dict[str, int] = NO_TABLE
         """The position of the last action of each model response."""
         self.is_loop_open = False
         """True if an action or a result that came next would continue a tool loop."""
@@ -108,11 +110,12 @@ class ViewIndex:
         self._running: str | None = None
         # The manipulation indices below `length`. Invariant: a list that a snapshot has seen only
         # grows; if an index has to go again, the list is replaced.
-        self._settled: list[int] = []
+        self.settled: list[int] = []
 
-    def cuts(self) -> tuple[list[int], int, int | None]:
-        """Return the arguments of the `ManipulationIndices` of the events so far."""
-        return self._settled, len(self._settled), None if self.open_calls else self.length
+    @property
+    def end(self) -> int | None:
+        """The manipulation index behind the events so far; None while a call is open."""
+        return None if self.open_calls else self.length
 
     def fold(self, event: LLMConvertibleEvent) -> None:
         """Advance by the event that comes next in the view."""
@@ -121,10 +124,12 @@ class ViewIndex:
         tied_to = here
         if event.kind in RESULT_KINDS:
             assert isinstance(event, RESULT_CLASSES), event.kind
+            self._make_tables()
             tied_to = self._fold_result(event.tool_call_id, here)
             self._running = None
         elif event.kind == "action":
             assert isinstance(event, ActionEvent), event.kind
+            self._make_tables()
             tied_to = self._fold_action(event, here)
         else:
             if not was_index:
@@ -134,11 +139,15 @@ class ViewIndex:
         # A cut at any index in (tied_to, here] would tear this event from the one at `tied_to`.
         if tied_to == here:
             if was_index:
-                self._settled.append(here)
-        elif self._settled and self._settled[-1] > tied_to:
+                self.settled.append(here)
+        elif self.settled and self.settled[-1] > tied_to:
             # Only in a malformed view: in any other, no index was settled inside a group.
-            self._settled = self._settled[: bisect_right(self._settled, tied_to)]
+            self.settled = self.settled[: bisect_right(self.settled, tied_to)]
         self.length = here + 1
+
+    def _make_tables(self) -> None:
+        if self.calls is NO_TABLE:
+            self.calls, self.results, self.open_calls, self.responses = {}, {}, {}, {}
 
     def _fold_action(self, action: ActionEvent, here: int) -> int:
         call_id, response_id = action.tool_call_id, action.llm_response_id

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Final, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 from turnkeeper.runtime import format_id
 
@@ -60,7 +60,7 @@ class Stamp:
     now: float
     """The wall clock, in seconds since 1970, UTC."""
     next_id: int
-    """The first id of a block that no other command uses."""
+    """The first id of a block that no other command uses; 0 for a command that makes no event."""
     known_message: KnownMessage | None = None
     """The chat message of the command's message id, if the log has it."""
     known_target: KnownMessage | None = None
@@ -75,6 +75,7 @@ class Stamp:
         return datetime.fromtimestamp(self.now, UTC)
 
     def new_id(self) -> str:
+        assert self.next_id, "a command that makes no event draws an id"
         taken, self.next_id = self.next_id, self.next_id + 1
         return format_id(taken)
 
@@ -142,7 +143,7 @@ class Decision:
     """The JSON of those events that came with theirs, by event id."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Written:
     """The running turn's answer as far as its agent has written it; in memory only."""
 
@@ -176,6 +177,10 @@ class Written:
         return self.newest._replace(offset=self.length, text=storable(self.half))
 
 
+_NOTHING_WRITTEN: Final = Written()
+"""Shared by all conversations without a piece of an answer: it is replaced, and never changed."""
+
+
 @dataclass(slots=True)
 class WorkingState:
     """The owner's state while it decides. Only `decide` and the owner's loop see it.
@@ -188,7 +193,7 @@ class WorkingState:
     epoch: int
     settings: ConversationSettings
     state: Folded = field(default_factory=Folded)
-    written: Written = field(default_factory=Written)
+    written: Written = _NOTHING_WRITTEN
     asked: Asked | None = None
     """The request to the running turn's model, until the step ends; in memory only."""
     agent_of: str | None = None
@@ -208,26 +213,24 @@ class WorkingState:
         if decision.asked is not None:
             self.asked = decision.asked
         state = self.state
+        recent = self.recent
         for event in decision.events:
             state.fold(event)
-            self.remember(event, state.seq)
+            recent[event.id] = LoggedEvent(state.seq, event)
+            if len(recent) > state.limits.recent_events_max:
+                del recent[next(iter(recent))]
             if event.kind in _STEP_ENDS:
                 self.asked = None
         if decision.is_answer_over:
-            self.written = Written()
+            self.written = _NOTHING_WRITTEN
         elif decision.piece is not None:
+            if self.written is _NOTHING_WRITTEN:
+                self.written = Written()
             self.written.take(decision.piece, decision.half)
         if decision.is_suspended:
             self.agent_of = None
         for effect in decision.effects:
             self.agent_of = effect.turn_id if isinstance(effect, StartTurn) else None
-
-    def remember(self, event: Event, seq: int) -> None:
-        """Keep an event among the recent ones."""
-        recent = self.recent
-        recent[event.id] = LoggedEvent(seq, event)
-        if len(recent) > self.state.limits.recent_events_max:
-            del recent[next(iter(recent))]
 
 
 class Draft:

@@ -221,7 +221,7 @@ class ConversationActor(Actor[Command | Query]):
         self._agent_effect: Effect | None = None
         self._agent_of = ""
         """The turn that the agent's effect runs for."""
-        self._held: list[_Taken] = []
+        self._held: Sequence[_Taken] = ()
         """Commands of an agent that is not resumable, sent during a pause: decided after it."""
         self._condenser_effect: Effect | None = None
         self._is_condensing_hard = False
@@ -406,7 +406,7 @@ class ConversationActor(Actor[Command | Query]):
             if effect is not None:
                 effect.cancel()
         self._agent_effect = self._condenser_effect = self._snapshot_effect = None
-        self._condenser_rests_with, self._held = None, []
+        self._condenser_rests_with, self._held = None, ()
         await self._open()
 
     # --- 1. take ---------------------------------------------------------------------------------
@@ -414,8 +414,17 @@ class ConversationActor(Actor[Command | Query]):
     def _take(self, deliveries: Sequence[Delivery[Command | Query]]) -> Sequence[_Taken]:
         """Give each command its time and ids."""
         ports = self._setup.ports
-        now, block = ports.now(), ports.ids.block
-        return [_Taken(delivery.message, now, block(), delivery) for delivery in deliveries]
+        now, block, has_begun = ports.now(), ports.ids.block, self._working.state.seq > 0
+        return [
+            # An event that begins no log goes into it as it came.
+            _Taken(
+                each.message,
+                now,
+                0 if has_begun and type(each.message) is Append else block(),
+                each,
+            )
+            for each in deliveries
+        ]
 
     def _may_be_known(self, command: Command | Query) -> bool:
         """True unless the command only appends an event that must be new, as most do."""
@@ -555,7 +564,8 @@ class ConversationActor(Actor[Command | Query]):
         decided: list[_Taken] = []
         for taken in batch:
             self._decide_one(taken, decided)
-        return decided
+        # Nearly always the same, and the other list waits no longer for the commit.
+        return batch if decided == batch else decided
 
     def _decide_one(self, taken: _Taken, decided: list[_Taken]) -> None:
         """Decide a command, and then the parked results that its calls release."""
@@ -574,7 +584,7 @@ class ConversationActor(Actor[Command | Query]):
             if not self._is_parked(taken, refusal):
                 decided.append(taken)
         except TurnPaused:
-            self._held.append(taken)
+            self._held = (*self._held, taken)
         except Exception as error:  # noqa: BLE001 - answered to its caller alone, in `_publish`
             taken.refusal = _as_answer(error)
             decided.append(taken)
@@ -588,7 +598,7 @@ class ConversationActor(Actor[Command | Query]):
                 if not (is_waiting and self._may_precede_more_calls(command)):
                     self._release_parked(decided)
             if self._held and self._working.state.turns.waits_for is None:
-                held, self._held = self._held, []
+                held, self._held = self._held, ()
                 for waiting in held:
                     self._decide_one(waiting, decided)
 
@@ -677,17 +687,16 @@ class ConversationActor(Actor[Command | Query]):
         """Show the committed batch: to the view, the subscribers, the callers, in this order."""
         seq = self._seq
         self._show_state()
-        events: list[LoggedEvent] = []
+        recent, events = self._working.recent, list[LoggedEvent]()
         for one in decided:
-            decision = one.decision
-            if decision.piece is not None:
+            if one.decision.piece is not None:
                 # Its place is between the events decided before it and those decided after it.
                 self._publish_events(events)
                 events = []
-                self._publish_piece(decision, seq)
-            for event in decision.events:
+                self._publish_piece(one.decision, seq)
+            for event in one.decision.events:
                 seq += 1
-                events.append(LoggedEvent(seq, event))
+                events.append(recent.get(event.id) or LoggedEvent(seq, event))
         self._publish_events(events)
         for one in decided:
             delivery, refusal = one.delivery, one.refusal

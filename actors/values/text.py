@@ -73,7 +73,8 @@ def check_text(what: str, text: object) -> None:
             argument=what,
             rule=f"{what} must be a text",
         )
-    check_length(what, len(text), TEXT_LENGTH_MAX)
+    if len(text) > TEXT_LENGTH_MAX:
+        check_length(what, len(text), TEXT_LENGTH_MAX)
     if text.isascii():
         return
     try:

@@ -685,7 +685,7 @@ PROMISES = [
         "what an agent says during a pause is never answered",
         ConversationActor,
         "_decide_one",
-        "self._held.append(taken)",
+        "self._held = (*self._held, taken)",
         "pass",
         test="tests/actors/conversations/test_turns.py::"
         "test_what_an_agent_that_waits_in_its_place_says_is_decided_after_the_pause",

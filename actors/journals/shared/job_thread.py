@@ -245,9 +245,10 @@ class JobThread:
         )
 
     def _enqueue(self, job: Job[object]) -> None:
+        if not self._queued_items:
+            self._hold.take()
         self._queued_items += job.items
         self._queued_bytes += job.bytes
-        self._hold.take()
         self._queue.put(job)
 
     def _finish(self, group: Sequence[Job[object]]) -> None:

@@ -185,7 +185,7 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (turn_rules, "check_running", "or epoch != working.epoch", ""),
     (turn_rules, "check_running", "or running.turn_id != turn_id", ""),
     (WorkingState, "apply", "self.agent_of = None", "pass"),
-    (WorkingState, "apply", "self.written = Written()", "pass"),
+    (WorkingState, "apply", "self.written = _NOTHING_WRITTEN", "pass"),
     (TurnTable, "fold", "self._queued.pop(event.message_id, None)", "pass"),
     (TurnTable, "fold", "if event.queued_again or", "if"),
     (TurnTable, "fold", "if not event.is_reminder:", "if True:"),
