@@ -88,13 +88,16 @@ class _SharedEvents:
         Any thread may be the first to ask. Both are made then: most views are of conversations that
         rest, and are asked for none. (Any: each key has its own type.)
         """
-        if self._lock is None:
-            with _first_lock:
-                self._lock = self._lock or threading.Lock()
-        with self._lock:
+        with self._lock or self._make_lock():
             if self._derived is None:
                 self._derived = {}
             yield self._derived
+
+    def _make_lock(self) -> threading.Lock:
+        with _first_lock:
+            if self._lock is None:
+                self._lock = threading.Lock()
+            return self._lock
 
 
 _first_lock: Final = threading.Lock()

@@ -96,7 +96,12 @@ _MUTANTS: list[tuple[object, str, str, str]] = [
     (ViewIndex, "_fold_action", "if self.open_calls or tied_to != here:", "if False:"),
     (ViewIndex, "_fold_result", "if self.open_calls.pop(call_id, None) is None:", "if False:"),
     (admission, "_judge_retraction", "if view.index.open_calls:", "if False:"),
-    (Admission, "fold", "self._calls_left = self._remember(self._calls_left, event.tool_call_id)", "pass"),
+    (
+        Admission,
+        "fold",
+        "self._calls_left = self._remember(self._calls_left, event.tool_call_id)",
+        "pass",
+    ),
     (_Responses, "fold", "self._early[event.tool_call_id] = event", "pass"),
     (_Responses, "_takes", "return True", "return False"),
     (_OpenAIMessages, "result", "LLMMessages(self._messages)", "LLMMessages(self._messages[1:])"),
