@@ -20,6 +20,7 @@ from ..core.steps import Step, step_of
 from ..events import ActionEvent, AgentMessageEvent, LoggedEvent
 from . import _journal_jobs as jobs
 from ._asking import Db, Schema, Yes, confirm, many, refuse_odd, say, told
+from ._display import printable
 from ._exits import BROKEN, UNUSABLE, AsJson, fail, print_json
 from ._show import (
     conversation_json,
@@ -103,7 +104,9 @@ def show(
     ] = None,
     at: Annotated[
         int | None,
-        typer.Option(metavar="SEQ", min=1, help="Print the chat as it was at this seq of its log."),
+        typer.Option(
+            metavar="SEQ", min=1, help="Print the chat as it was at this seq, the first column."
+        ),
     ] = None,
     view: Annotated[
         bool, typer.Option("--view", help="Print the view, which the model sees, not the log.")
@@ -171,7 +174,7 @@ def show(
             jobs.write_whole(html, timeline(conversation, choice.of(log)))
             say(f"written to {html}")
         elif not as_json:
-            print_chat(Console(highlight=False), choice.of(log))
+            _print_found(choice.of(log))
         elif unreadable is None:
             print_json(conversation_json(conversation, choice.of(log)))
     if unreadable is not None:
@@ -196,8 +199,10 @@ def _list(db: str, schema: str, choice: _Choice, *, as_json: bool) -> None:
         infos = infos[: choice.limit]
         if as_json:
             print_json(infos_json(infos, rows))
-        else:
+        elif infos:
             print_infos(Console(highlight=False), infos, rows)
+        else:
+            say("no conversations" if word is None else "no such conversations")
 
 
 def _show_rejected(
@@ -209,8 +214,18 @@ def _show_rejected(
     rejections = rejections[: choice.limit]
     if as_json:
         print_json({"rejected": [rejection_json(one) for one in rejections]})
-    for one in () if as_json else rejections:
+        return
+    for one in rejections:
         print_rejection(Console(highlight=False), one)
+    if not rejections:
+        say(f"admission refused no event of {printable(conversation)}")
+
+
+def _print_found(events: Sequence[LoggedEvent]) -> None:
+    """Print events as a chat; say so if there are none."""
+    print_chat(Console(highlight=False), events)
+    if not events:
+        say("no such events")
 
 
 def _view(
@@ -226,7 +241,7 @@ def _show_view(conversation: str, seq: int, seen: Sequence[LoggedEvent], *, as_j
     if as_json:
         print_json(view_json(conversation, seq, seen))
     else:
-        print_chat(Console(highlight=False), seen)
+        _print_found(seen)
 
 
 def _show_step(

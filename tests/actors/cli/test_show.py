@@ -43,6 +43,7 @@ from turnkeeper.actors.events import (
     TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
+    UserRejectEvent,
     decode_event,
     encode_event,
 )
@@ -149,6 +150,28 @@ def test_all_conversations_are_listed_with_what_is_known_of_them(db: Path) -> No
     assert "unfinished" not in alice
     assert bob.split()[:3] == ["bob\\x1b[2J", "2", "1"]
     assert bob.endswith("unfinished")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--match", "nowhere"], "no such conversations"),
+        (["alice", "--match", "nowhere"], "no such events"),
+        (["alice", "--view", "--match", "nowhere"], "no such events"),
+        (["alice", "--rejected"], "admission refused no event of alice"),
+    ],
+)
+def test_it_says_that_it_found_nothing(db: Path, arguments: list[str], said: str) -> None:
+    result = show(db, *arguments)
+
+    assert (result.exit_code, result.stdout) == (0, f"{said}\n")
+    json.loads(show(db, *arguments, "--json").stdout)  # which says it by an empty list
+
+
+def test_a_rejection_is_shown_as_one_and_not_as_an_error() -> None:
+    rejected = UserRejectEvent(tool_call_id="c", content="not on Friday")
+
+    assert said_by(rejected)[1:] == ("rejected", "not on Friday")
 
 
 def test_the_list_as_json_is_one_object(db: Path) -> None:
@@ -319,7 +342,8 @@ def test_what_admission_refused_is_shown_with_why(db: Path) -> None:
     ]
     (as_json,) = json.loads(show(db, "alice", "--rejected", "--json").stdout)["rejected"]
     assert (as_json["violation"], as_json["event"]) == ("unmatched_tool_result", '{"id": "9"}')
-    assert show(db, "bob\x1b[2J", "--rejected").stdout == ""
+    said = show(db, "bob\x1b[2J", "--rejected").stdout
+    assert said == "admission refused no event of bob\\x1b[2J\n"
 
 
 # --- a part of it --------------------------------------------------------------------------------
