@@ -185,7 +185,11 @@ def import_(
     *,
     source: Annotated[
         Source | None,
-        typer.Option("--from", help="The program that wrote the files.", show_default="ours"),
+        typer.Option(
+            "--from",
+            help="The program that wrote the files.",
+            show_default="by each file's first line",
+        ),
     ] = None,
     keep_owners: Annotated[
         bool,
