@@ -237,6 +237,12 @@ NO_HOP = Baseline(
 )
 TURN = Baseline("A turn", "one turn of two model calls and a tool: these are counts, not times.")
 SHARE = Baseline("The whole", "of which this is a part.")
+DAYS = Baseline(
+    "Itself, as it was or would be",
+    "the rows that live, a day, the first day, or the same rows in tables made anew.",
+    unfair_to_it="the days are seconds long, and autovacuum looks once a second, with all else as "
+    "PostgreSQL sets it: so it is late by a good part of a day.",
+)
 NOTIFYING = Baseline(
     "Commits that notify",
     "the same rows by as many connections, each commit with a `NOTIFY` in it, as another library "
@@ -399,6 +405,12 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"turn_wal_cold", "the same in pages unchanged since the checkpoint", SHORT),
         Figure(r"(\w+)_hot_updates", "rows of `{0}` updated in place, for each turn", SHARE),
         Figure(r"(\w+)_dead_rows", "rows of `{0}` left for vacuum, for each turn", TURN),
+        Figure(r"days_turn_server", "the server's part of a turn on the last day", DAYS),
+        Figure(r"days_deleted", "the bytes that stay of a deleted conversation", SHORT),
+        Figure(r"days_renewals_hot", "renewals of a lease that are made in place", SHARE),
+        Figure(r"days_(\w+)_dead_rows", "the most dead rows of `{0}` at a day's end", DAYS),
+        Figure(r"days_(\w+)_vacuums", "vacuums of `{0}` in a day", DAYS),
+        Figure(r"days_(\w+)_size", "the bytes of `{0}` with its indexes after the days", DAYS),
         Figure(
             r"event_server_cpu_(\d+)", "the server's time for an event, {0} a commit", RAW_POSTGRES
         ),

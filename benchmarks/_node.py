@@ -90,6 +90,17 @@ class Worker:
 
         await _all(change, names)
 
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete these conversations."""
+        for name in names:
+            await self._conversations.delete(name)
+
+    async def hand_over(self, names: Sequence[str]) -> None:
+        """Claim each of these, which have no owner, and release it, as a restart does."""
+        for name in names:
+            claim = await self._journal.claim(name)
+            await self._journal.release(name, epoch=claim.epoch)
+
     async def follow(self, names: Sequence[str]) -> None:
         """Begin to wait for what other nodes write in these, without an end."""
 
@@ -150,4 +161,4 @@ async def main(conninfo: str, schema: str, key: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], sys.argv[2], sys.argv[3])
+    anyio.run(main, *sys.argv[1:4])

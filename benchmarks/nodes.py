@@ -33,13 +33,19 @@ import anyio
 import psycopg
 
 from turnkeeper.actors import PostgresJournal
-from turnkeeper.actors.journals.postgres.presence import CHANNEL, payload_of
+from turnkeeper.actors.journals.postgres.presence import (
+    CHANNEL,
+    RENEW,
+    RENEWALS_PER_LEASE,
+    payload_of,
+)
 from turnkeeper.actors.journals.shared.log_watch import mark_of
 
 from ._harness import FOLDER, Measure, PeerMissing, Spent, by_both, costlier, faster, say, skipped
 from ._many import connect, fill_schema, name_of
 from ._postgres import schema, server
 from .journal import US, append_all, raw_rows
+from .scale import CHURNED, DAY_S, LEASE_S, Load
 
 CONVERSATIONS = 48
 EACH = 2
@@ -59,6 +65,8 @@ def run(*, quick: bool) -> Iterator[Measure]:
         with server() as conninfo:
             yield from _nodes(conninfo, rounds)
             yield from _churn(conninfo, 100 if quick else 1_000)
+            kept, days, renewals = (1_500, 4, RENEWALS // 10) if quick else (6_000, 10, RENEWALS)
+            yield from _days(conninfo, kept=kept, days=days, renewals=renewals)
             yield from _writes(conninfo, rounds)
             yield from _notices(conninfo, rounds)
             yield from _readers(conninfo, IDLE, rounds)
@@ -302,6 +310,107 @@ def _table_stats(connection: Connection, name: str) -> Mapping[str, tuple[int, i
         (name,),
     )
     return {row[0]: row[1:] for row in rows}
+
+
+# --- days under vacuum ----------------------------------------------------------------------------
+
+RENEWALS = round(DAY_S / LEASE_S) * RENEWALS_PER_LEASE
+"""Of one node in one day."""
+
+
+def _days(conninfo: str, *, kept: int, days: int, renewals: int) -> Iterator[Measure]:
+    """Have a table of conversations live through days, under autovacuum as PostgreSQL sets it.
+
+    A day is that of `docs/scale.md`, for as many conversations as are kept here: a share of them is
+    new, each with some turns, and as many are handed over and deleted; another node follows them,
+    and the lease of a node is renewed. The days are short, so autovacuum looks once a second: a few
+    times a day, and not 1,440 times. So each vacuum comes later than it would.
+    """
+    say(f"nodes: {days} days of {kept:,} conversations")
+    each = kept // Load().kept_days
+    with (
+        schema(conninfo) as name,
+        connect(conninfo, name) as connection,
+        _vacuuming_often(connection),
+    ):
+        anyio.run(fill_schema, conninfo, name, kept)
+        connection.execute("VACUUM (ANALYZE)")
+        counted = Server(connection)
+        dead: dict[str, list[float]] = {table: [0.0] for table in CHURNED}
+        spent: list[float] = []
+        renewal = {"node": -1, "address": "renewed", "lease_s": LEASE_S, "listens": False}
+        with _running(conninfo, name, 2) as (node, reader):
+            node.do("turns", names=["first"], each=1)
+            for day in range(days):
+                old = [name_of(number) for number in range(1 + day * each, 1 + (day + 1) * each)]
+                new = [f"day {day}:{number}" for number in range(each)]
+                node.do("turns", names=new, each=1)
+                reader.do("follow", names=new)
+                before, more = counted.cpu_s, Load().turns_each - 1
+                node.do("turns", names=new, each=more)
+                spent.append((counted.cpu_s - before) / (each * more) * US)
+                reader.do("hand_over", names=old)
+                node.do("delete", names=old)
+                for _ in range(renewals // days):
+                    connection.execute(RENEW, renewal)
+                for table, (_, _, _, left) in _table_stats(connection, name).items():
+                    if table in dead:
+                        dead[table].append(float(left))
+            reader.leave()
+            node.leave()
+        vacuums = _vacuums(connection, name)
+        stats = _table_stats(connection, name)
+        grown = {table: _size(connection, table) for table in (*CHURNED, "node")}
+        connection.execute("VACUUM FULL")
+        packed = {table: _size(connection, table) for table in grown}
+    for table, most in dead.items():
+        pair = (max(most), float(kept))
+        left = f"days_{table}_dead_rows"
+        yield costlier(left, [pair], baseline="rows that live", goal="≤ 0.5", unit="rows")
+        often = f"days_{table}_vacuums"
+        count = vacuums[table] / days
+        yield costlier(often, [(count, 1.0)], baseline="a day", goal="", unit="vacuums")
+    for table, size in grown.items():
+        pair = (size, packed[table])
+        yield costlier(
+            f"days_{table}_size", [pair], baseline="packed anew", goal="≤ 2.5", unit="bytes"
+        )
+    _, renewed, hot, _ = stats["node"]
+    yield costlier(
+        "days_renewals_hot", [(hot, renewed)], baseline="all renewals", goal="", unit="rows"
+    )
+    names = kept + days * each + 1  # a deleted conversation's name stays, with its epoch
+    pair = (packed["conversation"] / names, packed["listing"] / (kept + 1))
+    yield costlier("days_deleted", [pair], baseline="its row of lists", goal="", unit="bytes")
+    yield costlier("days_turn_server_cpu", [(spent[-1], spent[0])], baseline="first day", goal="")
+
+
+@contextmanager
+def _vacuuming_often(connection: Connection) -> Iterator[None]:
+    """Have autovacuum look each second; leave all else of it as it is."""
+    try:
+        connection.execute("ALTER SYSTEM SET autovacuum_naptime = '1s'")
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PeerMissing("autovacuum of this server cannot be set") from error
+    try:
+        connection.execute("SELECT pg_reload_conf()")
+        yield
+    finally:
+        connection.execute("ALTER SYSTEM RESET autovacuum_naptime")
+        connection.execute("SELECT pg_reload_conf()")
+
+
+def _vacuums(connection: Connection, name: str) -> Mapping[str, int]:
+    rows = connection.execute(
+        "SELECT relname, autovacuum_count FROM pg_stat_user_tables WHERE schemaname = %s", (name,)
+    )
+    return dict(rows.fetchall())
+
+
+def _size(connection: Connection, table: str) -> float:
+    row = connection.execute("SELECT pg_total_relation_size(%s::regclass)", (table,)).fetchone()
+    assert row is not None
+    return float(row[0])
 
 
 # --- writes ---------------------------------------------------------------------------------------

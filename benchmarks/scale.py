@@ -24,6 +24,8 @@ BEGIN = "<!-- computed by benchmarks/scale.py: begin -->"
 END = "<!-- computed by benchmarks/scale.py: end -->"
 
 DAY_S = 86_400
+CHURNED = ("conversation", "listing", "event")
+"""The tables that a turn changes."""
 CONNECTIONS_A_NODE = 3
 """Of the writer, the reader, and the lease; an index of words has one more."""
 LEASE_S = 15
@@ -83,6 +85,8 @@ class Turn:
     dead_listing: float
     notice_bytes: float
     notice_to_50_us: float
+    deleted_bytes: float
+    """That stay of a deleted conversation: its name, with its epoch."""
 
 
 def turn_of(figures: Mapping[str, Mapping[str, float]]) -> Turn:
@@ -106,6 +110,7 @@ def turn_of(figures: Mapping[str, Mapping[str, float]]) -> Turn:
         dead_listing=value("listing_dead_rows"),
         notice_bytes=value("notice_payload"),
         notice_to_50_us=value("notice_to_50"),
+        deleted_bytes=value("days_deleted"),
     )
 
 
@@ -187,6 +192,11 @@ def needs(load: Load, machines: Machines, turn: Turn) -> list[Need]:
             _bytes(disk_a_day * load.kept_days),
             _bytes(machines.disk_bytes),
             disk_a_day * load.kept_days / machines.disk_bytes,
+        ),
+        Need(
+            "the names of deleted conversations",
+            f"{load.conversations_a_day:,} a day × {turn.deleted_bytes:,.0f} bytes × 365 days",
+            f"{_bytes(load.conversations_a_day * turn.deleted_bytes * 365)} a year",
         ),
         Need(
             "the write-ahead log at the peak",
@@ -289,9 +299,30 @@ def computed(figures: Mapping[str, Mapping[str, float]], conditions: str) -> str
         "Then, in this order: "
         + "; ".join(f"{need.what} ({1 / (need.share or 1):,.0f} times)" for need in order[1:])
         + ".",
+        "",
+        *_vacuumed(figures),
         END,
     ]
     return "\n".join(lines)
+
+
+def _vacuumed(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the table of what days of this load leave behind, vacuumed as PostgreSQL sets it."""
+    head = "dead rows at a day's end, of those that live"
+    lines = [
+        f"| after days of this load | {head} | vacuums a day | size, of the same made anew |",
+        "|---|---:|---:|---:|",
+    ]
+    for table in CHURNED:
+        dead, often, size = (
+            figures[f"days_{table}_{what}"] for what in ("dead_rows", "vacuums", "size")
+        )
+        shares = f"{dead['ratio']:.0%} | {often['value']:.1f} | {size['ratio']:.1f} times"
+        lines.append(f"| `{table}` | {shares} |")
+    node, renewals = figures["days_node_size"], figures["days_renewals_hot"]
+    in_place = f"{renewals['ratio']:.0%} of {renewals['baseline_value']:,.0f} renewals in place"
+    lines.append(f"| `node` | {in_place} | | {_bytes(node['value'])} |")
+    return lines
 
 
 def page_with(page: str, part: str) -> str:

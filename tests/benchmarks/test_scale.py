@@ -30,6 +30,7 @@ TURN = Turn(
     dead_listing=1.8,
     notice_bytes=50.0,
     notice_to_50_us=1_000.0,
+    deleted_bytes=300.0,
 )
 DAY = Load(conversations_a_day=86_400, turns_each=10, peak=2.0, turn_s=5.0, kept_days=10)
 
@@ -58,6 +59,7 @@ def test_the_arithmetic_on_paper() -> None:
     assert found["turns that run at once"] == "100"
     assert found["events at the peak"] == "160 a second"
     assert found["commits at the peak"] == "80 a second"
+    assert found["the names of deleted conversations"] == "9 GB a year"
     # 20 turns of 4 ms, and of 8 ms, with cores that are half busy.
     assert found["nodes, no command hops"] == "1 processes of one core"
     assert found["nodes, every command hops"] == "1 processes of one core"
@@ -67,6 +69,16 @@ def test_the_arithmetic_on_paper() -> None:
     assert found["the disk, for what is kept"] == "43.2 GB".replace("43.2", "43")
     assert found["the write-ahead log at the peak"] == "600 KB a second"
     assert needed(ten)["the database's cores"] == "0.2 cores"
+
+
+def test_what_days_of_the_load_leave_behind_is_told_for_each_table() -> None:
+    figures = {name: dict(figure) for name, figure in KEPT["figures"].items()}
+    figures["days_listing_dead_rows"]["ratio"] = 0.37
+    figures["days_listing_vacuums"]["value"] = 2.5
+    figures["days_listing_size"]["ratio"] = 1.84
+    page = scale.computed(figures, "here")
+    assert "| `listing` | 37% | 2.5 | 1.8 times |" in page
+    assert all(f"| `{table}` |" in page for table in (*scale.CHURNED, "node"))
 
 
 def test_what_breaks_first_is_the_fullest_of_what_has_a_bound() -> None:

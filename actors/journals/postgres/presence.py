@@ -59,7 +59,7 @@ _Selector: type[selectors.BaseSelector] = getattr(
     selectors, "PollSelector", selectors.DefaultSelector
 )
 
-_RENEW = """
+RENEW = """
     INSERT INTO node VALUES
         (%(node)s, %(address)s, clock_timestamp() + %(lease_s)s * interval '1 second', %(listens)s)
     ON CONFLICT (id) DO UPDATE SET
@@ -206,7 +206,7 @@ class Presence:
         """Renew the lease; return False if it had run out by then, or a rival had ended it."""
         asked_at = self._ports.monotonic()
         row = connection.execute(
-            _RENEW,
+            RENEW,
             {
                 "node": self.node,
                 "address": self._address,
