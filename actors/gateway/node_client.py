@@ -144,15 +144,16 @@ class _Connection:
         self._stream = stream
         self._host = host
         self._http = h11.Connection(h11.CLIENT)
+        # Asked for once: anyio finds all facts of a stream anew, its peer's address among them.
+        self._socket = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 - no query
 
     @property
     def can_be_read(self) -> bool:
         """True if something came that was not asked for: the end of the connection."""
-        raw = self._stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 - no query
-        if raw is None or raw.fileno() < 0:
+        if self._socket is None or self._socket.fileno() < 0:
             return True
         with _Selector() as selector:
-            selector.register(raw.fileno(), selectors.EVENT_READ)
+            selector.register(self._socket, selectors.EVENT_READ)
             return bool(selector.select(0))
 
     async def send(self, target: str, headers: list[tuple[str, str]], body: bytes) -> None:
