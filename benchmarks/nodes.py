@@ -362,10 +362,11 @@ def _days(conninfo: str, *, kept: int, days: int, renewals: int) -> Iterator[Mea
         vacuums = _vacuums(connection, name)
         stats = _table_stats(connection, name)
         grown = {table: _size(connection, table) for table in (*CHURNED, "node")}
+        living = {table: _count(connection, table) for table in CHURNED}
         connection.execute("VACUUM FULL")
         packed = {table: _size(connection, table) for table in grown}
     for table, most in dead.items():
-        pair = (max(most), float(kept))
+        pair = (max(most), living[table])
         left = f"days_{table}_dead_rows"
         yield costlier(left, [pair], baseline="rows that live", goal="≤ 0.5", unit="rows")
         often = f"days_{table}_vacuums"
@@ -380,8 +381,8 @@ def _days(conninfo: str, *, kept: int, days: int, renewals: int) -> Iterator[Mea
     yield costlier(
         "days_renewals_hot", [(hot, renewed)], baseline="all renewals", goal="", unit="rows"
     )
-    names = kept + days * each + 1  # a deleted conversation's name stays, with its epoch
-    pair = (packed["conversation"] / names, packed["listing"] / (kept + 1))
+    # The name of a deleted conversation stays, with its epoch.
+    pair = (packed["conversation"] / living["conversation"], packed["listing"] / living["listing"])
     yield costlier("days_deleted", [pair], baseline="its row of lists", goal="", unit="bytes")
     yield costlier("days_turn_server_cpu", [(spent[-1], spent[0])], baseline="first day", goal="")
 
@@ -406,6 +407,12 @@ def _vacuums(connection: Connection, name: str) -> Mapping[str, int]:
         "SELECT relname, autovacuum_count FROM pg_stat_user_tables WHERE schemaname = %s", (name,)
     )
     return dict(rows.fetchall())
+
+
+def _count(connection: Connection, table: str) -> float:
+    row = connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()  # noqa: S608
+    assert row is not None
+    return float(row[0])
 
 
 def _size(connection: Connection, table: str) -> float:
