@@ -564,8 +564,7 @@ class ConversationActor(Actor[Command | Query]):
         decided: list[_Taken] = []
         for taken in batch:
             self._decide_one(taken, decided)
-        # Nearly always the same, and the other list waits no longer for the commit.
-        return batch if decided == batch else decided
+        return decided
 
     def _decide_one(self, taken: _Taken, decided: list[_Taken]) -> None:
         """Decide a command, and then the parked results that its calls release."""
