@@ -185,9 +185,13 @@ class Node:
             stack.push_async_callback(self._client.aclose)
             stack.callback(self._group.cancel_scope.cancel)
             self._here = self._conversations.join(self)
-            stack.callback(self._conversations.leave_nodes)
+            stack.callback(self._leave)
             self._stack = stack.pop_all()
         return self
+
+    def _leave(self) -> None:
+        self._conversations.leave_nodes()
+        self._group = None  # a command that was already looking for its owner is not forwarded
 
     async def __aexit__(self, *exc_info: object) -> bool | None:
         return await self._stack.__aexit__(*exc_info)  # type: ignore[arg-type]  # as they came
@@ -199,6 +203,8 @@ class Node:
         path = _split(address)
         if path is None or not _RUN.fullmatch(path):
             raise NotReached  # a process that is no node
+        if self._group is None:
+            raise NotReached  # this node has left the others
         body = encode_ask(conversation_id, command)
         target = f"{path}/ask"
         try:
@@ -225,9 +231,11 @@ class Node:
         Raises `Unreachable`, and `Broken` if the answer did not come.
         """
         scope = anyio.CancelScope()
-        if not self._is_looking and self._group is not None:
+        group = self._group
+        assert group is not None, "a command is forwarded by a node that has left the others"
+        if not self._is_looking:
             self._is_looking = True
-            self._group.start_soon(self._give_up_on_moved_owners)
+            group.start_soon(self._give_up_on_moved_owners)
         self._asking[scope] = _Asked(address, conversation_id, self._ports.monotonic())
         try:
             with scope:

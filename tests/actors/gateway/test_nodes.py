@@ -875,6 +875,22 @@ async def test_an_address_that_is_none_of_a_node_is_not_called() -> None:
                 gateway.node_address(url)
 
 
+async def test_a_node_that_has_left_the_others_forwards_nothing() -> None:
+    """As from a command that was looking for its owner when the node was left."""
+    async with cluster() as made:
+        owner = await made.machine()
+        await owner.answered("hello")
+        other = await made.machine(has_node=False)
+        node = other.behind.node
+        assert node is not None
+        async with node:
+            await other.conversations["alice"].interrupt()
+        asked = len(owner.behind.asked)
+        with pytest.raises(NotReached):
+            await node.ask(owner.address, "alice", Interrupt())
+        assert asked == len(owner.behind.asked) == 1
+
+
 async def test_a_fault_of_the_owners_node_does_not_say_that_nothing_happened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
