@@ -31,7 +31,7 @@ from typing import (
     TypeVarTuple,
     cast,
 )
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary
 
 import anyio
 
@@ -47,6 +47,7 @@ __all__ = [
     "checkpointing",
     "clear_stray_cancellation",
     "loop_clock",
+    "make_bell",
     "membership",
     "open_tasks",
     "parking",
@@ -66,9 +67,9 @@ T = TypeVar("T")
 def _trio() -> Any:  # noqa: ANN401 - the module trio, which only those who use it have
     """Return the module trio if the running task is one of its tasks, else None."""
     trio_module = sys.modules.get("trio")
-    if trio_module is not None and trio_module.lowlevel.in_trio_task():
-        return trio_module
-    return None
+    # Another thread may be about to import it.
+    lowlevel = getattr(trio_module, "lowlevel", None)
+    return trio_module if lowlevel is not None and lowlevel.in_trio_task() else None
 
 
 class OneShot(Generic[T]):
@@ -191,129 +192,158 @@ def _park_trio(lowlevel: Any, awaited: Woken) -> Awaitable[None]:  # noqa: ANN40
     return cast("Awaitable[None]", lowlevel.wait_task_rescheduled(abort))
 
 
-class Bell:
+class Bell(Protocol):
     """Wakes the one task that waits for it, as often as it is rung; no ring is kept.
 
-    For a task that waits often, and looks for itself what there is to do. Ring it in the loop that
-    waits. A thousand bells that are rung together wake a thousand tasks for little more than their
-    first steps cost.
+    For a task that waits often, and looks for itself what there is to do. A thousand bells that are
+    rung together wake a thousand tasks for little more than their first steps cost.
     """
 
-    __slots__ = ("_seat", "wake")
-
-    def __init__(self) -> None:
-        self.wake: Callable[[None], object] | None = None
-        self._seat: _AsyncioSeat | _TrioSeat | None = None
+    @property
+    def is_waiting(self) -> bool:
+        """True while a task waits that was neither woken nor cancelled."""
 
     def ring(self) -> None:
-        """Wake the waiter, if there is one. Never raises."""
-        if (wake := self.wake) is not None:
-            self.wake = None
-            wake(None)
+        """Wake the waiter, if there is one. Never raises. Call it in the loop that waits."""
 
     def wait(self) -> Awaitable[None]:
         """Return what the task awaits, at once, until the next ring."""
-        if (seat := self._seat) is None:
-            trio_module = _trio()
-            seat = _AsyncioSeat() if trio_module is None else _TrioSeat(trio_module.lowlevel)
-            self._seat = seat
-        # The seat does not know its bell: so both go when the bell is dropped, and no circle stays.
-        waiting = seat.wait()
-        self.wake = seat.wake
-        return waiting
+        ...
 
 
-class _DueSteps:
-    """The steps of tasks that bells have woken: one callback of an asyncio loop does them all.
+def make_bell() -> Bell:
+    """Return a bell for the tasks of the running loop."""
+    trio_module = _trio()
+    return _AsyncioBell() if trio_module is None else _TrioBell(trio_module.lowlevel)
+
+
+_TAKEN = "another task waits here already, and one at a time may; each needs an iterator of its own"
+
+
+class _RungBells:
+    """The bells that were rung in an asyncio loop: one callback steps the tasks of all of them.
 
     For a future of asyncio's own, the loop makes and schedules a callback for each task, and that
     costs as much again as the task's step.
     """
 
-    def __init__(self) -> None:
-        self.steps: deque[Callable[[], object]] = deque()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.bells: deque[_AsyncioBell] = deque()
         self.is_scheduled = False
+        self._loop = loop
 
-    def schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.is_scheduled = True
-        loop.call_soon(self._do_all, loop)
+    def schedule(self) -> None:
+        if not self._loop.is_closed():
+            self.is_scheduled = True
+            self._loop.call_soon(self._step_tasks)
 
-    def _do_all(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _step_tasks(self) -> None:
+        bells = self.bells
         self.is_scheduled = False
-        steps = self.steps
-        try:
-            # Those that come meanwhile have their turn in the next pass.
-            for _ in range(len(steps)):
-                steps.popleft()()
-        finally:
-            # A step raises at the end of the program alone. The others then still have their turn.
-            if steps and not self.is_scheduled:
-                self.schedule(loop)
+        # Those that are rung meanwhile have their turn in the next pass. It is scheduled first,
+        # for a step may raise, which ends the program, or may run the loop itself.
+        count = len(bells)
+        if count > 1:
+            self.schedule()
+        for _ in range(count):
+            if not bells:
+                break
+            bell = bells.popleft()
+            bell.context.run(bell.callback, bell)
 
 
-# The values do not hold their loops, so these end with them.
-_due_steps_of: WeakKeyDictionary[asyncio.AbstractEventLoop, _DueSteps] = WeakKeyDictionary()
+# Both are weak: a loop that is closed while bells are rung is not held by their tasks.
+_rung_bells_of: WeakKeyDictionary[asyncio.AbstractEventLoop, ReferenceType[_RungBells]] = (
+    WeakKeyDictionary()
+)
 
 
-class _AsyncioSeat:
+def _rung_bells() -> _RungBells:
+    """Return the rung bells of the running loop."""
+    loop = asyncio.get_running_loop()
+    found = _rung_bells_of.get(loop)
+    rung = None if found is None else found()
+    if rung is None:
+        rung = _RungBells(loop)
+        _rung_bells_of[loop] = ReferenceType(rung)
+    return rung
+
+
+def _step_none(_: object) -> None:
+    """Step no task: none waits at the bell."""
+
+
+class _AsyncioBell:
     """What an asyncio task awaits in place of a future, again and again.
 
     It has those parts of a future that a task uses: see `asyncio.isfuture`.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_due", "_is_waiting", "_loop", "_step")
+    __slots__ = (
+        "_asyncio_future_blocking",
+        "_cancelled",
+        "_loop",
+        "_rung",
+        "callback",
+        "context",
+        "is_waiting",
+    )
 
     def __init__(self) -> None:
-        self._loop = loop = asyncio.get_running_loop()
-        if (due := _due_steps_of.get(loop)) is None:
-            due = _due_steps_of[loop] = _DueSteps()
-        self._due = due
+        self._loop = asyncio.get_running_loop()
+        self._rung = _rung_bells()
         self._asyncio_future_blocking = False
-        self._is_waiting = False
+        self.is_waiting = False
         """True while a task waits that was neither woken nor cancelled."""
-        self._step: Callable[[], object] | None = None
         self._cancelled: asyncio.CancelledError | None = None
+        self.callback: Callable[[_AsyncioBell], object] = _step_none
+        """Steps the task that waits, in its context."""
+        self.context = contextvars.Context()
+
+    def ring(self) -> None:
+        if self.is_waiting:
+            self.is_waiting = False
+            rung = self._rung
+            rung.bells.append(self)
+            if not rung.is_scheduled:
+                rung.schedule()
 
     @types.coroutine
-    def wait(self) -> Generator[_AsyncioSeat, None, None]:
-        self._asyncio_future_blocking = True
-        yield self
-
-    def wake(self, _: None) -> None:
-        """Have the task that waits stepped in the loop's next pass."""
-        if self._is_waiting and self._step is not None:
-            self._is_waiting = False
-            self._due.steps.append(self._step)
-            if not self._due.is_scheduled:
-                self._due.schedule(self._loop)
+    def wait(self) -> Generator[_AsyncioBell, None, None]:
+        if self.is_waiting:
+            raise RuntimeError(_TAKEN)
+        self.is_waiting = self._asyncio_future_blocking = True
+        try:
+            yield self
+        finally:
+            self.is_waiting = False  # a coroutine may be closed, too
 
     # The task calls these.
 
     def add_done_callback(
-        self, callback: Callable[[_AsyncioSeat], object], *, context: contextvars.Context
+        self, callback: Callable[[_AsyncioBell], object], *, context: contextvars.Context
     ) -> None:
-        self._step = partial(context.run, callback, self)
-        self._is_waiting = True
+        self.callback, self.context = callback, context
 
     def cancel(self, msg: object = None) -> bool:
-        if not self._is_waiting:
+        if not self.is_waiting:
             return False  # it is about to be stepped, and then raises the cancellation itself
         self._cancelled = asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg)
-        self.wake(None)
+        self.ring()
         return True
 
     def result(self) -> None:
-        self._step = None
+        self.callback = _step_none
         if (cancelled := self._cancelled) is not None:
             self._cancelled = None
             raise cancelled
 
     def done(self) -> bool:
         """True if the task is about to be stepped."""
-        return not self._is_waiting
+        return not self.is_waiting
 
 
-class _TrioSeat:
+class _TrioBell:
     """What a trio task awaits, again and again.
 
     `wait_task_rescheduled` passes a message to trio's loop, which says how the wait is aborted, and
@@ -321,53 +351,60 @@ class _TrioSeat:
     what a wake costs, so they are made once for a task.
     """
 
-    __slots__ = ("_lowlevel", "_message", "_place", "wake")
+    __slots__ = ("_current_task", "_lowlevel", "_message", "_place")
 
     def __init__(self, lowlevel: Any) -> None:  # noqa: ANN401 - trio's
         self._lowlevel = lowlevel
-        self._place: _TrioPlace | None = None
+        self._current_task: Callable[[], object] = lowlevel.current_task
+        self._place = _TrioPlace(lowlevel, None)
         self._message: object = None
-        self.wake: Callable[[None], object] | None = None
 
-    def wait(self) -> Awaitable[None]:
-        task, place = self._lowlevel.current_task(), self._place
-        if place is None or place.task is not task:
+    @property
+    def is_waiting(self) -> bool:
+        return self._place.is_waiting
+
+    def ring(self) -> None:
+        place = self._place
+        if place.is_waiting:
+            place.is_waiting = False
+            place.reschedule(place.task, place.woken)
+
+    # Any: the outcome that trio sends.
+    @types.coroutine
+    def wait(self) -> Generator[object, Any, None]:
+        place = self._place
+        if place.is_waiting:
+            raise RuntimeError(_TAKEN)
+        if place.task is not (task := self._current_task()):
             place = self._place = _TrioPlace(self._lowlevel, task)
-            self.wake = place.wake
             waiting = self._lowlevel.wait_task_rescheduled(place.abort)
             self._message = waiting.send(None)
             waiting.close()
-        return place.wait(self._message)
+        place.is_waiting = True
+        try:
+            outcome = yield self._message
+        finally:
+            place.is_waiting = False
+        if outcome is not place.woken:  # that one says nothing, and may be unwrapped but once
+            outcome.unwrap()
 
 
 class _TrioPlace:
     """A trio task that waits at a bell; it does not know the message, which knows it."""
 
-    __slots__ = ("_is_waiting", "_lowlevel", "_woken", "task")
+    __slots__ = ("_lowlevel", "is_waiting", "reschedule", "task", "woken")
 
     def __init__(self, lowlevel: Any, task: object) -> None:  # noqa: ANN401 - trio's
         from outcome import Value  # noqa: PLC0415 - comes with trio, which not all have
 
         self._lowlevel = lowlevel
-        self._woken = Value(None)
-        self._is_waiting = False
+        self.reschedule: Callable[[object, object], object] = lowlevel.reschedule
+        self.woken = Value(None)
+        self.is_waiting = False
         self.task = task
 
-    # Any: the outcome that trio sends.
-    @types.coroutine
-    def wait(self, message: object) -> Generator[object, Any, None]:
-        self._is_waiting = True
-        outcome = yield message
-        if outcome is not self._woken:  # that one says nothing, and may be unwrapped but once
-            outcome.unwrap()
-
-    def wake(self, _: None) -> None:
-        if self._is_waiting:
-            self._is_waiting = False
-            self._lowlevel.reschedule(self.task, self._woken)
-
     def abort(self, _: object) -> trio.lowlevel.Abort:
-        self._is_waiting = False
+        self.is_waiting = False
         return cast("trio.lowlevel.Abort", self._lowlevel.Abort.SUCCEEDED)
 
 

@@ -1,9 +1,9 @@
 """Primitives below actors, for authors of journals, tools and adapters.
 
 1. It owns nothing: each name is one function or class that works alike on asyncio and trio.
-2. `OneShot` passes one answer to one waiting task, and `Bell` wakes one again and again.
-   `thread_caller` brings a call from a thread into the loop. `ClockHold` keeps a trio test's clock
-   from jumping while a thread works.
+2. `OneShot` passes one answer to one waiting task. A `Bell`, from `make_bell`, wakes one again
+   and again. `thread_caller` brings a call from a thread into the loop.
+   `ClockHold` keeps a trio test's clock from jumping while a thread works.
    `clear_stray_cancellation` tells a library's native cancellation from a real one.
    `Lateness` counts how late the loop runs what is due.
    `Logger` logs records with fields, without loading structlog before the first.
@@ -12,7 +12,14 @@
 5. Nothing here survives a crash.
 """
 
-from ._backend import Bell, ClockHold, OneShot, clear_stray_cancellation, thread_caller
+from ._backend import (
+    Bell,
+    ClockHold,
+    OneShot,
+    clear_stray_cancellation,
+    make_bell,
+    thread_caller,
+)
 from ._lateness import LATE_BOUNDS_S, Lateness
 from ._logger import Logger
 
@@ -24,5 +31,6 @@ __all__ = [
     "Logger",
     "OneShot",
     "clear_stray_cancellation",
+    "make_bell",
     "thread_caller",
 ]

@@ -7,6 +7,7 @@ behind, or comes in the middle, gets all that it has missed as one piece.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from ..events import LoggedEvent, TextDelta
@@ -25,23 +26,28 @@ def ends_answer(logged: LoggedEvent) -> bool:
 class LiveAnswer:
     """One attempt at an answer. Used from one event loop only."""
 
-    __slots__ = ("_merged", "after", "is_void", "last", "pieces", "turn_id")
+    __slots__ = ("_merged", "after", "is_over", "is_void", "last", "pieces", "turn_id")
 
     def __init__(self, first: TextDelta, after: int) -> None:
         self.after = after
         """The end of the log when it began: its pieces come after the event at this seq."""
-        self.last: int | None = None
-        """Its pieces come before the event behind this seq; None while it is being written."""
+        self.is_over = False
+        """True if no more of it comes."""
+        self.last: float = inf
+        """Its pieces come before the event behind this seq, which is known once it is over."""
         self.is_void = False
         """True if the answer began anew, or its owner ended: no more of it is shown."""
         self.turn_id = first.turn_id
         self.pieces = [first]
         self._merged: tuple[int, TextDelta] | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """True if no more of it comes."""
-        return self.is_void or self.last is not None
+    def end_before(self, seq: int) -> None:
+        """Note that the event at this seq ends it."""
+        self.is_over, self.last = True, seq - 1
+
+    def void(self) -> None:
+        """Note that it began anew, or that its owner ended."""
+        self.is_over = self.is_void = True
 
     @property
     def length(self) -> int:

@@ -35,7 +35,7 @@ from typing import Any, Protocol
 
 import anyio
 
-from turnkeeper.runtime.lowlevel import Bell
+from turnkeeper.runtime.lowlevel import Bell, make_bell
 
 from ..core.limits import Limits
 from ..core.records import decode_record
@@ -99,7 +99,7 @@ class Subscriptions:
         if answer is not None:
             ending = next((logged for logged in events if answer.is_ended_by(logged)), None)
             if ending is not None:
-                answer.last = ending.seq - 1
+                answer.end_before(ending.seq)
                 del self._live_answers[conversation_id]
         for reader in self._live(conversation_id):
             reader.offer(events)
@@ -154,7 +154,7 @@ class Subscriptions:
             return
         answer = self._live_answers.get(conversation_id)
         if answer is not None and answer.turn_id == ended_turn_id:
-            answer.last = seq - 1
+            answer.end_before(seq)
             del self._live_answers[conversation_id]
         for reader in self._live(conversation_id):
             reader.look_for(seq)
@@ -178,7 +178,7 @@ class Subscriptions:
     def _void_answer(self, conversation_id: str) -> None:
         answer = self._live_answers.pop(conversation_id, None)
         if answer is not None:
-            answer.is_void = True
+            answer.void()
 
     def is_owned(self, conversation_id: str) -> bool:
         """True if an owner is active here, so that every event is published when it is written."""
@@ -361,6 +361,10 @@ READER_TRANSITIONS: Mapping[ReaderState, Mapping[Signal, ReaderState]] = {
 before the page is awaited, so that a signal from then on is not lost."""
 
 
+def _wake_none() -> None:
+    """Wake no reader: it does not wait."""
+
+
 class EventReader(AsyncIterator[LoggedEvent]):
     """The events of one conversation above a seq, in order, without a gap or a repeat.
 
@@ -414,15 +418,17 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._pieces_taken = 0
         """The pieces of the first of these answers that were yielded."""
         self._piece_given: TextDelta | None = None
-        """The newest piece that it has yielded."""
+        """The last piece that it has yielded of the answer before, until a piece goes beyond it."""
         self._newest_end: LoggedEvent | None = None
         """The newest event it has yielded that carries an answer, or ends a turn."""
         self._state = _BEHIND
         # True at first: a reader does not know whether there is an owner.
         self._has_owner_ended = True
         self._ask_owner_at = -inf
-        self._bell = Bell()
-        """Rung whenever there may be an item, or the end, for a reader that waits."""
+        self._bell: Bell | None = None
+        """What it waits at; made in its loop."""
+        self._wake: Callable[[], object] = _wake_none
+        """Called whenever there may be an item, or the end, for a reader that waits."""
 
     def offer(self, events: Sequence[LoggedEvent]) -> None:
         """Take events that were just committed, in order."""
@@ -433,7 +439,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
             while len(self._answers) > 2:  # noqa: PLR2004
                 del self._answers[1]
             self._note(Signal.LOOK)
-        self._bell.ring()
+        self._wake()
 
     def begin_with(self, recent: Sequence[LoggedEvent]) -> None:
         """Take all events above the cursor from their owner, before anything else is offered.
@@ -451,21 +457,27 @@ class EventReader(AsyncIterator[LoggedEvent]):
             return  # from another process, and later than the journal
         if self._takes_pieces:
             # Only the last one can have begun anew.
-            if self._answers and self._answers[-1].is_void:
+            if len(self._answers) == 1 and self._answers[0].is_void:
+                self._drop_answer()
+            elif self._answers and self._answers[-1].is_void:
                 self._answers.pop()
             self._answers.append(answer)
-            self._pieces_taken = 0 if len(self._answers) == 1 else self._pieces_taken
-            self._bell.ring()
+            self._wake()
 
     def piece_came(self) -> None:
         """Note that the answer that is being written has another piece."""
         if self._takes_pieces:
-            self._bell.ring()
+            self._wake()
 
     @property
     def is_behind(self) -> bool:
         """True while it reads from the journal."""
         return self._state is _BEHIND
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while a task waits for an event that this process writes."""
+        return self._bell is not None and self._bell.is_waiting
 
     def _note(self, signal: Signal) -> None:
         self._state = READER_TRANSITIONS[self._state][signal]
@@ -473,7 +485,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def look(self) -> None:
         """Look at the journal: it may have events that were not offered."""
         self._note(Signal.LOOK)
-        self._bell.ring()
+        self._wake()
 
     def look_for(self, seq: int) -> None:
         """Look at the journal if the event at `seq` was not yielded yet."""
@@ -484,17 +496,17 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """Note that an owner of the conversation has ended in this process."""
         self._has_owner_ended = self._has_owner_ended or is_wanted
         self._ask_owner_at = -inf
-        self._bell.ring()
+        self._wake()
 
     def deleted(self) -> None:
         """Note that the conversation was deleted."""
         self._note(Signal.DELETE)
-        self._bell.ring()
+        self._wake()
 
     def close(self) -> None:
         """Note that nothing more will be offered or can be read."""
         self._note(Signal.CLOSE)
-        self._bell.ring()
+        self._wake()
 
     def __anext__(self) -> Awaitable[LoggedEvent]:
         if self._takes_pieces:
@@ -559,36 +571,40 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def _take_due_piece(self, pieces_of: str | None) -> TextDelta | None:
         """Return what was written of the answer at the cursor, since it was last asked for."""
         while self._answers:
-            answer = self._answers[0]
-            if self._pieces_taken == len(answer.pieces) and not answer.is_over:
+            answer, taken = self._answers[0], self._pieces_taken
+            written = len(answer.pieces)
+            if answer.is_over:
+                if answer.is_void or answer.last < self._cursor:
+                    self._drop_answer()
+                    continue
+            elif taken == written:
                 return None  # most often: it has yielded all that is written so far
-            is_passed = answer.last is not None and answer.last < self._cursor
-            if not (answer.is_void or is_passed):
-                if answer.after > self._cursor:
-                    return None
-                if pieces_of is not None and pieces_of != answer.turn_id:
-                    return None
-                taken, self._pieces_taken = self._pieces_taken, len(answer.pieces)
-                if taken < self._pieces_taken:
-                    left = self._left_of(answer.piece_after(taken))
-                    if left is not None:
-                        return left
-                if answer.last is None:
-                    return None
+            if answer.after > self._cursor:
+                return None
+            if pieces_of is not None and pieces_of != answer.turn_id:
+                return None
+            if taken < written:
+                self._pieces_taken = written
+                piece = answer.pieces[taken] if taken + 1 == written else answer.piece_after(taken)
+                if self._piece_given is None:
+                    return piece
+                if (left := self._left_of(piece, self._piece_given)) is not None:
+                    return left
+            if not answer.is_over:
+                return None
             self._drop_answer()
         return None
 
-    def _left_of(self, piece: TextDelta) -> TextDelta | None:
+    def _left_of(self, piece: TextDelta, given: TextDelta) -> TextDelta | None:
         """Return what is new in a piece; None if nothing is.
 
         The pieces of another process begin anew, for all readers, when their way broke.
         """
-        given = self._piece_given
-        if given is not None and piece.offset < given.end and given.is_of_same_attempt(piece):
+        if piece.offset < given.end and given.is_of_same_attempt(piece):
             if piece.end <= given.end:
                 return None
             piece = piece.from_offset(given.end)
-        self._piece_given = piece
+        self._piece_given = None
         return piece
 
     def _has_pieces_to_come(self, logged: LoggedEvent, epoch: int) -> bool:
@@ -610,16 +626,18 @@ class EventReader(AsyncIterator[LoggedEvent]):
             return
         newest = self._answers[-1]
         if await self._wait_for_piece():
-            newest.is_void = True  # the other process is not heard; the event replaces them
+            newest.void()  # the other process is not heard; the event replaces them
 
     async def _wait_for_piece(self) -> bool:
         """Wait for the next word of another process; True if it did not come in time."""
         with anyio.move_on_after(PIECE_WAIT_S) as scope:
-            await self._bell.wait()
+            await self._wait_for_bell()
         return scope.cancelled_caught
 
     def _drop_answer(self) -> None:
-        self._answers.popleft()
+        answer = self._answers.popleft()
+        if self._pieces_taken and self._piece_given is None:
+            self._piece_given = answer.pieces[self._pieces_taken - 1]
         self._pieces_taken = 0
 
     def _given(self, logged: LoggedEvent) -> LoggedEvent:
@@ -649,8 +667,14 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def _wait(self) -> Awaitable[None]:
         # No await since nothing was found, so no offer is missed.
         if self._subscriptions.is_owned(self._conversation_id):
-            return self._bell.wait()
+            return self._wait_for_bell() if self._bell is None else self._bell.wait()
         return self._wait_for_another_process()
+
+    def _wait_for_bell(self) -> Awaitable[None]:
+        if self._bell is None:
+            self._bell = make_bell()
+            self._wake = self._bell.ring
+        return self._bell.wait()
 
     async def _wait_for_another_process(self) -> None:
         if self._answers and not self._answers[-1].is_over:
@@ -665,13 +689,13 @@ class EventReader(AsyncIterator[LoggedEvent]):
         end = self._log_end if self._cursor_id is None else self._cursor
         if self.wants_relay and self._subscriptions.want_pieces is not None:
             self._subscriptions.want_pieces(self._conversation_id)
-        try:
-            with anyio.CancelScope() as following:
-                self._bell.wake = lambda _: following.cancel()
+        with anyio.CancelScope() as following:
+            wake, self._wake = self._wake, following.cancel
+            try:
                 await self._journal.wait_for_more(self._conversation_id, after=end)
                 self._note(Signal.LOOK)
-        finally:
-            self._bell.wake = None
+            finally:
+                self._wake = wake
 
     async def _read_page(self) -> None:
         # Cleared before the journal is asked: an overflow from here on sets it again.

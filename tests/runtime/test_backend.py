@@ -2,9 +2,12 @@
 
 import asyncio
 import gc
+import sys
 import threading
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
+from weakref import ReferenceType
 
 import anyio
 import anyio.to_thread
@@ -12,7 +15,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from turnkeeper.runtime._backend import clear_stray_cancellation
-from turnkeeper.runtime.lowlevel import Bell, OneShot, thread_caller
+from turnkeeper.runtime.lowlevel import Bell, OneShot, make_bell, thread_caller
 
 pytestmark = pytest.mark.anyio
 
@@ -122,7 +125,7 @@ class TestBells:
     """A bell wakes its task again and again; asyncio steps those that are rung together at once."""
 
     async def test_each_ring_wakes_the_task_once(self) -> None:
-        bell, woken = Bell(), 0
+        bell, woken = make_bell(), 0
 
         async def wait() -> None:
             nonlocal woken
@@ -140,7 +143,7 @@ class TestBells:
         assert woken == 3
 
     async def test_a_wait_that_was_cancelled_takes_no_ring_and_the_next_one_does(self) -> None:
-        bell, woken = Bell(), []
+        bell, woken = make_bell(), []
 
         async def wait(name: str) -> None:
             await bell.wait()
@@ -159,7 +162,7 @@ class TestBells:
         assert woken == ["second"]
 
     async def test_a_ring_in_the_moment_of_a_cancellation_harms_no_one(self) -> None:
-        bells, ended = [Bell() for _ in range(4)], []
+        bells, ended = [make_bell() for _ in range(4)], []
 
         async def wait(bell: Bell) -> None:
             try:
@@ -181,7 +184,7 @@ class TestBells:
         assert len(ended) == 4
 
     async def test_a_time_limit_ends_a_wait_and_the_task_waits_again(self) -> None:
-        bell, is_cut_off, woken = Bell(), anyio.Event(), 0
+        bell, is_cut_off, woken = make_bell(), anyio.Event(), 0
 
         async def wait() -> None:
             nonlocal woken
@@ -202,7 +205,7 @@ class TestBells:
 
     async def test_a_task_that_is_woken_may_ring_others_and_its_own(self) -> None:
         """Each has its turn after those that were woken before."""
-        bells, order = [Bell() for _ in range(3)], []
+        bells, order = [make_bell() for _ in range(3)], []
 
         async def wait(number: int) -> None:
             for _ in range(2):
@@ -226,7 +229,7 @@ class TestBells:
         assert sorted(order) == [0, 0, 1, 1, 2, 2]
 
     async def test_tasks_that_follow_each_other_may_wait_for_one_bell(self) -> None:
-        bell, woken = Bell(), []
+        bell, woken = make_bell(), []
 
         async def wait(number: int) -> None:
             await bell.wait()
@@ -239,26 +242,60 @@ class TestBells:
                 bell.ring()
         assert woken == [0, 1, 2]
 
+    async def test_a_second_task_is_refused_and_the_first_one_still_woken(self) -> None:
+        bell, woken = make_bell(), 0
+
+        async def wait() -> None:
+            nonlocal woken
+            await bell.wait()
+            woken += 1
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await parked()
+            with pytest.raises(RuntimeError, match="another task waits"):
+                await bell.wait()
+            bell.ring()
+        assert woken == 1
+
+    async def test_a_bell_is_free_again_once_its_waiter_was_closed(self) -> None:
+        bell = make_bell()
+
+        async def wait() -> None:
+            await bell.wait()
+
+        left = wait()
+        left.send(None)  # to no loop
+        left.close()
+        bell.ring()
+        left = wait()
+        left.send(None)
+        left.close()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await parked()
+            bell.ring()
+
     async def test_a_bell_leaves_no_circle_for_the_garbage_collector(self) -> None:
         async def wait(bell: Bell) -> None:
             await bell.wait()
 
-        bell = Bell()
+        bell = make_bell()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait, bell)
             await parked()
             bell.ring()
-        seat = type(bell._seat)
+        kind = type(bell)
 
-        def count_seats() -> int:
-            return sum(type(one) is seat for one in gc.get_objects())
+        def count_bells() -> int:
+            return sum(type(one) is kind for one in gc.get_objects())
 
         gc.collect()
         gc.disable()
         try:
-            before = count_seats()
+            before = count_bells()
             del bell
-            assert count_seats() == before - 1
+            assert count_bells() == before - 1
         finally:
             gc.enable()
 
@@ -269,7 +306,7 @@ class TestBellsOfAsyncio:
         return "asyncio"
 
     async def test_a_native_cancellation_reaches_the_task_with_its_message(self) -> None:
-        bell = Bell()
+        bell = make_bell()
 
         async def wait() -> None:
             await bell.wait()
@@ -282,7 +319,7 @@ class TestBellsOfAsyncio:
         bell.ring()
 
     async def test_a_native_cancellation_right_after_a_ring_reaches_the_task(self) -> None:
-        bell = Bell()
+        bell = make_bell()
 
         async def wait() -> None:
             await bell.wait()
@@ -295,8 +332,24 @@ class TestBellsOfAsyncio:
         with anyio.fail_after(HUNG_S), pytest.raises(asyncio.CancelledError):
             await task
 
+    async def test_a_task_that_was_woken_and_has_ended_is_not_held(self) -> None:
+        bell = make_bell()
+
+        async def wait() -> None:
+            await bell.wait()
+
+        task = asyncio.get_running_loop().create_task(wait())
+        await parked()
+        bell.ring()
+        await task
+        ended = ReferenceType(task)
+        del task
+        await checkpoint()  # the loop's callback of its end is held as long as that runs
+        gc.collect()
+        assert ended() is None
+
     async def test_all_that_are_rung_together_take_one_callback_of_the_loop(self) -> None:
-        bells, woken = [Bell() for _ in range(50)], 0
+        bells, woken = [make_bell() for _ in range(50)], 0
 
         async def wait(bell: Bell) -> None:
             nonlocal woken
@@ -322,6 +375,35 @@ class TestBellsOfAsyncio:
             assert len(scheduled) == 1
         assert woken == 50
 
+    async def test_a_task_that_runs_the_loop_itself_has_the_others_woken(self) -> None:
+        """Notebooks do that, where a cell runs the loop that runs the notebook."""
+        bells, woken = [make_bell() for _ in range(3)], []
+        loop: Any = asyncio.get_running_loop()  # Any: one pass of it is no public method
+        if not hasattr(loop, "_run_once"):
+            pytest.skip("this loop cannot be run by its own tasks")
+
+        async def wait(number: int) -> None:
+            await bells[number].wait()
+            woken.append(number)
+            if number == 0:
+                this: Any = asyncio.current_task()  # Any: it is not None here
+                asyncio.tasks._leave_task(loop, this)
+                try:
+                    for _ in range(3):
+                        loop.call_soon(int)
+                        loop._run_once()
+                finally:
+                    asyncio.tasks._enter_task(loop, this)
+                woken.append(10)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(3):
+                tasks.start_soon(wait, number)
+            await parked()
+            for bell in bells:
+                bell.ring()
+        assert woken == [0, 1, 2, 10]
+
     async def test_the_other_tasks_are_stepped_though_one_ends_the_program(self) -> None:
         """The loop passes `SystemExit` on through the callback in which a task raises it."""
         woken: list[int] = []
@@ -333,7 +415,7 @@ class TestBellsOfAsyncio:
                 raise SystemExit
 
         async def main() -> None:
-            bells = [Bell() for _ in range(3)]
+            bells = [make_bell() for _ in range(3)]
             tasks = [
                 asyncio.get_running_loop().create_task(wait(number, bell))
                 for number, bell in enumerate(bells)
@@ -393,3 +475,59 @@ async def test_a_cancellation_by_an_enclosing_scope_is_not_stray() -> None:
             seen.append(clear_stray_cancellation(error))
             raise
     assert seen == [False]
+
+
+def test_another_thread_may_be_importing_trio(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = ModuleType("trio")  # it has no names yet
+    monkeypatch.setitem(sys.modules, "trio", begun)
+
+    async def main() -> None:
+        bell = make_bell()
+        asyncio.get_running_loop().call_later(0, bell.ring)
+        async with asyncio.timeout(HUNG_S):
+            await bell.wait()
+
+    asyncio.run(main())
+
+
+def test_a_bell_of_a_loop_that_was_closed_wakes_no_one() -> None:
+    loop = asyncio.new_event_loop()
+
+    async def wait(bell: Bell) -> None:
+        await bell.wait()
+
+    async def main() -> Bell:
+        bell = make_bell()
+        task = loop.create_task(wait(bell))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+        return bell
+
+    bell = loop.run_until_complete(main())
+    loop.close()
+    bell.ring()
+
+
+def test_a_loop_that_was_closed_is_not_held_by_the_tasks_that_were_rung() -> None:
+    async def wait(bell: Bell) -> None:
+        await bell.wait()
+
+    def run() -> tuple[Bell, ReferenceType[object]]:
+        loop = asyncio.new_event_loop()
+
+        async def main() -> Bell:
+            bell = make_bell()
+            task = loop.create_task(wait(bell))
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+            loop.call_soon(bell.ring)  # in the last pass of the loop
+            return bell
+
+        bell = loop.run_until_complete(main())
+        loop.close()
+        return bell, ReferenceType(loop)
+
+    bell, closed = run()
+    del bell
+    gc.collect()
+    assert closed() is None

@@ -645,7 +645,7 @@ PROMISES = [
         EventReader,
         "_take_due_piece",
         "answer.piece_after(taken)",
-        "answer.piece_after(min(max(1, taken), self._pieces_taken - 1))",
+        "answer.piece_after(min(max(1, taken), written - 1))",
     ),
     Mutant(
         "an answer is read from the journal before its last pieces are shown",

@@ -80,7 +80,7 @@ async def test_streams_of_one_conversation_share_the_frames_of_its_events() -> N
                 group.start_soon(read, "4")
             live = world.conversations._setup.subscriptions._live
             while len(live("alice")) < 3 or any(
-                reader.is_behind or reader._bell.wake is None for reader in live("alice")
+                reader.is_behind or not reader.is_waiting for reader in live("alice")
             ):
                 await anyio.lowlevel.checkpoint()  # until all wait for what comes
             began = world.app._service.frames.encoded

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
+from tests.actors.conversations.worlds import HeldAgent
 from tests.actors.core.logs import Maker
-from turnkeeper.actors import MemoryJournal
+from turnkeeper.actors import Conversations, MemoryJournal
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.events import (
@@ -17,6 +18,7 @@ from turnkeeper.actors.events import (
     LoggedEvent,
     TextDelta,
     TurnEndedEvent,
+    UserMessageEvent,
 )
 from turnkeeper.actors.journal import StoredRecord
 from turnkeeper.actors.owner.subscriptions import EventReader, Subscriptions
@@ -229,3 +231,22 @@ async def test_attempts_that_are_void_do_not_pile_up_in_a_reader_that_stands_sti
 async def _read_on(reader: EventReader, found: list[int]) -> None:
     while True:
         found.append((await anext(reader)).seq)
+
+
+async def test_a_second_task_at_one_iterator_is_refused_and_the_first_one_goes_on() -> None:
+    got: list[int] = []
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        conversation = conversations["c"]
+        await conversation.append(UserMessageEvent(content="first"))
+        events = conversation.events(after=1)
+
+        async def read() -> None:
+            got.append((await anext(events)).seq)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read)
+            await anyio.wait_all_tasks_blocked()
+            with pytest.raises(RuntimeError, match="an iterator of its own"):
+                await anext(events)
+            await conversation.append(UserMessageEvent(content="second"))
+    assert got == [2]
