@@ -354,9 +354,9 @@ def _days(conninfo: str, *, kept: int, days: int, renewals: int) -> Iterator[Mea
                 node.do("delete", names=old)
                 for _ in range(renewals // days):
                     connection.execute(RENEW, renewal)
-                for table, (_, _, _, left) in _table_stats(connection, name).items():
+                for table, (_, _, _, many) in _table_stats(connection, name).items():
                     if table in dead:
-                        dead[table].append(float(left))
+                        dead[table].append(float(many))
             reader.leave()
             node.leave()
         vacuums = _vacuums(connection, name)
