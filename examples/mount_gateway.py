@@ -2,7 +2,8 @@
 
 What it teaches: `Conversations` live as long as the application; `gateway.app` is mounted in it;
 `authenticate` turns a request into one of your users, and from then on no user can name, see or
-guess the conversations of another; `share` lets several of them into one.
+guess the conversations of another; `share` lets several of them into one; a signal drains, so that
+open streams end and the server stops.
 
     python examples/mount_gateway.py                       asks itself as two users
     uvicorn --app-dir examples mount_gateway:application   serves it
@@ -10,8 +11,11 @@ guess the conversations of another; `share` lets several of them into one.
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import FrameType
 
 import anyio
 import httpx
@@ -41,16 +45,32 @@ async def share(_: gateway.Principal, name: str) -> gateway.Place | None:
 
 
 conversations = Conversations(support, journal=MemoryJournal())
+chats = gateway.app(conversations, authenticate=authenticate, share=share)
 
 
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
     async with conversations:
+        drain_on_sigterm()
         yield
 
 
+def drain_on_sigterm(grace_s: float = 5.0) -> None:
+    """Drain when the server is told to stop: it waits for streams, which drain ends."""
+    stop = signal.getsignal(signal.SIGTERM)  # the server's own
+    if not callable(stop):
+        return  # no server: `main` asks by itself
+    loop = asyncio.get_running_loop()
+
+    def drain(number: int, frame: FrameType | None) -> None:
+        stop(number, frame)
+        asyncio.run_coroutine_threadsafe(chats.drain(grace_s), loop)
+
+    signal.signal(signal.SIGTERM, drain)
+
+
 application = FastAPI(lifespan=lifespan)
-application.mount("/chat", gateway.app(conversations, authenticate=authenticate, share=share))
+application.mount("/chat", chats)
 
 
 @application.get("/")
