@@ -75,6 +75,8 @@ class Folded:
     def __init__(self, *, limits: Limits = Limits()) -> None:
         self.seq = 0
         """The position of the last event that was folded; 0 before the first."""
+        self.restored_seq = 0
+        """The position of the snapshot that it was read from; 0 if from none."""
         self.turns = TurnTable()
         self.condensed_turns = _NO_IDS
         """The turns that run or have events in the view, and of which a part is forgotten."""
@@ -301,7 +303,7 @@ class Folded:
         self._answered_response = response
 
     def _restore(self, folds: StoredFolds) -> Slices[None]:
-        self.seq = folds.seq
+        self.seq = self.restored_seq = folds.seq
         self.turns = folds.turns
         self.condensed_turns = frozenset(folds.condensed_turns)
         self.is_turn_too_long = folds.is_turn_too_long

@@ -261,7 +261,7 @@ class ConversationActor(Actor[Command | Query]):
             self._conversation_id, claim.epoch, self._setup.settings, state
         )
         self._show_state()
-        self._snapshot_seq = state.seq
+        self._snapshot_seq = state.restored_seq
         self._listed_seq = None
         if enforced_away or self._is_wanted:
             ports = self._setup.ports

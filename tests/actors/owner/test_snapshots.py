@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import anyio
 import pytest
 
 from tests.actors.conversations.worlds import HeldAgent
@@ -13,6 +14,8 @@ from turnkeeper.actors import (
     MemoryJournal,
     RollingCondenser,
 )
+from turnkeeper.actors.core.records import encode_record
+from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.journal import Snapshot, StoredRecord
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +58,28 @@ async def test_activation_reads_the_snapshot_and_the_tail_after_it() -> None:
         await (await conversations["c"].send("B")).end()
         # The same as from the whole log.
         assert list(view) == list((await conversations["c"].at(length)).view)
+
+
+async def test_an_owner_that_had_to_read_a_long_log_writes_a_snapshot_with_its_first_commit() -> (
+    None
+):
+    """Else each activation of a log that was imported would read all of it again."""
+    journal = CountingJournal()
+    async with journal:
+        epoch = (await journal.claim("c")).epoch
+        records = [encode_record(UserMessageEvent(content=f"{n}")) for n in range(300)]
+        await journal.append("c", records, epoch=epoch, expected_seq=1, is_unfinished=False)
+
+    async with Conversations(HeldAgent(), journal=journal) as conversations:
+        await conversations["c"].append(UserMessageEvent(content="one more"))
+        with anyio.fail_after(5):
+            while await journal.read_snapshot("c") is None:
+                await anyio.lowlevel.checkpoint()
+    journal.records_read = 0
+    async with Conversations(HeldAgent(), journal=journal) as conversations:
+        await conversations["c"].view()
+
+    assert journal.records_read == 0
 
 
 @pytest.mark.parametrize("damage", ["older version", "not json", "another shape"])
