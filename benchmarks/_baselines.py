@@ -50,8 +50,8 @@ SHORT = Baseline(
 SMALL = Baseline(
     "Ourselves, beside less",
     "the same call of ours where there is less of what the row is about. Rows without a goal grow "
-    "by their nature: each reader is woken for each event; a conversation is opened and forked from "
-    "its snapshot, which holds its view, and its newest message ids up to a bound.",
+    "by their nature: each reader is woken for each event; a conversation is opened and forked "
+    "from its snapshot, which holds its view, and its newest message ids up to a bound.",
     unfair_to_it=SHORT.unfair_to_it,
 )
 LOOP = Baseline(
@@ -366,7 +366,7 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(
             r"(append|send)_by_readers",
             "{0}, by readers: each is woken, for the price in `pauses.reader_event_…`",
-            SHORT,
+            SMALL,
         ),
         Figure(r"(\w+?)_by_known_ids", "{0}, by message ids that the log knows", SMALL),
         Figure(r"(\w+?)_by_(\w+)", "{0}, by {1}", SMALL),

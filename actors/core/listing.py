@@ -105,9 +105,8 @@ class ListedFold:
         # By kind: where a class of pydantic does not match, that costs ten times as much.
         match event.kind:
             case "user_message" | "agent_message":
-                if not _is_chat(event):
-                    return self._active(_microseconds(event))
-                return self._with_last((event,), _microseconds(event))
+                at = _microseconds(event)
+                return self._after(event, at) if _is_chat(event) else self._active(at)
             case "retraction":
                 assert isinstance(event, RetractionEvent), event.kind
                 if self.last_id in event.retracted_event_ids:
@@ -136,15 +135,21 @@ class ListedFold:
 
     def _with_last(self, newest_first: Iterable[Event], active_us: int) -> ListedFold:
         """Return the fold with the first chat message of these as the last one."""
-        last_by: Literal["", "user", "agent"] = ""
-        last_id = said = ""
         for event in newest_first:
             if _is_chat(event):
-                last_by = "user" if event.kind == "user_message" else "agent"
-                last_id, said = event.id, event.content[:SHOWN_LENGTH]
-                break
+                return self._after(event, active_us)
+        return ListedFold(self.created_us, active_us, "", "", "", self.parent, self.parent_seq)
+
+    def _after(self, last: UserMessageEvent | AgentMessageEvent, active_us: int) -> ListedFold:
+        """Return the fold with this chat message as the last one."""
         return ListedFold(
-            self.created_us, active_us, last_id, last_by, said, self.parent, self.parent_seq
+            self.created_us,
+            active_us,
+            last.id,
+            "user" if last.kind == "user_message" else "agent",
+            last.content[:SHOWN_LENGTH],
+            self.parent,
+            self.parent_seq,
         )
 
 

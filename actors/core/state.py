@@ -42,7 +42,7 @@ from .snapshots import (
     run_whole,
 )
 from .status import MOVING_KINDS, AgentExecutionStatus, StatusFold
-from .stuck import RecentlySeen
+from .stuck import NONE_SEEN, RecentlySeen
 from .turn_table import TURN_KINDS, TurnTable
 from .view import CHANGING_KINDS, View, ViewFold
 
@@ -82,7 +82,7 @@ class Folded:
         """The turns that run or have events in the view, and of which a part is forgotten."""
         self.is_turn_too_long = False
         """True while the running turn has requested a condensation that has not come yet."""
-        self.recently_seen = RecentlySeen()
+        self.recently_seen = NONE_SEEN
         self._metrics = _NO_METRICS
         self._new_usages: tuple[TokenUsage, ...] = ()
         """The newest model calls, which `_metrics` has not in it yet."""
@@ -219,7 +219,7 @@ class Folded:
             self.event_id_max = event.id
         if is_seen_by_model(event):
             left = self._view.fold(event)
-            self.recently_seen.fold(event)
+            self.recently_seen = self.recently_seen.fold(event)
         else:
             left = self._view.fold(event) if kind in CHANGING_KINDS else ()
         if left:
@@ -307,7 +307,7 @@ class Folded:
         self.turns = folds.turns
         self.condensed_turns = frozenset(folds.condensed_turns)
         self.is_turn_too_long = folds.is_turn_too_long
-        self.recently_seen = RecentlySeen(folds.recently_seen)
+        self.recently_seen = RecentlySeen.of(folds.recently_seen)
         self._metrics, self._new_usages = folds.metrics, ()
         self.task_list = folds.task_list
         self.details = folds.details

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from ..errors import InvalidInput
 from ..events import (
@@ -24,7 +24,7 @@ from ..events import (
     UserMessageEvent,
 )
 
-__all__ = ["Circle", "CircleName", "RecentlySeen", "SeenEvent", "StuckDetector"]
+__all__ = ["NONE_SEEN", "Circle", "CircleName", "RecentlySeen", "SeenEvent", "StuckDetector"]
 
 SEEN_MAX = 20
 
@@ -40,34 +40,35 @@ class SeenEvent:
     has_failed: bool = False
 
 
-class RecentlySeen:
+class RecentlySeen(tuple[SeenEvent | LLMConvertibleEvent, ...]):
     """The newest events that the model saw since the last user message: a bounded fold of the log.
 
-    A condensation takes nothing from it, so a circle is found although a part of it is forgotten.
+    Oldest first; a value, replaced at each event. A condensation takes nothing from it, so a circle
+    is found although a part of it is forgotten.
     """
 
-    __slots__ = ("_newest",)
+    __slots__ = ()
 
-    def __init__(self, newest: Iterable[SeenEvent] = ()) -> None:
-        # Made anew with each event, and shown as it is after each commit.
-        self._newest: tuple[SeenEvent | LLMConvertibleEvent, ...] = tuple(newest)[-SEEN_MAX:]
+    @classmethod
+    def of(cls, newest: Sequence[SeenEvent]) -> RecentlySeen:
+        """Return those that a snapshot has kept."""
+        return cls(newest[-SEEN_MAX:])
 
-    def fold(self, event: LLMConvertibleEvent) -> None:
-        """Advance by one event that the model sees."""
+    def fold(self, event: LLMConvertibleEvent) -> RecentlySeen:
+        """Return those after this event, which the model sees."""
         # By kind first: pydantic makes `isinstance` slow.
         match event.kind:
             case "user_message" if isinstance(event, UserMessageEvent) and not event.is_reminder:
-                self._newest = ()
+                return NONE_SEEN
             case _:
-                self._newest = (*self._newest[1 - SEEN_MAX :], event)
-
-    def newest(self) -> tuple[SeenEvent | LLMConvertibleEvent, ...]:
-        """Return the newest events, oldest first."""
-        return self._newest
+                return RecentlySeen((*self[1 - SEEN_MAX :], event))
 
     def stored(self) -> tuple[SeenEvent, ...]:
         """Return them as a snapshot keeps them."""
-        return tuple(_seen(event) for event in self._newest)
+        return tuple(_seen(event) for event in self)
+
+
+NONE_SEEN: Final = RecentlySeen()
 
 
 CircleName: TypeAlias = Literal[

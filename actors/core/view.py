@@ -67,17 +67,17 @@ class Derivation(Protocol[T_co]):
         """Return the value for the events so far; later events do not change it."""
 
 
-class _SharedEvents:
+class _SharedEvents(list[LLMConvertibleEvent]):
     """The events that all snapshots between two condensations share.
 
-    Invariant: `events` only grows, and only the fold that made this object appends to it. A
-    snapshot covers as many events as there were when it was taken, so it never sees later ones.
+    Invariant: it only grows, and only the fold that made it appends to it. A snapshot covers as
+    many events as there were when it was taken, so it never sees later ones.
     """
 
-    __slots__ = ("_derived", "_lock", "events")
+    __slots__ = ("_derived", "_lock")
 
-    def __init__(self, events: list[LLMConvertibleEvent]) -> None:
-        self.events = events
+    def __init__(self, events: Iterable[LLMConvertibleEvent]) -> None:
+        super().__init__(events)
         self._derived: dict[Hashable, Derivation[Any]] | None = None
         self._lock: threading.Lock | None = None
 
@@ -133,7 +133,7 @@ class View(Sequence[LLMConvertibleEvent]):
         self._turn_id = turn_id
         self._protected: frozenset[str] | None = None
         self._shared = shared
-        self._length = len(shared.events)
+        self._length = len(shared)
         # The arguments of its `ManipulationIndices`.
         self._settled = settled = index.settled
         self._settled_count = len(settled)
@@ -185,7 +185,7 @@ class View(Sequence[LLMConvertibleEvent]):
             if kept is None:
                 kept = derived[key] = make()
             if kept.length <= self._length:
-                for event in shared.events[kept.length : self._length]:
+                for event in shared[kept.length : self._length]:
                     kept.fold(event)
                 return kept.result()
         fresh = make()
@@ -214,7 +214,7 @@ class View(Sequence[LLMConvertibleEvent]):
         return self._length
 
     def __iter__(self) -> Iterator[LLMConvertibleEvent]:
-        return islice(self._shared.events, self._length)
+        return islice(self._shared, self._length)
 
     @overload
     def __getitem__(self, at: int) -> LLMConvertibleEvent: ...
@@ -222,10 +222,10 @@ class View(Sequence[LLMConvertibleEvent]):
     def __getitem__(self, at: slice) -> Sequence[LLMConvertibleEvent]: ...
     def __getitem__(self, at: int | slice) -> LLMConvertibleEvent | Sequence[LLMConvertibleEvent]:
         if isinstance(at, slice):
-            return tuple(self._shared.events[n] for n in range(*at.indices(self._length)))
+            return tuple(self._shared[n] for n in range(*at.indices(self._length)))
         if not -self._length <= at < self._length:
             raise IndexError(at)
-        return self._shared.events[at % self._length]
+        return self._shared[at % self._length]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, View):
@@ -281,7 +281,7 @@ class ViewFold:
         """Check also the events that leave the view; an owner's admission has done so already."""
         self._is_suspect = False
         self.index = ViewIndex()
-        self._replace_events(list(events))
+        self._replace_events(events)
 
     @classmethod
     def from_events(
@@ -304,7 +304,7 @@ class ViewFold:
     def restore(self, events: Iterable[LLMConvertibleEvent]) -> None:
         """Put events behind those of the view as they are: they come from another fold's view."""
         for event in events:
-            self._shared.events.append(event)
+            self._shared.append(event)
             self.index.fold(event)
 
     def snapshot(self, running_turn_id: str | None = None, *, seq: int = 0) -> View:
@@ -316,15 +316,15 @@ class ViewFold:
     @property
     def events(self) -> Sequence[LLMConvertibleEvent]:
         """The events of the view as it stands; read them at once, the list goes on growing."""
-        return self._shared.events
+        return self._shared
 
     @property
     def last_event(self) -> LLMConvertibleEvent | None:
-        return self._shared.events[-1] if self._shared.events else None
+        return self._shared[-1] if self._shared else None
 
     def copy(self) -> ViewFold:
         """Return an independent fold that goes on from here; O(view)."""
-        return ViewFold(self._shared.events, unhandled_request=self._request)
+        return ViewFold(self._shared, unhandled_request=self._request)
 
     @property
     def is_suspect(self) -> bool:
@@ -341,7 +341,7 @@ class ViewFold:
                 assert isinstance(event, SystemPromptEvent), event.kind
                 if event.goes_first:
                     return self._put_first(event)
-            self._shared.events.append(event)
+            self._shared.append(event)
             self.index.fold(event)
         elif event.kind in CHANGING_KINDS:
             if isinstance(event, CondensationEvent):
@@ -358,12 +358,12 @@ class ViewFold:
             self.watches = False
             return ()
         self.watches = False
-        return self._remove(facts.find_violations(self._shared.events))
+        return self._remove(facts.find_violations(self._shared))
 
     def _watch(self, event_ids: Sequence[str], summary_offset: int | None) -> None:
         if self.watches and not self.is_suspect and (event_ids or summary_offset is not None):
             ids = frozenset(event_ids)
-            torn = find_torn(self._shared.events, self.index.open_calls, ids, summary_offset)
+            torn = find_torn(self._shared, self.index.open_calls, ids, summary_offset)
             self._is_suspect = torn is not None
 
     def _retract(self, event: RetractionEvent) -> tuple[LLMConvertibleEvent, ...]:
@@ -384,13 +384,13 @@ class ViewFold:
                 turn_id=event.turn_id,
                 content=event.summary,
             )
-            events = self._shared.events.copy()
+            events = self._shared.copy()
             events.insert(event.summary_offset, summary)
             self._replace_events(events)
         return left
 
     def _put_first(self, prompt: SystemPromptEvent) -> tuple[LLMConvertibleEvent, ...]:
-        events = self._shared.events
+        events = self._shared
         if self.watches and self.index.open_calls:
             self._is_suspect = True  # admission lets nothing but a result follow an open call
         left = tuple(event for event in events[:1] if isinstance(event, SystemPromptEvent))
@@ -399,17 +399,17 @@ class ViewFold:
 
     def _remove(self, event_ids: Sequence[str]) -> tuple[LLMConvertibleEvent, ...]:
         ids = frozenset(event_ids)
-        left = tuple(event for event in self._shared.events if event.id in ids) if ids else ()
+        left = tuple(event for event in self._shared if event.id in ids) if ids else ()
         if left:
-            self._replace_events([event for event in self._shared.events if event.id not in ids])
+            self._replace_events([event for event in self._shared if event.id not in ids])
         return left
 
-    def _replace_events(self, events: list[LLMConvertibleEvent]) -> None:
+    def _replace_events(self, events: Iterable[LLMConvertibleEvent]) -> None:
         # A log that was suspect stays so, even if the event at fault has left the view.
         self._is_suspect = self.is_suspect
         self._shared = _SharedEvents(events)
         self.index = ViewIndex()
-        for event in events:
+        for event in self._shared:
             self.index.fold(event)
 
 

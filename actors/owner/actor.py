@@ -721,7 +721,7 @@ class ConversationActor(Actor[Command | Query]):
         state = self._working.state
         turns = state.turns
         self.view = state.view
-        self.recently_seen = state.recently_seen.newest()
+        self.recently_seen = state.recently_seen
         self.metrics = state.metrics
         self._seq = state.seq
         self.steps = state.iteration

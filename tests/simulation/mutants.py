@@ -417,8 +417,8 @@ PROMISES = [
         "a view that was handed out grows",
         View,
         "__iter__",
-        "islice(self._shared.events, self._length)",
-        "iter(self._shared.events)",
+        "islice(self._shared, self._length)",
+        "iter(self._shared)",
     ),
     Mutant(
         "a refused command leaves its events in the working state",

@@ -62,7 +62,7 @@ _check_all_laws_shortly = _look_shortly(_drawn_logs(_check))
 _MUTANTS: list[tuple[object, str, str, str]] = [
     # (where, which function, the line, what it becomes)
     (ViewFold, "_condense", "self._request = False", "pass"),
-    (ViewFold, "_condense", "events = self._shared.events.copy()", "events = self._shared.events"),
+    (ViewFold, "_condense", "events = self._shared.copy()", "events = self._shared"),
     (ViewFold, "_condense", 'id=f"{event.id}-summary"', "id=event.id"),
     (ViewFold, "_remove", "if event.id not in ids", "if event.id != event_ids[0]"),
     (ViewFold, "_replace_events", "self.index.fold(event)", "pass"),

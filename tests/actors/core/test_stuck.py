@@ -164,7 +164,7 @@ def test_a_condensation_in_the_middle_of_a_circle_does_not_hide_it() -> None:
             assert restored == folded
             assert restored is not None
             folded = restored
-        circle = detector.find_circle(folded.recently_seen.newest())
+        circle = detector.find_circle(folded.recently_seen)
         found.append(circle is not None and circle.is_stuck)
     assert found == [False, False, False, True]
     assert detector.find_circle(folded.view) is None, "the view alone does not show it"
@@ -175,10 +175,10 @@ def test_what_was_recently_seen_is_bounded_and_ends_with_a_user_message() -> Non
     folded = Folded()
     for n in range(40):
         folded.fold(make.agent(f"{n}"))
-    assert len(folded.recently_seen.newest()) == 20
+    assert len(folded.recently_seen) == 20
     folded.fold(make.user("a reminder", is_reminder=True))
-    assert len(folded.recently_seen.newest()) == 20
+    assert len(folded.recently_seen) == 20
     folded.fold(make.user())
-    assert folded.recently_seen.newest() == ()
+    assert folded.recently_seen == ()
     with pytest.raises(InvalidInput):
         StuckDetector(window=21)

@@ -338,7 +338,7 @@ async def test_a_view_that_is_not_the_fold_of_its_log_fails_the_owner_and_is_mad
         chat = conversations["c"]
         await (await chat.send("A")).end()
         with runtime.events.subscribe(Failure) as failures:
-            (await chat.view())._shared.events.append(UserMessageEvent(content="slipped in"))
+            (await chat.view())._shared.append(UserMessageEvent(content="slipped in"))
 
             await (await chat.send("B")).end()
 
