@@ -303,7 +303,8 @@ class Folded:
         self._answered_response = response
 
     def _restore(self, folds: StoredFolds) -> Slices[None]:
-        self.seq = self.restored_seq = folds.seq
+        self.seq = folds.seq
+        self.restored_seq = folds.seq
         self.turns = folds.turns
         self.condensed_turns = frozenset(folds.condensed_turns)
         self.is_turn_too_long = folds.is_turn_too_long

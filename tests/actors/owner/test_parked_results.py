@@ -15,6 +15,7 @@ from turnkeeper.actors import (
 from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.errors import ResultNotKept
 from turnkeeper.actors.events import ActionEvent, ObservationEvent, UserMessageEvent
+from turnkeeper.runtime import Ports, Runtime
 from turnkeeper.runtime.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio
@@ -164,3 +165,30 @@ async def test_a_parked_result_is_not_acknowledged_when_its_owner_stops() -> Non
         await conversations._region.stop_actor("c")  # type: ignore[union-attr] # it is open
 
     assert errors == ["1"]
+
+
+async def test_a_result_that_is_parked_in_the_batch_that_releases_another_is_not_taken_for_it() -> (
+    None
+):
+    """Found by the simulator, seed 510005863: at one time, with no ids drawn, the two are equal."""
+    ports = Ports(now=lambda: 1_700_000_000.0)
+    async with (
+        Runtime(ports=ports) as runtime,
+        Conversations(HeldAgent(), journal=MemoryJournal(), runtime=runtime) as conversations,
+    ):
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+        async with anyio.create_task_group() as group:
+            for n, call_id in enumerate("12", start=1):
+                group.start_soon(append_parked, chat, call_id)
+                await until_parked(conversations, n)
+            await chat.append(call("1"))
+            group.start_soon(append_parked, chat, "9")
+            with anyio.fail_after(5):
+                while await log_of(chat) != ["u:go", "call", "result"]:
+                    await anyio.lowlevel.checkpoint()
+
+            await chat.append(UserMessageEvent(content="more"))
+
+            assert await log_of(chat) == ["u:go", "call", "result", "u:more"]
+            group.cancel_scope.cancel()
