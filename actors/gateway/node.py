@@ -167,9 +167,10 @@ class Node:
         self._limits = limits
         self._ports = ports if ports is not None else Ports()
         self._seen = Seen(keys, self._ports.now, self._ports.monotonic)
-        self._client = NodeClient(monotonic=self._ports.monotonic, answer_s=limits.answer_s)
+        self._make_client()
         self._here: ThisNode | None = None
         self._group: TaskGroup | None = None
+        """These two are there from the entering until it is left."""
         self._relays: dict[str, anyio.Event] = {}
         """The conversations whose pieces are asked for, each with the way to make it look now."""
         self._asking: dict[anyio.CancelScope, _Asked] = {}
@@ -182,6 +183,7 @@ class Node:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self._group = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(self._make_client)  # what is still under way keeps the closed one
             stack.push_async_callback(self._client.aclose)
             stack.callback(self._group.cancel_scope.cancel)
             self._here = self._conversations.join(self)
@@ -189,9 +191,16 @@ class Node:
             self._stack = stack.pop_all()
         return self
 
+    def _make_client(self) -> None:
+        self._client = NodeClient(monotonic=self._ports.monotonic, answer_s=self._limits.answer_s)
+
     def _leave(self) -> None:
+        """Take nothing and ask nothing from now on, and give up the answers that are on the way."""
         self._conversations.leave_nodes()
-        self._group = None  # a command that was already looking for its owner is not forwarded
+        self._here = self._group = None
+        self._is_looking = False
+        for scope in self._asking:
+            scope.cancel()
 
     async def __aexit__(self, *exc_info: object) -> bool | None:
         return await self._stack.__aexit__(*exc_info)  # type: ignore[arg-type]  # as they came
@@ -204,7 +213,7 @@ class Node:
         if path is None or not _RUN.fullmatch(path):
             raise NotReached  # a process that is no node
         if self._group is None:
-            raise NotReached  # this node has left the others
+            raise NotReached  # this node was left after the command had been taken
         body = encode_ask(conversation_id, command)
         target = f"{path}/ask"
         try:
@@ -230,9 +239,9 @@ class Node:
 
         Raises `Unreachable`, and `Broken` if the answer did not come.
         """
-        scope = anyio.CancelScope()
         group = self._group
-        assert group is not None, "a command is forwarded by a node that has left the others"
+        assert group is not None, "a command of a node that is not entered"
+        scope = anyio.CancelScope()
         if not self._is_looking:
             self._is_looking = True
             group.start_soon(self._give_up_on_moved_owners)
@@ -242,7 +251,7 @@ class Node:
                 return await self._client.post(address, target, self._signed(target, body), body)
         finally:
             del self._asking[scope]
-        raise Broken("its process does not own the conversation any more")
+        raise Broken("its process does not own the conversation any more, or this node was left")
 
     async def _give_up_on_moved_owners(self) -> None:
         """Give up each answer whose process has lost the conversation; end with the last command.
@@ -267,7 +276,8 @@ class Node:
     async def _has_moved(self, conversation_id: str, address: str) -> bool:
         """Return True if the journal says that the process at this address is not the owner."""
         here = self._here
-        assert here is not None, "a command of a node that was not entered"
+        if here is None:
+            return False  # this node was left, which has given all answers up
         try:
             return await here.has_moved(conversation_id, address)
         except Exception:  # noqa: BLE001 - it must not end what else this node does

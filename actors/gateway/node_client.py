@@ -49,6 +49,7 @@ class NodeClient:
         self._monotonic = monotonic
         self._answer_s = answer_s
         self._idle: dict[str, deque[tuple[float, _Connection]]] = {}
+        self._is_closed = False
 
     async def post(
         self, address: str, target: str, headers: list[tuple[str, str]], body: bytes
@@ -103,7 +104,8 @@ class NodeClient:
             await connection.cut()
 
     async def aclose(self) -> None:
-        """Cut the idle connections."""
+        """Cut the idle connections, and keep none from now on."""
+        self._is_closed = True
         idle, self._idle = self._idle, {}
         for kept in idle.values():
             for _, connection in kept:
@@ -127,6 +129,9 @@ class NodeClient:
         return _Connection(stream, parts.netloc)
 
     async def _keep(self, address: str, connection: _Connection) -> None:
+        if self._is_closed:
+            await connection.cut()
+            return
         kept = self._idle.pop(address, deque())
         self._idle[address] = kept  # behind those that were asked for longer ago
         kept.append((self._monotonic() + IDLE_S, connection))

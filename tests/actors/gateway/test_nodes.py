@@ -540,6 +540,44 @@ async def test_an_owner_that_stands_still_past_its_lease_is_not_waited_for(
         assert (owner.agent.turns, other.agent.turns) == (["one"], ["two"])
 
 
+async def test_an_answer_is_not_waited_for_once_its_node_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = Looks(monkeypatch)
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine(limits=LOOKING, has_node=False)
+        await owner.answered("one")
+        owner.behind.still = anyio.Event()
+        node = other.behind.node
+        assert node is not None
+
+        async def send() -> None:
+            with pytest.raises(OutcomeUnknown, match="it may have happened"):
+                await other.conversations["alice"].send("two", message_id="m2")
+
+        async with anyio.create_task_group() as group, node:
+            group.start_soon(send)
+            await looks.some()
+        # Entered again, it looks again if those that it asks are still the owners.
+        async with node, anyio.create_task_group() as group:
+            group.start_soon(send)
+            await looks.some()
+            await owner.conversations.journal.__aexit__(None, None, None)  # as its lease runs out
+        owner.behind.still.set()
+
+
+async def test_a_node_that_was_left_takes_no_command_of_another() -> None:
+    async with cluster() as made:
+        machine = await made.machine(has_node=False)
+        node, forger = machine.behind.node, await made.forger(machine)
+        assert node is not None
+        async with node:
+            pass
+
+        body = encode_ask("alice", Interrupt(None))
+        assert await forger.ask(body, forger.signed(body, f"{forger.path}/ask")) == 404
+
+
 async def test_a_conversation_whose_owner_has_gone_is_taken_over_by_the_node_that_is_asked() -> (
     None
 ):
