@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import Literal, ParamSpec, Self, TypeVar
 
@@ -25,6 +26,10 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from .conversations.conversations import Conversations
 
 __all__ = ["Blocking"]
+
+_BEGINS_S_MAX = 10.0
+"""Leaving waits so long for calls that are about to begin; the loop takes them at once."""
+_NOT_OPEN = "not open; use `with Blocking(conversations) as call`"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,12 +52,18 @@ class Blocking:
         self._portal: BlockingPortal | None = None
         self._process = 0
         self._loop_thread = 0
+        self._begins = threading.Condition()
+        self._beginning = 0
+        """How many calls are on their way into the loop."""
+        self._is_left = False
 
     def __enter__(self) -> Self:
         """Start the thread and open the conversations. Raises as entering them does."""
         with ExitStack() as stack:
             portal = stack.enter_context(start_blocking_portal(self._backend))
             self._loop_thread = portal.call(threading.get_ident)
+            self._is_left = False
+            stack.callback(self._take_no_more)
             stack.enter_context(portal.wrap_async_context_manager(self._conversations))
             self._portal, self._process = portal, os.getpid()
             self._exit_stack = stack.pop_all()
@@ -127,20 +138,45 @@ class Blocking:
                 return await run()
             raise RuntimeError("cancelled, because the calling thread was interrupted")
 
+        async def cancel() -> None:
+            assert scope is not None, "there is one to cancel"
+            scope.cancel()
+
         try:
             # A wait with an end, however far, can be interrupted on every platform.
-            return portal.start_task_soon(run_in_scope).result(threading.TIMEOUT_MAX)
+            return self._begin(portal, run_in_scope).result(threading.TIMEOUT_MAX)
         except BaseException:
             # An interrupt may come before there is a future to cancel.
             is_left = True
             if scope is not None:
                 with suppress(RuntimeError):  # the loop was left meanwhile: nothing runs there
-                    portal.start_task_soon(scope.cancel)
+                    self._begin(portal, cancel)
             raise
+
+    def _begin(self, portal: BlockingPortal, function: Callable[[], Awaitable[T]]) -> Future[T]:
+        """Start a function in the loop, which does not end before it has been started.
+
+        In a loop that has just ended it would wait for ever.
+        """
+        with self._begins:
+            if self._is_left:
+                raise RuntimeError(_NOT_OPEN)
+            self._beginning += 1
+        try:
+            return portal.start_task_soon(function)
+        finally:
+            with self._begins:
+                self._beginning -= 1
+                self._begins.notify_all()
+
+    def _take_no_more(self) -> None:
+        with self._begins:
+            self._is_left = True
+            self._begins.wait_for(lambda: not self._beginning, _BEGINS_S_MAX)
 
     def _open_portal(self) -> BlockingPortal:
         if self._portal is None:
-            raise RuntimeError("not open; use `with Blocking(conversations) as call`")
+            raise RuntimeError(_NOT_OPEN)
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"opened in process {self._process}, and this is process {os.getpid()}: a thread "

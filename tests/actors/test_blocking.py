@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from traceback import walk_stack
@@ -174,6 +175,45 @@ def test_a_call_is_refused_outside_of_the_block_and_in_a_forked_process(
         assert not call(conversations["c"].exists)
     with pytest.raises(RuntimeError, match=r"not open|were left"):
         call(conversations["c"].exists)
+
+
+class WatchedJournal(MemoryJournal):
+    """Says when it is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_left = threading.Event()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await super().__aexit__(None, None, None)
+        self.is_left.set()
+
+
+def test_a_call_that_is_about_to_begin_as_the_block_is_left_ends(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have come to a loop that had ended, and nothing would have answered it."""
+    journal = WatchedJournal()
+    opened = Blocking(Conversations(echo, journal=journal), backend=backend)
+    with ThreadPoolExecutor(1) as threads:
+        with opened as call:
+            portal, begins = call._portal, threading.Event()
+            assert portal is not None
+            start = portal.start_task_soon
+
+            def start_late(*args: Any) -> Any:  # noqa: ANN401 - as the portal's own
+                begins.set()
+                assert journal.is_left.wait(60)
+                for thread in threading.enumerate():
+                    if thread.ident == call._loop_thread:
+                        thread.join(0.1)  # it would end now, if that were not waited for
+                return start(*args)
+
+            monkeypatch.setattr(portal, "start_task_soon", start_late)
+            late = threads.submit(call, partial(anyio.sleep, 0))
+            assert begins.wait(60)
+            monkeypatch.undo()
+        assert late.result(60) is None
 
 
 def test_a_journal_that_cannot_be_opened_leaves_no_thread(tmp_path: Path, backend: Backend) -> None:
