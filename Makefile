@@ -73,9 +73,11 @@ quick: $(VENV)/installed
 	$(PYTEST) $(ON_ALL_CORES) --backend asyncio -m 'not slow and not sweep' tests/runtime \
 	    tests/actors/core tests/actors/values tests/contract/test_journal.py::TestMemoryJournal
 
-# After an interruption it goes on: what has passed at a commit is kept until all has.
+# After an interruption it goes on: what has passed at a commit is kept until all has. A test that
+# takes seconds of a usual run may take an hour of this one.
 sweep: $(VENV)/installed
-	$(PYTEST) $(ON_ALL_CORES) --whole -m sweep --done $(SWEPT) $(if $(PART),--part $(PART))
+	$(PYTEST) $(ON_ALL_CORES) --whole -m sweep -o faulthandler_timeout=3600 \
+	    --done $(SWEPT) $(if $(PART),--part $(PART))
 	@rm -f $(SWEPT)
 
 test-all-pythons:
