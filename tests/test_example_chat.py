@@ -26,7 +26,7 @@ from tests.drawn import drawn
 pty = pytest.importorskip("pty", reason="pseudo-terminals are a thing of POSIX")
 
 CHAT = Path(__file__).parents[1] / "examples" / "chat.py"
-WAIT_S_MAX = 60.0
+WAIT_S_MAX = 240.0
 RUN_WITH_CTRL_C = """
 import runpy, signal, sys
 

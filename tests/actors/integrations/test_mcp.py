@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.costly, pytest.mark.in_parts(4)]
 SERVER = Path(__file__).with_name("mcp_server.py")
 PAGE = Path(__file__).parents[3] / "docs" / "mcp.md"
 STDIO = StdioServerParameters(command=sys.executable, args=[str(SERVER)])
-WAIT_MAX_S = 60.0
+WAIT_MAX_S = 240.0
 
 
 @asynccontextmanager
