@@ -163,6 +163,14 @@ def serve(
             "reached.",
         ),
     ] = DATABASE_WAIT_S,
+    end_unfinished: Annotated[
+        bool,
+        typer.Option(
+            "--end-unfinished",
+            help="End the turns that a killed process left, as interrupted. Without it, an agent "
+            "that can be run again goes on with them.",
+        ),
+    ] = False,
     backend: Annotated[
         Backend,
         typer.Option(
@@ -228,6 +236,7 @@ def serve(
                 backend=backend,
                 nodes=nodes,
                 recover_every_s=lease,
+                ends_unfinished=end_unfinished,
                 database_wait_s=0.0 if postgres is None else database_wait,
             )
             listening.enter_context(server.listener)
@@ -425,6 +434,7 @@ class _Served:
     backend: Backend = "asyncio"
     nodes: _Nodes | None = None
     recover_every_s: float = LEASE_S
+    ends_unfinished: bool = False
     database_wait_s: float = 0.0
 
     async def run(self) -> None:
@@ -450,7 +460,7 @@ class _Served:
         return Conversations(
             self.agent,
             journal=self.journal,
-            unfinished="resume" if is_resumable else "end",
+            unfinished="resume" if is_resumable and not self.ends_unfinished else "end",
             # A reader takes up nothing that others left.
             recover="on_message" if self.is_read_only else "on_enter",
             recover_every_s=self.recover_every_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -80,6 +81,35 @@ def test_the_example_is_served_and_its_conversations_outlive_a_kill(tmp_path: Pa
         again = send(address, {"content": "Where is order 7?"}, **{"Idempotency-Key": "m1"})
         assert again.status_code == 200
         assert again.json()["end"] == sent.json()["end"]
+
+
+DEADLY = """
+import os
+
+class Deadly:
+    is_resumable = True
+
+    async def run(self, turn):
+        if turn.message.content == "poison":
+            os._exit(3)
+        await turn.say("alive")
+
+deadly = Deadly()
+"""
+
+
+@pytest.mark.costly
+def test_a_turn_that_ends_each_process_that_takes_it_up_can_be_ended(tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    with served(tmp_path, "deadly.py:deadly") as (address, process):
+        with contextlib.suppress(httpx.TransportError):
+            send(address, {"content": "poison"}, **{"Idempotency-Key": "m1"})
+        assert process.wait(BOUND_S) == 3
+
+    with served(tmp_path, "deadly.py:deadly", "--end-unfinished") as (address, _):
+        again = send(address, {"content": "poison"}, **{"Idempotency-Key": "m1"})
+        assert again.json()["end"]["outcome"] == "interrupted"
+        assert send(address).json()["end"]["reply"] == "alive"
 
 
 @pytest.mark.costly
