@@ -21,7 +21,7 @@ waits.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
@@ -176,6 +176,8 @@ class ToolAgent:
                 f"model is {model!r}, a {type(model).__name__}; it takes a model, such as "
                 f'OpenAIChatModel("name") or AnthropicModel("name")'
             )
+        if not isinstance(tools, Tools | Iterable):
+            raise InvalidInput(f"tools is {tools!r}; it takes a list of tools, or Tools")
         self.model = model
         self.tools = tools if isinstance(tools, Tools) else Tools(*tools)
         self.max_iterations = max_iterations

@@ -144,9 +144,16 @@ class Tool:
             raise InvalidInput(f"tool {name}: timeout_s is {timeout_s}; it takes seconds")
         if risk is not None and not callable(risk) and risk not in RISKS:
             raise InvalidInput(f"tool {name}: risk is {risk!r}; it takes {', '.join(RISKS)}")
+        if not callable(run):
+            raise InvalidInput(f"tool {name}: run is {run!r}; it takes a function")
+        if not isinstance(schema, Mapping):
+            raise InvalidInput(
+                f"tool {name}: its schema is a {type(schema).__name__}; it takes a mapping, as "
+                '{"type": "object", "properties": {}}'
+            )
         try:
             parameters = FrozenObject(schema)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError) as error:
             raise InvalidInput(f"tool {name}: its schema is no JSON object: {error}") from error
         self.name = name
         self.timeout_s = timeout_s

@@ -72,6 +72,7 @@ from ..values.text import (
     check_id,
     check_short,
     check_text,
+    check_whole,
     error_text,
 )
 from .turn import Turn, TurnAccess, find_turn
@@ -371,6 +372,13 @@ class Conversation:
         nothing, so repeat them after `OutcomeUnknown` or a cancellation; others raise
         `NotConfirmable`.
         """
+        if not isinstance(answers, Mapping):
+            raise InvalidInput(
+                "answers takes a mapping from each tool call id to True, False or a reason, not a "
+                f"{type(answers).__name__}",
+                argument="answers",
+                rule="answers must be an object of the calls that wait",
+            )
         await self._ask(Answer(answers, expected=self._expected))
 
     async def confirm(self, tool_call_ids: Collection[str] | None = None) -> None:
@@ -481,6 +489,7 @@ class Conversation:
         no sender. Iterate a reader from one task; cancelling its wait loses no event. A reader
         keeps no owner active; drop it to end it.
         """
+        check_whole("after", after)
         if after < 0:
             raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
         return self._setup.subscriptions.read(self.conversation_id, after=after, live=live)
@@ -494,6 +503,7 @@ class Conversation:
         gets the pieces it missed as one. Iterate it from one task; cancelling its wait loses
         nothing.
         """
+        check_whole("after", after)
         if after < 0:
             raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
         return _Follower(
@@ -528,6 +538,8 @@ class Conversation:
 
         Raises `ConversationNotFound`, `CorruptLog`, and `InvalidInput` if the log has no such seq.
         """
+        if seq is not None:
+            check_whole("at", seq)
         head = (await self._journal.info(self.conversation_id)).head
         if seq is None:
             seq = head

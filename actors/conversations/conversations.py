@@ -200,6 +200,7 @@ class Conversations:
         check_overlap(on_overlap)
         _check_agent(agent)
         _check_journal(journal)
+        _check_condenser(condenser)
         _check_system_prompt(system_prompt)
         check_id("name", name)
         if recover not in ("on_enter", "on_message"):
@@ -366,8 +367,14 @@ class Conversations:
         )
 
     def __iter__(self) -> NoReturn:
+        self._refuse_iteration()
+
+    def __aiter__(self) -> NoReturn:
+        self._refuse_iteration()
+
+    def _refuse_iteration(self) -> NoReturn:
         raise TypeError(
-            "iterating would not wait for the journal; use "
+            "iterating would read all conversations at once; use "
             "`for row in (await conversations.list()).rows`, a page at a time"
         )
 
@@ -663,14 +670,23 @@ def _configured(setup: Setup, config: ConversationConfig) -> Setup:
 
 
 def _check_journal(journal: Journal) -> None:
-    if not callable(getattr(journal, "append", None)):
+    if isinstance(journal, type) or not callable(getattr(journal, "append", None)):
         raise InvalidInput(
             f"journal is {journal!r}, a {type(journal).__name__}; it takes a journal, such as "
             'SQLiteJournal("chats.db"), PostgresJournal("postgresql://…") or MemoryJournal()'
         )
 
 
+def _check_condenser(condenser: Condenser | None) -> None:
+    if condenser is not None and not callable(getattr(condenser, "propose", None)):
+        raise InvalidInput(
+            f"condenser is {condenser!r}; it takes a condenser, such as RollingCondenser()"
+        )
+
+
 def _check_agent(agent: Agent) -> None:
+    if isinstance(agent, type):
+        raise InvalidInput(f"agent is the class {agent.__name__}; it takes an object of it")
     if not callable(getattr(agent, "run", None)):
         raise InvalidInput(
             f"an agent needs a method `async run(turn)`, and {agent!r} has none; use @agent to "

@@ -320,6 +320,13 @@ class SummarizingCondenser:
     summarize: Summarize
     rolling: RollingCondenser = RollingCondenser()
 
+    def __post_init__(self) -> None:
+        if not callable(self.summarize):
+            raise InvalidInput(
+                f"summarize is {self.summarize!r}; it takes an async function; "
+                "`summarizing_condenser(model)` has a model summarize"
+            )
+
     def need(self, view: View) -> Need | None:
         return self.rolling.need(view)
 

@@ -35,7 +35,7 @@ from ..journal import (
     ListQuery,
     ListRow,
 )
-from ..values.text import check_text
+from ..values.text import check_label, check_text, check_whole
 from .details import Details
 from .status import AgentExecutionStatus
 from .turn_table import TurnTable
@@ -314,6 +314,7 @@ def make_query(
 ) -> ListQuery:
     """Return a query for a journal. Raise `InvalidInput` if an argument is invalid."""
     for what, count in (("limit", limit), ("scan_max", scan_max)):
+        check_whole(what, count)
         if not 1 <= count <= LIST_LIMIT_MAX:
             rule = f"{what} must be 1 to {LIST_LIMIT_MAX}"
             raise InvalidInput(
@@ -329,10 +330,7 @@ def make_query(
     if order not in get_args(ListOrder):
         raise InvalidInput(f"order is {order!r}; it takes one of {', '.join(get_args(ListOrder))}")
     if label is not None:
-        if len(label) != len(("name", "value")):
-            raise InvalidInput("a label is a pair of its name and its value")
-        for text in label:
-            check_text("label", text)
+        check_label(label)
     status = None if status is None else status.lower()
     query = ListQuery(limit, None, prefix, owner, status, label, order, scan_max)
     return query if cursor is None else query._replace(after=decode_cursor(cursor, query))

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import InvalidInput
 from ..journal import SearchPage, SearchQuery
-from ..values.text import check_text
+from ..values.text import check_label, check_text, check_whole
 from ..values.words import find_words
 
 __all__ = ["SearchHit", "SearchResults", "make_search_query", "results_of"]
@@ -76,6 +76,7 @@ def make_search_query(
             rule=f"words must have at most {ASKED_LENGTH_MAX} characters",
         )
     for what, count, most in (("limit", limit, SEARCH_LIMIT_MAX), ("scan_max", scan_max, SCAN_MAX)):
+        check_whole(what, count)
         if not 1 <= count <= most:
             rule = f"{what} must be 1 to {most}"
             raise InvalidInput(f"{what} is {count}; it takes 1 to {most}", argument=what, rule=rule)
@@ -83,10 +84,7 @@ def make_search_query(
     if owner is not None:
         check_text("owner", owner)
     if label is not None:
-        if len(label) != len(("name", "value")):
-            raise InvalidInput("a label is a pair of its name and its value")
-        for text in label:
-            check_text("label", text)
+        check_label(label)
     asked = words.rstrip()
     found = find_words(asked)
     begins = found.pop() if found and asked.endswith("*") else ""

@@ -15,12 +15,14 @@ __all__ = [
     "are_plain_ids",
     "check_conversation_id",
     "check_id",
+    "check_label",
     "check_length",
     "check_new_conversation_id",
     "check_new_id",
     "check_short",
     "check_shown",
     "check_text",
+    "check_whole",
     "error_text",
     "hold_back_half",
     "storable",
@@ -94,6 +96,28 @@ def check_length(what: str, length: int, length_max: int = EVENT_LENGTH_MAX) -> 
             argument=what,
             rule=f"{what} must have at most {length_max} characters",
         )
+
+
+def check_whole(what: str, number: object) -> None:
+    """Raise `InvalidInput` if this is not a whole number. `what` names it."""
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise InvalidInput(
+            f"{what} is {number!r}, a {type(number).__name__}; it takes a whole number",
+            argument=what,
+            rule=f"{what} must be a whole number",
+        )
+
+
+def check_label(label: object) -> None:
+    """Raise `InvalidInput` if this is not a pair of texts."""
+    if not isinstance(label, tuple | list) or len(label) != len(("name", "value")):
+        raise InvalidInput(
+            f"label is {label!r}; it takes a pair of a name and a value",
+            argument="label",
+            rule="label must be a name and a value",
+        )
+    for text in label:
+        check_text("label", text)
 
 
 def check_short(what: str, text: object, length_max: int) -> None:

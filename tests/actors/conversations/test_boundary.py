@@ -20,6 +20,9 @@ from turnkeeper.actors import (
     Conversations,
     Event,
     MemoryJournal,
+    ScriptedModel,
+    SummarizingCondenser,
+    Tool,
     ToolAgent,
     TurnContext,
     agent,
@@ -148,6 +151,23 @@ async def test_what_is_no_journal_or_model_is_refused_with_the_names_of_some(
         ToolAgent(journal)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda what: verified(HeldAgent(), journal=MemoryJournal(), condenser=what), "Rolling"),
+        (SummarizingCondenser, r"`summarizing_condenser\(model\)`"),
+        (lambda what: ToolAgent(ScriptedModel([]), what), "a list of tools"),
+        (lambda what: Tool("add", "Add.", {}, what), "it takes a function"),
+        (lambda what: Tool("add", "Add.", what, print), "it takes a mapping"),
+    ],
+)
+def test_what_is_no_condenser_tool_or_function_is_refused_with_what_to_give(
+    make: Callable[[Any], object], said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        make(ScriptedModel([]))
+
+
 async def test_uses_that_would_wait_for_ever_or_mislead_are_refused_with_what_to_write() -> None:
     conversations = verified(HeldAgent(), journal=MemoryJournal())
     with pytest.raises(RuntimeError, match=r"not open; use `async with"):
@@ -160,11 +180,50 @@ async def test_uses_that_would_wait_for_ever_or_mislead_are_refused_with_what_to
             _ = "c" in conversations
         with pytest.raises(TypeError, match=r"await conversations\.list\(\)\)\.rows"):
             list(conversations)
+        with pytest.raises(TypeError, match=r"await conversations\.list\(\)\)\.rows"):
+            _ = [row async for row in conversations]
         await turn.end()
     with pytest.raises(RuntimeError, match="were left; make new"):
         conversations["c"]
     with pytest.raises(RuntimeError, match="were left; make new"):
         await conversations.delete("c")
+
+
+class Silent:
+    async def run(self, turn: TurnContext) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("use", "argument", "said"),
+    [
+        (lambda c: c["a"].events(after="1"), "after", "a str; it takes a whole number"),
+        (lambda c: c["a"].follow(after=1.5), "after", "a float; it takes a whole number"),
+        (lambda c: c["a"].at("1"), "at", "a str; it takes a whole number"),
+        (lambda c: c["a"].at(True), "at", "a bool; it takes a whole number"),
+        (lambda c: c["a"].answer(["call"]), "answers", "not a list"),
+        (lambda c: c.list(limit="5"), "limit", "a str; it takes a whole number"),
+        (lambda c: c.list(label="ab"), "label", "a pair of a name and a value"),
+        (lambda c: c.list(label={"a": "b"}), "label", "a pair of a name and a value"),
+        (lambda c: c.search("word", label="ab"), "label", "a pair of a name and a value"),
+    ],
+)
+async def test_an_argument_of_another_type_is_refused_with_the_type_that_it_takes(
+    use: Callable[[Any], Any], argument: str, said: str
+) -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal(search=True)) as opened:
+        with pytest.raises(InvalidInput, match=said) as refused:
+            await use(opened)
+        assert refused.value.argument == argument
+
+
+def test_a_class_is_not_taken_for_an_object_of_it() -> None:
+    journal: Any = MemoryJournal
+    silent: Any = Silent
+    with pytest.raises(InvalidInput, match="it takes a journal"):
+        Conversations(HeldAgent(), journal=journal)
+    with pytest.raises(InvalidInput, match="agent is the class Silent"):
+        Conversations(silent, journal=MemoryJournal())
 
 
 async def test_a_caller_cannot_pretend_that_a_message_was_queued() -> None:
