@@ -183,7 +183,7 @@ def shop(messages: Sequence[BaseMessage]) -> AIMessage:
     if "refund" in newest.text:
         call = {"name": "refund", "args": {"order": 7}, "id": "call_0"}
         return AIMessage("I can do that.", tool_calls=[call])
-    return AIMessage(f"You asked {sum(m.type == 'human' for m in messages)} times.")
+    return AIMessage(f"Your messages so far: {sum(m.type == 'human' for m in messages)}.")
 
 
 def refund(order: int) -> str:

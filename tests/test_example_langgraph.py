@@ -135,9 +135,9 @@ async def test_an_interrupt_ends_the_graph_and_the_next_turn_has_the_whole_histo
 
         other = await chat.send("stop", on_overlap="interrupt")
 
-        assert await other.reply() == "You asked 2 times."
+        assert await other.reply() == "Your messages so far: 2."
         assert await log_of(chat) == [
-            "u:refund 7", "call", "no result", "u:stop", "a:You asked 2 times.",
+            "u:refund 7", "call", "no result", "u:stop", "a:Your messages so far: 2.",
         ]  # fmt: skip
         (said,) = [e for e in await events_of(chat) if isinstance(e, AgentMessageEvent)]
     assert not said.interrupted
