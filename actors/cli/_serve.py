@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -344,7 +344,9 @@ def _load_agent(place: str) -> Agent:
         module = _load_file(Path(name)) if name.endswith(".py") else _load_module(name)
     except (ImportError, OSError) as error:
         fail(UNUSABLE, f"{name} cannot be loaded: {error}")
-    found: Agent | None = getattr(module, attribute, None)
+    found: Agent | FunctionType | None = getattr(module, attribute, None)
+    if isinstance(found, FunctionType):
+        fail(UNUSABLE, f"{place} is a plain function; write @agent above its `async def`")
     if found is None or not _is_agent(found):
         known = [one for one, value in vars(module).items() if _is_agent(value)]
         said = f"it has {', '.join(known)}" if known else "it has none; make one with @agent"

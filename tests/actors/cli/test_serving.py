@@ -34,3 +34,16 @@ def test_a_module_without_that_agent_is_told_with_those_that_it_has(
         _load_agent(f"{module}:helper")
 
     assert capsys.readouterr().err.endswith("has no agent helper: it has support, sales\n")
+
+
+def test_a_function_without_the_decorator_is_told_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = tmp_path / "plain_function.py"
+    module.write_text("async def support(turn): ...\n")
+
+    with pytest.raises(typer.Exit):
+        _load_agent(f"{module}:support")
+
+    said = capsys.readouterr().err
+    assert said.endswith(":support is a plain function; write @agent above its `async def`\n")
