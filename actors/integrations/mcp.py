@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from pydantic import ValidationError
@@ -52,6 +53,7 @@ McpServer: TypeAlias = str | StdioServerParameters | Client
 """A URL, a process to start, or a client of the package that is not open yet."""
 
 _PAGES_MAX = 100
+_GONE = "the connection to the tool's server was closed before the call; nothing happened"
 _OUTCOME_UNKNOWN_CODES = (mcp_types.CONNECTION_CLOSED, mcp_types.REQUEST_TIMEOUT)
 
 
@@ -85,15 +87,18 @@ async def mcp_tools(
         async with _client(server, timeout_s) as client:
             listed = await _listed(client)
             is_connected = True
+            connected = _Connected(client)
             tools = [
                 tool
                 for one in listed
-                if (tool := _tool(client, one, prefix, timeout_s, is_trusted=is_trusted))
+                if (tool := _tool(connected, one, prefix, timeout_s, is_trusted=is_trusted))
             ]
             try:
                 yield tools
             except Exception as error:  # noqa: BLE001 - raised below: the client's groups would wrap it
                 failure = error
+            finally:
+                connected.is_left = True
     except Exception as error:
         if is_connected:
             raise
@@ -129,13 +134,23 @@ async def _listed(client: Client) -> Sequence[mcp_types.Tool]:
     raise McpUnavailable(f"its list of tools has more than {_PAGES_MAX} pages")
 
 
+@dataclass(slots=True)
+class _Connected:
+    """The client of one block, until that is left; the tools may be called afterwards."""
+
+    client: Client
+    is_left: bool = False
+
+
 def _tool(
-    client: Client, listed: mcp_types.Tool, prefix: str, timeout_s: float, *, is_trusted: bool
+    server: _Connected, listed: mcp_types.Tool, prefix: str, timeout_s: float, *, is_trusted: bool
 ) -> Tool | None:
     """Make a tool of one that a server has; None if no model could call it."""
 
     async def run(arguments: Mapping[str, object], context: ToolContext) -> ToolResult:  # noqa: ARG001 - all tools are given both
-        return await _called(client, listed.name, arguments, read_timeout_s=2 * timeout_s)
+        if server.is_left:
+            return ToolResult(_GONE, is_error=True)
+        return await _called(server.client, listed.name, arguments, read_timeout_s=2 * timeout_s)
 
     hints = listed.annotations if is_trusted else None
     try:

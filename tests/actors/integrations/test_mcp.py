@@ -182,6 +182,29 @@ async def test_a_server_that_dies_in_a_call_leaves_a_result_that_says_so() -> No
             )
 
 
+@pytest.mark.parametrize("way", ["stdio", "http"])
+async def test_a_call_ends_as_its_block_is_left_and_a_later_one_does_nothing(way: str) -> None:
+    results: list[Any] = []
+
+    async def wait(tools: Sequence[Tool], port: int) -> None:
+        results.append(await one(tools, "wait", port=port))
+
+    async with told() as (port, said), served(way) as server:
+        with anyio.fail_after(WAIT_MAX_S):
+            async with anyio.create_task_group() as group, mcp_tools(server) as tools:
+                group.start_soon(wait, tools, port)
+                assert await said() == b"begun"
+            assert await said() == b"cancelled"
+            await wait(tools, port)
+
+    assert [result.content for result in results] == [
+        "no result: MCPError: Connection closed; the call may have happened",
+        "the connection to the tool's server was closed before the call; nothing happened",
+    ]
+    assert isinstance(results[0], AgentErrorEvent)
+    assert results[0].may_have_happened
+
+
 @pytest.mark.parametrize(
     "server",
     [
