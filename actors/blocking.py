@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import Literal, ParamSpec, Self, TypeVar
@@ -24,6 +24,7 @@ import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from .conversations.conversations import Conversations
+from .errors import InvalidInput
 
 __all__ = ["Blocking"]
 
@@ -46,6 +47,10 @@ class Blocking:
         self, conversations: Conversations, *, backend: Literal["asyncio", "trio"] = "asyncio"
     ) -> None:
         """Open nothing yet. The conversations must not be entered elsewhere."""
+        if not isinstance(conversations, Conversations):
+            raise InvalidInput(
+                f"conversations is a {type(conversations).__name__}; it takes Conversations"
+            )
         self._conversations = conversations
         self._backend = backend
         self._exit_stack = ExitStack()
@@ -80,9 +85,10 @@ class Blocking:
         Ctrl-C, the function is cancelled. Raises `RuntimeError` in the loop's own thread, which
         would wait for itself, in a forked process, and while this is not entered.
         """
+        _check_function(function)
 
         async def run() -> T:
-            return await function(*args, **kwargs)
+            return await _awaitable(function(*args, **kwargs))
 
         return self._run(run)
 
@@ -97,10 +103,13 @@ class Blocking:
 
         Cancelling loses nothing: a message that was sent is in the log, and its turn goes on.
         """
+        if not isinstance(seconds, int | float):
+            raise TypeError(f"within takes seconds first, and {type(seconds).__name__} are none")
+        _check_function(function)
 
         async def run() -> T:
             with anyio.fail_after(seconds):
-                return await function(*args, **kwargs)
+                return await _awaitable(function(*args, **kwargs))
 
         return self._run(run)
 
@@ -111,9 +120,14 @@ class Blocking:
 
         Each item is waited for as long as it takes. Drop the iterator to end it.
         """
+        _check_function(function)
 
         async def begin() -> AsyncIterator[T]:
-            return function(*args, **kwargs)
+            begun: object = function(*args, **kwargs)
+            if isinstance(begun, AsyncIterator):
+                return begun
+            _drop(begun)
+            raise TypeError("iterate takes a method that returns an async iterator")
 
         async def take() -> tuple[T, ...]:
             try:
@@ -185,3 +199,24 @@ class Blocking:
         if threading.get_ident() == self._loop_thread:
             raise RuntimeError("called in its own event loop, which would wait for itself; await")
         return self._portal
+
+
+def _check_function(function: object) -> None:
+    if not callable(function):
+        _drop(function)
+        raise TypeError(
+            f"called with a {type(function).__name__}; give the method and its arguments apart, as "
+            "in call(chat.send, text)"
+        )
+
+
+def _awaitable(result: Awaitable[T]) -> Awaitable[T]:
+    if not isinstance(result, Awaitable):
+        raise TypeError("the function is not async; call it without `call`")
+    return result
+
+
+def _drop(given: object) -> None:
+    """Close a coroutine, so that Python does not warn that it was never awaited."""
+    if isinstance(given, Coroutine):
+        given.close()

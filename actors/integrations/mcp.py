@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import TypeAlias
 
 from pydantic import ValidationError
@@ -81,6 +82,7 @@ async def mcp_tools(
     the risk of a tool is low if it only reads, high if it may destroy, else medium. Raises
     `McpUnavailable`.
     """
+    _check_server(server, timeout_s)
     failure: Exception | None = None
     is_connected = False
     try:
@@ -107,6 +109,18 @@ async def mcp_tools(
         raise McpUnavailable(found) from error
     if failure is not None:
         raise failure
+
+
+def _check_server(server: object, timeout_s: float) -> None:
+    is_url = isinstance(server, str) and server.startswith(("http://", "https://"))
+    if not is_url and not isinstance(server, StdioServerParameters | Client):
+        said = "a text that is no URL" if isinstance(server, str) else f"a {type(server).__name__}"
+        raise InvalidInput(
+            f"server is {said}; it takes a URL, StdioServerParameters(command=…, args=[…]) or a "
+            "Client"
+        )
+    if not 0 < timeout_s < inf:
+        raise InvalidInput(f"timeout_s is {timeout_s}; it takes seconds")
 
 
 def _client(server: McpServer, timeout_s: float) -> Client:

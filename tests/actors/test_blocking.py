@@ -19,7 +19,7 @@ import pytest
 
 from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal, TurnContext, agent
 from turnkeeper.actors.blocking import Blocking
-from turnkeeper.actors.errors import ConversationNotFound
+from turnkeeper.actors.errors import ConversationNotFound, InvalidInput
 
 Backend = Literal["asyncio", "trio"]
 
@@ -225,3 +225,26 @@ def test_a_journal_that_cannot_be_opened_leaves_no_thread(tmp_path: Path, backen
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
         assert not thread.is_alive(), thread
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_call_of_something_else_is_refused_with_how_to_write_it(
+    conversations: Conversations,
+) -> None:
+    given: Any = echo
+    with pytest.raises(InvalidInput, match="conversations is a FunctionAgent"):
+        Blocking(given)
+    with Blocking(conversations) as opened:
+        call: Any = opened
+        chat = conversations["c"]
+        with pytest.raises(TypeError, match=r"as in call\(chat\.send, text\)"):
+            call(chat.send("hello"))
+        with pytest.raises(TypeError, match=r"as in call\(chat\.send, text\)"):
+            call.within(5, "send")
+        with pytest.raises(TypeError, match="within takes seconds first"):
+            call.within(chat.exists, 5)
+        with pytest.raises(TypeError, match="the function is not async"):
+            call(chat.events)
+        with pytest.raises(TypeError, match="a method that returns an async iterator"):
+            next(call.iterate(chat.send, "hello"))
+        assert not call(chat.exists)

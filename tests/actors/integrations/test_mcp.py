@@ -22,6 +22,7 @@ from tests.actors.agents.test_tools import call
 from tests.actors.agents.test_tools import calling as making
 from turnkeeper.actors import Tool, ToolAgent, Tools
 from turnkeeper.actors.agents.tool_agent import ConfirmRisky
+from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import AgentErrorEvent, ObservationEvent
 from turnkeeper.actors.integrations.mcp import McpServer, McpUnavailable, mcp_tools
 from turnkeeper.actors.tool_calls import ToolCall
@@ -217,6 +218,22 @@ async def test_a_server_that_cannot_be_had_is_unavailable(server: McpServer) -> 
     with pytest.raises(McpUnavailable, match="no tools from the MCP server"):
         async with mcp_tools(server, timeout_s=WAIT_MAX_S):
             raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("server", "timeout_s", "said"),
+    [
+        ("python server.py", 1.0, "a text that is no URL; it takes a URL, StdioServerParameters"),
+        (["python", "server.py"], 1.0, "server is a list"),
+        (StdioServerParameters(command="python"), 0.0, "it takes seconds"),
+    ],
+)
+async def test_what_is_no_server_is_refused_with_what_to_give(
+    server: McpServer, timeout_s: float, said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        async with mcp_tools(server, timeout_s=timeout_s):
+            pytest.fail("there is no server")
 
 
 async def test_an_error_in_the_block_comes_out_as_it_is() -> None:
