@@ -41,6 +41,7 @@ from turnkeeper.actors.gateway.access import allows
 from turnkeeper.actors.gateway.node import SIGNATURE
 from turnkeeper.actors.gateway.node_keys import SKEW_S, Signed, digest_of
 from turnkeeper.actors.gateway.node_wire import decode_reply, encode_ask
+from turnkeeper.actors.journal import Record
 from turnkeeper.actors.journals.memory import MemoryStore
 from turnkeeper.actors.owner import subscriptions
 from turnkeeper.actors.owner.nodes import NotReached, ThisNode
@@ -115,11 +116,11 @@ class Cluster:
     def __init__(self, stack: AsyncExitStack, schema: str | None) -> None:
         self._stack = stack
         self._schema = schema
-        self._store = MemoryStore()
+        self.store = MemoryStore()
 
     def _journal(self, address: str) -> Journal:
         if self._schema is None:
-            return MemoryJournal(self._store, address=address)
+            return MemoryJournal(self.store, address=address)
         return PostgresJournal(
             postgres.conninfo(), schema=self._schema, address=address, lease_s=BOUND_S
         )
@@ -667,6 +668,36 @@ async def test_a_command_that_two_owners_gave_up_is_refused_for_now() -> None:
         assert refused.headers["retry-after"] == "1"
         assert given_up.asked == 2
         assert await log_of(owner.conversations["alice"]) == ["u:one", "a:a(one)"]
+
+
+async def test_an_event_that_only_a_newer_version_knows_stops_no_machine_of_an_older_one() -> None:
+    said = {"kind": "note_of_tomorrow", "id": "e9", "timestamp": "2030-01-01T00:00:00Z", "note": 7}
+    record = Record("e9", "note_of_tomorrow", json.dumps(said).encode())
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        path = "/v1/conversations/alice/events?pieces=true"
+        async with reading(other.public, path) as reader:
+            newer = MemoryJournal(made.store, address="a newer version")
+            async with newer:
+                claim = await newer.claim("alice", takeover=True)
+                epoch, at = claim.epoch, claim.head + 1
+                await newer.append(
+                    "alice", [record], epoch=epoch, expected_seq=at, is_unfinished=False
+                )
+
+            await other.answered("two")
+            await owner.answered("three")
+
+            async for item in reader:
+                if item.id and item.id.startswith(f"{at}."):
+                    assert item.json["event"] == said
+                if item.data and "a(three)" in item.data:
+                    break
+        assert await log_of(other.conversations["alice"]) == await log_of(
+            owner.conversations["alice"]
+        )
+        assert [*owner.agent.turns, *other.agent.turns] == ["one", "two", "three"]
 
 
 async def test_commands_one_after_the_other_go_over_one_connection() -> None:
