@@ -908,7 +908,8 @@ class Cell(Mailbox):
 def _make(cell: Cell, life: Incarnation) -> Hooks:
     """Make the actor, inside its own context, which all its handlers and effects share."""
     current_actor.set(cell)
-    in_effect.set(False)
+    if in_effect.get():
+        in_effect.set(False)
     actor = life.actor = cell.factory() if cell.directory is None else cell.factory(cell.key)
     cell.system.makers.bind(actor, life)
     return actor

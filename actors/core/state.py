@@ -72,6 +72,29 @@ _KEPT_KINDS: Final = frozenset(
 class Folded:
     """A conversation's view, status, turns, metrics and task list at one seq of its log."""
 
+    __slots__ = (
+        "_answered_response",
+        "_metrics",
+        "_new_usages",
+        "_status",
+        "_view",
+        "admission",
+        "answers",
+        "condensed_turns",
+        "details",
+        "event_id_max",
+        "is_turn_too_long",
+        "iteration",
+        "limits",
+        "listed",
+        "recently_seen",
+        "restored_seq",
+        "seq",
+        "task_list",
+        "turns",
+        "unknown_kinds",
+    )
+
     def __init__(self, *, limits: Limits = Limits()) -> None:
         self.seq = 0
         """The position of the last event that was folded; 0 before the first."""
