@@ -354,7 +354,7 @@ async def test_a_second_call_shortens_the_grace_and_does_not_lengthen_it() -> No
             await world.clock.advance(4.0)
             assert (await log_of(here["c"], all_kinds=True))[-1] == "u:A"
             await world.clock.advance(2.0)
-        assert (await log_of(here["c"], all_kinds=True))[-1] == "interrupted"
+            assert (await log_of(here["c"], all_kinds=True))[-1] == "interrupted"
 
 
 async def test_a_drain_that_is_cancelled_can_be_called_again() -> None:
