@@ -18,13 +18,14 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from typing import Literal, ParamSpec, Self, TypeVar
+from typing import Literal, ParamSpec, Self, TypeAlias, TypeVar, get_args
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from .conversations.conversations import Conversations
 from .errors import InvalidInput
+from .values.type_names import a_type
 
 __all__ = ["Blocking"]
 
@@ -34,6 +35,7 @@ _NOT_OPEN = "not open; use `with Blocking(conversations) as call`"
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_Backend: TypeAlias = Literal["asyncio", "trio"]
 
 
 class Blocking:
@@ -43,14 +45,12 @@ class Blocking:
     a server has forked its workers: a thread does not live on in a forked process.
     """
 
-    def __init__(
-        self, conversations: Conversations, *, backend: Literal["asyncio", "trio"] = "asyncio"
-    ) -> None:
+    def __init__(self, conversations: Conversations, *, backend: _Backend = "asyncio") -> None:
         """Open nothing yet. The conversations must not be entered elsewhere."""
         if not isinstance(conversations, Conversations):
-            raise InvalidInput(
-                f"conversations is a {type(conversations).__name__}; it takes Conversations"
-            )
+            raise InvalidInput(f"conversations is {a_type(conversations)}; it takes Conversations")
+        if backend not in get_args(_Backend):
+            raise InvalidInput(f'backend is {backend!r}; it takes "asyncio" or "trio"')
         self._conversations = conversations
         self._backend = backend
         self._exit_stack = ExitStack()
@@ -205,7 +205,7 @@ def _check_function(function: object) -> None:
     if not callable(function):
         _drop(function)
         raise TypeError(
-            f"called with a {type(function).__name__}; give the method and its arguments apart, as "
+            f"called with {a_type(function)}; give the method and its arguments apart, as "
             "in call(chat.send, text)"
         )
 

@@ -508,12 +508,21 @@ class ConversationExists(Refused):
 
 
 class MessageNotFound(Refused):
-    """The conversation has no chat message of this id with a turn; reading it changed nothing."""
+    """The conversation has no chat message of this id with a turn; nothing was changed.
 
-    def __init__(self, conversation_id: str, message_id: str) -> None:
+    `to_replace`: a chat message was sent that should have replaced it.
+    """
+
+    def __init__(self, conversation_id: str, message_id: str, *, to_replace: bool = False) -> None:
+        advice = (
+            "as `replaces`, give the message_id of a chat message in this conversation, or leave "
+            "it out to send a new one"
+            if to_replace
+            else "send the message, which is safe under the same id"
+        )
         super().__init__(
             f"no chat message {message_id} with a turn in conversation {conversation_id}; nothing "
-            "was changed; send the message, which is safe under the same id"
+            f"was changed; {advice}"
         )
         self.conversation_id = conversation_id
         self.message_id = message_id

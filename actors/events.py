@@ -44,6 +44,7 @@ from turnkeeper.runtime import Ports
 from .tool_calls import Risk
 from .values.api_names import api_call_id, api_tool_name
 from .values.frozen import FrozenObject, frozen
+from .values.type_names import a_name, a_type
 from .values.upcasters import UPCASTERS, Upcasters
 
 E = TypeVar("E", bound="Event")
@@ -214,7 +215,7 @@ class Event(Value):
         event = decode_event(bytes(json_data) if isinstance(json_data, bytearray) else json_data)
         if not isinstance(event, cls):
             raise ValueError(  # noqa: TRY004 - the JSON is at fault, as where pydantic refuses it
-                f"a {event.kind} event is not a {cls.__name__}"
+                f"{a_name(event.kind)} event is not {a_name(cls.__name__)}"
             )
         return event
 
@@ -674,7 +675,7 @@ def decode_event(
     record = from_json(payload)
     if not isinstance(record, dict):
         raise ValueError(  # noqa: TRY004 - the JSON is at fault, as where pydantic refuses it
-            f"an event is a JSON object, not a {type(record).__name__}"
+            f"an event is a JSON object, not {a_type(record)}"
         )
     record = upcasters.apply(record)
     known = EVENT_CLASSES.get(str(record.get("kind")))

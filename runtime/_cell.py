@@ -569,7 +569,11 @@ class Cell(Mailbox):
             return await self._obey()
         after, delay_s = self.parent.judge(self, error)
         said = "it goes on as it is" if after is None else after.value
-        self.system.report(Failure(self.name, error, said))
+        is_starting = self.phase is Phase.STARTING
+        self.system.report(
+            Failure(self.name, error, said),
+            is_refusing=is_starting and after is After.END and self.directory is not None,
+        )
         if after is None:
             self._unwatch()  # the order of an effect that failed had armed it
             return True

@@ -22,7 +22,7 @@ from ._hooks import Hooks
 from ._logger import logger
 from ._pool import Job, Pool
 from ._reports import Failure, RegionOverflow, Stuck
-from .errors import OwnershipLost
+from .errors import OwnershipLost, Refused
 from .ports import Ports, keeps_loop_time
 
 __all__ = ["Limits", "Tracing", "World"]
@@ -130,8 +130,11 @@ class World:
         """Leave handlers no time any more once their actor is told to stop."""
         self.limits = replace(self.limits, stop_s=0.0)
 
-    def report(self, report: Failure | RegionOverflow) -> None:
-        """Publish a report and log it."""
+    def report(self, report: Failure | RegionOverflow, *, is_refusing: bool = False) -> None:
+        """Publish a report and log it.
+
+        `is_refusing`: an actor of a region would not start, and the senders have the error.
+        """
         self.events.publish(report)
         if isinstance(report, RegionOverflow):
             logger.warning(
@@ -147,6 +150,14 @@ class World:
                 actor=report.actor,
                 error=type(report.error).__name__,
                 decision=report.decision,
+                reason=str(report.error),
+            )
+        elif is_refusing and _is_invalid(report.error):
+            # Nothing is wrong with this actor either: it was asked for under an invalid name.
+            logger.info(
+                "actor refused to start",
+                actor=report.actor,
+                error=type(report.error).__name__,
                 reason=str(report.error),
             )
         else:
@@ -176,6 +187,11 @@ class World:
 
     def _note_broken_alarm(self, error: Exception) -> None:
         self.report(Failure("", error, "an alarm failed, which is a bug; the clock goes on"))
+
+
+def _is_invalid(error: BaseException) -> bool:
+    """True if a request was refused for an invalid argument, which is its sender's to mend."""
+    return isinstance(error, Refused) and isinstance(error, ValueError)
 
 
 async def _not_open(_: object) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ..errors import InvalidInput
+from ..values.type_names import a_type
 
 if TYPE_CHECKING:
     from .turn_context import TurnContext
@@ -54,7 +55,7 @@ class FunctionAgent:
             await turn.say(said)
         elif said is not None:
             raise TypeError(
-                f"the agent returned a {type(said).__name__}; it returns its answer as a str, or "
+                f"the agent returned {a_type(said)}; it returns its answer as a str, or "
                 "says it with `turn.say` and returns None"
             )
 
@@ -63,7 +64,7 @@ async def _pieces(answer: AsyncGenerator[str]) -> AsyncGenerator[str]:
     async with aclosing(answer):
         async for piece in answer:
             if not isinstance(piece, str):
-                raise TypeError(f"the agent yielded a {type(piece).__name__}; it yields str")
+                raise TypeError(f"the agent yielded {a_type(piece)}; it yields str")
             yield piece
 
 

@@ -41,6 +41,7 @@ from ..models.base import (
     ModelUnavailable,
 )
 from ..tool_calls import RISKS, Risk, ToolCall, ToolResult
+from ..values.type_names import a_type
 from .tools import AnyTool, Tools, call_function, describe_failure
 from .turn_context import TurnContext
 
@@ -173,7 +174,7 @@ class ToolAgent:
             raise InvalidInput(f"token_budget is {token_budget}; it takes 1 or more")
         if not callable(getattr(model, "respond", None)):
             raise InvalidInput(
-                f"model is {model!r}, a {type(model).__name__}; it takes a model, such as "
+                f"model is {model!r}, {a_type(model)}; it takes a model, such as "
                 f'OpenAIChatModel("name") or AnthropicModel("name")'
             )
         if not isinstance(tools, Tools | Iterable):

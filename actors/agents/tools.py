@@ -55,6 +55,7 @@ from ..tool_calls import RISKS, Risk, ToolCall, ToolResult
 from ..values.api_names import api_tool_name
 from ..values.frozen import FrozenObject
 from ..values.text import check_text, error_text
+from ..values.type_names import a_type
 from .turn_context import TurnContext
 
 __all__ = [
@@ -148,7 +149,7 @@ class Tool:
             raise InvalidInput(f"tool {name}: run is {run!r}; it takes a function")
         if not isinstance(schema, Mapping):
             raise InvalidInput(
-                f"tool {name}: its schema is a {type(schema).__name__}; it takes a mapping, as "
+                f"tool {name}: its schema is {a_type(schema)}; it takes a mapping, as "
                 '{"type": "object", "properties": {}}'
             )
         try:
@@ -409,7 +410,7 @@ class Tools:
         try:
             refusal = await call_function(ports, self._before_call, context)
             if refusal is not None and not isinstance(refusal, str):
-                raise TypeError(f"before_call returned a {type(refusal).__name__}")
+                raise TypeError(f"before_call returned {a_type(refusal)}")
         except BaseException as error:  # noqa: BLE001 - describe_failure raises what is not its own
             refusal = f"it could not be checked ({describe_failure(error)})"
             _log_failure("before_call failed", context, error)
@@ -424,7 +425,7 @@ class Tools:
         try:
             replaced = await call_function(ports, self._after_call, context, result)
             if replaced is not None and not isinstance(replaced, ToolResult):
-                raise TypeError(f"after_call returned a {type(replaced).__name__}")
+                raise TypeError(f"after_call returned {a_type(replaced)}")
         except BaseException as error:  # noqa: BLE001 - describe_failure raises what is not its own
             said = f"its result could not be checked and is kept back ({describe_failure(error)})"
             _log_failure("after_call failed", context, error)

@@ -63,6 +63,7 @@ from ..models.base import Model, ModelRequest, ModelResponse, request_of
 from ..tool_calls import ToolCall, ToolResult
 from ..values.frozen import FrozenObject, check_json
 from ..values.text import error_text, storable
+from ..values.type_names import a_type
 from .watcher import Watcher
 
 __all__ = [
@@ -527,7 +528,7 @@ class TurnContext:
                 result = ToolResult(returned) if isinstance(returned, str) else returned
                 if not isinstance(result, ToolResult):
                     raise TypeError(
-                        f"the call ran and returned a {type(result).__name__}; it must return a "
+                        f"the call ran and returned {a_type(result)}; it must return a "
                         "str or a ToolResult"
                     )
                 if result.is_error:

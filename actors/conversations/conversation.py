@@ -75,6 +75,7 @@ from ..values.text import (
     check_whole,
     error_text,
 )
+from ..values.type_names import a_type
 from .turn import Turn, TurnAccess, find_turn
 
 __all__ = ["Conversation"]
@@ -586,7 +587,7 @@ class _Follower(AsyncIterator[LoggedEvent | TextDelta]):
 def _frozen(what: str, given: Mapping[str, object] | None) -> FrozenObject:
     """Return this as it is kept; raise `InvalidInput` if JSON would not give it back exactly."""
     if given is not None and not isinstance(given, Mapping):
-        raise InvalidInput(f"{what} takes a mapping, not a {type(given).__name__}")
+        raise InvalidInput(f"{what} takes a mapping, not {a_type(given)}")
     try:
         return FrozenObject(given)
     except InvalidInput as error:

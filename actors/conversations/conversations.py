@@ -55,6 +55,7 @@ from ..errors import (
 )
 from ..journal import Deletion, Journal, ListOrder
 from ..values.text import check_conversation_id, check_id, check_text
+from ..values.type_names import a_type
 
 if TYPE_CHECKING:
     from ..agents.watcher import Watcher
@@ -672,7 +673,7 @@ def _configured(setup: Setup, config: ConversationConfig) -> Setup:
 def _check_journal(journal: Journal) -> None:
     if isinstance(journal, type) or not callable(getattr(journal, "append", None)):
         raise InvalidInput(
-            f"journal is {journal!r}, a {type(journal).__name__}; it takes a journal, such as "
+            f"journal is {journal!r}, {a_type(journal)}; it takes a journal, such as "
             'SQLiteJournal("chats.db"), PostgresJournal("postgresql://…") or MemoryJournal()'
         )
 

@@ -28,6 +28,7 @@ from ..events import (
 from ..journal import Deletion
 from ..values.frozen import FrozenObject
 from ..values.text import (
+    EVENT_LENGTH_MAX,
     ID_LENGTH_MAX,
     check_id,
     check_length,
@@ -37,6 +38,7 @@ from ..values.text import (
     check_text,
     error_text,
 )
+from ..values.type_names import a_type
 from .admission import Appended, Duplicate
 from .condensation import Need, Proposal
 from .details import TITLE_LENGTH_MAX
@@ -163,7 +165,10 @@ def check_author(author: object) -> None:
 def check_file(file: object) -> None:
     """Raise `InvalidInput` unless this is a file with a name, a type, and bytes or an address."""
     if not isinstance(file, FileContent):
-        raise InvalidInput(f"a file takes FileContent, not {type(file).__name__}")
+        raise InvalidInput(
+            f"files holds {a_type(file)}; it takes a list of FileContent, such as "
+            "[FileContent.with_bytes(name, media_type, content)]"
+        )
     check_new_id("the name of a file", file.name)
     check_text("the media type of a file", file.media_type)
     if not _MEDIA_TYPE.fullmatch(file.media_type):
@@ -212,13 +217,14 @@ def _write_event(event: Event) -> bytes:
             check_file(file)
     try:
         written = event.__pydantic_serializer__.to_json(event, warnings="error")
-        check_length(f"a {type(event).__name__}", len(written))
+        if len(written) > EVENT_LENGTH_MAX:
+            check_length(a_type(event), len(written))
         read = type(event) if checked else type(decode_event(written))
     except ValueError as error:
-        said = f"a {type(event).__name__} holds an invalid value: {error_text(error)}"
+        said = f"{a_type(event)} holds an invalid value: {error_text(error)}"
         raise InvalidInput(f"{said}; make it by its constructor, which checks it") from error
     if read is not type(event):
-        raise InvalidInput(f"a {type(event).__name__} would be read as {read.__name__}")
+        raise InvalidInput(f"{a_type(event)} would be read as {read.__name__}")
     return written
 
 
@@ -261,7 +267,10 @@ class Send(FromOutside[Sent]):
         check_text("content", self.content)
         for image in self.images:
             if not isinstance(image, ImageContent):
-                raise InvalidInput(f"an image takes ImageContent, not {type(image).__name__}")
+                raise InvalidInput(
+                    f"images holds {a_type(image)}; it takes a list of ImageContent, such as "
+                    "[ImageContent(url=url)]"
+                )
         for file in self.files:
             check_file(file)
         texts = [self.content, *(image.url for image in self.images)]

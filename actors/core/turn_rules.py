@@ -313,7 +313,7 @@ def _replace(draft: Draft, command: Send, target_id: str) -> Decision:
         raise TurnInProgress(name, running.turn_id)
     target = turns.find(target_id) or draft.stamp.known_target
     if target is None:
-        raise MessageNotFound(name, target_id)
+        raise MessageNotFound(name, target_id, to_replace=True)
     if (waiting := turns.queued.get(target_id)) is not None:
         draft.add(
             MessageWithdrawnEvent,

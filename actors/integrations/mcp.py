@@ -39,6 +39,7 @@ from ..log_lines import log_failure
 from ..tool_calls import Risk, ToolResult
 from ..values.api_names import api_tool_name
 from ..values.text import error_text, storable
+from ..values.type_names import a_type
 
 try:
     from mcp import Client, MCPError, StdioServerParameters
@@ -114,7 +115,7 @@ async def mcp_tools(
 def _check_server(server: object, timeout_s: float) -> None:
     is_url = isinstance(server, str) and server.startswith(("http://", "https://"))
     if not is_url and not isinstance(server, StdioServerParameters | Client):
-        said = "a text that is no URL" if isinstance(server, str) else f"a {type(server).__name__}"
+        said = "a text that is no URL" if isinstance(server, str) else a_type(server)
         raise InvalidInput(
             f"server is {said}; it takes a URL, StdioServerParameters(command=…, args=[…]) or a "
             "Client"

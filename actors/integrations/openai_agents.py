@@ -512,7 +512,8 @@ def _json(item: object) -> str:
     if not isinstance(item, Mapping):
         raise InvalidInput(f"an item is a JSON object, and {type(item).__name__} is not")
     try:
-        text = json.dumps(item, ensure_ascii=False)
+        # NaN is not JSON: a provider's client would refuse each later run that sends the item.
+        text = json.dumps(item, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"an item is a JSON object, and this is not: {error}") from error
     # A lone surrogate is kept too, as its escape.

@@ -20,6 +20,7 @@ from ..errors import (
     ConversationExists,
     ConversationNotFound,
     EventIdConflict,
+    InvalidInput,
     JournalRefused,
     OwnedElsewhere,
     RecordNotFound,
@@ -42,6 +43,7 @@ from ..journal import (
     Snapshot,
     StoredRecord,
 )
+from ..values.type_names import a_type
 from ..values.words import words_of
 from .shared.append_rules import (
     check_append,
@@ -196,6 +198,11 @@ class MemoryJournal:
         `search`: keep an index of the words of chat messages. `rejection_age_s_max`: how long
         refused messages are kept.
         """
+        if store is not None and not isinstance(store, MemoryStore):
+            raise InvalidInput(
+                f"store is {a_type(store)}; it takes a MemoryStore, which journals in this process "
+                'share; to keep conversations in a file, use SQLiteJournal("chats.db")'
+            )
         self._store = store or MemoryStore()
         self._address = address
         self._is_searching = search

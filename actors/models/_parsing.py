@@ -19,6 +19,7 @@ from ..tool_calls import ToolCall
 from ..values.api_names import api_tool_name
 from ..values.frozen import FrozenObject
 from ..values.text import storable
+from ..values.type_names import a_type
 from .base import (
     ContextOverflow,
     MalformedHistory,
@@ -134,7 +135,7 @@ def _object(text: str) -> FrozenObject:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError(  # noqa: TRY004 - the text is at fault, as if it were not JSON
-            f"a {type(value).__name__}, not an object"
+            f"{a_type(value)}, not an object"
         )
     return FrozenObject(value)
 

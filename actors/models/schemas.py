@@ -16,8 +16,10 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeGuard
+from urllib.parse import unquote
 
 from ..values.frozen import FrozenObject
+from ..values.type_names import a_type
 
 __all__ = ["api_schema", "find_misfit"]
 
@@ -45,6 +47,7 @@ def api_schema(schema: Schema) -> FrozenObject:
     of earlier drafts are written as draft 2020-12 writes them. Raises `ValueError`, with the place,
     if no API would take the schema.
     """
+    _check_references(schema, schema)
     top = _resolved(schema, schema)
     if top.get("type", "object") != "object":
         raise ValueError(f"type: the arguments are an object, not {top['type']!r}")
@@ -81,11 +84,43 @@ def _resolved(schema: Schema, root: Schema) -> Schema:
 def _referred(reference: object, root: Schema) -> Schema | bool:
     target: object = root
     for step in str(reference).split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        target = target.get(name) if isinstance(target, Mapping) else None
+        target = _entry(target, step)
     if not str(reference).startswith("#") or not isinstance(target, Mapping | bool):
         raise ValueError(f"$ref: {reference!r} is not in the schema")
     return target
+
+
+def _entry(target: object, step: str) -> object:
+    """Return what one step of a reference leads to; None if there is nothing."""
+    name = step.replace("~1", "/").replace("~0", "~")
+    if isinstance(target, list | tuple):
+        return target[int(name)] if name.isdecimal() and int(name) < len(target) else None
+    if not isinstance(target, Mapping):
+        return None
+    return target[name] if name in target else target.get(unquote(name))
+
+
+def _check_references(schema: object, root: Schema, depth: int = 1) -> None:
+    """Raise `ValueError` if a reference into the schema leads nowhere: providers refuse it.
+
+    A part with an `$id` is the root of its own references, and others lead out of the schema.
+    """
+    if depth > _DEPTH_MAX:
+        raise ValueError(f"nested more than {_DEPTH_MAX} deep")
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            _check_references(part, root, depth + 1)
+    if not isinstance(schema, Mapping) or ("$id" in schema and schema is not root):
+        return
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        _referred(reference, root)
+    for key in (*_SCHEMAS, *_LISTS):
+        _check_references(schema.get(key), root, depth + 1)
+    for key in _TABLES:
+        if isinstance(table := schema.get(key), Mapping):
+            for one in table.values():
+                _check_references(one, root, depth + 1)
 
 
 def _parts(
@@ -106,7 +141,7 @@ def _mended(schema: object, at: str, depth: int) -> object:
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, Mapping):
-        raise ValueError(f"{at}: a schema is an object, not a {type(schema).__name__}")  # noqa: TRY004 - the schema is at fault
+        raise ValueError(f"{at}: a schema is an object, not {a_type(schema)}")  # noqa: TRY004 - the schema is at fault
     if depth > _DEPTH_MAX:
         raise ValueError(f"nested more than {_DEPTH_MAX} deep")
     return _mended_object(schema, f"{at}.", depth)
@@ -130,7 +165,7 @@ def _mended_object(schema: Schema, at: str, depth: int) -> Mapping[str, object]:
                 for name, one in _table(value, f"{at}{key}").items()
             }
         elif key in _VALUES and not _VALUES[key](value):
-            raise ValueError(f"{at}{key}: a {type(value).__name__} that does not belong there")
+            raise ValueError(f"{at}{key}: {a_type(value)} that does not belong there")
     for name in _table(mended.get("properties", {}), f"{at}properties"):
         if not _PROPERTY_NAME.fullmatch(name):
             raise ValueError(

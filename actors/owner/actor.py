@@ -111,6 +111,7 @@ from ..events import (
 from ..journal import Journal, Listing, Record, Rejection, Snapshot
 from ..log_lines import log_failure, log_unavailable
 from ..values.text import error_text
+from ..values.type_names import a_name, a_type
 from .draining import Drain
 from .loading import fold_log, in_slices, load_state
 from .nodes import Hopping
@@ -481,7 +482,7 @@ class ConversationActor(Actor[Command | Query]):
         if not isinstance(event, UserMessageEvent | MessageQueuedEvent):
             raise InvariantViolation(
                 f"seq {seq} of conversation {self._conversation_id} carries message id "
-                f"{message_id} and is a {event.kind}"
+                f"{message_id} and is {a_name(event.kind)}"
             )
         return KnownMessage.of(message_id, seq, event)
 
@@ -986,7 +987,7 @@ class ConversationActor(Actor[Command | Query]):
                     return
                 proposal = await condenser.propose(shown, need)
                 if not isinstance(proposal, Proposal | None):
-                    raise TypeError(f"its proposal is a {type(proposal).__name__}")
+                    raise TypeError(f"its proposal is {a_type(proposal)}")
             except BaseException as error:
                 # A cancellation that was not requested is a failure like any other.
                 if not isinstance(error, Exception) and not clear_stray_cancellation(error):

@@ -26,6 +26,7 @@ from ..events import (
     UserMessageEvent,
     UserRejectEvent,
 )
+from ..values.type_names import a_name
 
 __all__ = ["openai_line", "openhands_files"]
 
@@ -157,7 +158,7 @@ def _openhands_fields(
                 **_openhands_result(event, action),
             }
         case _:
-            raise InvariantViolation(f"a {event.kind} event is not said")
+            raise InvariantViolation(f"{a_name(event.kind)} event is not said")
 
 
 def _openhands_result(

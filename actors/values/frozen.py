@@ -18,6 +18,7 @@ from pydantic import GetCoreSchemaHandler, ValidatorFunctionWrapHandler
 from pydantic_core import CoreSchema, core_schema
 
 from ..errors import JsonNumberTooLong, JsonTooDeep
+from .type_names import a_type
 
 __all__ = [
     "JSON_DEPTH_MAX",
@@ -144,12 +145,12 @@ def _freeze(value: object, depth: int) -> FrozenJson:
         if isinstance(value, Mapping):
             return FrozenObject(value, _depth=depth + 1)  # type: ignore[call-arg]  # run time only
         return tuple([_freeze(item, depth + 1) for item in value])
-    raise ValueError(f"a {type(value).__name__} is not a JSON value")
+    raise ValueError(f"{a_type(value)} is not a JSON value")
 
 
 def _freeze_text(text: object) -> str:
     if not isinstance(text, str):
-        raise ValueError(f"a key is a {type(text).__name__}, not a str")  # noqa: TRY004 - as for values
+        raise ValueError(f"a key is {a_type(text)}, not a str")  # noqa: TRY004 - as for values
     if not text.isascii():
         text.encode()  # a lone surrogate is a UnicodeEncodeError, which is a ValueError
     return text if type(text) is str else "".join(text)

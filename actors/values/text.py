@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import InvalidConversationId, InvalidInput
+from .type_names import a_type
 
 __all__ = [
     "ID_LENGTH_MAX",
@@ -71,7 +72,7 @@ def check_text(what: str, text: object) -> None:
     """Raise `InvalidInput` if this is not a text that can be stored. `what` names it."""
     if not isinstance(text, str):
         raise InvalidInput(
-            f"{what} is a {type(text).__name__}; it takes a str",
+            f"{what} is {a_type(text)}; it takes a str",
             argument=what,
             rule=f"{what} must be a text",
         )
@@ -102,7 +103,7 @@ def check_whole(what: str, number: object) -> None:
     """Raise `InvalidInput` if this is not a whole number. `what` names it."""
     if not isinstance(number, int) or isinstance(number, bool):
         raise InvalidInput(
-            f"{what} is {number!r}, a {type(number).__name__}; it takes a whole number",
+            f"{what} is {number!r}, {a_type(number)}; it takes a whole number",
             argument=what,
             rule=f"{what} must be a whole number",
         )

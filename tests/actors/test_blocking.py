@@ -234,6 +234,8 @@ def test_a_call_of_something_else_is_refused_with_how_to_write_it(
     given: Any = echo
     with pytest.raises(InvalidInput, match="conversations is a FunctionAgent"):
         Blocking(given)
+    with pytest.raises(InvalidInput, match='it takes "asyncio" or "trio"'):
+        Blocking(conversations, backend="curio")  # type: ignore[arg-type]
     with Blocking(conversations) as opened:
         call: Any = opened
         chat = conversations["c"]

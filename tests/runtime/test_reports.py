@@ -12,12 +12,15 @@ from turnkeeper.runtime import (
     Actor,
     Backoff,
     DeadLetter,
+    Directive,
     EventStream,
     Failure,
+    Refused,
     Restart,
     Runtime,
     Stopped,
     Supervision,
+    TurnkeeperError,
     add_actor,
     bind_log,
 )
@@ -160,6 +163,39 @@ async def test_the_log_of_a_failure_does_not_say_what_was_in_the_message(
         await settle()
     assert "ValueError" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+class InvalidName(Refused, ValueError):
+    """An error as the library raises it for an invalid argument."""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("error", "is_spawned", "level"),
+    [
+        (InvalidName("a slash"), False, logging.INFO),
+        (InvalidName("a slash"), True, logging.WARNING),
+        (Refused("a damaged log"), False, logging.WARNING),
+        (ValueError("a bug"), False, logging.WARNING),
+    ],
+)
+async def test_an_actor_that_refuses_an_invalid_name_has_not_failed_for_its_operator(
+    caplog: pytest.LogCaptureFixture, error: Exception, is_spawned: bool, level: int
+) -> None:
+    class Refusing(Counter):
+        async def on_start(self) -> None:
+            raise error
+
+    stop = Supervision(rules=((Exception, Directive.STOP),))
+    with caplog.at_level(logging.INFO, "turnkeeper.runtime"):
+        async with Runtime(supervision=stop) as runtime:
+            region = runtime.region("keyed", lambda _: Refusing(), supervision=stop)
+            ref = runtime.spawn(Refusing, name="spawned") if is_spawned else region["a/b"]
+            with pytest.raises(TurnkeeperError):
+                await ref.ask(Get())
+            await settle()
+    assert [one.levelno for one in caplog.records] == [level]
+    assert ("Traceback" in caplog.text) == (level == logging.WARNING)
 
 
 @pytest.mark.anyio

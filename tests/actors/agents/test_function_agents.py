@@ -73,8 +73,8 @@ async def yields_a_number(turn: TurnContext) -> AsyncGenerator[str]:
 @pytest.mark.parametrize(
     ("made", "found"),
     [
-        (returns_a_number, "TypeError: the agent returned a int; it returns its answer as a str"),
-        (yields_a_number, "TypeError: the agent yielded a int; it yields str"),
+        (returns_a_number, "TypeError: the agent returned an int; it returns its answer as a str"),
+        (yields_a_number, "TypeError: the agent yielded an int; it yields str"),
     ],
 )
 async def test_an_answer_that_is_no_text_fails_the_turn_and_says_why(made: Any, found: str) -> None:  # noqa: ANN401 - an agent

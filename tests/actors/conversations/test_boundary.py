@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from copy import copy
@@ -19,6 +20,7 @@ from turnkeeper.actors import (
     ConversationConfig,
     Conversations,
     Event,
+    FileContent,
     MemoryJournal,
     ScriptedModel,
     SummarizingCondenser,
@@ -77,7 +79,9 @@ BAD_INPUT: dict[str, Callable[[Conversations], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\0b", "a\nb", "a/b", ".", "..", "\ud83d"])
-async def test_no_conversation_begins_under_an_odd_id(name: str) -> None:
+async def test_no_conversation_begins_under_an_odd_id(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
         parent = conversations["c"]
         await (await parent.send("A")).end()
@@ -88,6 +92,8 @@ async def test_no_conversation_begins_under_an_odd_id(name: str) -> None:
         with pytest.raises(InvalidConversationId):
             await parent.fork(name)
         assert [row.conversation_id for row in (await conversations.list()).rows] == ["c"]
+    warned = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert not warned, "the caller was told, and there is nothing to do for an operator"
 
 
 @pytest.mark.parametrize("what", BAD_INPUT)
@@ -156,12 +162,13 @@ async def test_what_is_no_journal_or_model_is_refused_with_the_names_of_some(
     [
         (lambda what: verified(HeldAgent(), journal=MemoryJournal(), condenser=what), "Rolling"),
         (SummarizingCondenser, r"`summarizing_condenser\(model\)`"),
+        (MemoryJournal, r"it takes a MemoryStore, .* use SQLiteJournal"),
         (lambda what: ToolAgent(ScriptedModel([]), what), "a list of tools"),
         (lambda what: Tool("add", "Add.", {}, what), "it takes a function"),
         (lambda what: Tool("add", "Add.", what, print), "it takes a mapping"),
     ],
 )
-def test_what_is_no_condenser_tool_or_function_is_refused_with_what_to_give(
+def test_what_is_no_condenser_store_tool_or_function_is_refused_with_what_to_give(
     make: Callable[[Any], object], said: str
 ) -> None:
     with pytest.raises(InvalidInput, match=said):
@@ -303,6 +310,14 @@ async def test_an_image_that_is_none_is_refused() -> None:
         urls: Any = ["https://example.com/a.png"]
         with pytest.raises(InvalidInput, match="ImageContent"):
             await opened["it"].send("look", images=urls)
+
+
+@pytest.mark.parametrize("files", [["a.txt"], "a.txt", FileContent.with_bytes("a", "b/c", b"")])
+async def test_files_that_are_none_are_refused_with_how_to_write_them(files: object) -> None:
+    given: Any = files
+    async with conversations(echo) as opened:
+        with pytest.raises(InvalidInput, match=r"a list of FileContent, such as \["):
+            await opened["it"].send("look", files=given)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import (
     InvalidInput,
     MessageIdConflict,
+    MessageNotFound,
     NotAppendable,
     NotReplaceable,
 )
@@ -46,6 +47,8 @@ async def test_what_a_message_replaces_is_a_part_of_its_content() -> None:
             await chat.send("C", message_id="C", replaces="A")
         with pytest.raises(InvalidInput):
             await chat.send("D", replaces="")
+        with pytest.raises(MessageNotFound, match="as `replaces`, give the message_id of"):
+            await chat.send("D", replaces="never sent")
         assert await log_of(chat) == before
 
 

@@ -682,8 +682,9 @@ async def test_a_second_result_of_a_call_is_kept_and_not_shown() -> None:
         assert view == ["call", "result"]
 
 
-async def test_adding_is_all_or_nothing() -> None:
-    unkeepable = cast("Item", {"role": "user", "content": object()})
+@pytest.mark.parametrize("content", [object(), float("nan"), [float("-inf")]])
+async def test_adding_is_all_or_nothing(content: object) -> None:
+    unkeepable = cast("Item", {"role": "user", "content": content})
     async with opened(MemoryJournal()) as conversations:
         async with TurnkeeperSession("alice", conversations) as session:
             with pytest.raises(ValueError, match="JSON object"):

@@ -143,9 +143,13 @@ def test_forms_of_earlier_drafts_become_those_of_today() -> None:
         ({"properties": {"a b": {}}}, "properties: the name 'a b'"),
         ({"properties": {"a": {"properties": {"größe": {}}}}}, "properties.a.properties: the name"),
         ({"properties": {"a": {"type": "objekt"}}}, "properties.a.type: a str that does not"),
-        ({"properties": {"a": 3}}, "properties.a: a schema is an object, not a int"),
+        ({"properties": {"a": 3}}, "properties.a: a schema is an object, not an int"),
         ({"properties": []}, "properties: not a table of schemas"),
         ({"anyOf": [{"$ref": "#/$defs/gone"}]}, "$ref: '#/$defs/gone' is not in the schema"),
+        (
+            {"properties": {"a": {"items": {"$ref": "#/$defs/gone"}}}, "$defs": {"kept": {}}},
+            "$ref: '#/$defs/gone' is not in the schema",
+        ),
         ({"$ref": "#"}, "$ref: the references go round in a circle"),
     ],
 )
@@ -155,6 +159,23 @@ def test_a_schema_that_no_provider_takes_is_refused_with_the_place(
     with pytest.raises(ValueError, match=r".") as caught:
         api_schema(schema)
     assert found in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"$ref": "#/$defs/a b"},
+        {"$ref": "#/$defs/a%20b"},
+        {"$ref": "#/properties/pair/prefixItems/1"},
+        {"$ref": "https://example.org/schema#/$defs/elsewhere"},
+        {"$id": "https://example.org/own", "$ref": "#/$defs/own", "$defs": {"own": {}}},
+        {"default": {"$ref": "#/$defs/only data"}},
+    ],
+)
+def test_a_reference_that_leads_somewhere_is_kept(part: dict[str, Any]) -> None:
+    pair = {"type": "array", "items": {}, "prefixItems": [{}, {}]}
+    given: Any = api_schema({"properties": {"part": part, "pair": pair}, "$defs": {"a b": {}}})
+    assert given["properties"]["part"] == part
 
 
 def test_a_schema_with_references_without_end_is_checked_in_good_time() -> None:
