@@ -787,7 +787,9 @@ class _Run:
         )
         before = self._left_unfinished()
         async with conversations, self._joined(server, conversations):
-            if not options.journal_faults and self._strike_of_journal is None:
+            # One that stood still as it began may have lost its lease; a later look takes them up.
+            may_fail = options.journal_faults or self._strike_of_journal is not None
+            if not may_fail and not journal.was_frozen:
                 self._check_taken_up(before)
             server.conversations = conversations
             try:
