@@ -200,6 +200,7 @@ class Subscriptions:
     def owner_began(self, conversation_id: str, owner: LiveOwner) -> None:
         """Send readers to the journal for events that an earlier owner could not publish."""
         self._owned[conversation_id] = owner
+        self._unheard.discard(conversation_id)
         self._void_answer(conversation_id)
         for reader in self._live(conversation_id):
             reader.look()
@@ -419,6 +420,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """The pieces of the first of these answers that were yielded."""
         self._piece_given: TextDelta | None = None
         """The last piece that it has yielded of the answer before, until a piece goes beyond it."""
+        self._newest: LoggedEvent | None = None
+        """The newest event it has yielded, if it takes pieces."""
         self._newest_end: LoggedEvent | None = None
         """The newest event it has yielded that carries an answer, or ends a turn."""
         self._state = _BEHIND
@@ -642,7 +645,10 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     def _given(self, logged: LoggedEvent) -> LoggedEvent:
         self._cursor, self._cursor_id = logged.seq, logged.event.id
-        if self._takes_pieces and ends_answer(logged):
+        if not self._takes_pieces:
+            return logged
+        self._newest = logged
+        if ends_answer(logged):
             self._newest_end = logged
             while self._answers and self._answers[0].is_ended_by(logged):
                 self._drop_answer()
@@ -687,8 +693,11 @@ class EventReader(AsyncIterator[LoggedEvent]):
     async def _follow(self) -> None:
         """Wait for another process to write, or for an owner here."""
         end = self._log_end if self._cursor_id is None else self._cursor
-        if self.wants_relay and self._subscriptions.want_pieces is not None:
-            self._subscriptions.want_pieces(self._conversation_id)
+        if self.wants_relay:
+            if self._subscriptions.want_pieces is not None:
+                self._subscriptions.want_pieces(self._conversation_id)
+            elif self._is_in_turn:  # another process runs it, and there is no way to any
+                self._subscriptions.note_heard(self._conversation_id, is_heard=False)
         with anyio.CancelScope() as following:
             wake, self._wake = self._wake, following.cancel
             try:
@@ -696,6 +705,12 @@ class EventReader(AsyncIterator[LoggedEvent]):
                 self._note(Signal.LOOK)
             finally:
                 self._wake = wake
+
+    @property
+    def _is_in_turn(self) -> bool:
+        """True if the newest event that it has yielded is of a turn, and not its end."""
+        newest = None if self._newest is None else self._newest.event
+        return newest is not None and newest.turn_id is not None and newest.kind != "turn_ended"
 
     async def _read_page(self) -> None:
         # Cleared before the journal is asked: an overflow from here on sets it again.

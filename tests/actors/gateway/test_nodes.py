@@ -406,6 +406,26 @@ async def test_a_client_is_told_if_there_are_too_many_streams_for_its_pieces() -
             await anyio.sleep(0.01)
 
 
+async def test_a_client_of_a_process_without_a_node_is_told_that_it_gets_no_pieces() -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine(has_node=False)
+        await owner.answered("one")
+        path = "/v1/conversations/alice/events?pieces=true"
+        async with reading(other.public, path) as reader:
+            await until(reader, "message")
+            is_heard_at_rest = other.conversations["alice"].hears_pieces
+            assert is_heard_at_rest
+            owner.agent.hold("stream")
+            await owner.send("stream")
+            while other.conversations["alice"].hears_pieces:  # noqa: ASYNC110 - none has an event
+                await anyio.sleep(0.01)
+            owner.agent.release("stream")
+            assert (await until(reader, "note")).json == {"pieces": False}
+            await owner.conversations.drain(BOUND_S)
+            await other.answered("two")
+            assert (await until(reader, "note")).json == {"pieces": True}
+
+
 async def test_a_conversation_at_rest_is_looked_for_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
