@@ -126,8 +126,8 @@ class ActorFailed(OutcomeUnknown):
         self.actor = actor
         self.found = found
         super().__init__(
-            f"no answer from {actor}: {found}; it may have happened; "
-            f"send again under the same id, or read back"
+            f"no answer from {actor}: {found}; the message may have taken effect; "
+            f"send it again under the same id, or read back"
         )
 
 

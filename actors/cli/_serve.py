@@ -355,7 +355,7 @@ def _load_agent(place: str) -> Agent:
 
 
 def _is_agent(value: object) -> bool:
-    return callable(getattr(value, "run", None)) and not isinstance(value, type)
+    return callable(getattr(value, "run", None)) and not isinstance(value, type | ModuleType)
 
 
 def _load_module(name: str) -> ModuleType:

@@ -175,14 +175,16 @@ def run_campaign(
     """Run seeds from `first_seed` on until one fails, or the budget is used up.
 
     The budget is a number of `seeds`, of real `seconds`, or both, whichever ends first; raises
-    `ValueError` without either. The first failure is made smaller, in `shrink_runs_max` runs at
-    most, and its tape is written to the file `tape`. `must_reach` names the marks that some run has
-    to reach. With more than one of `processes`, the runs happen in forked ones; if a process cannot
-    be forked here, or other threads are running, this one does it all. `backend`, `native_cancels`
-    and `steps_max` are as for `simulate`.
+    `ValueError` without either, and for fewer seeds than one. The first failure is made smaller, in
+    `shrink_runs_max` runs at most, and its tape is written to the file `tape`. `must_reach` names
+    the marks that some run has to reach. With more than one of `processes`, the runs happen in
+    forked ones; if a process cannot be forked here, or other threads are running, this one does it
+    all. `backend`, `native_cancels` and `steps_max` are as for `simulate`.
     """
     if seeds is None and seconds is None:
         raise ValueError("a campaign needs a budget: seeds, seconds or both")
+    if seeds is not None:
+        _check_seeds(seeds)
     settings = _Settings(backend, native_cancels, steps_max)
     if processes > 1 and not _can_fork():
         processes = 1
@@ -226,6 +228,12 @@ def run_campaign(
         tape=tape if failure is not None else None,
         unreached=() if failure is not None else sorted(set(must_reach) - marks.keys()),
     )
+
+
+def _check_seeds(seeds: object) -> None:
+    if not isinstance(seeds, int) or seeds < 1:
+        # Without a run, a campaign would be a test that always passes.
+        raise ValueError(f"seeds is {seeds!r}; it takes an int, 1 or more")
 
 
 def _chunks(first_seed: int, seeds: int | None) -> Iterator[range]:

@@ -97,6 +97,12 @@ def test_a_campaign_without_a_budget_is_refused() -> None:
         run_campaign(fine)
 
 
+@pytest.mark.parametrize("seeds", [0, -1, "200"])
+def test_a_number_of_seeds_that_would_run_nothing_is_refused(seeds: int) -> None:
+    with pytest.raises(ValueError, match=r"seeds is .*; it takes an int, 1 or more"):
+        run_campaign(fine, seeds=seeds)
+
+
 def test_a_mark_that_no_run_reaches_fails_the_campaign() -> None:
     campaign = run_campaign(fine, seeds=5, must_reach={"here", "there"})
 

@@ -25,6 +25,7 @@ def test_a_module_without_that_agent_is_told_with_those_that_it_has(
 ) -> None:
     module = tmp_path / "two_agents.py"
     module.write_text(
+        "import anyio\n"  # a module, which has a `run` too
         "from turnkeeper import ToolAgent, agent\n"
         "@agent\nasync def support(turn): ...\n"
         "@agent\nasync def sales(turn): ...\n"
