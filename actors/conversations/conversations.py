@@ -87,6 +87,11 @@ SUPERVISION = Supervision(
 )
 """An owner that failed is replaced by another, from the journal, except for these errors."""
 
+_NOT_OPEN = (
+    "conversations are not open; use `async with Conversations(...)`, or `with Blocking(...)` in "
+    "code without an event loop"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ConversationConfig:
@@ -383,7 +388,7 @@ class Conversations:
         if self._region is None and self._is_entered:
             raise ConversationsClosed
         if self._region is None:
-            raise RuntimeError("conversations are not open; use `async with Conversations(...)`")
+            raise RuntimeError(_NOT_OPEN)
         return self._region
 
     def _open_journal(self) -> Journal:
@@ -401,7 +406,7 @@ class Conversations:
     def runtime(self) -> Runtime:
         """The runtime that the owners run in, with its tree and its dead letters."""
         if self._runtime is None:
-            raise RuntimeError("conversations are not open; use `async with Conversations(...)`")
+            raise RuntimeError(_NOT_OPEN)
         return self._runtime
 
     def watch(self, watcher: Watcher) -> None:

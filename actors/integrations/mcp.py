@@ -27,6 +27,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 from pydantic_core import to_json
@@ -62,9 +63,13 @@ _OUTCOME_UNKNOWN_CODES = (mcp_types.CONNECTION_CLOSED, mcp_types.REQUEST_TIMEOUT
 class McpUnavailable(Unavailable):
     """The MCP server cannot be started or reached, or does not say what tools it has."""
 
-    def __init__(self, found: str) -> None:
-        super().__init__(f"no tools from the MCP server: {found}; nothing happened; try again")
+    def __init__(self, found: str, server: str = "") -> None:
+        name = f" {server}" if server else ""
+        super().__init__(
+            f"no tools from the MCP server{name}: {found}; nothing happened; try again"
+        )
         self.found = found
+        self.server = server
 
 
 @asynccontextmanager
@@ -107,7 +112,7 @@ async def mcp_tools(
             raise
         first = _first(error)
         found = f"{type(first).__name__}: {error_text(first)}"
-        raise McpUnavailable(found) from error
+        raise McpUnavailable(found, _name(server)) from error
     if failure is not None:
         raise failure
 
@@ -122,6 +127,13 @@ def _check_server(server: object, timeout_s: float) -> None:
         )
     if not 0 < timeout_s < inf:
         raise InvalidInput(f"timeout_s is {timeout_s}; it takes seconds")
+
+
+def _name(server: McpServer) -> str:
+    """Return a server's host, or its command; the rest of either may hold keys."""
+    if isinstance(server, StdioServerParameters):
+        return server.command
+    return urlsplit(server).netloc.rpartition("@")[2] if isinstance(server, str) else ""
 
 
 def _client(server: McpServer, timeout_s: float) -> Client:

@@ -177,7 +177,7 @@ def test_what_is_no_condenser_store_tool_or_function_is_refused_with_what_to_giv
 
 async def test_uses_that_would_wait_for_ever_or_mislead_are_refused_with_what_to_write() -> None:
     conversations = verified(HeldAgent(), journal=MemoryJournal())
-    with pytest.raises(RuntimeError, match=r"not open; use `async with"):
+    with pytest.raises(RuntimeError, match=r"not open; use `async with .* or `with Blocking"):
         conversations["c"]
     async with conversations:
         turn = await conversations["c"].send("A")

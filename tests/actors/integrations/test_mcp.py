@@ -207,15 +207,19 @@ async def test_a_call_ends_as_its_block_is_left_and_a_later_one_does_nothing(way
 
 
 @pytest.mark.parametrize(
-    "server",
+    ("server", "name"),
     [
-        StdioServerParameters(command="/nowhere/server"),
-        StdioServerParameters(command=sys.executable, args=["-c", "raise SystemExit"]),
-        "http://127.0.0.1:9/mcp",
+        (StdioServerParameters(command="/nowhere/server"), "/nowhere/server"),
+        (
+            StdioServerParameters(command=sys.executable, args=["-c", "raise SystemExit"]),
+            sys.executable,
+        ),
+        ("http://user:key@127.0.0.1:9/mcp?key=secret", "127.0.0.1:9"),
     ],
 )
-async def test_a_server_that_cannot_be_had_is_unavailable(server: McpServer) -> None:
-    with pytest.raises(McpUnavailable, match="no tools from the MCP server"):
+async def test_a_server_that_cannot_be_had_is_unavailable(server: McpServer, name: str) -> None:
+    said = re.escape(f"no tools from the MCP server {name}: ")
+    with pytest.raises(McpUnavailable, match=said):
         async with mcp_tools(server, timeout_s=WAIT_MAX_S):
             raise AssertionError
 
