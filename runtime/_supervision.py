@@ -73,6 +73,12 @@ class Supervision:
     window_s: float = 30.0
     backoff: Backoff = field(default_factory=Backoff)
 
+    def __post_init__(self) -> None:
+        # Checked here, because a failure would be too late: its supervisor could not decide.
+        for rule in self.rules:
+            _check_rule(rule)
+        _check_directive("otherwise", self.otherwise)
+
     def directive(self, error: BaseException) -> Directive:
         """Return the decision of the first rule that matches the error, or one inside a group."""
         found = tuple(leaves(error))
@@ -80,6 +86,27 @@ class Supervision:
             if isinstance(error, kind) or any(isinstance(leaf, kind) for leaf in found):
                 return directive
         return self.otherwise
+
+
+def _check_rule(rule: object) -> None:
+    pair = rule if isinstance(rule, tuple) else ()
+    kinds = pair[0] if pair and isinstance(pair[0], tuple) else pair[:1]
+    if len(pair) != 2 or not all(  # noqa: PLR2004 - a pair
+        isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
+    ):
+        raise TypeError(
+            f"rules has {rule!r}; it takes pairs of an error's type and a Directive, "
+            "as in rules=((ValueError, Directive.STOP),)"
+        )
+    _check_directive("the directive of a rule", pair[1])
+
+
+def _check_directive(what: str, directive: object) -> None:
+    if not isinstance(directive, Directive):
+        raise TypeError(
+            f"{what} is {directive!r}; it takes one of "
+            f"{', '.join(f'Directive.{one.name}' for one in Directive)}"
+        )
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

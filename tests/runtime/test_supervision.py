@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -48,6 +49,31 @@ class TestPure:
         nested = ExceptionGroup("a", [OSError(), ExceptionGroup("b", [KeyError()])])
         assert supervision.directive(nested) is Directive.STOP
         assert supervision.directive(ExceptionGroup("a", [OSError()])) is Directive.RESTART
+
+    @pytest.mark.parametrize(
+        ("rules", "said"),
+        [
+            ((KeyError, Directive.STOP), r"rules has <class 'KeyError'>; it takes pairs"),
+            (((KeyError,),), r"rules has \(<class 'KeyError'>,\); it takes pairs"),
+            ((("KeyError", Directive.STOP),), r"rules has \('KeyError', .*; it takes pairs"),
+            (((KeyError, "stop"),), r"the directive of a rule is 'stop'; it takes one of"),
+        ],
+    )
+    def test_rules_that_could_not_decide_are_refused_when_they_are_written(
+        self, rules: tuple[tuple[type[BaseException], Directive], ...], said: str
+    ) -> None:
+        with pytest.raises(TypeError, match=said):
+            Supervision(rules=rules)
+
+    def test_several_types_can_share_a_rule(self) -> None:
+        several: Any = (KeyError, OSError)
+        supervision = Supervision(rules=((several, Directive.STOP),))
+        assert supervision.directive(OSError()) is Directive.STOP
+
+    def test_otherwise_is_a_directive(self) -> None:
+        stop: Any = "stop"
+        with pytest.raises(TypeError, match=r"otherwise is 'stop'; it takes one of Directive\."):
+            Supervision(otherwise=stop)
 
     @given(
         gaps=st.lists(st.floats(0.0, 20.0), max_size=40),
