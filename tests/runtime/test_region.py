@@ -371,7 +371,7 @@ async def test_every_message_that_races_with_passivation_is_handled_once(seed: i
 
         async def send(sender: int) -> None:
             refs = {key: region[key] for key in keys}
-            for number in range(15):
+            for number in range(30):
                 key = draw.choice(keys)
                 entry = Entry((sender, number))
                 sent.append((key, entry))
@@ -384,7 +384,7 @@ async def test_every_message_that_races_with_passivation_is_handled_once(seed: i
 
         async def passivate() -> None:
             nonlocal passivated
-            for _ in range(60):
+            while len(sent) < 4 * 30:  # a few passivations on any schedule
                 passivated += await region.passivate(draw.choice(keys))
                 await anyio.lowlevel.checkpoint()
 
