@@ -1,4 +1,4 @@
-"""What each figure is, what it is held against, and how that could be unfair to either side."""
+"""Each figure, its baseline, and how that could be unfair to either side."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a figure is held against."""
+    """The other side of a figure, which it is compared with."""
 
     name: str
     is_: str
@@ -240,7 +240,7 @@ ONE_NODE = Baseline(
 NO_HOP = Baseline(
     "None hops",
     "the same from the node that owns the conversations.",
-    "whoever asks and who owns share a machine, so no command waits for a network.",
+    "the node that asks and the node that owns share a machine, so no command waits for a network.",
 )
 TURN = Baseline("A turn", "one turn of two model calls and a tool: these are counts, not times.")
 SHARE = Baseline("The whole", "of which this is a part.")

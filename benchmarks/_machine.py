@@ -25,7 +25,7 @@ _WRITES = 100
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the figures of one run were taken on."""
+    """The machine and the versions that the figures of one run were taken with."""
 
     cpu: str
     cores: int

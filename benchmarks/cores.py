@@ -36,7 +36,7 @@ ROUND_S_MAX = 60.0
 
 
 class Worked(NamedTuple):
-    """What an event took, in µs, and the cores that were used."""
+    """The time that an event took, in µs, and the cores that were used."""
 
     clock: float
     processor: float

@@ -1,4 +1,4 @@
-"""How cost grows: what each operation costs at the two ends of each quantity.
+"""The growth of cost: each operation at the two ends of each quantity.
 
 One table: a row for each quantity and operation, as `OPERATION_by_QUANTITY`. The quantities are the
 conversations that are stored, the events of a log, the message ids that it knows, the
@@ -187,10 +187,8 @@ async def _grown(quantity: str, small: int, large: int, rounds: int) -> list[Mea
                         base = await _spent(operation, first)
                         pairs.append((await _spent(operation, second), base))
                 say(f"growth: {name} by {quantity}, in {monotonic() - began:.1f} s")
-                measure, baseline = (
-                    f"{name}_by_{quantity}",
-                    f"{second.size:,} against {first.size:,}",
-                )
+                measure = f"{name}_by_{quantity}"
+                baseline = f"{second.size:,} against {first.size:,}"
                 goal = "" if name in NOT_FLAT.get(quantity, ()) else "≤ 1.2"
                 if pairs[1:]:
                     found.append(costlier(measure, pairs[1:], baseline=baseline, goal=goal))

@@ -507,13 +507,12 @@ def _beside_best_peer(folder: Path, rounds: int) -> list[Measure]:
                 found.append(_ask_peer(peer, "0.3", ()))
             except PeerMissing:
                 continue  # told above
-        for name, (case, goal) in cases.items():
-            if not found:
-                reason = "no peer could be measured"
-                return [
-                    skipped(each, baselines[kind], goal, reason)
-                    for each, (kind, goal) in cases.items()
-                ]
+        if not found:
+            reason = "no peer could be measured"
+            return [
+                skipped(name, baselines[case], goal, reason) for name, (case, goal) in cases.items()
+            ]
+        for name, (case, _) in cases.items():
             best = max(max(one[case], one.get(f"{case}_async", 0.0)) for one in found)
             pairs[name].append((ours[case], US / best))
     return [

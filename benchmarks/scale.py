@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - the sign of multiplication is meant
-"""What 10 million conversations a day need, computed from the figures of the group `nodes`.
+"""The needs of 10 million conversations a day, computed from the figures of the group `nodes`.
 
     python benchmarks/scale.py
 
@@ -39,7 +39,7 @@ VACUUM_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for."""
+    """The load that is to be carried."""
 
     conversations_a_day: int = 10_000_000
     turns_each: int = 5
@@ -52,7 +52,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What there is for it."""
+    """The machines that are to carry it."""
 
     cores_of_database: int = 32
     disk_bytes: float = 16e12
@@ -68,7 +68,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a turn of two model calls and a tool costs, as measured."""
+    """The measured costs of a turn of two model calls and a tool."""
 
     node_us: float
     node_hop_us: float

@@ -50,7 +50,7 @@ from turnkeeper.actors.models.messages import to_llm_messages
 
 
 class State(TypedDict, total=False):
-    """What the nodes hand on within one run. What must last longer is in the log."""
+    """The state that nodes hand on within one run. All that must last longer is in the log."""
 
     requests: int
 

@@ -60,8 +60,9 @@ class _Chosen:
     ) -> None:
         mine = items if self._part is None else in_part(items, self._part)
         kept = [item for item in mine if item.nodeid not in self._known]
-        if len(kept) < len(items):
-            config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        left_out = set(items).difference(kept)
+        if left_out:
+            config.hook.pytest_deselected(items=[item for item in items if item in left_out])
             items[:] = kept
 
     @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,4 @@
-"""How strong the search is: the CPU time to the first detection of each planted fault.
+"""Measures the search: the CPU time to the first detection of each planted fault.
 
     make seek                                    all of them; writes the table of docs/simulation.md
     .venv/bin/python tools/seek_faults.py --budget 5 --only lease

@@ -2,8 +2,9 @@
 
 Usage: python tools/try_install.py ARCHIVE [EXTRA …]. The archive is a wheel or a source
 distribution. The environments are of the Python that runs this, and pip fetches what they need.
-The first has no extra ('' names it): there, and in that of `cli`, whatever lacks an extra must
-name it. Prints a line for each environment, and what is wrong; exits with 1 if anything is.
+The first one has no extra ('' names it). In it, and in that of `cli`, each import or command that
+needs another extra must fail and name that extra. Prints a line for each environment, and all that
+is wrong there; exits with 1 if anything is.
 """
 
 from __future__ import annotations

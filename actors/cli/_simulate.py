@@ -66,7 +66,7 @@ def simulate(
         typer.Option(
             metavar="N",
             min=0,
-            help="The seed of the first run; the next runs count up from it.",
+            help="The first seed; the others count up from it.",
             show_default="drawn, and printed",
         ),
     ] = None,

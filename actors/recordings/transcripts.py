@@ -112,7 +112,7 @@ class Parsed(NamedTuple):
     conversations: tuple[RecordedConversation, ...]
     problems: tuple[InputProblem, ...]
     left_out: tuple[str, ...] = ()
-    """What was left out of conversations that can be used otherwise."""
+    """The parts that were left out of conversations that can be used otherwise."""
 
 
 class NamedMessages(NamedTuple):

@@ -1,10 +1,10 @@
-"""What runs in the turns of the simulated world: agents that misbehave, their models and tools.
+"""Agents that misbehave, for the turns of the simulated world, with their models and tools.
 
-What an agent does is drawn; the boring one answers at once. A plain one may think, say several
-things, stream, call tools side by side, raise, hang, end without a word, swallow its cancellation
-for a while, and go on after its turn has ended. The other one is the production `ToolAgent`, with a
-model that streams, calls tools that are there or not, writes no JSON, fails in every way it may,
-and breaks off in the middle.
+The tape draws what an agent does; the boring one answers at once. A plain one may think, say
+several things, stream, call tools side by side, raise, hang, end without a word, swallow its
+cancellation for a while, and go on after its turn has ended. The other one is the production
+`ToolAgent`, with a model that streams, calls tools that are there or not, writes no JSON, fails in
+every way it may, and breaks off in the middle.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ToolBroke(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Outside:
-    """What agents and tools of one node act on, and how badly they behave."""
+    """The surroundings that agents and tools of one node act on, and how badly they behave."""
 
     simulation: Simulation
     oracles: Oracles
@@ -210,7 +210,7 @@ class SimulatedAgent:
 
 
 _outside: ContextVar[_Outside] = ContextVar("turnkeeper_simulated_outside")
-"""What the tools of the turn that runs act on."""
+"""The surroundings that the tools of the running turn act on."""
 
 
 async def act(context: ToolContext, n: int = 0) -> str:

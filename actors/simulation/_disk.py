@@ -92,11 +92,11 @@ class Disk:
     is_healed: bool = False
     calls: int = 0
     granted: dict[tuple[str, int], SimulatedJournal] = field(default_factory=dict)
-    """Which journal was given which epoch of which conversation."""
+    """The journal that was given each epoch of each conversation."""
     deletions: Counter[str] = field(default_factory=Counter)
     """How often each conversation was asked to be deleted."""
     lost_by_force: set[tuple[SimulatedJournal, str]] = field(default_factory=set)
-    """What was taken from a journal whose lease had not run out."""
+    """Each journal and conversation that it lost by force, before its lease had run out."""
     on_fault: Callable[[str], None] = lambda _: None
     """Called with what goes wrong with a call."""
     on_append: Callable[[SimulatedJournal, str, Sequence[Record]], None] = lambda *_: None

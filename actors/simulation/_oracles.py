@@ -150,7 +150,7 @@ class Sending:
 
 @dataclass(slots=True)
 class ToolLedger:
-    """What tools did outside."""
+    """The calls that tools carried out outside."""
 
     started: dict[str, str] = field(default_factory=dict)
     """Each call id, with the node that started it."""
@@ -893,7 +893,7 @@ class _Turns:
             self._check_queue(event, seq, where)
             self._check_step(events, event, where)
             self._has_just_started = isinstance(event, TurnStartedEvent)
-        # What was called by hand, in no turn, waits for whoever called it.
+        # A call that a client appended, in no turn, may stay open: the client answers it.
         left = [call for call, action in self._open.items() if action.turn_id is not None]
         if left:
             self._broken("T1", f"{self._name}: no result for {left}")

@@ -139,7 +139,7 @@ class _NotYet(Exception):
 
 @dataclass(slots=True)
 class _Features:
-    """What is there in a run, and how hot."""
+    """The features of a run, and how often each of them comes."""
 
     is_resumable: bool
     unfinished: Unfinished
@@ -199,7 +199,7 @@ class _Journal(SimulatedJournal):
 
 
 class _Effect(Effect):
-    """What the owner has started beside itself, and the world plays."""
+    """An effect that the owner has started, and that the world plays."""
 
     def __init__(self, process: _Process, run: Callable[[], Awaitable[None]], name: str) -> None:
         self.name = name

@@ -26,7 +26,7 @@ _FRESH_FIRST = 60
 """So many runs come first that branch off none: what is easy to find, a fresh seed finds sooner."""
 _BRANCH_EVERY = 3
 _LOOKED_AHEAD = 40
-"""Among so many seeds those are chosen that come first."""
+"""The seeds whose runs come first are chosen among so many."""
 _KEPT_MAX = 128
 _LABELS_MAX = 3
 
@@ -59,7 +59,7 @@ class Search:
     opening: Callable[[Sequence[int]], Sequence[int]] = lambda _: ()
     """Chooses, of some seeds, those whose runs come first."""
     seeds: int | None = None
-    """How many there will be, if that is known: no run is of a later seed."""
+    """How many seeds there will be, if that is known: no run is of a later seed."""
     places: set[Hashable] = field(default_factory=set)
     """All places that a run has reached."""
     _kept: list[_Kept] = field(default_factory=list)

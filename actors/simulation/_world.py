@@ -787,7 +787,8 @@ class _Run:
         )
         before = self._left_unfinished()
         async with conversations, self._joined(server, conversations):
-            # One that stood still as it began may have lost its lease; a later look takes them up.
+            # A node that stood still as it began may have lost its lease. A later look then takes
+            # up what was left unfinished.
             may_fail = options.journal_faults or self._strike_of_journal is not None
             if not may_fail and not journal.was_frozen:
                 self._check_taken_up(before)
