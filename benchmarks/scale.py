@@ -60,7 +60,6 @@ class Machines:
     """How fast the disk takes the write-ahead log."""
     flush_s: float = 0.001
     """How long a commit waits for the disk."""
-    cores_of_node: int = 4
     busy_share: float = 0.5
     """How much of a core is planned for, so that a peak within the peak finds room."""
     connections: int = 500
