@@ -168,9 +168,9 @@ class Blocking:
             raise
 
     def _begin(self, portal: BlockingPortal, function: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Start a function in the loop, which does not end before it has been started.
+        """Start a function in the loop; leaving waits until it is in there.
 
-        In a loop that has just ended it would wait for ever.
+        A loop that has just ended would never answer it.
         """
         with self._begins:
             if self._is_left:

@@ -375,8 +375,8 @@ class Conversation:
         """
         if not isinstance(answers, Mapping):
             raise InvalidInput(
-                "answers takes a mapping from each tool call id to True, False or a reason, not a "
-                f"{type(answers).__name__}",
+                "answers takes a mapping from each tool call id to True, False or a reason, not "
+                f"{a_type(answers)}",
                 argument="answers",
                 rule="answers must be an object of the calls that wait",
             )
@@ -490,9 +490,7 @@ class Conversation:
         no sender. Iterate a reader from one task; cancelling its wait loses no event. A reader
         keeps no owner active; drop it to end it.
         """
-        check_whole("after", after)
-        if after < 0:
-            raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
+        _check_after(after)
         return self._setup.subscriptions.read(self.conversation_id, after=after, live=live)
 
     def follow(self, *, after: int = 0) -> AsyncIterator[LoggedEvent | TextDelta]:
@@ -504,9 +502,7 @@ class Conversation:
         gets the pieces it missed as one. Iterate it from one task; cancelling its wait loses
         nothing.
         """
-        check_whole("after", after)
-        if after < 0:
-            raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
+        _check_after(after)
         return _Follower(
             self._setup.subscriptions.read(
                 self.conversation_id, after=after, live=True, pieces=True
@@ -582,6 +578,12 @@ class _Follower(AsyncIterator[LoggedEvent | TextDelta]):
 
     def __anext__(self) -> Awaitable[LoggedEvent | TextDelta]:
         return self._reader.next_item()
+
+
+def _check_after(after: int) -> None:
+    check_whole("after", after)
+    if after < 0:
+        raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
 
 
 def _frozen(what: str, given: Mapping[str, object] | None) -> FrozenObject:

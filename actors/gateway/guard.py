@@ -36,7 +36,7 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _READS = frozenset(("GET", "HEAD", "OPTIONS"))
 _JSON = frozenset(("application/json", "application/merge-patch+json"))
 _FROM_HERE = frozenset(("", "none", "same-origin"))
-"""What a browser says of a request that no other site has sent; other clients say nothing."""
+"""The `Sec-Fetch-Site` of requests that no other site has sent; it is empty without a browser."""
 _ONCE = frozenset(
     (
         b"accept",
@@ -110,9 +110,9 @@ class Guard:
         try:
             if self._refuses is not None and self._refuses(scope):
                 raise Refused(OWN["read-only"])
-            needs_type = self._check_headers(scope)
+            is_untyped = self._check_headers(scope)
             body = await self._read_body(receive)
-            if body and needs_type:
+            if body and is_untyped:
                 raise Refused(OWN["not-json"])
             await self._app(scope, _Replayed(body, receive), out)
         except Refused as refused:
@@ -127,7 +127,7 @@ class Guard:
                 await problem_reply(OWN["internal"])(scope, receive, out)
 
     def _check_headers(self, scope: Scope) -> bool:
-        """Return True if the request may only have no body, since it does not say what it is."""
+        """Raise `Refused` for what they say; return True if they name no type of a body."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes_max:
             raise Refused(OWN["headers-too-large"])

@@ -91,7 +91,7 @@ def decoded(conversation_id: str, record: StoredRecord) -> LoggedEvent | Damage:
 
 @dataclass(slots=True)
 class _Kept:
-    """What is kept of one conversation."""
+    """The snapshots, the newest state and the outline of one conversation."""
 
     every: int = EVERY
     snapshots: dict[int, tuple[Snapshot, str]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What nodes say to each other, as JSON: commands, their replies, the errors in their place.
+"""The messages between nodes, as JSON: commands, their replies, the errors in their place.
 
 A closed set: a command is named, and each of its fields is made by its own constructor, which
 checks it as if it came from a caller here. An error is said by the names of its classes, its text

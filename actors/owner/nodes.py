@@ -101,7 +101,7 @@ async def _ask_any(
             try:
                 return await nodes.ask(elsewhere.owner, conversation_id, command)
             except NotReached as error:
-                # It is dead, or cut off. While its lease lasts, nobody else can be asked.
+                # It is dead, or cut off. While its lease lasts, no other process can be asked.
                 raise elsewhere from error
             except (OwnershipLost, Draining, ConversationsClosed) as error:
                 lost = error  # it gave the conversation up; nothing was written
@@ -150,7 +150,7 @@ class PiecesHere(AsyncIterator[Passed | TextDelta]):
 
 
 class ThisNode:
-    """What other processes ask of this one, and where their pieces go; nothing is forwarded."""
+    """Carries out commands of other processes, and takes and gives pieces; it forwards nothing."""
 
     def __init__(
         self, journal: Journal, region: Region[Command | Query], subscriptions: Subscriptions

@@ -429,7 +429,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._has_owner_ended = True
         self._ask_owner_at = -inf
         self._bell: Bell | None = None
-        """What it waits at; made in its loop."""
+        """The bell at which it waits; made in its loop."""
         self._wake: Callable[[], object] = _wake_none
         """Called whenever there may be an item, or the end, for a reader that waits."""
 

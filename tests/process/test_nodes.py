@@ -18,15 +18,18 @@ from typer.testing import CliRunner
 from tests import postgres
 from turnkeeper.actors.cli._app import app
 
-from .command import COMMAND
+from .command import COMMAND, first_line
+from .gate import GATE, open_gate
 
 pytestmark = [pytest.mark.costly, pytest.mark.in_parts(2)]
 
 BOUND_S = 60.0
 LEASE_S = "2"
 
-AGENT = """
-import os, pathlib, anyio
+AGENT = (
+    GATE
+    + """
+import os
 
 class Support:
     is_resumable = True
@@ -34,13 +37,13 @@ class Support:
     async def run(self, turn):
         text = turn.message.content
         if text.startswith("wait"):
-            pathlib.Path(f"reached-{os.getpid()}").touch()
-            while not pathlib.Path("gate").exists():
-                await anyio.sleep(0.02)
+            Path(f"reached-{os.getpid()}").touch()
+            await gate()
         await turn.say(f"a({text})")
 
 support = Support()
 """
+)
 
 
 @dataclass
@@ -92,7 +95,7 @@ def machine(folder: Path, schema: str, backend: str) -> Iterator[Machine]:
     )
     assert process.stderr is not None
     try:
-        line = process.stderr.readline()
+        line = first_line(process)
         found = re.search(r"http://\S+", line)
         assert found is not None, line + process.stderr.read()
         yield Machine(process, found.group())
@@ -142,7 +145,7 @@ def test_a_killed_machines_turn_goes_on_at_another_and_its_reader_sees_no_gap(
             lines = stream.iter_lines()
             next(line for line in lines if '"wait"' in line)
             first.process.kill()
-            (tmp_path / "gate").touch()
+            open_gate(tmp_path)
             # No client asks: the second one looks, and takes it up when the lease has run out.
             next(line for line in lines if "a(wait)" in line)
             next(line for line in lines if '"turn_ended"' in line)

@@ -21,6 +21,7 @@ from turnkeeper.actors.cli._app import app
 
 from ..actors.gateway.node import client, install
 from .command import COMMAND, first_line
+from .gate import GATE, open_gate
 
 pytestmark = pytest.mark.in_parts(3)
 
@@ -148,7 +149,7 @@ def test_a_turn_may_end_within_the_grace_and_a_second_signal_ends_the_grace(
             if is_hurried:
                 process.send_signal(signal.SIGTERM)
             else:
-                (tmp_path / "gate").touch()
+                open_gate(tmp_path)
             rest = [line for line in lines if line.startswith("data:")]
         assert process.wait(BOUND_S) == 0
 
@@ -202,11 +203,9 @@ def test_an_agent_that_is_not_there_is_told_in_one_line(tmp_path: Path, place: s
     assert len(refused.stderr.splitlines()) == 1
 
 
-AGENT = '''
-from pathlib import Path
-
-import anyio
-
+AGENT = (
+    GATE
+    + '''
 from turnkeeper.actors import ModelResponse, ScriptedModel, ToolAgent, ToolCall
 from turnkeeper.actors.events import UserMessageEvent
 
@@ -214,8 +213,7 @@ from turnkeeper.actors.events import UserMessageEvent
 async def answer(request):
     if isinstance(request.view[-1], UserMessageEvent):
         return ModelResponse("Let me see.", calls=[ToolCall("look")])
-    while not Path("gate").exists():
-        await anyio.sleep(0.01)
+    await gate()
     return "All is well."
 
 
@@ -226,6 +224,7 @@ async def look() -> str:
 
 slow = ToolAgent(ScriptedModel(answer), [look])
 '''
+)
 
 
 def test_a_client_whose_server_was_killed_comes_back_to_the_same_turn(tmp_path: Path) -> None:
@@ -249,7 +248,7 @@ def test_a_client_whose_server_was_killed_comes_back_to_the_same_turn(tmp_path: 
                 await program.do("resume")
                 while len((shown := await program.do("show"))["statuses"]) < 2:
                     assert shown["status"] != "ready", shown
-                (tmp_path / "gate").touch()
+                open_gate(tmp_path)
                 shown = await program.do("done")
                 async with httpx.AsyncClient(base_url=address) as http:
                     path = "/v1/conversations/chat/messages?shape=ai-sdk"
@@ -286,7 +285,7 @@ def test_a_client_that_resumes_outlives_its_server_in_the_middle_of_an_answer(
                 with anyio.fail_after(BOUND_S):
                     while len((await program.do("show"))["statuses"]) < 2:
                         pass
-                (tmp_path / "gate").touch()
+                open_gate(tmp_path)
                 shown = await program.do("done")
                 async with httpx.AsyncClient(base_url=address) as http:
                     path = "/v1/conversations/chat/messages?shape=ag-ui"

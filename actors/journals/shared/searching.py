@@ -61,7 +61,7 @@ _CANDIDATES_AT_ONCE = 256
 
 
 class Said(NamedTuple):
-    """What a record says to the user, or by the user."""
+    """The chat message that a record holds: its text, its side, its author and its time."""
 
     by: Literal["user", "agent"]
     author: str | None

@@ -9,7 +9,7 @@ import json
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ import anyio
 import httpx
 import pytest
 from starlette.requests import HTTPConnection
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests import postgres
 from tests.actors.conversations.worlds import HeldAgent, log_of
@@ -45,6 +45,7 @@ from turnkeeper.actors.journal import Record
 from turnkeeper.actors.journals.memory import MemoryStore
 from turnkeeper.actors.owner import subscriptions
 from turnkeeper.actors.owner.nodes import NotReached, ThisNode
+from turnkeeper.actors.owner.subscriptions import Subscriptions
 from turnkeeper.runtime import OutcomeUnknown, TurnkeeperError
 
 pytestmark = [pytest.mark.costly, pytest.mark.in_parts(3)]
@@ -56,12 +57,30 @@ R = TypeVar("R")
 Store = Literal["memory", "postgres"]
 
 
+class Changes:
+    """Lets a test wait for a state without looking again and again."""
+
+    def __init__(self) -> None:
+        self._next = anyio.Event()
+
+    def note(self) -> None:
+        """Say that the state may have come."""
+        self._next.set()
+        self._next = anyio.Event()
+
+    async def until(self, is_there: Callable[[], bool]) -> None:
+        """Wait for the state, for as long as the cluster lives at most."""
+        while not is_there():
+            await self._next.wait()
+
+
 class Behind:
     """The application of a listener that is there before the application is."""
 
     def __init__(self) -> None:
         self.node: gateway.Node | None = None
         self.asked: list[str] = []
+        self.asking = Changes()
         self.clients: set[object] = set()
         """The other end of each connection."""
         self.is_mute = False
@@ -72,6 +91,7 @@ class Behind:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.node is not None
         self.asked.append(scope["path"].rpartition("/")[2])
+        self.asking.note()
         self.clients.add(tuple(scope["client"]))
         if self.still is not None:
             await self.still.wait()
@@ -97,6 +117,8 @@ class Machine:
     """This run, at that listener."""
     public: str
     http: httpx.AsyncClient
+    heard: Changes
+    """Noted when this process notes whether it hears the owner of a conversation."""
 
     async def send(self, text: str, name: str = "alice", **headers: str) -> httpx.Response:
         return await self.http.post(
@@ -108,6 +130,9 @@ class Machine:
     async def answered(self, text: str, name: str = "alice", **headers: str) -> None:
         reply = await self.send(text, name, prefer="wait=60", **headers)
         assert reply.json()["end"]["outcome"] == "completed", reply.text
+
+    async def until_heard(self, name: str = "alice", *, is_heard: bool) -> None:
+        await self.heard.until(lambda: self.conversations[name].hears_pieces is is_heard)
 
 
 class Cluster:
@@ -155,11 +180,23 @@ class Cluster:
             served(gateway.app(conversations, authenticate=authenticate, share=share))
         )
         http = await enter(httpx.AsyncClient(base_url=public, headers=JSON, timeout=BOUND_S))
-        return Machine(agent, conversations, behind, url, address, public, http)
+        heard = _heard(conversations._setup.subscriptions)
+        return Machine(agent, conversations, behind, url, address, public, http, heard)
 
     async def forger(self, machine: Machine) -> Forger:
         http = httpx.AsyncClient(base_url=machine.url, timeout=BOUND_S)
         return Forger(machine, await self._stack.enter_async_context(http))
+
+
+def _heard(read: Subscriptions) -> Changes:
+    changes, note_heard = Changes(), read.note_heard
+
+    def noted(conversation_id: str, *, is_heard: bool) -> None:
+        note_heard(conversation_id, is_heard=is_heard)
+        changes.note()
+
+    read.note_heard = noted  # type: ignore[method-assign]
+    return changes
 
 
 @asynccontextmanager
@@ -359,8 +396,7 @@ async def test_a_client_is_told_while_the_pieces_cannot_be_had() -> None:
         async with reading(other.public, path) as reader:
             for is_heard in (False, True):
                 owner.behind.is_mute = not is_heard
-                while other.conversations["alice"].hears_pieces is not is_heard:  # noqa: ASYNC110 - none has an event
-                    await anyio.sleep(0.01)
+                await other.until_heard(is_heard=is_heard)
                 await owner.answered("two")
                 assert (await until(reader, "note")).json == {"pieces": is_heard}
 
@@ -372,8 +408,7 @@ async def test_pieces_are_asked_for_at_the_next_owner_though_the_last_one_lives(
         await owner.answered("one")
         path = "/v1/conversations/alice/events?pieces=true"
         async with reading(other.public, path) as reader:
-            while owner.behind.asked != ["pieces"]:  # noqa: ASYNC110 - of a listener
-                await anyio.sleep(0.01)
+            await owner.behind.asking.until(lambda: owner.behind.asked == ["pieces"])
             third.agent.hold("stream")
             await third.conversations.journal.claim("alice", takeover=True)
             await owner.answered("two")  # finds out, and forwards it
@@ -395,15 +430,14 @@ async def test_a_client_is_told_if_there_are_too_many_streams_for_its_pieces() -
             await until(first, "message")
             async with reading(other.public, path.format("bob")) as second:
                 await until(second, "message")
-                while other.conversations["bob"].hears_pieces:  # noqa: ASYNC110 - none has an event
-                    await anyio.sleep(0.01)
+                await other.until_heard("bob", is_heard=False)
                 await owner.answered("two", "bob")
                 assert (await until(second, "note")).json == {"pieces": False}
             assert other.conversations["alice"].hears_pieces
         # The set of those that are not heard is no larger than that of the readers.
         while other.conversations._setup.subscriptions._unheard:
-            other.conversations["carol"].follow()
-            await anyio.sleep(0.01)
+            other.conversations["carol"].follow()  # the dropped ones are forgotten as it begins
+            await anyio.lowlevel.checkpoint()
 
 
 async def test_a_client_of_a_process_without_a_node_is_told_that_it_gets_no_pieces() -> None:
@@ -417,8 +451,7 @@ async def test_a_client_of_a_process_without_a_node_is_told_that_it_gets_no_piec
             assert is_heard_at_rest
             owner.agent.hold("stream")
             await owner.send("stream")
-            while other.conversations["alice"].hears_pieces:  # noqa: ASYNC110 - none has an event
-                await anyio.sleep(0.01)
+            await other.until_heard(is_heard=False)
             owner.agent.release("stream")
             assert (await until(reader, "note")).json == {"pieces": False}
             await owner.conversations.drain(BOUND_S)
@@ -430,10 +463,12 @@ async def test_a_conversation_at_rest_is_looked_for_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[float] = []
+    paused = Changes()
     wait_for_call = gateway.Node._wait_for_call
 
     async def counted(node: gateway.Node, called: anyio.Event, pause_s: float) -> None:
         pauses.append(pause_s)
+        paused.note()
         await wait_for_call(node, called, pause_s)
 
     monkeypatch.setattr(gateway.Node, "_wait_for_call", counted)
@@ -444,10 +479,8 @@ async def test_a_conversation_at_rest_is_looked_for_less_and_less_often(
         await owner.answered("one")
         await owner.conversations.drain(0)
         async with reading(other.public, "/v1/conversations/alice/events?pieces=true"):
-            while len(pauses) < 6:  # noqa: ASYNC110 - of another task
-                await anyio.sleep(0.001)
             # A reader that comes may look once more.
-            assert pauses[-3:] == [0.004] * 3
+            await paused.until(lambda: pauses[-3:] == [0.004] * 3)
             assert set(pauses) == {0.001, 0.002, 0.004}
 
 
@@ -496,13 +529,13 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        self._one = anyio.Event()
+        self._counted = Changes()
         look = ThisNode.has_moved
 
         async def counted(node: ThisNode, conversation_id: str, address: str) -> bool:
             found = await look(node, conversation_id, address)
             self.count += 1
-            self._one.set()
+            self._counted.note()
             return found
 
         monkeypatch.setattr(ThisNode, "has_moved", counted)
@@ -510,9 +543,7 @@ class Looks:
     async def some(self) -> None:
         """Wait for three of them."""
         until = self.count + 3
-        while self.count < until:
-            self._one = anyio.Event()
-            await self._one.wait()
+        await self._counted.until(lambda: self.count >= until)
 
 
 LOOKING = replace(QUICK, look_s=0.02)
@@ -1018,14 +1049,27 @@ async def test_redirects_are_not_followed() -> None:
         assert len(asked) == 1
 
 
+async def lost(_: Message) -> None:
+    """Take a part of an answer, and pass nothing on."""
+
+
+@asynccontextmanager
+async def behind_a_proxy(owner: Machine, proxy: ASGIApp) -> AsyncIterator[None]:
+    """Let the owner's lease have the address of a proxy before it."""
+    journal: Any = owner.conversations.journal
+    run = owner.address.rpartition("/")[2]
+    async with served(proxy) as url:
+        journal._address = f"{url}/{run}"
+        yield
+    journal._address = owner.address
+
+
 async def test_a_503_of_a_proxy_between_two_nodes_says_nothing_of_the_command() -> None:
     async with cluster() as made:
         owner, other = await made.machine(), await made.machine()
         await owner.answered("one")
 
         async def proxy(scope: Scope, receive: Receive, send: Send) -> None:
-            async def lost(_: object) -> None: ...
-
             assert scope["type"] == "http"
             assert owner.behind.node is not None
             await owner.behind.node(scope, receive, lost)
@@ -1033,13 +1077,9 @@ async def test_a_503_of_a_proxy_between_two_nodes_says_nothing_of_the_command() 
             await send({"type": "http.response.start", "status": 503, "headers": headers})
             await send({"type": "http.response.body", "body": b"error"})
 
-        run = owner.address.rpartition("/")[2]
-        async with served(proxy) as url:
-            owner.conversations.journal._address = f"{url}/{run}"  # type: ignore[attr-defined]
+        async with behind_a_proxy(owner, proxy):
             unknown = await other.send("two", idempotency_key="m2")
         assert unknown.status_code == 504
-
-        owner.conversations.journal._address = owner.address  # type: ignore[attr-defined]
         assert (await other.send("two", idempotency_key="m2")).status_code == 200  # it had happened
 
 
@@ -1055,8 +1095,6 @@ async def test_a_proxy_that_sends_a_request_again_does_not_say_that_nothing_happ
                 part = await receive()
                 body, has_more = body + part["body"], part["more_body"]
 
-            async def lost(_: object) -> None: ...
-
             async def again() -> Message:
                 return {"type": "http.request", "body": body, "more_body": False}
 
@@ -1064,13 +1102,9 @@ async def test_a_proxy_that_sends_a_request_again_does_not_say_that_nothing_happ
             await owner.behind.node(scope, again, lost)
             await owner.behind.node(scope, again, send)
 
-        run = owner.address.rpartition("/")[2]
-        async with served(proxy) as url:
-            owner.conversations.journal._address = f"{url}/{run}"  # type: ignore[attr-defined]
+        async with behind_a_proxy(owner, proxy):
             unknown = await other.send("two", idempotency_key="m2")
         assert unknown.status_code == 504
-
-        owner.conversations.journal._address = owner.address  # type: ignore[attr-defined]
         assert (await other.send("two", idempotency_key="m2")).status_code == 200  # it had happened
         assert owner.agent.turns == ["one", "two"]
 
