@@ -104,7 +104,9 @@ class Blocking:
         Cancelling loses nothing: a message that was sent is in the log, and its turn goes on.
         """
         if not isinstance(seconds, int | float):
-            raise TypeError(f"within takes seconds first, and {type(seconds).__name__} are none")
+            raise TypeError(f"within takes seconds first, not {a_type(seconds)}")
+        if not seconds >= 0:
+            raise InvalidInput(f"within is given {seconds} seconds; it takes 0 or more")
         _check_function(function)
 
         async def run() -> T:

@@ -41,9 +41,11 @@ from pydantic_core import from_json
 
 from turnkeeper.runtime import Ports
 
+from .errors import InvalidInput
 from .tool_calls import Risk
 from .values.api_names import api_call_id, api_tool_name
 from .values.frozen import FrozenObject, frozen
+from .values.text import check_text
 from .values.type_names import a_name, a_type
 from .values.upcasters import UPCASTERS, Upcasters
 
@@ -114,7 +116,11 @@ class FileContent(Value):
 
     @classmethod
     def with_bytes(cls, name: str, media_type: str, content: bytes) -> Self:
-        """Make a file that holds these bytes."""
+        """Make a file that holds these bytes. Raises `InvalidInput`."""
+        check_text("name", name)
+        check_text("media_type", media_type)
+        if not isinstance(content, bytes | bytearray | memoryview):
+            raise InvalidInput(f"content is {a_type(content)}; it takes bytes")
         return cls(name=name, media_type=media_type, data=base64.b64encode(content).decode())
 
     @property

@@ -14,11 +14,18 @@ from turnkeeper.runtime.lowlevel import Logger
 
 from .values.text import error_text, storable
 
-__all__ = ["log_failure", "log_unavailable"]
+__all__ = ["Foreseen", "log_failure", "log_unavailable"]
 
 TRACEBACK_LENGTH_MAX = 16_000
 
 _logger = Logger("turnkeeper.actors")
+
+
+class Foreseen(Exception):
+    """A failure for which the application asked by its settings, such as a budget.
+
+    Its log line has no traceback: the text says all.
+    """
 
 
 def log_failure(event: str, error: BaseException, **fields: object) -> None:
@@ -29,6 +36,9 @@ def log_failure(event: str, error: BaseException, **fields: object) -> None:
     """
     if not _logger.is_enabled_for(logging.WARNING):
         return
+    if isinstance(error, Foreseen):
+        log_unavailable(event, error, **fields)
+        return
     text = storable("".join(format_exception(error)))
     if len(text) > TRACEBACK_LENGTH_MAX:
         half = TRACEBACK_LENGTH_MAX // 2
@@ -37,5 +47,5 @@ def log_failure(event: str, error: BaseException, **fields: object) -> None:
 
 
 def log_unavailable(event: str, error: BaseException, **fields: object) -> None:
-    """Warn that something this library depends on, such as a journal, refused or failed."""
+    """Warn in one line that something refused or failed other than code of the application."""
     _logger.warning(event, **fields, error=type(error).__name__, reason=error_text(error))

@@ -31,7 +31,7 @@ from ..core.stuck import StuckDetector
 from ..core.view import View
 from ..errors import ContextTooLong, InvalidInput
 from ..events import ActionEvent, AgentMessageEvent, UserMessageEvent
-from ..log_lines import log_failure, log_unavailable
+from ..log_lines import Foreseen, log_failure, log_unavailable
 from ..models.base import (
     ContextOverflow,
     MalformedHistory,
@@ -79,7 +79,7 @@ class ConfirmRisky:
         return RISKS.index(call.risk) >= RISKS.index(self.least)
 
 
-class TooManyIterations(Refused):
+class TooManyIterations(Foreseen, Refused):
     """The turn has used all its model calls; what they did is in the log."""
 
     def __init__(self, max_iterations: int) -> None:
@@ -90,7 +90,7 @@ class TooManyIterations(Refused):
         self.max_iterations = max_iterations
 
 
-class BudgetSpent(Refused):
+class BudgetSpent(Foreseen, Refused):
     """The conversation's model calls have cost as much as they may; the log has their results."""
 
     def __init__(self, conversation_id: str, total_cost: float, budget: float) -> None:
@@ -104,7 +104,7 @@ class BudgetSpent(Refused):
         self.budget = budget
 
 
-class TokensSpent(Refused):
+class TokensSpent(Foreseen, Refused):
     """The conversation's model calls have used all the tokens they may; the log has the results."""
 
     def __init__(self, conversation_id: str, tokens: int, token_budget: int) -> None:
@@ -177,7 +177,7 @@ class ToolAgent:
                 f"model is {model!r}, {a_type(model)}; it takes a model, such as "
                 f'OpenAIChatModel("name") or AnthropicModel("name")'
             )
-        if not isinstance(tools, Tools | Iterable):
+        if isinstance(tools, str) or not isinstance(tools, Tools | Iterable):
             raise InvalidInput(f"tools is {tools!r}; it takes a list of tools, or Tools")
         self.model = model
         self.tools = tools if isinstance(tools, Tools) else Tools(*tools)

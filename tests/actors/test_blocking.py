@@ -245,6 +245,9 @@ def test_a_call_of_something_else_is_refused_with_how_to_write_it(
             call.within(5, "send")
         with pytest.raises(TypeError, match="within takes seconds first"):
             call.within(chat.exists, 5)
+        for seconds in (-1, float("nan")):
+            with pytest.raises(InvalidInput, match="seconds; it takes 0 or more"):
+                call.within(seconds, chat.exists)
         with pytest.raises(TypeError, match="the function is not async"):
             call(chat.events)
         with pytest.raises(TypeError, match="a method that returns an async iterator"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -831,3 +832,19 @@ async def test_no_model_call_is_made_once_the_tokens_are_spent() -> None:
         assert len(model.requests) == 2
     with pytest.raises(InvalidInput, match="token_budget"):
         ToolAgent(model, token_budget=0)
+
+
+@pytest.mark.parametrize("limit", [{"budget": 0.5}, {"token_budget": 1}, {"max_iterations": 1}])
+async def test_a_turn_that_ends_by_a_limit_of_its_agent_is_told_in_one_line(
+    limit: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    usage = TokenUsage(cost=0.5, input_tokens=30)
+    model = scripted(ModelResponse("", calls=[ToolCall("look")], usage=usage))
+    async with serving(ToolAgent(model, [look], **limit)) as chat:
+        with pytest.raises(TurnNotCompleted, match="are in the log: ") as caught:
+            await (await chat.send("go")).reply()
+
+    (warned,) = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert "turn failed" in warned.getMessage()
+    assert "Traceback" not in caplog.text
+    assert str(caught.value).count("send another") == 1

@@ -164,6 +164,7 @@ async def test_what_is_no_journal_or_model_is_refused_with_the_names_of_some(
         (SummarizingCondenser, r"`summarizing_condenser\(model\)`"),
         (MemoryJournal, r"it takes a MemoryStore, .* use SQLiteJournal"),
         (lambda what: ToolAgent(ScriptedModel([]), what), "a list of tools"),
+        (lambda model: ToolAgent(model, "read_file"), "tools is 'read_file'; it takes a list"),  # type: ignore[arg-type]
         (lambda what: Tool("add", "Add.", {}, what), "it takes a function"),
         (lambda what: Tool("add", "Add.", what, print), "it takes a mapping"),
     ],
@@ -310,6 +311,19 @@ async def test_an_image_that_is_none_is_refused() -> None:
         urls: Any = ["https://example.com/a.png"]
         with pytest.raises(InvalidInput, match="ImageContent"):
             await opened["it"].send("look", images=urls)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ((5, "text/plain", b""), "name is an int; it takes a str"),
+        (("a.txt", None, b""), "media_type is a NoneType; it takes a str"),
+        (("a.txt", "text/plain", "a text"), "content is a str; it takes bytes"),
+    ],
+)
+def test_what_is_no_part_of_a_file_is_refused_with_what_to_give(parts: Any, said: str) -> None:  # noqa: ANN401 - any
+    with pytest.raises(InvalidInput, match=said):
+        FileContent.with_bytes(*parts)
 
 
 @pytest.mark.parametrize("files", [["a.txt"], "a.txt", FileContent.with_bytes("a", "b/c", b"")])
