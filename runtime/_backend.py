@@ -274,7 +274,7 @@ def _step_none(_: object) -> None:
 
 
 class _AsyncioBell:
-    """What an asyncio task awaits in place of a future, again and again.
+    """Stands in for a future that an asyncio task awaits again and again.
 
     It has those parts of a future that a task uses: see `asyncio.isfuture`.
     """
@@ -344,7 +344,7 @@ class _AsyncioBell:
 
 
 class _TrioBell:
-    """What a trio task awaits, again and again.
+    """Wakes a trio task, again and again.
 
     `wait_task_rescheduled` passes a message to trio's loop, which says how the wait is aborted, and
     the loop sends an outcome back. Both are the same each time, and making them takes a third of

@@ -126,17 +126,6 @@ class Mailbox:
         if not waiting:
             self.waiting = None
 
-    def pop(self) -> Item | None:
-        """Remove and return the next item; None if there is none."""
-        if self.control:
-            return self.control.popleft()
-        if self.mail:
-            item = self.mail.popleft()
-            if self.waiting is not None:
-                self.admit()
-            return item
-        return None
-
     def drain(self) -> Iterator[Item]:
         """Remove and yield all items in order; senders that waited for room go on."""
         while self.control or self.mail or self.waiting:

@@ -159,7 +159,6 @@ def run_batch(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, w
     trace: object = None
     is_ask = False
     while len(deliveries) < count_max:
-        # As in `Mailbox.pop`, without the call.
         if cell.control:
             item = cell.control.popleft()
         elif mail:

@@ -4,7 +4,8 @@ import asyncio
 import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any
 from weakref import ReferenceType
@@ -12,6 +13,7 @@ from weakref import ReferenceType
 import anyio
 import anyio.to_thread
 import pytest
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from turnkeeper.runtime._backend import clear_stray_cancellation
@@ -24,6 +26,14 @@ HUNG_S = 60.0
 
 async def parked() -> None:
     await anyio.wait_all_tasks_blocked()
+
+
+@asynccontextmanager
+async def bounded_tasks() -> AsyncIterator[TaskGroup]:
+    """Open a task group that fails if a task of it is not woken."""
+    with anyio.fail_after(HUNG_S):
+        async with anyio.create_task_group() as tasks:
+            yield tasks
 
 
 async def test_a_value_set_before_anyone_waits_is_kept() -> None:
@@ -133,13 +143,13 @@ class TestBells:
                 await bell.wait()
                 woken += 1
 
-        async with anyio.create_task_group() as tasks:
+        async with bounded_tasks() as tasks:
             tasks.start_soon(wait)
             for count in range(3):
                 await parked()
                 assert woken == count
                 bell.ring()
-                bell.ring()  # nobody waits yet: no ring is kept
+                bell.ring()  # no task waits yet, and no ring is kept
         assert woken == 3
 
     async def test_a_wait_that_was_cancelled_takes_no_ring_and_the_next_one_does(self) -> None:
@@ -149,12 +159,12 @@ class TestBells:
             await bell.wait()
             woken.append(name)
 
-        async with anyio.create_task_group() as tasks:
+        async with bounded_tasks() as tasks:
             tasks.start_soon(wait, "first")
             await parked()
             tasks.cancel_scope.cancel()
         bell.ring()
-        async with anyio.create_task_group() as tasks:
+        async with bounded_tasks() as tasks:
             tasks.start_soon(wait, "second")
             await parked()
             bell.ring()
@@ -170,17 +180,16 @@ class TestBells:
             finally:
                 ended.append(bell)
 
-        with anyio.fail_after(HUNG_S):
-            async with anyio.create_task_group() as tasks:
-                for bell in bells:
-                    tasks.start_soon(wait, bell)
-                await parked()
-                bells[0].ring()
-                tasks.cancel_scope.cancel()
-                bells[1].ring()
+        async with bounded_tasks() as tasks:
             for bell in bells:
-                bell.ring()
-            await checkpoint()
+                tasks.start_soon(wait, bell)
+            await parked()
+            bells[0].ring()
+            tasks.cancel_scope.cancel()
+            bells[1].ring()
+        for bell in bells:
+            bell.ring()
+        await checkpoint()
         assert len(ended) == 4
 
     async def test_a_time_limit_ends_a_wait_and_the_task_waits_again(self) -> None:
@@ -196,7 +205,7 @@ class TestBells:
             await bell.wait()
             woken += 1
 
-        async with anyio.create_task_group() as tasks:
+        async with bounded_tasks() as tasks:
             tasks.start_soon(wait)
             await is_cut_off.wait()
             await parked()
@@ -214,17 +223,16 @@ class TestBells:
                 for bell in bells:
                     bell.ring()
 
-        with anyio.fail_after(HUNG_S):
-            async with anyio.create_task_group() as tasks:
-                for number in range(3):
-                    tasks.start_soon(wait, number)
-                await parked()
-                bells[0].ring()
-                await parked()
-                for bell in bells:
-                    bell.ring()
-                await parked()
-                tasks.cancel_scope.cancel()
+        async with bounded_tasks() as tasks:
+            for number in range(3):
+                tasks.start_soon(wait, number)
+            await parked()
+            bells[0].ring()
+            await parked()
+            for bell in bells:
+                bell.ring()
+            await parked()
+            tasks.cancel_scope.cancel()
         assert order[0] == 0
         assert sorted(order) == [0, 0, 1, 1, 2, 2]
 
@@ -236,7 +244,7 @@ class TestBells:
             woken.append(number)
 
         for number in range(3):
-            async with anyio.create_task_group() as tasks:
+            async with bounded_tasks() as tasks:
                 tasks.start_soon(wait, number)
                 await parked()
                 bell.ring()
@@ -250,7 +258,7 @@ class TestBells:
             await bell.wait()
             woken += 1
 
-        async with anyio.create_task_group() as tasks:
+        async with bounded_tasks() as tasks:
             tasks.start_soon(wait)
             await parked()
             with pytest.raises(RuntimeError, match="another task waits"):
@@ -271,7 +279,7 @@ class TestBells:
         left = wait()
         left.send(None)
         left.close()
-        async with anyio.create_task_group() as tasks:
+        async with bounded_tasks() as tasks:
             tasks.start_soon(wait)
             await parked()
             bell.ring()
@@ -281,7 +289,7 @@ class TestBells:
             await bell.wait()
 
         bell = make_bell()
-        async with anyio.create_task_group() as tasks:
+        async with bounded_tasks() as tasks:
             tasks.start_soon(wait, bell)
             await parked()
             bell.ring()
@@ -314,7 +322,7 @@ class TestBellsOfAsyncio:
         task = asyncio.get_running_loop().create_task(wait())
         await parked()
         task.cancel("enough")
-        with pytest.raises(asyncio.CancelledError, match="enough"):
+        with anyio.fail_after(HUNG_S), pytest.raises(asyncio.CancelledError, match="enough"):
             await task
         bell.ring()
 
@@ -341,7 +349,8 @@ class TestBellsOfAsyncio:
         task = asyncio.get_running_loop().create_task(wait())
         await parked()
         bell.ring()
-        await task
+        with anyio.fail_after(HUNG_S):
+            await task
         ended = ReferenceType(task)
         del task
         await checkpoint()  # the loop's callback of its end is held as long as that runs
@@ -356,7 +365,7 @@ class TestBellsOfAsyncio:
             await bell.wait()
             woken += 1
 
-        async with anyio.create_task_group() as tasks:
+        async with bounded_tasks() as tasks:
             for bell in bells:
                 tasks.start_soon(wait, bell)
             await parked()
@@ -396,7 +405,7 @@ class TestBellsOfAsyncio:
                     asyncio.tasks._enter_task(loop, this)
                 woken.append(10)
 
-        async with anyio.create_task_group() as tasks:
+        async with bounded_tasks() as tasks:
             for number in range(3):
                 tasks.start_soon(wait, number)
             await parked()
@@ -423,7 +432,7 @@ class TestBellsOfAsyncio:
             await asyncio.sleep(0)
             for bell in bells:
                 bell.ring()
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=HUNG_S)
 
         def run() -> None:
             loop = asyncio.new_event_loop()

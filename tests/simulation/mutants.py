@@ -298,11 +298,10 @@ PROMISES = [
     ),
     Mutant(
         "control mail comes last in an actor that takes batches",
-        Mailbox,
-        "pop",
-        "if self.control:\n        return self.control.popleft()\n    if self.mail:",
-        "if self.control and not self.mail:\n        return self.control.popleft()\n"
-        "    if self.mail:",
+        _slice,
+        "run_batch",
+        "if cell.control:",
+        "if cell.control and not mail:",
         test="tests/runtime/test_batches.py::test_a_batch_begins_with_its_control_messages",
     ),
     Mutant(
