@@ -572,16 +572,16 @@ class ConversationActor(Actor[Command | Query]):
         command = taken.command
         if decided:
             self._look_up_in_batch(taken, decided)
-        if self._parking and not self._may_precede_more_calls(command):
-            self._release_parked(decided)
-        if isinstance(command, DropOverdue) and self._parking is not None:
-            for parked in self._parking.take_overdue(self._setup.ports.loop_time()):
+        if (parking := self._parking) and not self._may_precede_more_calls(command):
+            self._release_parked(parking, decided)
+        if isinstance(command, DropOverdue) and parking:
+            for parked in parking.take_overdue(self._setup.ports.loop_time()):
                 parked.ticket.refusal = AdmissionRefused(self._conversation_id, parked.violation)
                 decided.append(parked.ticket)
         try:
             decision = decide(self._working, command, taken)
         except AdmissionRefused as refusal:
-            if not self._is_parked(taken, refusal):
+            if not self._park(taken, refusal):
                 decided.append(taken)
         except TurnPaused:
             self._held = (*self._held, taken)
@@ -592,18 +592,17 @@ class ConversationActor(Actor[Command | Query]):
             self._working.apply(decision)
             taken.decision = decision
             decided.append(taken)
-            if self._parking:
-                open_calls = self._working.state.admission.open_calls
-                is_waiting = self._parking.is_waiting(open_calls)
+            if parking:
+                is_waiting = parking.is_waiting(self._working.state.admission.open_calls)
                 if not (is_waiting and self._may_precede_more_calls(command)):
-                    self._release_parked(decided)
+                    self._release_parked(parking, decided)
             if self._held and self._working.state.turns.waits_for is None:
                 held, self._held = self._held, ()
                 for waiting in held:
                     self._decide_one(waiting, decided)
 
-    def _is_parked(self, taken: _Taken, refused: AdmissionRefused) -> bool:
-        """Park a result that came before its call; else note why it is refused."""
+    def _park(self, taken: _Taken, refused: AdmissionRefused) -> bool:
+        """Park a result that came before its call, and return True; else note the refusal."""
         command = taken.command
         if not isinstance(command, Append) or not command.park:
             taken.refusal = _as_answer(refused)
@@ -616,11 +615,10 @@ class ConversationActor(Actor[Command | Query]):
             taken.refusal = AdmissionRefused(self._conversation_id, violation)
         return violation is None
 
-    def _release_parked(self, decided: list[_Taken]) -> None:
+    def _release_parked(self, parking: Parking[_Taken], decided: list[_Taken]) -> None:
         """Append the parked results whose calls have come."""
-        if self._parking is not None:
-            for parked in self._parking.take_ready(self._working.state.admission.open_calls):
-                self._decide_one(parked.ticket, decided)
+        for parked in parking.take_ready(self._working.state.admission.open_calls):
+            self._decide_one(parked.ticket, decided)
 
     def _may_precede_more_calls(self, command: Command | Query) -> bool:
         """True if more calls of the newest response may follow this command, appended one by one.
@@ -763,9 +761,7 @@ class ConversationActor(Actor[Command | Query]):
             self.context.timers.once(max(0.0, delay_s), DropOverdue(), key=_PARK_TIMER)
 
     def _start_condenser(self) -> None:
-        if self._condenser_effect is not None and not self._condenser_effect.is_done:
-            return
-        if self._is_condenser_resting():
+        if self.running_condenser() is not None or self._is_condenser_resting():
             return
         try:
             need = self._setup.condenser.need(self.view)

@@ -1,8 +1,7 @@
-"""The table of those that have none: an empty dict that all share, and that refuses to be filled.
+"""An empty dict that folds share as long as they have no entry; it refuses to be filled.
 
-An active conversation has a dozen tables, most of them empty for as long as it lives. A dict of its
-own takes 64 bytes for each. So its folds begin with this one, and make their own when they put the
-first entry into it.
+An active conversation has a dozen tables, and most of them stay empty. An empty dict of its own
+would take 64 bytes for each. So a fold begins with this one, and makes its own for the first entry.
 """
 
 from __future__ import annotations

@@ -383,16 +383,17 @@ def test_a_worker_that_cannot_start_is_told_in_a_line(
     assert "Traceback" not in result.output
 
 
+def use_stubborn_worker(monkeypatch: pytest.MonkeyPatch, report: str) -> None:
+    """Have a worker that makes this report, and then does nothing until it is killed."""
+    program = f"import signal; print({report!r}, flush=True); signal.pause()"
+    monkeypatch.setattr(_app, "WORKER", (sys.executable, "-c", program))
+    monkeypatch.setattr(_replay, "STOP_GRACE_S", 0.2)
+
+
 def test_a_worker_that_will_not_stop_is_killed(
     monkeypatch: pytest.MonkeyPatch, chats: Path
 ) -> None:
-    program = """
-import signal
-print('{"kind": "views", "event_ids": {}}', flush=True)
-signal.pause()
-"""
-    monkeypatch.setattr(_app, "WORKER", (sys.executable, "-c", program))
-    monkeypatch.setattr(_replay, "STOP_GRACE_S", 0.2)
+    use_stubborn_worker(monkeypatch, '{"kind": "views", "event_ids": {}}')
 
     result = run("replay", chats)
 
@@ -403,14 +404,8 @@ signal.pause()
 def test_a_worker_that_says_nothing_more_is_lost(
     monkeypatch: pytest.MonkeyPatch, chats: Path
 ) -> None:
-    program = """
-import signal
-print('{"kind": "ready"}', flush=True)
-signal.pause()
-"""
-    monkeypatch.setattr(_app, "WORKER", (sys.executable, "-c", program))
+    use_stubborn_worker(monkeypatch, '{"kind": "ready"}')
     monkeypatch.setattr(_replay, "SILENCE_S_MAX", 0.25)
-    monkeypatch.setattr(_replay, "STOP_GRACE_S", 0.2)
 
     result = run("replay", chats, "--pace", "0.25")
 

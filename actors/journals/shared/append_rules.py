@@ -42,12 +42,7 @@ class Append(Job[Sequence[int]]):
         is_unfinished: bool,
         listing: Listing | None = None,
     ) -> None:
-        # Written out, and not through super(): this runs once an append.
-        self.is_done = False
-        self.value = self.error = self.wake = None
-        self.settled = self.refusal = None
-        self.items = len(records)
-        self.bytes = check_records(records)
+        super().__init__(len(records), check_records(records))
         self.conversation_id = conversation_id
         self.records = records
         self.epoch = epoch

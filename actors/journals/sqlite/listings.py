@@ -52,8 +52,9 @@ __all__ = [
     "store_listing",
 ]
 
-# The last columns of `incoming`. A listing's seq is at least 0. What a record does not bring is a
-# number, since Python's sqlite3 looks for an adapter of each None, which takes as long as ten.
+# The last columns of `incoming`. A listing's seq is at least 0, and a record without a listing has
+# -1 in all of them. Not NULL: Python's sqlite3 looks for an adapter of each None, which takes as
+# long as ten numbers.
 _STORED = ("seq", "owner", "status", "created_us", "active_us", "labels", "payload", "seal")
 LISTING_WIDTH = len(_STORED)
 NO_LISTING = (-1,) * LISTING_WIDTH

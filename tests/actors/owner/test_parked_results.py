@@ -184,7 +184,7 @@ async def test_a_result_that_is_parked_in_the_batch_that_releases_another_is_not
                 await until_parked(conversations, n)
             await chat.append(call("1"))
             group.start_soon(append_parked, chat, "9")
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 while await log_of(chat) != ["u:go", "call", "result"]:
                     await anyio.lowlevel.checkpoint()
 

@@ -72,7 +72,7 @@ async def test_an_owner_that_had_to_read_a_long_log_writes_a_snapshot_with_its_f
 
     async with Conversations(HeldAgent(), journal=journal) as conversations:
         await conversations["c"].append(UserMessageEvent(content="one more"))
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while await journal.read_snapshot("c") is None:
                 await anyio.lowlevel.checkpoint()
     journal.records_read = 0

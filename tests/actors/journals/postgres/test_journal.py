@@ -210,8 +210,8 @@ async def test_a_rival_that_is_faster_by_a_moment_is_named(schema: str) -> None:
             async with anyio.create_task_group() as group:
                 group.start_soon(refused_by, "one", second)
                 waits = "SELECT 1 FROM pg_locks WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
-                while connection.execute(waits.encode()).fetchone() is None:  # noqa: ASYNC110 - none has an event
-                    await anyio.sleep(0.01)
+                while connection.execute(waits.encode()).fetchone() is None:
+                    await anyio.lowlevel.checkpoint()
                 connection.commit()
         assert (await first.claim("c")).epoch == 2
 
