@@ -26,6 +26,7 @@ from .history import (
     Disturbed,
     Entry,
     Intervened,
+    Noted,
     Opened,
     Piece,
     Read,
@@ -42,6 +43,10 @@ __all__ = ["FAULTS", "Fault", "Finding", "Verdict", "check"]
 
 Fault: TypeAlias = Literal["lost", "doubled", "reordered", "unanswered", "blind", "foreign", "torn"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
+Spans: TypeAlias = Sequence[tuple[int, int]]
+"""From which place of a history to which."""
+_OPEN = 1 << 62
+"""The end of a span before it is known."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,23 +86,29 @@ def check(history: Iterable[Record]) -> Verdict:
     totals: Counter[str] = Counter()
     falls: list[tuple[int, int]] = []
     """From where to where the server was down."""
+    rolls: list[tuple[int, int]] = []
+    """From where to where several servers were restarted, one after the other."""
     refusals: Counter[str] = Counter()
     for place, record in enumerate(history):
         totals[record.record] += 1
         match record:
             case Disturbed(how="killed" | "stopped"):
                 totals["kills" if record.how == "killed" else "stops"] += 1
-                falls.append((place, 1 << 62))
-            case Disturbed(how="started") if falls:
-                falls[-1] = (falls[-1][0], place)
+                falls.append((place, _OPEN))
+            case Disturbed(how="started"):
+                for spans in (falls, rolls):
+                    if spans and spans[-1][1] == _OPEN:
+                        spans[-1] = (spans[-1][0], place)
             case Opened():
                 room = rooms.setdefault(record.room, _Room(record.room))
                 streams[record.stream] = stream = _Stream(place, record)
                 room.streams.append(stream)
-            case Seen() | Piece() | Closed():
+            case Seen() | Piece() | Noted() | Closed():
                 streams[record.stream].records.append((place, record))
             case Disturbed(how=how):
-                totals["disturbances"] += how != "started"
+                totals["disturbances"] += 1
+                if how == "rolled":
+                    rolls.append((place, _OPEN))
             case Began():
                 pass
             case _:
@@ -106,7 +117,7 @@ def check(history: Iterable[Record]) -> Verdict:
                     refusals[f"{record.status} {record.problem}".strip()] += 1
     unique: dict[tuple[int, Fault, str], Finding] = {}
     for room in rooms.values():
-        for finding in room.findings(falls):
+        for finding in room.findings(falls, rolls):
             unique.setdefault((finding.room, finding.fault, finding.subject), finding)
     totals["rooms"] = len(rooms)
     totals["messages"] = sum(len(room.messages) for room in rooms.values())
@@ -120,7 +131,7 @@ class _Stream:
 
     place: int
     opened: Opened
-    records: list[tuple[int, Seen | Piece | Closed]] = field(default_factory=list)
+    records: list[tuple[int, Seen | Piece | Noted | Closed]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -183,12 +194,12 @@ class _Room:
             case Unknown():
                 pass
 
-    def findings(self, falls: Sequence[tuple[int, int]]) -> Iterator[Finding]:
+    def findings(self, falls: Spans, rolls: Spans) -> Iterator[Finding]:
         """Yield all faults; one may come several times, from different sides."""
         yield from self._acknowledgements()
         yield from self._answers(is_killed=bool(falls))
         for stream in self.streams:
-            yield from self._stream(stream, falls)
+            yield from self._stream(stream, falls, rolls)
         if self.log is not None:
             yield from self._log(self.log, is_killed=bool(falls))
             yield from self._shown_and_gone(self.log)
@@ -305,7 +316,7 @@ class _Room:
 
     # --- streams --------------------------------------------------------------------------------
 
-    def _stream(self, stream: _Stream, falls: Sequence[tuple[int, int]]) -> Iterator[Finding]:
+    def _stream(self, stream: _Stream, falls: Spans, rolls: Spans) -> Iterator[Finding]:
         opened = stream.opened
         subject = f"stream {opened.stream}"
         last = opened.after
@@ -334,8 +345,12 @@ class _Room:
                     if (found := pieces.take(record)) is not None:
                         yield self._find(found[0], f"answer of {record.turn}", found[1])
                     yield from self._words(record.text, f"a piece of {subject}")
+                case Noted():
+                    pieces.note(record)
                 case Closed():
-                    is_excused = any(begin < place and stream.place < end for begin, end in falls)
+                    # A server that stops closes connections whose request it has not read.
+                    spans = falls if record.has_begun else [*falls, *rolls]
+                    is_excused = any(begin < place and stream.place < end for begin, end in spans)
                     yield from self._end_of(stream, record, last, is_excused=is_excused)
 
     def _end_of(
@@ -600,10 +615,17 @@ class _Pieces:
     def __init__(self) -> None:
         self._texts: dict[str, tuple[tuple[int, int, int], str]] = {}
         """By turn: the answer with its epoch and attempt, and what was shown of it."""
+        self._are_missing = False
+        """The stream has said so since the last piece."""
+
+    def note(self, noted: Noted) -> None:
+        """Take in a note."""
+        self._are_missing = not noted.pieces
 
     def take(self, piece: Piece) -> tuple[Fault, str] | None:
         """Take in a piece; return the fault if it does not fit."""
         which = (piece.answer, piece.epoch, piece.attempt)
+        self._are_missing = False
         known = self._texts.get(piece.turn)
         if known is None or which > known[0]:
             text = ""
@@ -627,6 +649,8 @@ class _Pieces:
             return None
         said = entry.text or ""
         if entry.is_partial and (said.startswith(known[1]) or known[1].startswith(said)):
+            return None
+        if self._are_missing and said.startswith(known[1]):
             return None
         return f"the pieces say {len(known[1])} code points, and the answer {len(said)}"
 

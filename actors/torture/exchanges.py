@@ -194,17 +194,18 @@ class Sites(Site):
         cut: Cut = NO_CUT,
         silence_s: float = SILENCE_S,
     ) -> AsyncIterator[Reply]:
+        # Chosen before the first wait, in which other exchanges choose theirs.
+        sites = [*self.each[self._next :], *self.each[: self._next]]
+        self._next = (self._next + 1) % len(self.each)
         async with AsyncExitStack() as stack:
-            for left in reversed(range(len(self.each))):
-                site = self.each[self._next % len(self.each)]
-                self._next += 1
+            for site in sites:
                 opened = site.exchange(
                     method, path, headers=headers, body=body, cut=cut, silence_s=silence_s
                 )
                 try:
                     reply = await stack.enter_async_context(opened)
                 except NotThere:
-                    if not left:
+                    if site is sites[-1]:
                         raise
                 else:
                     yield reply

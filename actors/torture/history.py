@@ -22,6 +22,7 @@ __all__ = [
     "HistoryUnreadable",
     "How",
     "Intervened",
+    "Noted",
     "OnOverlap",
     "Opened",
     "Piece",
@@ -207,6 +208,14 @@ class Piece(_Part):
     text: str
 
 
+class Noted(_Part):
+    """A stream says if it shows the answers in pieces from now on."""
+
+    record: Literal["noted"] = "noted"
+    stream: int
+    pieces: bool
+
+
 class Closed(_Part):
     """A reading ends: `cut` by the client, `broken` by something else, or `ended` by the server."""
 
@@ -215,6 +224,8 @@ class Closed(_Part):
     how: Literal["cut", "broken", "ended"]
     why: str | None = None
     """The reason that the server gave. A page that has more after it is a `page`."""
+    has_begun: bool = True
+    """False if the connection ended before the head of the response."""
 
 
 class Read(_Part):
@@ -245,6 +256,7 @@ Record: TypeAlias = (
     | Opened
     | Seen
     | Piece
+    | Noted
     | Closed
     | Read
     | Shown

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from urllib.parse import quote
 
 from .exchanges import NO_CUT, Broken, Cut, CutOff, Reply, ServerSent
-from .history import Closed, Entry, Intervened, Opened, Piece, Read, Seen, Shown
+from .history import Closed, Entry, Intervened, Noted, Opened, Piece, Read, Seen, Shown
 from .rooms import Message, Room, clean, problem_in, text_of
 
 __all__ = [
@@ -165,15 +165,17 @@ class Reader:
         number = room.history.next_stream()
         room.history.add(Opened(stream=number, room=room.number, after=self._seq, live=how.live))
         closed = Closed(stream=number, how="cut")
+        has_begun = False
         try:
             async with room.site.exchange(
                 "GET", _here(room, f"/events{query}"), headers=headers, cut=how.cut
             ) as reply:
+                has_begun = True
                 closed = await self._read(number, reply)
         except CutOff:
             pass
         except Broken as error:
-            closed = Closed(stream=number, how="broken", why=clean(str(error)))
+            closed = _broken(number, error, has_begun=has_begun)
         finally:
             # Also if the reader is cancelled, which is a cut as well.
             room.history.add(closed)
@@ -193,6 +195,8 @@ class Reader:
                     self._room.history.add(_piece(number, sent))
                 case "message":
                     self._note(number, sent)
+                case "note" if isinstance(pieces := sent.json.get("pieces"), bool):
+                    self._room.history.add(Noted(stream=number, pieces=pieces))
                 case _:
                     pass
         return Closed(stream=number, how="ended", why=why)
@@ -201,6 +205,11 @@ class Reader:
         entry = entry_of(sent.json)
         self._room.history.add(Seen(stream=number, entry=entry))
         self._seq, self._cursor = entry.seq, sent.id
+
+
+def _broken(number: int, error: Broken, *, has_begun: bool) -> Closed:
+    why = clean(str(error))
+    return Closed(stream=number, how="broken", why=why, has_begun=has_begun)
 
 
 def _piece(number: int, sent: ServerSent) -> Piece:
@@ -252,8 +261,10 @@ async def read_page(room: Room, after: int, *, cut: Cut = NO_CUT) -> tuple[list[
     path = _here(room, f"/events?after={after}&limit={_PAGE}")
     headers = {**room.headers, "Accept": "application/json"}
     entries: list[Entry] = []
+    has_begun = False
     try:
         async with room.site.exchange("GET", path, headers=headers, cut=cut) as reply:
+            has_begun = True
             told = await reply.json()
         events = told.get("events")
         if reply.status != HTTPStatus.OK or not isinstance(events, list):
@@ -267,7 +278,7 @@ async def read_page(room: Room, after: int, *, cut: Cut = NO_CUT) -> tuple[list[
         closed = Closed(stream=number, how="ended", why="caught-up" if is_last else "page")
     except Broken as error:
         if closed.how == "cut":
-            closed = Closed(stream=number, how="broken", why=clean(str(error)))
+            closed = _broken(number, error, has_begun=has_begun)
         raise
     finally:
         room.history.add(closed)

@@ -17,6 +17,7 @@ from turnkeeper.actors.torture.history import (
     Disturbed,
     Entry,
     Intervened,
+    Noted,
     Opened,
     Piece,
     Read,
@@ -448,6 +449,56 @@ def test_a_stream_may_break_while_the_server_is_away_and_not_otherwise() -> None
     assert found(small(broken[0], killed, broken[1], started)) == set()
     assert found(small(broken[0], killed, started, broken[1])) == set()
     assert found(small(killed, started, *broken)) == {"torn"}
+
+
+def test_a_connection_may_end_unanswered_while_servers_are_rolled_and_not_a_stream() -> None:
+    """A server that stops closes connections whose request it has not read yet."""
+    opened = Opened(stream=1, room=1)
+    unanswered = Closed(stream=1, how="broken", why="reset", has_begun=False)
+    broken = Closed(stream=1, how="broken", why="reset")
+    rolled, started = Disturbed(how="rolled"), Disturbed(how="started")
+    silent = Disturbed(how="silent one way")
+
+    assert found(small(rolled, opened, unanswered, started)) == set()
+    assert found(small(opened, rolled, started, unanswered)) == set()
+    assert found(small(rolled, opened, broken, started)) == {"torn"}
+    assert found(small(opened, unanswered, rolled, started)) == {"torn"}
+    assert found(small(rolled, started, opened, unanswered)) == {"torn"}
+    assert found(small(rolled, started, silent, opened, unanswered, started)) == {"torn"}
+
+
+def test_a_server_is_away_until_it_has_started_and_not_until_the_next_one_has() -> None:
+    killed, started = Disturbed(how="killed"), Disturbed(how="started")
+    broken = (Opened(stream=1, room=1), Closed(stream=1, how="broken", why="reset"))
+
+    assert found(small(killed, started, Disturbed(how="apart"), *broken, started)) == {"torn"}
+
+
+def test_an_answer_may_be_longer_than_its_pieces_if_the_stream_says_so_in_between() -> None:
+    whole = small()[-1]
+    assert isinstance(whole, Read)
+    text = whole.entries[1].text or ""
+
+    def piece(offset: int, end: int) -> Piece:
+        said = text[offset:end]
+        return Piece(stream=1, turn="t", answer=0, epoch=1, attempt=1, offset=offset, text=said)
+
+    def found_with(*shown: Piece | Noted) -> set[Fault]:
+        joined, *rest = [Seen(stream=1, entry=entry) for entry in whole.entries]
+        closed = Closed(stream=1, how="cut")
+        return found(small(Opened(stream=1, room=1), joined, *shown, *rest, closed))
+
+    without, again = Noted(stream=1, pieces=False), Noted(stream=1, pieces=True)
+    wrong = piece(0, 3).model_copy(update={"text": "It "})
+
+    assert found_with(piece(0, 3), piece(3, 99)) == set()
+    assert found_with(piece(0, 3)) == {"torn"}
+    assert found_with(piece(0, 3), without) == set()
+    assert found_with(piece(0, 3), without, again, piece(3, 99)) == set()
+    assert found_with(without, piece(0, 3)) == {"torn"}
+    assert found_with(piece(0, 3), without, again) == {"torn"}
+    assert found_with(piece(0, 3), without, piece(3, 4)) == {"torn"}
+    assert found_with(wrong, without) == {"torn"}
 
 
 def test_a_message_of_unknown_outcome_may_be_there_or_not() -> None:

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 from anyio.abc import SocketStream
 
-from turnkeeper.actors.torture.exchanges import Broken, Cut, CutOff, ServerSent, Site
+from turnkeeper.actors.torture.exchanges import Broken, Cut, CutOff, ServerSent, Site, Sites
 
 pytestmark = pytest.mark.anyio
 
@@ -108,6 +108,21 @@ async def test_what_is_no_http_is_broken(noise: bytes) -> None:
     async with serving(noise) as (_, site):
         with pytest.raises(Broken):
             await read(site)
+
+
+async def test_an_exchange_goes_to_the_next_server_if_one_takes_no_connections() -> None:
+    """Also while another exchange looks for one: each asks all of them."""
+    async with serving(WHOLE) as (_, site):
+        async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+            port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        sites = Sites([f"http://127.0.0.1:{port}", site.url])  # nothing listens at the first now
+
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(read, sites)
+
+        with pytest.raises(Broken, match="cannot be connected to"):
+            await read(Sites([f"http://127.0.0.1:{port}"] * 2))
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", ""])
