@@ -493,17 +493,18 @@ class Conversation:
         _check_after(after)
         return self._setup.subscriptions.read(self.conversation_id, after=after, live=live)
 
-    def follow(self, *, after: int = 0) -> AsyncIterator[LoggedEvent | TextDelta]:
+    def follow(self, *, after: int = 0) -> Follower:
         """Iterate over live `events` from `after` on, with pieces of answers between them.
 
         For a user interface that shows a conversation. Pieces come live, from an owner in this
         process, or in another one that this process can ask (`turnkeeper.actors.gateway.Node`). The
         first piece of an answer has all that was said of it so far, and a task that falls behind
-        gets the pieces it missed as one. Iterate it from one task; cancelling its wait loses
-        nothing.
+        gets the pieces it missed as one. The event that carries an answer replaces its pieces, also
+        if the last ones did not come (`is_short_of`). Iterate it from one task; cancelling its wait
+        loses nothing.
         """
         _check_after(after)
-        return _Follower(
+        return Follower(
             self._setup.subscriptions.read(
                 self.conversation_id, after=after, live=True, pieces=True
             )
@@ -570,11 +571,18 @@ def _listing_after(state: Folded, events: Sequence[Event]) -> Listing:
     return state.listing
 
 
-class _Follower(AsyncIterator[LoggedEvent | TextDelta]):
+class Follower(AsyncIterator[LoggedEvent | TextDelta]):
     """The iterator of `Conversation.follow`, for one task."""
 
     def __init__(self, reader: EventReader) -> None:
         self._reader = reader
+
+    def is_short_of(self, logged: LoggedEvent) -> bool:
+        """Return True if the event that came last takes the place of pieces that did not all come.
+
+        Their writer has ended, or is another process that could not be heard to the end.
+        """
+        return self._reader.short_seq == logged.seq
 
     def __anext__(self) -> Awaitable[LoggedEvent | TextDelta]:
         return self._reader.next_item()

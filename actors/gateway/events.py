@@ -76,11 +76,9 @@ async def _write_events(
         # The event of the cursor is read again by the reader that goes on from it: so the log
         # cannot be exchanged between the look and the reading.
         after -= 1
+    follower = caller.conversation.follow(after=after) if live and pieces else None
     items: AsyncIterator[Item] | AsyncIterator[LoggedEvent]
-    if live and pieces:
-        items = caller.conversation.follow(after=after)
-    else:
-        items = caller.conversation.events(after=after, live=live)
+    items = follower or caller.conversation.events(after=after, live=live)
     streams, frames = caller.service.streams, caller.service.frames
     is_heard = True
     while True:
@@ -101,6 +99,9 @@ async def _write_events(
         elif is_checked:
             if isinstance(item.event, ConversationChangedEvent) and item.event.owner is not None:
                 await caller.conversation.check_owner()
+            if is_heard and follower is not None and follower.is_short_of(item):
+                is_heard = False
+                await write(sse({"pieces": is_heard}, event="note"))
             await write(frames.of_event(item, caller.rename))
         else:
             if item.event.id != cursor.event_id:

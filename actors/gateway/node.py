@@ -317,7 +317,6 @@ class Node:
                         _logger.error(  # noqa: TRY400 - what is said must not be in it
                             "relay of pieces failed", error=type(error).__name__
                         )
-                    here.drop_pieces(conversation_id)
                     here.note_heard(conversation_id, is_heard=False)
                     await anyio.sleep(self._limits.retry_s * self._ports.random.uniform(0.5, 1))
                 else:
@@ -346,23 +345,35 @@ class Node:
         opened = self._client.lines(
             address, target, self._signed(target, body), body, silence_s=self._limits.silence_s
         )
-        after = 0
         async with opened as (status, lines):
             if status != _OK:
                 raise Broken(f"pieces were refused with {status}")
+            try:
+                await self._take_lines(lines, conversation_id, here)
+            finally:
+                # The rest of an answer does not come after its beginning: a reader that comes now
+                # would get that, and wait.
+                here.drop_pieces(conversation_id)
+
+    async def _take_lines(
+        self, lines: AsyncIterator[bytes], conversation_id: str, here: ThisNode
+    ) -> None:
+        """Take what the owner's node says, until it ends or no reader here wants it."""
+        after = 0
+        here.note_heard(conversation_id, is_heard=True)
+        async for line in lines:
+            if not here.wants_pieces(conversation_id):
+                return
             here.note_heard(conversation_id, is_heard=True)
-            async for line in lines:
-                if not here.wants_pieces(conversation_id):
-                    return
-                try:
-                    item = decode_line(line)
-                except ValueError as error:
-                    raise Broken("a line that cannot be read") from error
-                if isinstance(item, Passed):
-                    after = item.seq
-                    here.take_passed(conversation_id, item)
-                elif item is not None:
-                    here.take_piece(conversation_id, item, after)
+            try:
+                item = decode_line(line)
+            except ValueError as error:
+                raise Broken("a line that cannot be read") from error
+            if isinstance(item, Passed):
+                after = item.seq
+                here.take_passed(conversation_id, item)
+            elif item is not None:
+                here.take_piece(conversation_id, item, after)
 
     # --- what other nodes ask of this one ---------------------------------------------------------
 
@@ -497,17 +508,22 @@ class Node:
         return EventStream(feed, media_type="application/x-ndjson")
 
     async def _write_pieces(self, here: ThisNode, conversation_id: str, write: Write) -> None:
-        """Write what is said here, and end when no owner is active here: there may be another."""
+        """Write what is said here, and end when no owner is active here: there may be another.
+
+        What the last owner here has said until then is written first.
+        """
         pieces: AsyncIterator[Passed | TextDelta] | None = None
         is_owned = True
-        while is_owned:
+        while True:
             item: Passed | TextDelta | None = None
             try:
                 if pieces is None:
                     pieces = await here.pieces(conversation_id)
-                with anyio.move_on_after(self._limits.heartbeat_s):
+                with anyio.move_on_after(self._limits.heartbeat_s if is_owned else 0):
                     item = await anext(pieces)
             except (StopAsyncIteration, TurnkeeperError):
+                return
+            if item is None and not is_owned:
                 return
             is_owned = here.is_owner(conversation_id)
             with anyio.move_on_after(self._limits.silence_s) as scope:

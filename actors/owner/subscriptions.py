@@ -420,6 +420,10 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """The pieces of the first of these answers that were yielded."""
         self._piece_given: TextDelta | None = None
         """The last piece that it has yielded of the answer before, until a piece goes beyond it."""
+        self._cut_turn_id: str | None = None
+        """The turn of the answer before, if it has yielded pieces of that, and could not go on."""
+        self.short_seq = 0
+        """The newest event that takes the place of pieces which were not all yielded; 0: none."""
         self._newest: LoggedEvent | None = None
         """The newest event it has yielded, if it takes pieces."""
         self._newest_end: LoggedEvent | None = None
@@ -629,7 +633,9 @@ class EventReader(AsyncIterator[LoggedEvent]):
             return
         newest = self._answers[-1]
         if await self._wait_for_piece():
-            newest.void()  # the other process is not heard; the event replaces them
+            # The other process is not heard; the event replaces them.
+            newest.void()
+            self._subscriptions.note_heard(self._conversation_id, is_heard=False)
 
     async def _wait_for_piece(self) -> bool:
         """Wait for the next word of another process; True if it did not come in time."""
@@ -639,8 +645,11 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     def _drop_answer(self) -> None:
         answer = self._answers.popleft()
-        if self._pieces_taken and self._piece_given is None:
-            self._piece_given = answer.pieces[self._pieces_taken - 1]
+        if self._pieces_taken:
+            if self._piece_given is None:
+                self._piece_given = answer.pieces[self._pieces_taken - 1]
+            is_whole = answer.is_over and not answer.is_void
+            self._cut_turn_id = None if is_whole else answer.turn_id
         self._pieces_taken = 0
 
     def _given(self, logged: LoggedEvent) -> LoggedEvent:
@@ -652,7 +661,18 @@ class EventReader(AsyncIterator[LoggedEvent]):
             self._newest_end = logged
             while self._answers and self._answers[0].is_ended_by(logged):
                 self._drop_answer()
+            if self._cut_turn_id is not None:
+                self._note_cut(self._cut_turn_id, logged)
         return logged
+
+    def _note_cut(self, turn_id: str, logged: LoggedEvent) -> None:
+        """Note that an event carries the answer whose pieces could not go on.
+
+        The end of its turn carries none: it voids them.
+        """
+        if logged.event.turn_id == turn_id and logged.event.kind != "turn_ended":
+            self.short_seq = logged.seq
+        self._cut_turn_id = None
 
     async def _find_owner(self, on_owner_ended: Callable[[], Awaitable[object]]) -> None:
         # The owner may have written events that it did not publish, and so may one elsewhere.

@@ -9,7 +9,7 @@ import json
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests import postgres
 from tests.actors.conversations.worlds import HeldAgent, log_of
 from tests.actors.gateway.worlds import BOUND_S, JSON, Sse, SseReader, reading, served
-from turnkeeper.actors import Conversations, Journal, MemoryJournal, PostgresJournal, gateway
+from turnkeeper.actors import (
+    Conversations,
+    Journal,
+    MemoryJournal,
+    PostgresJournal,
+    TurnContext,
+    gateway,
+)
 from turnkeeper.actors.core.commands import Behalf, Change, Expected, FromOutside, Interrupt, Sent
 from turnkeeper.actors.core.commands import Send as SendCommand
 from turnkeeper.actors.errors import (
@@ -53,6 +60,7 @@ pytestmark = [pytest.mark.costly, pytest.mark.in_parts(3)]
 KEYS = gateway.NodeKeys(["k" * 32])
 QUICK = gateway.NodeLimits(answer_s=BOUND_S, heartbeat_s=0.1, silence_s=BOUND_S, retry_s=0.05)
 FILES = 1_100
+WITH_PIECES = "/v1/conversations/alice/events?pieces=true"
 R = TypeVar("R")
 Store = Literal["memory", "postgres"]
 
@@ -81,12 +89,17 @@ class Behind:
         self.node: gateway.Node | None = None
         self.asked: list[str] = []
         self.asking = Changes()
+        """Noted when something is asked, and when it was answered."""
         self.clients: set[object] = set()
         """The other end of each connection."""
         self.is_mute = False
         """Take what is asked, and cut the connection in place of an answer."""
         self.still: anyio.Event | None = None
         """Take what is asked, and do nothing before this is set, as a process that stands still."""
+        self.silent: anyio.Event | None = None
+        """Say nothing before this is set, as on a way that is silent in one direction."""
+        self.is_silenced = anyio.Event()
+        """Set once something is held back so."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.node is not None
@@ -99,9 +112,15 @@ class Behind:
         async def answer(message: object) -> None:
             if self.is_mute:
                 raise ConnectionAbortedError
+            if self.silent is not None:
+                self.is_silenced.set()
+                await self.silent.wait()
             await send(message)  # type: ignore[arg-type]
 
-        await self.node(scope, receive, answer)
+        try:
+            await self.node(scope, receive, answer)
+        finally:
+            self.asking.note()
 
 
 @dataclass
@@ -214,6 +233,46 @@ async def until(reader: SseReader, event: str) -> Sse:
     raise AssertionError(f"the stream ended before {event}")
 
 
+async def to_turn_end(reader: SseReader) -> AsyncIterator[object]:
+    """Yield the text of each piece, the kind of each event, and all notes, to the end of a turn."""
+    async for item in reader:
+        match item.event:
+            case "piece":
+                yield item.json["text"]
+            case "message":
+                kind = item.json["event"]["kind"]  # type: ignore[index]
+                yield kind
+                if kind == "turn_ended":
+                    return
+            case "note":
+                yield item.json
+            case _:
+                pass
+
+
+def paced(agent: HeldAgent) -> Sequence[anyio.Event]:
+    """Have an agent write three pieces, and wait for one of these after each."""
+    gates = [anyio.Event() for _ in range(3)]
+
+    async def run(turn: TurnContext) -> None:
+        await turn.stream(pieces())
+
+    async def pieces() -> AsyncIterator[str]:
+        for count, gate in enumerate(gates):
+            yield f"<{count}>"
+            await gate.wait()
+
+    agent.run = run  # type: ignore[method-assign]
+    return gates
+
+
+async def ended(owner: Machine, gates: Sequence[anyio.Event]) -> None:
+    """Let an agent that is `paced` write the rest of its answer, and wait for the end."""
+    for gate in gates:
+        gate.set()
+    await (await owner.conversations["alice"].turn("m2")).reply()
+
+
 @pytest.mark.parametrize("store", ["memory", "postgres"])
 async def test_a_message_to_the_wrong_node_is_answered_by_the_owner_once(store: Store) -> None:
     async with cluster(store) as made:
@@ -298,12 +357,11 @@ async def test_a_stream_at_the_wrong_node_has_each_piece_and_each_event_once(
         owner, other = await made.machine(), await made.machine()
         await owner.answered("one")
         owner.agent.hold("stream")
-        path = "/v1/conversations/alice/events?pieces=true"
-        async with reading(other.public, path) as early:
+        async with reading(other.public, WITH_PIECES) as early:
             await owner.send("stream")
             piece = await until(early, "piece")
             assert piece.json["text"] == "a("
-            async with reading(other.public, path) as late:
+            async with reading(other.public, WITH_PIECES) as late:
                 assert (await until(late, "piece")).json == piece.json
                 owner.agent.release("stream")
                 for reader in (early, late):
@@ -326,17 +384,7 @@ async def test_the_pieces_of_a_long_answer_come_as_they_are_written() -> None:
     async with cluster() as made:
         owner, other = await made.machine(), await made.machine()
         await owner.answered("one")
-        gates = [anyio.Event() for _ in range(4)]
-
-        async def run(turn: object) -> None:
-            await turn.stream(pieces())  # type: ignore[attr-defined]
-
-        async def pieces() -> AsyncIterator[str]:
-            for count, gate in enumerate(gates):
-                yield f"<{count}>"
-                await gate.wait()
-
-        owner.agent.run = run  # type: ignore[method-assign]
+        gates = paced(owner.agent)
         follower = other.conversations["alice"].follow(after=0)
         await owner.send("go")
         said = ""
@@ -347,7 +395,7 @@ async def test_the_pieces_of_a_long_answer_come_as_they_are_written() -> None:
                 gates[said.count("<") - 1].set()
             elif item.event.kind == "turn_ended" and said:
                 break
-        assert said == "<0><1><2><3>"
+        assert said == "<0><1><2>"
 
 
 async def test_a_relay_that_breaks_begins_again_where_its_readers_are(
@@ -392,8 +440,7 @@ async def test_a_client_is_told_while_the_pieces_cannot_be_had() -> None:
     async with cluster() as made:
         owner, other = await made.machine(), await made.machine()
         await owner.answered("one")
-        path = "/v1/conversations/alice/events?pieces=true"
-        async with reading(other.public, path) as reader:
+        async with reading(other.public, WITH_PIECES) as reader:
             for is_heard in (False, True):
                 owner.behind.is_mute = not is_heard
                 await other.until_heard(is_heard=is_heard)
@@ -401,13 +448,111 @@ async def test_a_client_is_told_while_the_pieces_cannot_be_had() -> None:
                 assert (await until(reader, "note")).json == {"pieces": is_heard}
 
 
+async def test_an_answer_whose_pieces_end_early_is_told_of_and_comes_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The journal has the answer, and its last pieces are on a way that is silent."""
+    monkeypatch.setattr(subscriptions, "PIECE_WAIT_S", 0)
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        owner.agent.hold("stream")
+        async with reading(other.public, WITH_PIECES) as reader:
+            await owner.send("stream")
+            assert (await until(reader, "piece")).json["text"] == "a("
+            owner.behind.silent = anyio.Event()
+            owner.agent.release("stream")
+
+            note, answer = await anext(reader), await anext(reader)
+
+            assert (note.event, note.json) == ("note", {"pieces": False})
+            assert answer.json["event"]["content"] == "a(stream)"  # type: ignore[index]
+            is_heard = other.conversations["alice"].hears_pieces
+            assert not is_heard
+            # It is heard again, and says so when there is something to show.
+            owner.behind.silent.set()
+            await other.until_heard(is_heard=True)
+            await owner.answered("two")
+            assert (await until(reader, "note")).json == {"pieces": True}
+
+
+async def test_an_answer_whose_pieces_were_cut_is_told_of_though_its_owner_is_heard_again() -> None:
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        gates = paced(owner.agent)
+        async with reading(other.public, f"{WITH_PIECES}&after=6") as reader:
+            await owner.send("two", idempotency_key="m2")
+            assert (await until(reader, "piece")).json["text"] == "<0>"
+            node = other.behind.node
+            assert node is not None
+            assert node._here is not None
+            node._here.drop_pieces("alice")
+
+            await ended(owner, gates)
+
+            assert [item async for item in to_turn_end(reader)] == [
+                *({"pieces": False}, "agent_message", {"pieces": True}, "turn_ended")
+            ]
+
+
+async def test_who_comes_after_the_last_reader_has_left_gets_no_piece_of_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Nothing is looked for but what a reader calls for.
+    monkeypatch.setattr(subscriptions, "PIECE_WAIT_S", BOUND_S)
+    async with cluster() as made:
+        limits = replace(QUICK, heartbeat_s=BOUND_S)
+        owner, other = await made.machine(), await made.machine(limits=limits)
+        await owner.answered("one")
+        gates = paced(owner.agent)
+        await owner.send("two", idempotency_key="m2")
+        last = other.conversations["alice"].follow(after=6)
+        assert (await anext(last)).text == "<0>"  # type: ignore[union-attr]
+        del last
+        # No reader there wants the next piece, and the stream between the two ends with it.
+        gates[0].set()
+        node = owner.behind.node
+        assert node is not None
+        await owner.behind.asking.until(lambda: not node._streams_count)
+        await ended(owner, gates)
+
+        async with reading(other.public, f"{WITH_PIECES}&after=4") as reader:
+            items = [item async for item in to_turn_end(reader)]
+        assert items == ["turn_started", "user_message", "agent_message", "turn_ended"]
+
+
+async def test_the_last_words_of_an_owner_are_told_before_its_stream_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends while the other machine takes nothing, and the answer is whole there all the same."""
+    monkeypatch.setattr(subscriptions, "PIECE_WAIT_S", BOUND_S)
+    async with cluster() as made:
+        owner, other = await made.machine(), await made.machine()
+        await owner.answered("one")
+        gates = paced(owner.agent)
+        async with reading(other.public, WITH_PIECES) as reader:
+            await owner.send("two", idempotency_key="m2")
+            assert (await until(reader, "piece")).json["text"] == "<0>"
+            owner.behind.silent = anyio.Event()
+            gates[0].set()
+            await owner.behind.is_silenced.wait()
+            await ended(owner, gates)
+            await owner.conversations.drain(BOUND_S)
+            owner.behind.silent.set()
+
+            *said, answer, end = [item async for item in to_turn_end(reader)]
+
+            assert "".join(map(str, said)) == "<1><2>"
+            assert (answer, end) == ("agent_message", "turn_ended")
+
+
 async def test_pieces_are_asked_for_at_the_next_owner_though_the_last_one_lives() -> None:
     """Its process lost the conversation, as one does that the database did not hear for a while."""
     async with cluster() as made:
         owner, other, third = [await made.machine() for _ in range(3)]
         await owner.answered("one")
-        path = "/v1/conversations/alice/events?pieces=true"
-        async with reading(other.public, path) as reader:
+        async with reading(other.public, WITH_PIECES) as reader:
             await owner.behind.asking.until(lambda: owner.behind.asked == ["pieces"])
             third.agent.hold("stream")
             await third.conversations.journal.claim("alice", takeover=True)
@@ -444,8 +589,7 @@ async def test_a_client_of_a_process_without_a_node_is_told_that_it_gets_no_piec
     async with cluster() as made:
         owner, other = await made.machine(), await made.machine(has_node=False)
         await owner.answered("one")
-        path = "/v1/conversations/alice/events?pieces=true"
-        async with reading(other.public, path) as reader:
+        async with reading(other.public, WITH_PIECES) as reader:
             await until(reader, "message")
             is_heard_at_rest = other.conversations["alice"].hears_pieces
             assert is_heard_at_rest
@@ -478,7 +622,7 @@ async def test_a_conversation_at_rest_is_looked_for_less_and_less_often(
         other = await made.machine(limits=resting)
         await owner.answered("one")
         await owner.conversations.drain(0)
-        async with reading(other.public, "/v1/conversations/alice/events?pieces=true"):
+        async with reading(other.public, WITH_PIECES):
             # A reader that comes may look once more.
             await paused.until(lambda: pauses[-3:] == [0.004] * 3)
             assert set(pauses) == {0.001, 0.002, 0.004}
@@ -647,8 +791,7 @@ async def test_a_conversation_that_was_drained_moves_and_its_readers_see_no_gap(
     async with cluster() as made:
         owner, other = await made.machine(), await made.machine()
         await owner.answered("one")
-        path = "/v1/conversations/alice/events?pieces=true"
-        async with reading(other.public, path) as reader:
+        async with reading(other.public, WITH_PIECES) as reader:
             await until(reader, "message")
             await owner.conversations.drain(0)
 
@@ -727,8 +870,7 @@ async def test_an_event_that_only_a_newer_version_knows_stops_no_machine_of_an_o
     async with cluster() as made:
         owner, other = await made.machine(), await made.machine()
         await owner.answered("one")
-        path = "/v1/conversations/alice/events?pieces=true"
-        async with reading(other.public, path) as reader:
+        async with reading(other.public, WITH_PIECES) as reader:
             newer = MemoryJournal(made.store, address="a newer version")
             async with newer:
                 claim = await newer.claim("alice", takeover=True)

@@ -31,7 +31,7 @@ from turnkeeper.actors import (
     TurnContext,
     agent,
 )
-from turnkeeper.actors.conversations.conversation import _Follower
+from turnkeeper.actors.conversations.conversation import Follower
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import AnswerTooLong, InvalidInput, NotWhileTurnRuns
 from turnkeeper.actors.events import (
@@ -121,6 +121,8 @@ class Reader:
     after: int
     may: int | None
     items: list[LoggedEvent | TextDelta] = field(default_factory=list)
+    short: set[int] = field(default_factory=set)
+    """The seqs of the events that replaced pieces which did not all come."""
     was_slow: bool = False
     came_at: int = 0
     """The end of the log when it came."""
@@ -131,15 +133,17 @@ class Reader:
 
     async def read(self, chat: Conversation) -> None:
         with self.scope:
-            items = aiter(chat.follow(after=self.after))
+            items = chat.follow(after=self.after)
             if self.is_of_turn:
                 reader = chat._turn_access().follow(self.after + 1, pieces=True)
-                items = _Follower(reader)
+                items = Follower(reader)
             while True:
                 while self.may == 0:
                     self.wakes = anyio.Event()
                     await self.wakes.wait()
-                self.items.append(await anext(items))
+                self.items.append(item := await anext(items))
+                if isinstance(item, LoggedEvent) and items.is_short_of(item):
+                    self.short.add(item.seq)
                 if self.may is not None:
                     self.may -= 1
 
@@ -317,9 +321,11 @@ class History:
             finished = self.puppet.finished.get(item.event.id)
             if finished:
                 assert said in {storable(finished), ""}
+                assert not said or item.seq not in reader.short
                 assert said or reader.was_slow or item.seq <= reader.came_at
             elif isinstance(item.event, AgentMessageEvent) and item.event.interrupted:
                 assert said in {item.event.content, ""}
+                assert not said or item.seq not in reader.short
                 assert said or reader.was_slow or item.seq <= reader.came_at
 
 
