@@ -1,57 +1,99 @@
 """The listings in PostgreSQL: written in the statement of the append, read a page at a time.
 
-As in the SQLite file, a page reads one range of one index, whatever the number of conversations,
-and a listing is computed again from its log by the next owner, or by `turnkeeper reindex`.
+A page reads one range of one index, whatever the number of conversations, and with it the rows that
+have changed last. These stand apart, in `listing_recent`, as in the SQLite file: a turn changes the
+status and the time of activity, and would write an entry in each of ten indexes each time that it
+does. So an owner that knows what is in `listing` writes a row that differs in nothing else there,
+in place. When many stand apart, a writer folds those that have come to rest into `listing`.
+
+Invariants. A row in `listing_recent` stands for the one in `listing` unless that has a higher seq,
+which a process of a version without `listing_recent` has written. A statement that writes either
+holds the lock of the conversation's row. A page is read in one statement, and sees each
+conversation in one of both.
+
+A listing is computed again from its log by the next owner, or by `turnkeeper reindex`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import psycopg
 
-from ...journal import LISTED_KINDS, LISTING_AGE_MAX, Listing, ListPage, ListQuery, ListRow
+from ...journal import (
+    AT_REST,
+    LISTED_KINDS,
+    LISTING_AGE_MAX,
+    Listing,
+    ListPage,
+    ListQuery,
+    ListRow,
+)
 from ..shared.list_pages import (
     ListKey,
     drive_range,
     fill_page,
     is_surely_stale,
-    labels_text,
-    listing_seal,
+    listing_columns,
     stored_listing,
 )
+from .log import Tail
 
 __all__ = [
     "LISTED",
-    "LISTED_UNLABELLED",
+    "LISTINGS_BETWEEN",
+    "RECENT",
+    "RECENT_NAME",
+    "RECENT_RETURNED",
+    "RECENT_VALUE",
+    "array",
     "erase_listing",
+    "fold_listings",
+    "listed_parameters",
     "read_listing",
     "read_page",
     "store_listing",
+    "text_array",
 ]
 
-_MOVING = ("seq", "owner", "status", "created_us", "active_us", "labels", "payload", "seal")
+_STORED = ("seq", "owner", "status", "created_us", "active_us", "labels", "payload", "seal")
+_ALL_EXCLUDED = ", ".join(f"{column} = excluded.{column}" for column in _STORED)
 
-# A part of the statement of an append; `moved` has the conversations that it has moved.
-LISTED_UNLABELLED = f"""
+# Parts of the statement of an append; `moved` has the conversations that it has moved. A row to be
+# written in place comes in two arrays of arrays, since each array that is unnested costs as much as
+# an entry in an index; `moving` has its place there, if the conversation has one.
+RECENT_VALUE = ", %(r_places)s::integer[]"
+RECENT_NAME = ", r_place"
+RECENT_RETURNED = ", c.name, m.r_place"
+_NUMBERS = ("seq", "created_us", "active_us", "seal")
+_TEXTS = ("owner", "status", "labels", "payload")
+_PLACED = ", ".join(
+    f"(%(r_numbers)s::bigint[])[r_place][{_NUMBERS.index(column) + 1}]"
+    if column in _NUMBERS
+    else f"(%(r_texts)s::text[])[r_place][{_TEXTS.index(column) + 1}]"
+    for column in _STORED
+)
+RECENT = f"""
+    , recent AS (
+        INSERT INTO listing_recent SELECT id, name, {_PLACED} FROM moved WHERE r_place IS NOT NULL
+        ON CONFLICT (conversation) DO UPDATE SET {_ALL_EXCLUDED}
+    )
+"""  # noqa: S608 - our own text
+LISTED = f"""
     , incoming AS (
         SELECT l.* FROM unnest(
-            %(l_ids)s::bigint[], %(l_names)b::text[], %(l_seqs)s::bigint[], %(l_owners)b::text[],
-            %(l_statuses)b::text[], %(l_created)s::bigint[], %(l_active)s::bigint[],
-            %(l_labels)b::text[], %(l_payloads)b::text[], %(l_seals)s::bigint[]
+            %(l_ids)s::bigint[], %(l_names)s::text[], %(l_seqs)s::bigint[], %(l_owners)s::text[],
+            %(l_statuses)s::text[], %(l_created)s::bigint[], %(l_active)s::bigint[],
+            %(l_labels)s::text[], %(l_payloads)s::text[], %(l_seals)s::bigint[]
         ) AS l(conversation, name, seq, owner, status, created_us, active_us, labels, payload, seal)
         WHERE l.conversation IN (SELECT id FROM moved)
     ), listed AS (
         INSERT INTO listing SELECT * FROM incoming
-        ON CONFLICT (conversation) DO UPDATE SET
-            {", ".join(f"{column} = excluded.{column}" for column in _MOVING)}
-    )
-"""  # noqa: S608 - our own text
-# The same, with the labels.
-LISTED = f"""
-    {LISTED_UNLABELLED}
-    , unlabelled AS (
+        ON CONFLICT (conversation) DO UPDATE SET {_ALL_EXCLUDED}
+    ), outdated AS (
+        DELETE FROM listing_recent r USING incoming i WHERE r.conversation = i.conversation
+    ), unlabelled AS (
         DELETE FROM label k USING incoming i
         WHERE k.conversation = i.conversation AND NOT i.labels::jsonb ? k.label
     ), labelled AS (
@@ -64,6 +106,73 @@ LISTED = f"""
     )
 """  # noqa: S608 - our own text
 
+
+def listed_parameters(
+    listings: Sequence[tuple[Tail, Listing | None]],
+) -> tuple[dict[str, object], bool, bool]:
+    """Return the parameters of these listings, whether some are recent, and whether some are not.
+
+    There is an entry for each conversation that the statement moves. Each tail is told what its
+    row in `listing` holds once the statement has moved it.
+    """
+    places: list[object] = []
+    numbers: list[str] = []
+    texts: list[str] = []
+    listed: list[Sequence[Any]] = []
+    for tail, listing in listings:
+        place: object = "NULL"
+        if listing is not None:
+            columns = listing_columns(tail.name, listing)
+            seq, owner, status, created_us, active_us, labels, payload, seal = columns
+            fixed = (owner, created_us, labels)
+            if fixed == tail.listed:
+                numbers.append(array((seq, created_us, active_us, seal)))
+                texts.append(text_array((owner, status, labels, payload)))
+                place = len(numbers)
+            else:
+                listed.append((tail.number, tail.name, *columns))
+                tail.listed = fixed
+        places.append(place)
+    found: dict[str, object] = {}
+    if numbers:
+        found = {
+            "r_places": array(places),
+            "r_numbers": array(numbers),
+            "r_texts": array(texts),
+        }
+    if listed:
+        ids, names, seqs, owners, statuses, created, active, all_labels, payloads, seals = zip(
+            *listed, strict=True
+        )
+        found |= {
+            "l_ids": array(ids),
+            "l_names": text_array(names),
+            "l_seqs": array(seqs),
+            "l_owners": text_array(owners),
+            "l_statuses": text_array(statuses),
+            "l_created": array(created),
+            "l_active": array(active),
+            "l_labels": text_array(all_labels),
+            "l_payloads": text_array(payloads),
+            "l_seals": array(seals),
+        }
+    return found, bool(numbers), bool(listed)
+
+
+def array(values: Iterable[object]) -> str:
+    """Return an array in PostgreSQL's notation, of what needs no quotes."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def text_array(values: Iterable[str | None]) -> str:
+    """Return the same for texts; psycopg takes three times as long for a few."""
+    quoted = [
+        "NULL" if value is None else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        for value in values
+    ]
+    return "{" + ",".join(quoted) + "}"
+
+
 _LISTED = ", ".join(f"'{kind}'" for kind in sorted(LISTED_KINDS))
 _ROW = f"""
     l.conversation, l.name, l.seq, l.owner, l.status, l.created_us, l.active_us, l.labels,
@@ -73,6 +182,15 @@ _ROW = f"""
         WHERE e.log = c.log AND e.seq > l.seq AND e.seq <= c.head AND e.kind IN ({_LISTED})
     )
 """
+_COLUMNS = ", ".join(f"l.{column}" for column in ("conversation", "name", *_STORED))
+# Not as a join, so that few rows are looked up whatever the planner believes of these tables.
+_RECENT = """
+    WITH recent AS MATERIALIZED (
+        SELECT * FROM listing_recent r WHERE OF_OWNER
+            (SELECT l.seq FROM listing l WHERE l.conversation = r.conversation) <= r.seq
+    )
+"""
+_LABELS = "CROSS JOIN LATERAL (SELECT * FROM label WHERE conversation = l.conversation OFFSET 0) k"
 
 
 def read_page(connection: psycopg.Connection[Any], query: ListQuery, node: int) -> ListPage:
@@ -93,18 +211,30 @@ def read_page(connection: psycopg.Connection[Any], query: ListQuery, node: int) 
 def page_statement(
     query: ListQuery, after: ListKey | None, limit: int
 ) -> tuple[str, Sequence[object]]:
-    """Return the statement that reads so many rows of the query's drive, behind a key."""
+    """Return the statement that reads so many rows of the query's drive, behind a key.
+
+    It reads as many rows of `listing`, and as many recent ones, each in order.
+    """
+    of_owner, owners = ("", []) if query.owner is None else ("r.owner = %s AND", [query.owner])
     part = drive_range(query, after, "%s")
     tables = "listing l"
     if part.is_by_label:
         tables = "label k JOIN listing l ON l.conversation = k.conversation"
+    not_recent = "l.conversation NOT IN (SELECT conversation FROM recent)"
+    conditions = " AND ".join(filter(None, (part.conditions, not_recent)))
+    folded = f"SELECT {_COLUMNS} FROM {tables} WHERE {conditions} ORDER BY {part.order} LIMIT %s"  # noqa: S608 - our own text
+    apart = drive_range(query, after, "%s", is_in_labels=False)
+    tables = f"recent l {_LABELS if part.is_by_label else ''}"
+    recent = f"SELECT {_COLUMNS} FROM {tables} {apart.where} ORDER BY {apart.order} LIMIT %s"  # noqa: S608 - our own text
     statement = f"""
-        SELECT {_ROW} FROM {tables}
+        {_RECENT.replace("OF_OWNER", of_owner)}
+        SELECT {_ROW} FROM (({folded}) UNION ALL ({recent})) l
         JOIN conversation c ON c.id = l.conversation
         LEFT JOIN node ON node.id = c.owner AND node.lease_until > clock_timestamp()
-        {part.where} ORDER BY {part.order} LIMIT %s
+        ORDER BY {apart.order} LIMIT %s
     """  # noqa: S608 - our own text
-    return statement, (*part.values, limit)
+    values = (*owners, *part.values, limit, *apart.values, limit, limit)
+    return statement, values
 
 
 def _row_of(
@@ -134,10 +264,14 @@ def _row_of(
 
 def read_listing(connection: psycopg.Connection[Any], number: int) -> Listing | None:
     """Return the listing of a conversation, or None."""
+    stored = f"SELECT name, {', '.join(_STORED)}"
     row = connection.execute(
-        "SELECT name, seq, owner, status, created_us, active_us, labels, payload, seal "
-        "FROM listing WHERE conversation = %s",
-        (number,),
+        f"""
+        {stored} FROM listing WHERE conversation = %(number)s
+        UNION ALL {stored} FROM listing_recent WHERE conversation = %(number)s
+        ORDER BY seq DESC LIMIT 1
+        """.encode(),
+        {"number": number},
     ).fetchone()
     return None if row is None else stored_listing(row[0], row[1:-1], row[-1])
 
@@ -147,21 +281,9 @@ def store_listing(
 ) -> None:
     """Write a listing beside the log."""
     erase_listing(connection, number)
-    labels = labels_text(listing)
     connection.execute(
         "INSERT INTO listing VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-        (
-            number,
-            name,
-            listing.seq,
-            listing.owner,
-            listing.status,
-            listing.created_us,
-            listing.active_us,
-            labels,
-            listing.payload,
-            listing_seal(name, listing, labels),
-        ),
+        (number, name, *listing_columns(name, listing)),
     )
     facts = (listing.owner, name, listing.created_us, listing.active_us)
     for label, value in listing.labels.items():
@@ -171,6 +293,47 @@ def store_listing(
 
 
 def erase_listing(connection: psycopg.Connection[Any], number: int) -> None:
-    """Remove all that lists show of a conversation."""
+    """Remove all that lists show of a conversation: the recent row too, by a rule of the schema."""
     connection.execute("DELETE FROM label WHERE conversation = %s", (number,))
     connection.execute("DELETE FROM listing WHERE conversation = %s", (number,))
+
+
+RECENT_LISTINGS_MAX = 256
+"""The rows beyond which some are folded. Each page of a list looks at all that are not folded."""
+LISTINGS_FOLDED_MAX = 256
+"""At a time, in one transaction, which takes some milliseconds."""
+LISTINGS_BETWEEN = 128
+"""A process counts the rows again when it has written those of so many conversations."""
+
+# Those at rest first: the others will change again soon. One that an append is writing is left out,
+# so this waits for nobody who may wait for it.
+_OLDEST = f"""
+    SELECT r.conversation FROM listing_recent r JOIN conversation c ON c.id = r.conversation
+    ORDER BY r.status NOT IN {AT_REST}, r.active_us
+    LIMIT %s FOR NO KEY UPDATE OF c SKIP LOCKED
+"""  # noqa: S608 - our own text
+# Each statement sees what was committed before the rows were locked.
+_FOLD = (
+    f"""
+    UPDATE listing l SET {", ".join(f"{column} = r.{column}" for column in _STORED)}
+    FROM listing_recent r
+    WHERE r.conversation = ANY(%s) AND l.conversation = r.conversation AND l.seq <= r.seq
+    """,  # noqa: S608 - our own text
+    """
+    UPDATE label k SET active_us = l.active_us FROM listing l
+    WHERE k.conversation = ANY(%s) AND l.conversation = k.conversation
+        AND k.active_us <> l.active_us
+    """,
+    "DELETE FROM listing_recent WHERE conversation = ANY(%s)",
+)
+
+
+def fold_listings(connection: psycopg.Connection[Any]) -> None:
+    """Fold the oldest recent rows into `listing` if there are many; call it in a transaction."""
+    row = connection.execute("SELECT count(*) FROM listing_recent").fetchone()
+    beyond = (row[0] if row else 0) - RECENT_LISTINGS_MAX
+    if beyond <= 0:
+        return
+    found = connection.execute(_OLDEST.encode(), (min(beyond, LISTINGS_FOLDED_MAX),)).fetchall()
+    for statement in _FOLD:
+        connection.execute(statement.encode(), ([row[0] for row in found],))

@@ -40,8 +40,8 @@ class Tail:
     updated_us: int
     prefix: tuple[tuple[int, int], ...] = ()
     """The logs that hold a fork's prefix, nearest first, each with the prefix's last seq in it."""
-    is_unlabelled: bool = False
-    """True if this process was the last to write its listing, and that had no labels."""
+    listed: tuple[str, int, str] | None = None
+    """The owner, time of creation and labels of its row in `listing`, if this process wrote it."""
 
     def parts(self, after: int, upto: int) -> list[tuple[int, int, int]]:
         """Return the logs that hold the records above `after` up to `upto`: log, above, up to."""

@@ -168,6 +168,25 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER INDEX search_message_words SET (fastupdate = off);
     SELECT gin_clean_pending_list('search_message_words');
     """,
+    """
+    -- Rows of `listing` as turns have left them since. Turns change columns that the indexes of
+    -- `listing` have; this table has none of these, so its rows are updated in place.
+    CREATE TABLE listing_recent (
+        conversation bigint PRIMARY KEY,
+        name text COLLATE "C" NOT NULL, -- as in `listing`, and so on
+        seq bigint NOT NULL,            -- at least that in `listing`; else this row is void
+        owner text NOT NULL,
+        status text NOT NULL,
+        created_us bigint NOT NULL,
+        active_us bigint NOT NULL,
+        labels text NOT NULL,
+        payload text NOT NULL,
+        seal bigint NOT NULL
+    ) WITH (fillfactor = 50);
+    -- A process of before, which does not know of this table, may delete a conversation.
+    CREATE RULE unlisted AS ON DELETE TO listing
+        DO ALSO DELETE FROM listing_recent WHERE conversation = OLD.conversation;
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

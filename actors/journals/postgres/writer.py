@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, TypeVar, cast
 
 import psycopg
@@ -48,11 +48,25 @@ from ..shared.append_rules import (
     check_snapshot_epoch,
 )
 from ..shared.job_thread import Job
-from ..shared.list_pages import bare_listing, labels_text, listing_seal
+from ..shared.list_pages import bare_listing
 from ..shared.record_chain import log_number, next_mark, seal
 from ..shared.searching import SEARCHED_KINDS
 from .connections import BoundedConnection, Link
-from .listings import LISTED, LISTED_UNLABELLED, erase_listing, read_listing, store_listing
+from .listings import (
+    LISTED,
+    LISTINGS_BETWEEN,
+    RECENT,
+    RECENT_NAME,
+    RECENT_RETURNED,
+    RECENT_VALUE,
+    array,
+    erase_listing,
+    fold_listings,
+    listed_parameters,
+    read_listing,
+    store_listing,
+    text_array,
+)
 from .log import (
     TAIL,
     Tail,
@@ -70,6 +84,8 @@ from .search import QUEUED, erase_words, move_owner
 T = TypeVar("T")
 
 _RACES_MAX = 3
+# While jobs wait, so many times more listings are written before the recent ones are counted.
+_BUSY_FACTOR = 4
 
 
 # How many other processes listen for commits.
@@ -80,37 +96,44 @@ _LISTENERS = """
     )
 """
 
-_APPEND_TEXT = f"""
-    WITH moving AS (
-        SELECT * FROM unnest(
-            %(ids)s::bigint[], %(epochs)s::bigint[], %(heads_before)s::bigint[],
-            %(heads)s::bigint[], %(tips)s::bigint[], %(unfinished)s::boolean[]
-        ) AS m(id, epoch, head_before, head, tip, is_unfinished)
-    ), moved AS (
-        UPDATE conversation c SET
-            head = m.head, tip = m.tip, is_unfinished = m.is_unfinished, updated_us = %(now_us)s
-        FROM moving m WHERE c.id = m.id AND c.epoch = m.epoch AND c.head = m.head_before
-        RETURNING c.id, c.log
-    ), written AS (
-        INSERT INTO event (log, seq, epoch, event_id, kind, message_id, mark, payload)
-        SELECT e.* FROM unnest(
-            %(logs)s::bigint[], %(seqs)s::bigint[], %(event_epochs)s::bigint[],
-            %(event_ids)b::text[], %(kinds)b::text[], %(message_ids)b::text[],
-            %(marks)s::bigint[], %(payloads)b::bytea[]
-        ) AS e(log, seq, epoch, event_id, kind, message_id, mark, payload)
-        WHERE e.log IN (SELECT log FROM moved)
-    )
-    LISTED
-    QUEUED
-    SELECT id, {_LISTENERS} FROM moved
-"""  # noqa: S608 - our own text
-# By two facts: its part about listings, and whether it has messages that search may look for.
+
+def _append_text(*, is_recent: bool, is_listed: bool, is_said: bool) -> bytes:
+    """Return the statement of an append: with listings of the two kinds, with searched messages."""
+    return f"""
+        WITH moving AS (
+            SELECT * FROM unnest(
+                %(ids)s::bigint[], %(epochs)s::bigint[], %(heads_before)s::bigint[],
+                %(heads)s::bigint[], %(tips)s::bigint[], %(unfinished)s::boolean[]
+                {RECENT_VALUE if is_recent else ""}
+            ) AS m(
+                id, epoch, head_before, head, tip, is_unfinished{RECENT_NAME if is_recent else ""}
+            )
+        ), moved AS (
+            UPDATE conversation c SET
+                head = m.head, tip = m.tip, is_unfinished = m.is_unfinished, updated_us = %(now_us)s
+            FROM moving m WHERE c.id = m.id AND c.epoch = m.epoch AND c.head = m.head_before
+            RETURNING c.id, c.log{RECENT_RETURNED if is_recent else ""}
+        ), written AS (
+            INSERT INTO event (log, seq, epoch, event_id, kind, message_id, mark, payload)
+            SELECT e.* FROM unnest(
+                %(logs)s::bigint[], %(seqs)s::bigint[], %(event_epochs)s::bigint[],
+                %(event_ids)s::text[], %(kinds)s::text[], %(message_ids)s::text[],
+                %(marks)s::bigint[], %(payloads)b::bytea[]
+            ) AS e(log, seq, epoch, event_id, kind, message_id, mark, payload)
+            WHERE e.log IN (SELECT log FROM moved)
+        )
+        {RECENT if is_recent else ""}
+        {LISTED if is_listed else ""}
+        {QUEUED if is_said else ""}
+        SELECT id, {_LISTENERS} FROM moved
+    """.encode()  # noqa: S608 - our own text
+
+
 _APPENDS = {
-    (listed, is_said): _APPEND_TEXT.replace("LISTED\n", f"{listed}\n")
-    .replace("QUEUED\n", f"{QUEUED if is_said else ''}\n")
-    .encode()
-    for listed in ("", LISTED_UNLABELLED, LISTED)
-    for is_said in (False, True)
+    (is_recent, is_listed, is_said): _append_text(
+        is_recent=is_recent, is_listed=is_listed, is_said=is_said
+    )
+    for is_recent, is_listed, is_said in product((False, True), repeat=3)
 }
 
 # One that another process owns is found by reading: to lock its row would be a write, and a flush.
@@ -225,6 +248,8 @@ class PostgresWriter:
         self._tails_max = tails_max
         self._rejection_age_s_max = rejection_age_s_max
         self._tails: OrderedDict[str, Tail] = OrderedDict()
+        # The conversations whose listings it has written since it last counted the recent ones.
+        self._listed: set[int] = set()
         self.now_us = 0
         self._all_erased_at = -math.inf
         self._is_connected = False
@@ -239,12 +264,17 @@ class PostgresWriter:
         self.connection.close()
 
     def rest(self) -> float | None:
+        if len(self._listed) >= LISTINGS_BETWEEN:
+            self._is_connected = False
+            self._fold_listings()
         return None
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
         self._is_connected = False
         self.now_us = int(self._ports.now() * 1_000_000)
         self._erase_more()
+        if len(self._listed) >= _BUSY_FACTOR * LISTINGS_BETWEEN:
+            self._fold_listings()  # there is no time to rest
         for kind, some in groupby(jobs, type):
             group = list(some)
             if kind is Append:
@@ -385,6 +415,7 @@ class PostgresWriter:
 
     def _tell(self, statement: _Statement) -> None:
         """Tell the readers of what this statement has committed, here and in other processes."""
+        self._listed.update(statement.listed)
         if statement.moved:
             self._tell_of(statement.moved, statement.listeners)
 
@@ -445,8 +476,8 @@ class PostgresWriter:
                 "now_us": self.now_us,
                 "takeover": takeover,
                 "names": [tail.name for tail in empty],
-                "logs": _array(tail.log for tail in empty),
-                "tips": _array(tail.tip for tail in empty),
+                "logs": array(tail.log for tail in empty),
+                "tips": array(tail.tip for tail in empty),
             },
         ).fetchall()
         self._failpoint("committed")
@@ -542,6 +573,8 @@ class PostgresWriter:
         found = read_listing(self.connection, tail.number)
         if found is None or found.seq <= listing.seq:
             store_listing(self.connection, tail.number, name, listing)
+            if (known := self._tails.get(name)) is not None:
+                known.listed = None
             move_owner(self.connection, tail.log)
 
     def fork(
@@ -696,6 +729,14 @@ class PostgresWriter:
         # In place of a job that a caller waits for: an error means that it is tried again.
         self._answer([Job[None]()], erase)
 
+    def _fold_listings(self) -> None:
+        def fold() -> None:
+            with self.connection.transaction():
+                fold_listings(self.connection)
+
+        self._listed.clear()  # after an error, it is tried again when as many others are there
+        self._answer([Job[None]()], fold)
+
     def _needed(self, log: int) -> int:
         """Return the highest seq of a log that a fork needs; 0 if none does."""
         row = self.connection.execute(
@@ -770,8 +811,13 @@ class _Statement:
         self._message_ids: list[str | None] = []
         self._marks: list[int] = []
         self._payloads: list[bytes] = []
-        self._listings: dict[int, tuple[Tail, Listing]] = {}
+        self._listings: dict[int, Listing] = {}
         self._said_logs: set[int] = set()
+
+    @property
+    def listed(self) -> Iterable[int]:
+        """The numbers of the conversations whose listings it has."""
+        return self._listings.keys()
 
     @property
     def added(self) -> Sequence[tuple[Tail, list[Append]]]:
@@ -812,9 +858,9 @@ class _Statement:
         tail.head, tail.tip = seq, mark
         tail.is_unfinished = job.is_unfinished
         if job.listing is not None:
-            self._listings[tail.number] = (tail, job.listing)
+            self._listings[tail.number] = job.listing
         elif job.expected_seq == tail.forked_at + 1:
-            self._listings[tail.number] = (tail, bare_listing(self._now_us))
+            self._listings[tail.number] = bare_listing(self._now_us)
 
     def run(
         self, connection: psycopg.Connection[Any], failpoint: Callable[[str], None]
@@ -824,70 +870,36 @@ class _Statement:
             return set()
         tails = [tail for tail, _ in self._by_name.values()]
         failpoint("begin")
+        listings = [(tail, self._listings.get(tail.number)) for tail in tails]
+        listed, is_recent, is_listed = listed_parameters(listings)
         rows = connection.execute(
-            _APPENDS[self._listed_part(), bool(self._said_logs)],
+            _APPENDS[is_recent, is_listed, bool(self._said_logs)],
             {
-                **self._listed(),
+                **listed,
                 "node": self._node,
-                "said_logs": _array(sorted(self._said_logs)),
+                "said_logs": array(sorted(self._said_logs)),
                 "now_us": self._now_us,
-                "ids": _array(tail.number for tail in tails),
-                "epochs": _array(tail.epoch for tail in tails),
-                "heads_before": _array(self._heads_before),
-                "heads": _array(tail.head for tail in tails),
-                "tips": _array(tail.tip for tail in tails),
-                "unfinished": _array(tail.is_unfinished for tail in tails),
-                "logs": _array(self._logs),
-                "seqs": _array(self._seqs),
-                "event_epochs": _array(self._epochs),
-                "event_ids": self._event_ids,
-                "kinds": self._kinds,
-                "message_ids": self._message_ids,
-                "marks": _array(self._marks),
+                "ids": array(tail.number for tail in tails),
+                "epochs": array(tail.epoch for tail in tails),
+                "heads_before": array(self._heads_before),
+                "heads": array(tail.head for tail in tails),
+                "tips": array(tail.tip for tail in tails),
+                "unfinished": array(tail.is_unfinished for tail in tails),
+                "logs": array(self._logs),
+                "seqs": array(self._seqs),
+                "event_epochs": array(self._epochs),
+                "event_ids": text_array(self._event_ids),
+                "kinds": text_array(self._kinds),
+                "message_ids": text_array(self._message_ids),
+                "marks": array(self._marks),
                 "payloads": self._payloads,
             },
         ).fetchall()
         failpoint("committed")
         moved = {row[0] for row in rows}
-        for tail, listing in self._listings.values():
-            tail.is_unlabelled = tail.number in moved and not listing.labels
         self.moved = [tail.name for tail in tails if tail.number in moved]
         self.listeners = rows[0][1] if rows else 0
         return moved
-
-    def _listed_part(self) -> str:
-        """Return the statement's part about listings: most have no labels, and had none before."""
-        if not self._listings:
-            return ""
-        may_have_labels = any(
-            listing.labels or not tail.is_unlabelled for tail, listing in self._listings.values()
-        )
-        return LISTED if may_have_labels else LISTED_UNLABELLED
-
-    def _listed(self) -> dict[str, object]:
-        """Return the parameters of the listings."""
-        if not self._listings:
-            return {}
-        names = [tail.name for tail, _ in self._listings.values()]
-        listings = [listing for _, listing in self._listings.values()]
-        labels = [labels_text(listing) for listing in listings]
-        return {
-            "l_ids": _array(self._listings),
-            "l_names": names,
-            "l_seqs": _array(listing.seq for listing in listings),
-            "l_owners": [listing.owner for listing in listings],
-            "l_statuses": [listing.status for listing in listings],
-            "l_created": _array(listing.created_us for listing in listings),
-            "l_active": _array(listing.active_us for listing in listings),
-            "l_labels": labels,
-            "l_payloads": [listing.payload for listing in listings],
-            "l_seals": _array(map(listing_seal, names, listings, labels)),
-        }
-
-
-def _array(values: Any) -> str:  # noqa: ANN401 - of numbers or booleans
-    """Return an array of numbers or booleans in PostgreSQL's notation, faster than psycopg does."""
-    return "{" + ",".join(map(str, values)) + "}"
 
 
 def _bug(error: Exception) -> InvariantViolation:

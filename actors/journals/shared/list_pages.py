@@ -26,6 +26,7 @@ __all__ = [
     "fill_page",
     "is_surely_stale",
     "labels_text",
+    "listing_columns",
     "listing_seal",
     "stored_listing",
 ]
@@ -186,6 +187,21 @@ def labels_text(listing: Listing) -> str:
     if not listing.labels:
         return "{}"
     return json.dumps(dict(sorted(listing.labels.items())), ensure_ascii=False)
+
+
+def listing_columns(name: str, listing: Listing) -> Sequence[Any]:
+    """Return a listing as it is stored: its columns from the seq to the seal."""
+    labels = labels_text(listing)
+    return (
+        listing.seq,
+        listing.owner,
+        listing.status,
+        listing.created_us,
+        listing.active_us,
+        labels,
+        listing.payload,
+        listing_seal(name, listing, labels),
+    )
 
 
 def listing_seal(name: str, listing: Listing, labels: str) -> int:

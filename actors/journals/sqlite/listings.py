@@ -28,7 +28,7 @@ from ..shared.list_pages import (
     fill_page,
     is_surely_stale,
     labels_text,
-    listing_seal,
+    listing_columns,
     stored_listing,
 )
 from .log import CHAIN
@@ -45,7 +45,6 @@ __all__ = [
     "erase_listing",
     "fold_listings",
     "has_moved",
-    "listing_columns",
     "read_listing",
     "read_page",
     "recent_listings",
@@ -142,21 +141,6 @@ def fold_listings(connection: sqlite3.Connection, many: int) -> None:
     found = connection.execute(_OLDEST, (many,)).fetchone()
     for statement in _FOLD:
         connection.execute(statement, found)
-
-
-def listing_columns(name: str, listing: Listing) -> Sequence[object]:
-    """Return a listing as the triggers take it: its values for the last columns of `incoming`."""
-    labels = labels_text(listing)
-    return (
-        listing.seq,
-        listing.owner,
-        listing.status,
-        listing.created_us,
-        listing.active_us,
-        labels,
-        listing.payload,
-        listing_seal(name, listing, labels),
-    )
 
 
 def store_listing(connection: sqlite3.Connection, number: int, name: str, listing: Listing) -> None:

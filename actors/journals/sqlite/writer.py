@@ -52,7 +52,7 @@ from ..shared.append_rules import (
     check_snapshot_epoch,
 )
 from ..shared.job_thread import Job
-from ..shared.list_pages import bare_listing
+from ..shared.list_pages import bare_listing, listing_columns
 from ..shared.payload_parts import PART_BYTES_MIN, split
 from ..shared.record_chain import log_number, next_mark, seal
 from .erasure import erase_slice, erasures
@@ -65,7 +65,6 @@ from .listings import (
     RECENT_LISTINGS_MAX,
     WRITE_LISTING,
     fold_listings,
-    listing_columns,
     read_listing,
     recent_listings,
     store_listing,

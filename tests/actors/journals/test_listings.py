@@ -214,7 +214,8 @@ async def test_tables_without_listings_get_them_and_show_what_is_known() -> None
             postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
         ) as connection:
             connection.execute(
-                "DROP TABLE listing, label, search, search_queue, search_log, search_message; "
+                "DROP TABLE listing, listing_recent, label, search, search_queue, search_log, "
+                "search_message; "
                 "UPDATE journal SET version = 2"
             )
         async with PostgresJournal(postgres.conninfo(), schema=schema) as journal:
