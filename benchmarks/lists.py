@@ -3,8 +3,8 @@
 The page is one of 50 rows of an owner's conversations, by activity, among 20,000 conversations, and
 in the full run among 1,000,000 too, in a file and in PostgreSQL. Raw SQL runs in a thread beside
 the loop, as it has to, and gives the same columns, with the JSON of each row read. It has all rows
-in one table; our file has the newest ones apart, as many as there ever are. An append is one of a
-whole turn; the baseline's journal drops the row that comes with it.
+in one table; we have the newest ones apart, as many as a writer at rest leaves there. An append is
+one of a whole turn; the baseline's journal drops the row that comes with it.
 
 Each figure is taken by the clock and by the time of the processor, of all threads and of the
 server. The clock also counts what other programs do meanwhile.
@@ -24,6 +24,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import psycopg
 
 from turnkeeper.actors import (
     Conversation,
@@ -34,8 +35,8 @@ from turnkeeper.actors import (
 )
 from turnkeeper.actors.core.listing import decode_cursor
 from turnkeeper.actors.journal import ListQuery
-from turnkeeper.actors.journals.postgres.listings import page_statement as postgres_statement
-from turnkeeper.actors.journals.sqlite.listings import RECENT_LISTINGS_MAX
+from turnkeeper.actors.journals.postgres import listings as postgres_listings
+from turnkeeper.actors.journals.sqlite import listings as sqlite_listings
 
 from ._harness import Measure, PeerMissing, Spent, Stopwatch, by_both, in_turn, mean, say, skipped
 from ._many import connect, fill_file, fill_schema
@@ -47,6 +48,8 @@ PAGES = 100
 SWITCHES = 10
 BASELINE = "raw SQL, the same rows"
 PAGE_GOAL = "≤ 1.5"
+UNLISTED = "without rows for lists"
+LISTED_GOAL = "≤ 1.1"
 QUERY = ListQuery(ROWS, owner="user 1", order="activity")
 RAW = """
     SELECT l.conversation, l.name, l.seq, l.owner, l.status, l.created_us, l.active_us, l.labels,
@@ -55,6 +58,16 @@ RAW = """
     WHERE l.owner = ? AND (l.active_us, l.conversation) < (?, ?)
     ORDER BY l.active_us DESC, l.conversation DESC LIMIT ?
 """
+# In PostgreSQL.
+RAW_OWNED = (
+    RAW.replace("c.last", "c.owner, node.address")
+    .replace("?", "%s")
+    .replace(
+        "WHERE",
+        "LEFT JOIN node ON node.id = c.owner AND node.lease_until > clock_timestamp() WHERE",
+    )
+)
+SET_APART = "INSERT INTO listing_recent SELECT * FROM listing ORDER BY active_us DESC LIMIT"
 
 
 def run(*, quick: bool) -> Iterator[Measure]:
@@ -70,11 +83,21 @@ def run(*, quick: bool) -> Iterator[Measure]:
             remove(path)
         say("lists: what a row costs an append")
         yield from anyio.run(_appends, Path(name), 3 if quick else 15)
+    try:
+        with server() as conninfo:
+            say("lists: what a row costs an append in PostgreSQL")
+            yield from anyio.run(_appends_in_postgres, conninfo, 3 if quick else 15)
+    except PeerMissing as missing:
+        yield skipped("postgres_turns_listed", UNLISTED, LISTED_GOAL, str(missing))
     for many in sizes:
         say(f"lists: {many:,} conversations in PostgreSQL")
         try:
             with server() as conninfo, schema(conninfo) as name:
                 anyio.run(fill_schema, conninfo, name, many)
+                with connect(conninfo, name) as connection:
+                    recent = (postgres_listings.RECENT_LISTINGS_MAX,)
+                    connection.execute(f"{SET_APART} %s".encode(), recent)
+                    connection.execute("ANALYZE listing_recent")
                 yield from anyio.run(_pages_in_postgres, conninfo, name, many, rounds)
         except PeerMissing as missing:
             yield skipped(f"postgres_page_among_{many}", BASELINE, PAGE_GOAL, str(missing))
@@ -83,10 +106,7 @@ def run(*, quick: bool) -> Iterator[Measure]:
 def _set_apart(path: Path) -> None:
     """Have the newest rows as a writer has left them, and in the table of all, for raw SQL."""
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(
-            "INSERT INTO listing_recent SELECT * FROM listing ORDER BY active_us DESC LIMIT ?",
-            (RECENT_LISTINGS_MAX,),
-        )
+        connection.execute(f"{SET_APART} ?", (sqlite_listings.RECENT_LISTINGS_MAX,))
 
 
 async def _pages(path: Path, many: int, rounds: int) -> list[Measure]:
@@ -102,8 +122,8 @@ async def _pages_in_postgres(conninfo: str, schema: str, many: int, rounds: int)
     with connect(conninfo, schema) as connection:
 
         def raw(after: Sequence[str | int]) -> Sequence[Any]:
-            statement, values = postgres_statement(QUERY, after, ROWS)
-            return connection.execute(statement.encode(), values, binary=True).fetchall()
+            values = (QUERY.owner, *after, ROWS)
+            return connection.execute(RAW_OWNED.encode(), values, binary=True).fetchall()
 
         journal = PostgresJournal(conninfo, schema=schema)
         name = f"postgres_page_among_{many}"
@@ -151,40 +171,68 @@ async def _raw(fetch: Callable[[], Sequence[Any]], others: Sequence[int]) -> Spe
     return watch.spent_on_each(PAGES)
 
 
-class Switched(SQLiteJournal):
-    """Drops the rows for lists while it is told to."""
+class Switch:
+    """Has a journal drop the rows for lists while it is told to."""
 
-    is_listing = True
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.is_listing = True
+        self._append = journal.append
+        journal.append = self._switched  # type: ignore[method-assign]
 
-    def append(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - passed on
+    def _switched(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - passed on
         listing = options["listing"] if self.is_listing else None
-        return super().append(*arguments, **{**options, "listing": listing})
+        return self._append(*arguments, **{**options, "listing": listing})
+
+
+LOADS = ((1, 20), (100, 1))
+"""Conversations at once, and turns of each."""
 
 
 async def _appends(folder: Path, rounds: int) -> list[Measure]:
     found: list[Measure] = []
-    for many, each in ((1, 20), (100, 1)):
-        pairs = await _turns(Switched(folder / f"{many}.db"), many, each, rounds)
-        name = f"turns_{many}_listed"
-        found += by_both(name, pairs, baseline="without rows for lists", goal="≤ 1.1")
+    for many, each in LOADS:
+        journal = SQLiteJournal(folder / f"{many}.db")
+        pairs = await _turns(journal, many, each, rounds)
+        found += by_both(f"turns_{many}_listed", pairs, baseline=UNLISTED, goal=LISTED_GOAL)
     return found
 
 
-async def _turns(journal: Switched, many: int, each: int, rounds: int) -> list[tuple[Spent, Spent]]:
+async def _appends_in_postgres(conninfo: str, rounds: int) -> list[Measure]:
+    found: list[Measure] = []
+    for many, each in LOADS:
+        with schema(conninfo) as name, psycopg.connect(conninfo, autocommit=True) as connection:
+            journal = PostgresJournal(conninfo, schema=name)
+            others = partial(backends, connection)
+            pairs = await _turns(journal, many, each, rounds, find_others=others)
+        name = f"postgres_turns_{many}_listed"
+        found += by_both(name, pairs, baseline=UNLISTED, goal=LISTED_GOAL)
+    return found
+
+
+async def _turns(
+    journal: Journal,
+    many: int,
+    each: int,
+    rounds: int,
+    *,
+    find_others: Callable[[], Sequence[int]] = lambda: (),
+) -> list[tuple[Spent, Spent]]:
     """Time turns of conversations that send once their last message is answered.
 
     With and without rows in turn, a few at a time: what they cost is less than what the machine
     gains or loses from one second to the next.
     """
+    switch = Switch(journal)
 
     async def converse(chat: Conversation) -> None:
         for _ in range(each):
             await (await chat.send("x" * 200)).end()
 
     async def some(*, is_listing: bool) -> Spent:
-        journal.is_listing = is_listing
+        switch.is_listing = is_listing
         gc.collect()  # a full collection comes every tenth time: else it may fall to one side
-        watch = Stopwatch()
+        watch = Stopwatch(find_others())
         async with anyio.create_task_group() as group:
             for number in range(many):
                 group.start_soon(converse, conversations[f"c{number}"])

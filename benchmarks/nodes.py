@@ -243,7 +243,7 @@ def _only_cpu(measures: list[Measure]) -> Iterator[Measure]:
 
 # --- what a turn leaves behind --------------------------------------------------------------------
 
-TABLES = ("conversation", "event", "listing", "node")
+TABLES = ("conversation", "event", "listing", "listing_recent", "node")
 
 
 def _churn(conninfo: str, many: int) -> Iterator[Measure]:
@@ -279,7 +279,7 @@ def _churn(conninfo: str, many: int) -> Iterator[Measure]:
     yield one("turn_commits_many", (grown - alone) / (4 * many), "commits", "a turn", 1.0)
     yield one("turn_stored", grew / turns, "bytes", "the events' JSON", payload)
     yield one("turn_wal", wal / turns, "bytes", "the events' JSON", payload)
-    for table in TABLES[:3]:
+    for table in TABLES[:4]:
         _, updated, hot, dead = stats[table]
         if updated:
             hot_share = f"{table}_hot_updates"
