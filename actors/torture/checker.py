@@ -86,8 +86,8 @@ def check(history: Iterable[Record]) -> Verdict:
     totals: Counter[str] = Counter()
     falls: list[tuple[int, int]] = []
     """From where to where the server was down."""
-    rolls: list[tuple[int, int]] = []
-    """From where to where several servers were restarted, one after the other."""
+    lulls: list[tuple[int, int]] = []
+    """From where to where one of several servers stood still, or each was restarted in turn."""
     refusals: Counter[str] = Counter()
     for place, record in enumerate(history):
         totals[record.record] += 1
@@ -96,7 +96,7 @@ def check(history: Iterable[Record]) -> Verdict:
                 totals["kills" if record.how == "killed" else "stops"] += 1
                 falls.append((place, _OPEN))
             case Disturbed(how="started"):
-                for spans in (falls, rolls):
+                for spans in (falls, lulls):
                     if spans and spans[-1][1] == _OPEN:
                         spans[-1] = (spans[-1][0], place)
             case Opened():
@@ -107,8 +107,8 @@ def check(history: Iterable[Record]) -> Verdict:
                 streams[record.stream].records.append((place, record))
             case Disturbed(how=how):
                 totals["disturbances"] += 1
-                if how == "rolled":
-                    rolls.append((place, _OPEN))
+                if how in ("rolled", "stood still"):
+                    lulls.append((place, _OPEN))
             case Began():
                 pass
             case _:
@@ -117,7 +117,7 @@ def check(history: Iterable[Record]) -> Verdict:
                     refusals[f"{record.status} {record.problem}".strip()] += 1
     unique: dict[tuple[int, Fault, str], Finding] = {}
     for room in rooms.values():
-        for finding in room.findings(falls, rolls):
+        for finding in room.findings(falls, lulls):
             unique.setdefault((finding.room, finding.fault, finding.subject), finding)
     totals["rooms"] = len(rooms)
     totals["messages"] = sum(len(room.messages) for room in rooms.values())
@@ -194,12 +194,12 @@ class _Room:
             case Unknown():
                 pass
 
-    def findings(self, falls: Spans, rolls: Spans) -> Iterator[Finding]:
+    def findings(self, falls: Spans, lulls: Spans) -> Iterator[Finding]:
         """Yield all faults; one may come several times, from different sides."""
         yield from self._acknowledgements()
         yield from self._answers(is_killed=bool(falls))
         for stream in self.streams:
-            yield from self._stream(stream, falls, rolls)
+            yield from self._stream(stream, falls, lulls)
         if self.log is not None:
             yield from self._log(self.log, is_killed=bool(falls))
             yield from self._shown_and_gone(self.log)
@@ -316,7 +316,7 @@ class _Room:
 
     # --- streams --------------------------------------------------------------------------------
 
-    def _stream(self, stream: _Stream, falls: Spans, rolls: Spans) -> Iterator[Finding]:
+    def _stream(self, stream: _Stream, falls: Spans, lulls: Spans) -> Iterator[Finding]:
         opened = stream.opened
         subject = f"stream {opened.stream}"
         last = opened.after
@@ -348,8 +348,9 @@ class _Room:
                 case Noted():
                     pieces.note(record)
                 case Closed():
-                    # A server that stops closes connections whose request it has not read.
-                    spans = falls if record.has_begun else [*falls, *rolls]
+                    # A server that stops closes connections whose request it has not read. So does
+                    # one that goes on after a pause: they have been silent for too long.
+                    spans = falls if record.has_begun else [*falls, *lulls]
                     is_excused = any(begin < place and stream.place < end for begin, end in spans)
                     yield from self._end_of(stream, record, last, is_excused=is_excused)
 

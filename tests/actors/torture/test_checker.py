@@ -16,6 +16,7 @@ from turnkeeper.actors.torture.history import (
     Closed,
     Disturbed,
     Entry,
+    How,
     Intervened,
     Noted,
     Opened,
@@ -451,12 +452,13 @@ def test_a_stream_may_break_while_the_server_is_away_and_not_otherwise() -> None
     assert found(small(killed, started, *broken)) == {"torn"}
 
 
-def test_a_connection_may_end_unanswered_while_servers_are_rolled_and_not_a_stream() -> None:
-    """A server that stops closes connections whose request it has not read yet."""
+@pytest.mark.parametrize("how", ["rolled", "stood still"])
+def test_a_connection_may_end_unanswered_while_a_server_stops_and_not_a_stream(how: How) -> None:
+    """A server that stops, or goes on after a pause, closes connections it has not read yet."""
     opened = Opened(stream=1, room=1)
     unanswered = Closed(stream=1, how="broken", why="reset", has_begun=False)
     broken = Closed(stream=1, how="broken", why="reset")
-    rolled, started = Disturbed(how="rolled"), Disturbed(how="started")
+    rolled, started = Disturbed(how=how), Disturbed(how="started")
     silent = Disturbed(how="silent one way")
 
     assert found(small(rolled, opened, unanswered, started)) == set()
