@@ -178,7 +178,7 @@ class Switch:
         self.journal = journal
         self.is_listing = True
         self._append = journal.append
-        journal.append = self._switched  # type: ignore[method-assign]
+        journal.append = self._switched  # type: ignore[method-assign]  # the measured one only
 
     def _switched(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - passed on
         listing = options["listing"] if self.is_listing else None
