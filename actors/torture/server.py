@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import IO
 
 import anyio
 from anyio.abc import Process, TaskGroup
@@ -24,6 +25,8 @@ _POLL_S = 0.05
 _CONNECT_S = 1.0
 _TOLD_BYTES_MAX = 2_000
 _HALF = 0.5
+_STOPPED = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+"""The statuses of a process that was told to stop, and did; the last is a shell's."""
 
 
 class ServerLost(Exception):
@@ -115,12 +118,65 @@ class OwnServer(Server):
         super().__init__(site, ports)
         self._command = command
         self._process: Process | None = None
+        self._told: IO[bytes] | None = None
+        """The file that has what the process has said."""
 
     @property
     def is_ours(self) -> bool:
         return self._process is not None
 
     async def kill(self) -> None:
+        if self._process is not None:
+            self._check_runs(self._process)
+        await self._end()
+
+    async def stop(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        self._check_runs(process)
+        process.terminate()
+        with anyio.move_on_after(START_S):
+            status = await process.wait()
+            if status not in _STOPPED:
+                last = self._last_line()
+                raise ServerLost(f"{self._site.url} ended with {status} when told to stop: {last}")
+            self._process = None
+            return
+        raise ServerLost(f"{self._site.url} did not stop within {START_S:g} s")
+
+    async def leave(self) -> None:
+        await self._end()
+        if self._told is not None:
+            self._told.close()
+
+    async def start(self) -> None:
+        if await answers(self._site):
+            raise ServerLost(f"something else is served at {self._site.url} already")
+        if self._told is not None:
+            self._told.close()
+        # Open for as long as the process runs.
+        told = self._told = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self._process = await anyio.open_process(
+                self._command, stdin=subprocess.DEVNULL, stdout=told, stderr=told
+            )
+        except OSError as error:
+            raise ServerLost(f"the server cannot be started: {error.strerror}") from error
+        self.pid = self._process.pid
+        with anyio.move_on_after(START_S):
+            while self._process.returncode is None:
+                if await answers(self._site):
+                    return
+                await self._ports.sleep(_POLL_S)
+        raise ServerLost(f"the server did not start: {self._last_line()}")
+
+    def _check_runs(self, process: Process) -> None:
+        if (status := process.returncode) is not None:
+            last = self._last_line()
+            raise ServerLost(f"{self._site.url} had ended by itself, with {status}: {last}")
+
+    async def _end(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -129,42 +185,13 @@ class OwnServer(Server):
                 process.kill()
             await process.wait()
 
-    async def stop(self) -> None:
-        process = self._process
-        if process is None:
-            return
-        if process.returncode is not None:
-            raise ServerLost(f"{self._site.url} had ended by itself, with {process.returncode}")
-        process.terminate()
-        with anyio.move_on_after(START_S):
-            await process.wait()
-            self._process = None
-            return
-        raise ServerLost(f"{self._site.url} did not stop within {START_S:g} s")
-
-    async def leave(self) -> None:
-        await self.kill()
-
-    async def start(self) -> None:
-        if await answers(self._site):
-            raise ServerLost(f"something else is served at {self._site.url} already")
-        with tempfile.TemporaryFile() as told:
-            try:
-                self._process = await anyio.open_process(
-                    self._command, stdin=subprocess.DEVNULL, stdout=told, stderr=told
-                )
-            except OSError as error:
-                raise ServerLost(f"the server cannot be started: {error.strerror}") from error
-            self.pid = self._process.pid
-            with anyio.move_on_after(START_S):
-                while self._process.returncode is None:
-                    if await answers(self._site):
-                        return
-                    await self._ports.sleep(_POLL_S)
-            told.seek(0)
-            lines = told.read()[-_TOLD_BYTES_MAX:].decode("utf-8", "replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "no word")
-        raise ServerLost(f"the server did not start: {last}")
+    def _last_line(self) -> str:
+        """Return the last line that the process has said."""
+        assert self._told is not None, "a process that was not started"
+        size = self._told.seek(0, os.SEEK_END)
+        self._told.seek(max(0, size - _TOLD_BYTES_MAX))
+        lines = self._told.read().decode("utf-8", "replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no word")
 
 
 class OwnServers(Server):

@@ -107,9 +107,14 @@ async def test_a_fault_on_the_wire_is_found_out(fault: str) -> None:
 async def test_a_fault_in_the_engine_is_found_out(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Seldom no three messages wait at once, so that one run shows nothing; never in four."""
     next_queued, expected = ENGINES[fault]
     monkeypatch.setattr(turn_rules, "_then_next_queued", next_queued)
 
-    verdict = await tortured(echo(), give_up_s=GIVE_UP_S)
+    for seed in range(5, 9):
+        plan = Plan(seed=seed, users=5, messages=16)
+        verdict = await tortured(echo(), plan, give_up_s=GIVE_UP_S)
+        if found := [finding.fault for finding in verdict.findings]:
+            break
 
-    assert expected in [finding.fault for finding in verdict.findings]
+    assert expected in found

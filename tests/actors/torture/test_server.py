@@ -1,0 +1,78 @@
+"""A server of the torture's own: how it ended is looked at, since a fault may hide in its end."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import anyio
+import pytest
+
+from turnkeeper.actors.torture.exchanges import Site
+from turnkeeper.actors.torture.server import OwnServer, ServerLost
+from turnkeeper.runtime import Ports
+
+pytestmark = pytest.mark.anyio
+
+BOUND_S = 60.0
+
+# It takes connections, and ends with a status when it is told to or, if it begins with one, itself.
+SERVER = """
+import signal, socket, sys
+def end(*_):
+    print("it broke", flush=True)
+    sys.exit(int(sys.argv[2]))
+signal.signal(signal.SIGTERM, end)
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listener:
+    while True:
+        with listener.accept()[0] as stream:
+            if stream.recv(1):
+                end()
+"""
+
+
+def a_server(status: int) -> tuple[OwnServer, int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    command = (sys.executable, "-c", SERVER, str(port), str(status))
+    return OwnServer(Site(f"http://127.0.0.1:{port}"), Ports(), command), port
+
+
+@pytest.mark.parametrize("status", [0, 143])
+async def test_a_server_that_stops_when_it_is_told_to_can_be_started_again(status: int) -> None:
+    server, _ = a_server(status)
+    try:
+        for _ in range(2):
+            await server.start()
+            await server.stop()
+            assert not server.is_ours
+    finally:
+        await server.leave()
+
+
+async def test_a_server_that_breaks_as_it_stops_is_lost_with_its_last_word() -> None:
+    server, _ = a_server(3)
+    try:
+        await server.start()
+        with pytest.raises(ServerLost, match=r"ended with 3 when told to stop: it broke$"):
+            await server.stop()
+    finally:
+        await server.leave()
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_server_that_has_ended_by_itself_is_lost_with_its_last_word(end: str) -> None:
+    server, port = a_server(0)
+    try:
+        await server.start()
+        with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as stream:
+            stream.sendall(b"x")
+            assert stream.recv(1) == b""
+        process = server._process
+        assert process is not None
+        with anyio.fail_after(BOUND_S):
+            await process.wait()
+        with pytest.raises(ServerLost, match=r"had ended by itself, with 0: it broke$"):
+            await getattr(server, end)()
+    finally:
+        await server.leave()
