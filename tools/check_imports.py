@@ -23,6 +23,7 @@ RUNTIME_FACES = (
 
 # A file, or a folder with all that is in it.
 BACKEND = ("runtime/_backend.py", "runtime/testing.py", "runtime/testing")
+OF_TRIO = (*BACKEND, "actors/cli/_trio_server.py")
 PORTS = (*BACKEND, "runtime/ports.py")
 
 # The layers of the actors, from the ground up: each imports only what stands before it. A place is
@@ -290,8 +291,9 @@ def broken_rule(place: str, found: Import, runtime: dict[str, set[str]]) -> str 
     is_lock = found.top == "threading" and is_within(place, LOCKED)
     if is_within(place, PURE) and found.top in IMPURE and not is_lock:
         return "a pure module neither waits nor looks at the world"
-    if found.top in BACKENDS and not is_within(place, BACKEND):
-        return f"only {', '.join(BACKEND)} may know a backend"
+    may_know = OF_TRIO if found.top == "trio" else BACKEND
+    if found.top in BACKENDS and not is_within(place, may_know):
+        return f"only {', '.join(may_know)} may know a backend"
     is_seeded = (found.module, found.name) == ("random", "Random") and is_within(place, SEEDED)
     if found.top in WORLD and not is_within(place, PORTS) and not is_seeded:
         return "time, ids and random numbers come through the ports (a mere type: TYPE_CHECKING)"

@@ -51,6 +51,8 @@ __all__ = ["inspect", "serve", "token"]
 CONNECTIONS_MAX = 20_000
 STOP_S = 5
 """Seconds that requests have to end once the conversations are handed over."""
+STALL_S = 30.0
+"""After how many seconds a connection ends whose client takes nothing; the guard's, by default."""
 OWNER_WAIT_S = 5.0
 """Seconds that a server waits for the one before it to leave the file."""
 DATABASE_WAIT_S = 60.0
@@ -382,6 +384,10 @@ def _listen(host: str, port: int) -> socket.socket:
     # Its connections inherit this. Without it the first words of an answer wait until the client
     # has acknowledged the head of the response, which takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Ends a write to a client that takes nothing, where there is such an option: the guard's own
+    # bound cannot cancel hypercorn's writes.
+    if sys.platform == "linux":
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1_000 * STALL_S))
     return listener
 
 
@@ -608,19 +614,9 @@ async def _by_uvicorn(app: ASGIApp, listener: socket.socket, is_over: anyio.Even
 
 
 async def _by_hypercorn(app: ASGIApp, listener: socket.socket, is_over: anyio.Event) -> None:
-    import hypercorn.trio  # noqa: PLC0415 - an extra
-    from hypercorn.config import Config  # noqa: PLC0415 - an extra
+    from ._trio_server import serve_on_trio  # noqa: PLC0415 - an extra
 
-    config = Config()
-    config.bind = [f"fd://{listener.detach()}"]
-    config.accesslog = config.errorlog = None
-    config.graceful_timeout = STOP_S
-    await hypercorn.trio.serve(
-        app,  # type: ignore[arg-type]  # it has protocol types of its own
-        config,
-        shutdown_trigger=is_over.wait,
-        mode="asgi",
-    )
+    await serve_on_trio(app, listener, is_over, stop_s=STOP_S)
 
 
 async def _drain(gateway: Gateway, signals: AsyncIterator[signal.Signals], grace_s: float) -> None:

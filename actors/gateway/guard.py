@@ -8,8 +8,9 @@ cannot, and comes from no other site's page.
 A request without a body need not say what it is. A form's request always does, so only a script of
 another site can send such a one, and the browser says where that comes from.
 
-A client that takes nothing of its response for a while is cut off. Each failure behind it ends
-here, with a log line that has the kind of failure and its place, and nothing of the request.
+A client that takes nothing of its response for a while is cut off; on trio by a bound of the
+listener's own, since hypercorn shields its writes from all cancellation. Each failure behind it
+ends here, with a log line that has the kind of failure and its place, and nothing of the request.
 """
 
 from __future__ import annotations
@@ -119,8 +120,6 @@ class Guard:
             # The rest of the body is not read: the connection cannot be used again.
             reply = problem_reply(refused.problem, refused.facts, headers={"Connection": "close"})
             await reply(scope, receive, out)
-        except _Stalled:
-            _logger.info("client cut off: it does not read its response", method=scope["method"])
         except Exception as error:  # noqa: BLE001 - the server behind would log its text
             self._log(scope, error)
             if not out.has_begun:
@@ -183,10 +182,13 @@ class Guard:
 
     @staticmethod
     def _log(scope: Scope, error: Exception) -> None:
-        if isinstance(error, _Left) or not _logger.is_enabled_for(logging.WARNING):
-            return
         while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]
+        if isinstance(error, _Stalled):
+            _logger.info("client cut off: it does not read its response", method=scope["method"])
+            return
+        if isinstance(error, _Left) or not _logger.is_enabled_for(logging.WARNING):
+            return
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
         _logger.warning(

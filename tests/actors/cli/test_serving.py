@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 
 from turnkeeper.actors.cli._serve import _listen, _load_agent
+from turnkeeper.actors.gateway import GatewayLimits
 
 
 def test_small_parts_of_a_response_are_sent_at_once() -> None:
@@ -18,6 +20,17 @@ def test_small_parts_of_a_response_are_sent_at_once() -> None:
         served, _ = listener.accept()
         with client, served:
             assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
+def test_a_client_that_takes_nothing_is_cut_off_by_the_kernel_too() -> None:
+    """The guard cannot: hypercorn shields its writes."""
+    with _listen("127.0.0.1", 0) as listener:
+        client = socket.create_connection(listener.getsockname())
+        served, _ = listener.accept()
+        with client, served:
+            bound_ms = served.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert bound_ms == 1_000 * GatewayLimits().write_stall_s
 
 
 def test_a_module_without_that_agent_is_told_with_those_that_it_has(

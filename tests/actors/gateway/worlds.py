@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -36,9 +37,14 @@ JSON = {"Content-Type": "application/json"}
 
 
 @asynccontextmanager
-async def served(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve over HTTP on loopback, by uvicorn on asyncio and by hypercorn on trio."""
+async def served(app: ASGIApp, *, stall_s: float = 30.0) -> AsyncIterator[str]:
+    """Serve over HTTP on loopback, by uvicorn on asyncio and by hypercorn on trio.
+
+    `stall_s`: after that, the connection of a client that takes nothing ends.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        if sys.platform == "linux":
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1_000 * stall_s))
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with served_on(app, listener):  # hypercorn takes the socket out of the listener
             yield address
@@ -152,7 +158,7 @@ async def gateway_world(
         ) as conversations:
             app = gateway.app(conversations, limits=limits)
             async with (
-                served(app) as address,
+                served(app, stall_s=limits.write_stall_s) as address,
                 httpx.AsyncClient(base_url=address, headers=JSON, timeout=BOUND_S) as client,
             ):
                 yield World(agent, conversations, app, address, client)

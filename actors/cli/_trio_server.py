@@ -1,0 +1,87 @@
+"""The HTTP server of `--backend trio`: hypercorn's connections, each on its own.
+
+`hypercorn.trio.serve` has them all in one nursery, so a connection that fails ends the server: one
+request with a byte too many behind its upgrade does it. It also shields its writes, so a client
+that takes nothing keeps the server from stopping. Here a connection that fails ends alone, and
+those that have not ended in time are closed.
+"""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+
+import anyio
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from starlette.types import ASGIApp
+
+from turnkeeper.runtime.lowlevel import Logger
+
+__all__ = ["serve_on_trio"]
+
+_logger = Logger("turnkeeper.gateway")
+
+
+async def serve_on_trio(
+    app: ASGIApp, listener: socket.socket, is_over: anyio.Event, *, stop_s: float
+) -> None:
+    """Serve at this listener, and close it when it is over.
+
+    From then on connections that wait for a request are closed, and the others have `stop_s`
+    seconds to end.
+    """
+    wrapped = ASGIWrapper(app)  # type: ignore[arg-type]  # it has protocol types of its own
+    config = Config()
+    config.accesslog = config.errorlog = None
+    context = WorkerContext(None)
+    streams: set[trio.SocketStream] = set()
+
+    async def serve_one(stream: trio.SocketStream) -> None:
+        streams.add(stream)
+        try:
+            await TCPServer(
+                wrapped,
+                config,
+                context,
+                ConnectionState({}),
+                stream,  # type: ignore[arg-type]  # one without TLS is taken too
+            )
+        except* Exception as errors:  # noqa: BLE001 - a failure is this connection's alone
+            kinds = ", ".join(sorted({type(error).__name__ for error in _each_of(errors)}))
+            _logger.info("connection failed", error=kinds)
+        finally:
+            streams.discard(stream)
+
+    async def close_late(connections: trio.CancelScope) -> None:
+        await trio.sleep(stop_s)
+        connections.cancel()
+        for stream in streams:
+            stream.socket.close()  # ends a write, which is shielded
+
+    async with trio.open_nursery() as closing:
+        async with trio.open_nursery() as connections:
+            accept = partial(
+                trio.serve_listeners,
+                serve_one,
+                [trio.SocketListener(trio.socket.from_stdlib_socket(listener))],
+                handler_nursery=connections,
+            )
+            async with trio.open_nursery() as accepting:
+                accepting.start_soon(accept)
+                await is_over.wait()
+                accepting.cancel_scope.cancel()
+            await context.terminated.set()
+            closing.start_soon(close_late, connections.cancel_scope)
+        closing.cancel_scope.cancel()
+
+
+def _each_of(errors: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in errors.exceptions:
+        found += _each_of(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

@@ -1,0 +1,126 @@
+"""The HTTP server on trio: what one connection does is its own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+import trio
+from starlette.types import Receive, Scope, Send
+
+from turnkeeper.actors.cli._trio_server import serve_on_trio
+
+BOUND_S = 60.0
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
+UPGRADE = (
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: bKdPyn3u98cTfZJSh4TNeQ==\r\n\r\n"
+)
+
+
+class Held:
+    """Answers `/` in two parts, the second when it is told to; all else with more than fits."""
+
+    def __init__(self) -> None:
+        self.is_told = trio.Event()
+        self.has_begun = trio.Event()
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        self.has_begun.set()
+        if scope["path"] == "/":
+            await send({"type": "http.response.body", "body": b"one", "more_body": True})
+            await self.is_told.wait()
+            await send({"type": "http.response.body", "body": b"two"})
+        else:
+            await send({"type": "http.response.body", "body": bytes(64 << 20)})
+
+
+@asynccontextmanager
+async def serving(app: Held, *, stop_s: float) -> AsyncIterator[int]:
+    """Serve, and stop; yields the port."""
+    with trio.fail_after(BOUND_S):
+        listener = socket.create_server(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        is_over = anyio.Event()
+
+        async def serve() -> None:
+            await serve_on_trio(app, listener, is_over, stop_s=stop_s)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve)
+            yield port
+            is_over.set()
+
+
+async def read_until(stream: trio.SocketStream, end: bytes) -> bytes:
+    read = b""
+    while end not in read:
+        part = await stream.receive_some()
+        assert part, read
+        read += part
+    return read
+
+
+@pytest.mark.parametrize("rest", [UPGRADE + b"x", b"Content-Length: 1\r\n\r\nxyz"])
+def test_a_connection_that_fails_ends_no_other(rest: bytes) -> None:
+    """The first of these ends the whole of `hypercorn.trio.serve`."""
+
+    async def main() -> None:
+        app = Held()
+        async with serving(app, stop_s=BOUND_S) as port:
+            held = await trio.open_tcp_stream("127.0.0.1", port)
+            await held.send_all(GET + b"\r\n")
+            await read_until(held, b"one")
+
+            async with await trio.open_tcp_stream("127.0.0.1", port) as breaking:
+                await breaking.send_all(GET + rest)
+                await breaking.send_eof()
+                app.is_told.set()
+                while await breaking.receive_some():
+                    pass
+
+            await read_until(held, b"0\r\n\r\n")
+            await held.send_all(GET + b"\r\n")
+            await read_until(held, b"0\r\n\r\n")
+            await held.aclose()
+
+    trio.run(main)
+
+
+def test_a_client_that_takes_nothing_does_not_keep_the_server_from_stopping() -> None:
+    async def main() -> None:
+        app = Held()
+        async with serving(app, stop_s=0.05) as port:
+            stream = await trio.open_tcp_stream("127.0.0.1", port)
+            await stream.send_all(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n")
+            await app.has_begun.wait()
+        await stream.aclose()
+
+    trio.run(main)
+
+
+def test_those_that_take_their_time_have_it_when_the_server_stops() -> None:
+    async def main() -> None:
+        app = Held()
+        async with trio.open_nursery() as clients:
+
+            async def rest_of(stream: trio.SocketStream, idle: trio.SocketStream) -> None:
+                async with stream, idle:
+                    assert await idle.receive_some() == b""  # closed as the server stops
+                    app.is_told.set()
+                    await read_until(stream, b"two")
+
+            async with serving(app, stop_s=BOUND_S) as port:
+                stream = await trio.open_tcp_stream("127.0.0.1", port)
+                await stream.send_all(GET + b"\r\n")
+                await read_until(stream, b"one")
+                idle = await trio.open_tcp_stream("127.0.0.1", port)
+                clients.start_soon(rest_of, stream, idle)
+
+    trio.run(main)
