@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .agents.tool_agent import ConfirmationPolicy, ConfirmRisky, ToolAgent
     from .agents.tools import AfterCall, BeforeCall, Tool, ToolContext, Tools, tool
     from .agents.turn_context import TurnContext
-    from .conversations.conversation import Conversation
+    from .conversations.conversation import Conversation, Follower
     from .conversations.conversations import ConversationConfig, Conversations, Erasure
     from .conversations.turn import Turn, TurnEnd
     from .core.admission import Appended, AppendResult, Duplicate, Rejected, Violation
@@ -71,6 +71,7 @@ __all__ = [
     "Erasure",
     "Event",
     "FileContent",
+    "Follower",
     "FrozenObject",
     "ImageContent",
     "Journal",
@@ -138,6 +139,7 @@ _PLACE_OF = {
     "Erasure": "conversations.conversations",
     "Event": "events",
     "FileContent": "events",
+    "Follower": "conversations.conversation",
     "FrozenObject": "values.frozen",
     "ImageContent": "events",
     "Journal": "journal",

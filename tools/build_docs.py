@@ -26,6 +26,7 @@ REFERENCE = {
             "Conversations",
             "ConversationConfig",
             "Conversation",
+            "Follower",
             "Turn",
             "TurnEnd",
             "OnOverlap",

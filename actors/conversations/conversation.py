@@ -78,7 +78,7 @@ from ..values.text import (
 from ..values.type_names import a_type
 from .turn import Turn, TurnAccess, find_turn
 
-__all__ = ["Conversation"]
+__all__ = ["Conversation", "Follower"]
 
 R = TypeVar("R")
 
@@ -578,9 +578,10 @@ class Follower(AsyncIterator[LoggedEvent | TextDelta]):
         self._reader = reader
 
     def is_short_of(self, logged: LoggedEvent) -> bool:
-        """Return True if the event that came last takes the place of pieces that did not all come.
+        """Return True if an event takes the place of pieces that did not all come.
 
-        Their writer has ended, or is another process that could not be heard to the end.
+        `logged`: the event that came last. The pieces' writer has ended, or is another process
+        that could not be heard to the end.
         """
         return self._reader.short_seq == logged.seq
 

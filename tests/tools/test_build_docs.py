@@ -101,7 +101,7 @@ PLAIN_NAMES = re.compile(
 """They say themselves what they are, or are explained where the type of their value is."""
 
 MADE_FOR_USERS = re.compile(
-    "ActorContext|Blocking|Conversation|DeadLetters|Delivery|Effect|Gateway|Ids|LLMMessages|Node"
+    "ActorContext|Blocking|Conversation|DeadLetters|Delivery|Effect|Follower|Gateway|Ids|LLMMessages|Node"
     "|Portal|Ref|Region|Simulation|Subscription|Supervisor|Tape|Timer|ToolContext|Turn|TurnContext|View"
 )
 """Users get their objects from the library, and never make them."""
