@@ -375,6 +375,11 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"page_among_(\d+)", "a page of 50 rows among {0} conversations", RAW_SQL),
         Figure(r"postgres_page_among_(\d+)", "the same in PostgreSQL", RAW_SQL),
         Figure(r"turns_(\d+)_listed", "a turn of each of {0} conversations", SHORT),
+        Figure(
+            r"postgres_turns_(\d+)_listed",
+            "a turn of each of {0} conversations, in PostgreSQL",
+            SHORT,
+        ),
     ),
     "search": (
         Figure(r"search_1", "20 hits of one word", FTS),

@@ -11,9 +11,10 @@ of the log, for this journal and for the peers at their newest releases.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -569,15 +570,14 @@ async def _by_length(folder: Path, lengths: Sequence[int], seconds: float) -> di
     return found
 
 
+def by_length(found: Mapping[str, float]) -> dict[int, float]:
+    """Return the rates of a peer by the log's length, of all that it has told."""
+    places = {key: re.fullmatch(r"at_(\d+)", key) for key in found}
+    return {int(place[1]): found[key] for key, place in places.items() if place}
+
+
 def _plot(series: dict[str, dict[str, float]]) -> None:
-    points = {
-        name: {
-            int(key.removeprefix("at_")): rate
-            for key, rate in found.items()
-            if key.startswith("at_")
-        }
-        for name, found in series.items()
-    }
+    points = {name: by_length(found) for name, found in series.items()}
     PLOT.parent.mkdir(exist_ok=True)
     PLOT.write_text(rates("Durable appends a second, one at a time, by the log's length", points))
     say(f"journal: {PLOT.relative_to(PLOT.parent.parent)} written")

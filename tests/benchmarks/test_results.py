@@ -19,6 +19,7 @@ from benchmarks._plot import rates, ratios
 from benchmarks._raw_sqlite import connect
 from benchmarks._results import Run, section, with_sections
 from benchmarks.cores import allowed
+from benchmarks.journal import by_length
 from turnkeeper.actors.journals.sqlite.schema import open_for_writing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -293,3 +294,8 @@ def test_two_processes_may_do_as_much_as_the_cores_that_one_leaves_allow(
     monkeypatch.setattr("os.cpu_count", lambda: machine)
 
     assert allowed(used) == most
+
+
+def test_the_plot_of_lengths_has_the_rates_and_nothing_else_that_a_peer_has_told() -> None:
+    """A peer also tells what a row took of the processor, and what many at once took."""
+    assert by_length({"at_100": 2.0, "at_100_cpu": 1.0, "many": 5.0}) == {100: 2.0}
