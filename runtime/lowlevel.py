@@ -6,6 +6,7 @@
    `ClockHold` keeps a trio test's clock from jumping while a thread works.
    `clear_stray_cancellation` tells a library's native cancellation from a real one.
    `Lateness` counts how late the loop runs what is due.
+   `leaves` yields the errors inside a group.
    `Logger` logs records with fields, without loading structlog before the first.
 3. It does not promise to be pleasant: applications need actors, effects and `ports.blocking`.
 4. All of it belongs to the loop that runs it, except the function that `thread_caller` returns.
@@ -22,6 +23,7 @@ from ._backend import (
 )
 from ._lateness import LATE_BOUNDS_S, Lateness
 from ._logger import Logger
+from ._supervision import leaves
 
 __all__ = [
     "LATE_BOUNDS_S",
@@ -31,6 +33,7 @@ __all__ = [
     "Logger",
     "OneShot",
     "clear_stray_cancellation",
+    "leaves",
     "make_bell",
     "thread_caller",
 ]

@@ -51,8 +51,6 @@ __all__ = ["inspect", "serve", "token"]
 CONNECTIONS_MAX = 20_000
 STOP_S = 5
 """Seconds that requests have to end once the conversations are handed over."""
-STALL_S = 30.0
-"""After how many seconds a connection ends whose client takes nothing; the guard's, by default."""
 OWNER_WAIT_S = 5.0
 """Seconds that a server waits for the one before it to leave the file."""
 DATABASE_WAIT_S = 60.0
@@ -376,6 +374,8 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    from ..gateway import GatewayLimits  # noqa: PLC0415 - an extra
+
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)
@@ -384,10 +384,11 @@ def _listen(host: str, port: int) -> socket.socket:
     # Its connections inherit this. Without it the first words of an answer wait until the client
     # has acknowledged the head of the response, which takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # Ends a write to a client that takes nothing, where there is such an option: the guard's own
-    # bound cannot cancel hypercorn's writes.
+    # The guard cannot cancel hypercorn's writes to a client that takes nothing. The kernel ends
+    # them after the same time, if it has this option.
     if sys.platform == "linux":
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1_000 * STALL_S))
+        stall_ms = int(1_000 * GatewayLimits().write_stall_s)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     return listener
 
 

@@ -20,7 +20,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp
 
-from turnkeeper.runtime.lowlevel import Logger
+from turnkeeper.runtime.lowlevel import Logger, leaves
 
 __all__ = ["serve_on_trio"]
 
@@ -33,7 +33,7 @@ async def serve_on_trio(
     """Serve at this listener, and close it when it is over.
 
     From then on connections that wait for a request are closed, and the others have `stop_s`
-    seconds to end.
+    seconds to end. A cancellation closes all at once.
     """
     wrapped = ASGIWrapper(app)  # type: ignore[arg-type]  # it has protocol types of its own
     config = Config()
@@ -52,19 +52,23 @@ async def serve_on_trio(
                 stream,  # type: ignore[arg-type]  # one without TLS is taken too
             )
         except* Exception as errors:  # noqa: BLE001 - a failure is this connection's alone
-            kinds = ", ".join(sorted({type(error).__name__ for error in _each_of(errors)}))
+            kinds = ", ".join(sorted({type(error).__name__ for error in leaves(errors)}))
             _logger.info("connection failed", error=kinds)
         finally:
             streams.discard(stream)
 
     async def close_late(connections: trio.CancelScope) -> None:
-        await trio.sleep(stop_s)
-        connections.cancel()
-        for stream in streams:
-            stream.socket.close()  # ends a write, which is shielded
+        try:
+            await is_over.wait()
+            await trio.sleep(stop_s)
+            connections.cancel()
+        finally:
+            for stream in streams:
+                stream.socket.close()  # ends a write too, which is shielded
 
     async with trio.open_nursery() as closing:
         async with trio.open_nursery() as connections:
+            closing.start_soon(close_late, connections.cancel_scope)
             accept = partial(
                 trio.serve_listeners,
                 serve_one,
@@ -76,12 +80,4 @@ async def serve_on_trio(
                 await is_over.wait()
                 accepting.cancel_scope.cancel()
             await context.terminated.set()
-            closing.start_soon(close_late, connections.cancel_scope)
         closing.cancel_scope.cancel()
-
-
-def _each_of(errors: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in errors.exceptions:
-        found += _each_of(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found

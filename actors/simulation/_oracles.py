@@ -209,7 +209,7 @@ class _Shadow:
         self.stillborn: set[str] = set()
         """The turns that ended in the very batch that began them."""
         self.said_in_pause: set[str] = set()
-        """What the running turn has said since it was paused, by response."""
+        """The responses in which the running turn has said something since it was paused."""
         self.messages: dict[str, list[tuple[int, Event]]] = {}
         """The events that carry each message id, with their seqs."""
         self.epoch = 0

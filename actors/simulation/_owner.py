@@ -124,7 +124,7 @@ _STEPS_DRAWN = (
     ("stream", "stream", "say", "end"),
     ("begin", "say", "begin", "end"),
 )
-"""What agents do; a run in which they do little else goes deep into that."""
+"""The steps of agents; a run that has few others goes deep into these."""
 _PROMPTS = (None, "be kind", "be brief")
 _AT = datetime(2025, 1, 1, tzinfo=UTC)
 _PARK_S = 3.0

@@ -87,7 +87,7 @@ EXTRAS: Sequence[Extra] = (
     "view", "end", "cancel", "fork", "retract", "read", "follow", "pause",
     "append", "append wrongly",
 )  # fmt: skip
-"""What clients do in most runs; deletions only in some."""
+"""The acts of clients in most runs; deletions come only in some."""
 
 SAFETY_S = 60.0
 LIVENESS_S = 600.0
@@ -189,7 +189,7 @@ class Options:
     replaces: float = 0.0
     """How often a message is sent in place of an earlier one."""
     extras: Sequence[Extra] = ()
-    """What clients do beside sending; an extra that stands here twice is done twice as often."""
+    """The acts of clients beside sending; they do one that stands here twice twice as often."""
     is_busy: bool = False
     """Clients do not rest."""
     agent: str = "plain"
@@ -591,7 +591,7 @@ class ConversationWorld:
         self.journal_calls = 0
         """How many calls of the journal the last run had."""
         self.places: set[Hashable] = set()
-        """Where the last run has been; see `_search.py`."""
+        """The places that the last run has reached; see `_search.py`."""
 
     async def __call__(self, simulation: Simulation) -> None:
         options = self._given or _drawn_profile(simulation)(simulation)
@@ -651,13 +651,13 @@ class _Run:
         self.disk.on_fault = lambda fault: self.oracles.moment("the disk", fault)
         self.servers: dict[str, _Server] = {}
         self.cursors: dict[str, tuple[str, int]] = {}
-        """What each subscriber follows, and how far it has got."""
+        """The conversation that each subscriber follows, and the newest seq that it has read."""
         self.appended: dict[str, list[Event]] = {}
         """The events that clients have appended, by conversation."""
         self.is_healed = False
         self.is_stopping = False
         self.is_all_known = False
-        """What became of every chat message is known; no more is sent."""
+        """True if the outcome of every chat message is known; then clients send no more."""
         self._now = 0.0
         self._now_since = 0
         """The time, and the step at which it had just become that."""

@@ -44,7 +44,7 @@ class NotThere(Broken):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where an exchange is cut: after so many bytes sent, or received."""
+    """The place where an exchange is cut: after so many bytes sent, or received."""
 
     sent: int | None = None
     received: int | None = None

@@ -167,7 +167,7 @@ How: TypeAlias = Literal[
     "deaf", "database away", "read-only", "rolled",
     "silent one way", "silent both ways", "database restarted",
 ]  # fmt: skip
-"""What is done to the server; from the fifth on to one of several, or to their database."""
+"""The disturbances: the first four of a server, the others of one of several, or their database."""
 
 
 class Disturbed(_Part):

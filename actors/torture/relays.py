@@ -83,7 +83,7 @@ class Relay:
     def __init__(self, target: tuple[str, int] | str) -> None:
         """`target`: a host and a port, or the path of a socket."""
         self.port = 0
-        """Where it listens, once `serve` has begun."""
+        """The port that it listens at, once `serve` has begun."""
         self.is_closed = False
         """Take no connection."""
         self.loses_answers = False

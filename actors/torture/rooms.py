@@ -44,7 +44,7 @@ def problem_in(told: Mapping[str, object]) -> str:
 
 
 class History:
-    """What happened, in order; also written to a file if one is given."""
+    """Keeps all records in order, and writes them to a file if one is given."""
 
     def __init__(self, file: TextIO | None = None, *, changed: Callable[[], None]) -> None:
         self.records: list[Record] = []

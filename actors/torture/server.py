@@ -51,7 +51,7 @@ class Server:
         """Begin whatever stands between the servers, to end with this group."""
 
     async def kill(self) -> None:
-        """Kill it with SIGKILL."""
+        """Kill it with SIGKILL. Raises `ServerLost`."""
         raise NotImplementedError
 
     async def start(self) -> None:

@@ -37,7 +37,7 @@ _KNOWN_MAX = 20_000
 
 
 class _Letters(dict[int, str]):
-    """What each character of a normalized text becomes; looked up once for each."""
+    """Maps each character of a normalized text to its word form; looks each up once."""
 
     def __missing__(self, code: int) -> str:
         if len(self) >= _KNOWN_MAX:

@@ -305,8 +305,8 @@ LISTINGS_FOLDED_MAX = 256
 LISTINGS_BETWEEN = 128
 """A process counts the rows again when it has written those of so many conversations."""
 
-# Those at rest first: the others will change again soon. One that an append is writing is left out,
-# so this waits for nobody who may wait for it.
+# Those at rest first: the others will change again soon. It skips a row that an append is writing,
+# so that no append and no fold wait for each other.
 _OLDEST = f"""
     SELECT r.conversation FROM listing_recent r JOIN conversation c ON c.id = r.conversation
     ORDER BY r.status NOT IN {AT_REST}, r.active_us

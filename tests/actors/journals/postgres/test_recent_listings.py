@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 from random import Random
 from typing import Any
 
@@ -11,8 +10,9 @@ import psycopg
 import pytest
 
 from tests import postgres
+from tests.actors.journals.wanted_lists import QUERIES, wanted
 from turnkeeper.actors import PostgresJournal
-from turnkeeper.actors.journal import Claim, Listing, ListOrder, ListQuery, Record
+from turnkeeper.actors.journal import Claim, Listing, ListQuery, Record
 from turnkeeper.actors.journals.postgres import listings, writer
 from turnkeeper.actors.journals.shared.list_pages import listing_columns
 
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.anyio
 
 MAX = 4
 FOLDED = 3
-ORDERS: Sequence[ListOrder] = ("id", "created", "activity")
 
 # What a process of version 5 of the schema writes, which has no recent rows.
 OLDER_WRITE = """
@@ -113,23 +112,6 @@ class Lists:
             query = query._replace(after=page.next)
         raise AssertionError("the list does not end")
 
-    def wanted(self, query: ListQuery) -> list[str]:
-        def place(name: str) -> tuple[Any, ...]:
-            listing = self.listed[name]
-            created, active = listing.created_us, -listing.active_us
-            return {"id": (name,), "created": (created,), "activity": (active,)}[query.order]
-
-        return sorted(
-            (
-                name
-                for name, listing in self.listed.items()
-                if query.owner in {None, listing.owner}
-                and query.status in {None, listing.status}
-                and (query.label is None or listing.labels.get(query.label[0]) == query.label[1])
-            ),
-            key=place,
-        )
-
     def _one(self, statement: str, values: Sequence[object] = ()) -> tuple[Any, ...]:
         row: tuple[Any, ...] | None = self.connection.execute(statement.encode(), values).fetchone()
         assert row is not None
@@ -144,22 +126,6 @@ class Lists:
 def connect(schema: str) -> psycopg.Connection[Any]:
     options = f"-c search_path={schema}"
     return psycopg.connect(postgres.conninfo(), autocommit=True, options=options)
-
-
-QUERIES = [
-    ListQuery(2, order=order, scan_max=4, **filters)  # type: ignore[arg-type]  # as they are named
-    for order, filters in product(
-        ORDERS,
-        (
-            {},
-            {"owner": "a"},
-            {"owner": "a", "status": "running"},
-            {"owner": "a", "status": "finished"},
-            {"owner": "b", "label": ("project", "x")},
-            {"owner": "a", "status": "running", "label": ("project", "x")},
-        ),
-    )
-]
 
 
 @pytest.mark.usefixtures("few")
@@ -208,10 +174,13 @@ async def test_lists_are_exact_whichever_rows_stand_apart(seed: int, schema: str
                 if step % 8 == 0:
                     both += 0 < lists.recent() < len(lists.listed)
                     for query in random.sample(QUERIES, 6):
-                        assert await lists.names(query) == lists.wanted(query), (step, query)
+                        assert await lists.names(query) == wanted(lists.listed, query), (
+                            step,
+                            query,
+                        )
             assert both > 2
             for query in QUERIES:
-                assert await lists.names(query) == lists.wanted(query), query
+                assert await lists.names(query) == wanted(lists.listed, query), query
 
 
 async def test_a_turn_leaves_the_indexes_of_lists_as_they_are(schema: str) -> None:
@@ -252,7 +221,7 @@ async def test_the_rows_at_rest_are_folded_first_and_none_that_is_being_written(
             assert left == [("c0",), ("c3",), ("c5",), ("c6",)]
             for label in (None, ("project", "x")):
                 query = ListQuery(2, owner="a", label=label, order="activity")
-                assert await lists.names(query) == lists.wanted(query)
+                assert await lists.names(query) == wanted(lists.listed, query)
 
 
 async def test_a_row_that_an_older_process_has_overtaken_is_not_folded(
@@ -305,7 +274,7 @@ async def test_a_process_folds_what_it_writes(
                 await lists.append(f"c{number:02}", begun._replace(seq=2, status="finished"))
             assert 0 < lists.recent() < 30
             query = ListQuery(7, owner="a", order="activity")
-            assert await lists.names(query) == lists.wanted(query)
+            assert await lists.names(query) == wanted(lists.listed, query)
 
 
 @pytest.mark.parametrize("statement", ["DELETE FROM listing", "DELETE FROM listing WHERE seq = 1"])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from turnkeeper.actors.journal import Listing, ListOrder, ListQuery, Record
+from tests.actors.journals.wanted_lists import QUERIES, wanted
+from turnkeeper.actors.journal import Listing, ListQuery, Record
 from turnkeeper.actors.journals.shared.append_rules import Append
 from turnkeeper.actors.journals.shared.job_thread import Job
 from turnkeeper.actors.journals.sqlite import forks, writer
@@ -25,7 +25,6 @@ from turnkeeper.runtime import Ports
 
 MAX = 6
 FOLDED = 3
-ORDERS: Sequence[ListOrder] = ("id", "created", "activity")
 
 
 @pytest.fixture
@@ -111,23 +110,6 @@ class File:
                 return found
             query = query._replace(after=page.next)
 
-    def wanted(self, query: ListQuery) -> list[str]:
-        def place(name: str) -> tuple[Any, ...]:
-            listing = self.listed[name]
-            created, active = listing.created_us, -listing.active_us
-            return {"id": (name,), "created": (created,), "activity": (active,)}[query.order]
-
-        return sorted(
-            (
-                name
-                for name, listing in self.listed.items()
-                if query.owner in {None, listing.owner}
-                and query.status in {None, listing.status}
-                and (query.label is None or listing.labels.get(query.label[0]) == query.label[1])
-            ),
-            key=place,
-        )
-
     def recent(self) -> int:
         (count,) = self.connection.execute("SELECT count(*) FROM listing_recent").fetchone()
         return int(count)
@@ -170,19 +152,6 @@ def file(tmp_path: Path) -> Iterator[File]:
         yield file
 
 
-def queries() -> Iterator[ListQuery]:
-    filters: Sequence[dict[str, object]] = (
-        {},
-        {"owner": "a"},
-        {"owner": "a", "status": "running"},
-        {"owner": "a", "status": "finished"},
-        {"owner": "b", "label": ("project", "x")},
-        {"owner": "a", "status": "running", "label": ("project", "x")},
-    )
-    for order, filter_ in product(ORDERS, filters):
-        yield ListQuery(2, order=order, scan_max=4, **filter_)  # type: ignore[arg-type]  # as they are named
-
-
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("seed", range(3))
 def test_lists_are_exact_whichever_rows_stand_apart(seed: int, file: File) -> None:
@@ -218,8 +187,8 @@ def test_lists_are_exact_whichever_rows_stand_apart(seed: int, file: File) -> No
             assert file.recent() <= MAX
         if step % 8 == 0:
             both += 0 < file.recent() < len(file.listed)
-            for query in queries():
-                assert file.names(query) == file.wanted(query), query
+            for query in QUERIES:
+                assert file.names(query) == wanted(file.listed, query), query
     assert both > 5
     file.writer.close()
     found = verify(file.path)
@@ -290,7 +259,7 @@ def test_a_fold_that_fails_changes_nothing_and_is_tried_again_later(tmp_path: Pa
         is_full = True
         file.rest()
         assert file.recent() == MAX + 1
-        assert file.names(query) == file.wanted(query)
+        assert file.names(query) == wanted(file.listed, query)
 
         is_full = False
         for number in range(MAX + 1):
@@ -298,4 +267,4 @@ def test_a_fold_that_fails_changes_nothing_and_is_tried_again_later(tmp_path: Pa
             file.append(name, file.listed[name]._replace(seq=3, active_us=100 + number))
         file.rest()
         assert file.recent() <= MAX
-        assert file.names(query) == file.wanted(query)
+        assert file.names(query) == wanted(file.listed, query)
