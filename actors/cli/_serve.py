@@ -12,6 +12,7 @@ import base64
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
 import signal
 import socket
@@ -589,6 +590,11 @@ class _Served:
         return told
 
 
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Return False for the traceback of a request that uvicorn has cancelled, as it says itself."""
+    return not (record.exc_info and isinstance(record.exc_info[1], anyio.get_cancelled_exc_class()))
+
+
 async def _by_uvicorn(app: ASGIApp, listener: socket.socket, is_over: anyio.Event) -> None:
     import uvicorn  # noqa: PLC0415 - an extra
 
@@ -598,6 +604,7 @@ async def _by_uvicorn(app: ASGIApp, listener: socket.socket, is_over: anyio.Even
             """Leave the signals to `_Served`, which drains before the server stops."""
             yield
 
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     server = Server(
         uvicorn.Config(
             app,
