@@ -35,7 +35,7 @@ from ..journal import (
     ListQuery,
     ListRow,
 )
-from ..values.text import check_label, check_text, check_whole
+from ..values.text import check_id, check_label, check_text, check_whole
 from .details import Details
 from .status import AgentExecutionStatus
 from .turn_table import TurnTable
@@ -323,10 +323,12 @@ def make_query(
     check_text("prefix", prefix)
     if owner is not None:
         check_text("owner", owner)
-    if status is not None and status.upper() not in AgentExecutionStatus.__members__:
-        known = ", ".join(one.lower() for one in AgentExecutionStatus)
-        said = f"status is {status!r}; it takes one of {known}"
-        raise InvalidInput(said, argument="status", rule=f"status must be one of {known}")
+    if status is not None:
+        check_text("status", status)
+        if status.upper() not in AgentExecutionStatus.__members__:
+            known = ", ".join(one.lower() for one in AgentExecutionStatus)
+            said = f"status is {status!r}; it takes one of {known}"
+            raise InvalidInput(said, argument="status", rule=f"status must be one of {known}")
     if order not in get_args(ListOrder):
         raise InvalidInput(f"order is {order!r}; it takes one of {', '.join(get_args(ListOrder))}")
     if label is not None:
@@ -351,14 +353,10 @@ def decode_cursor(cursor: str, query: ListQuery) -> Sequence[str | int]:
     try:
         text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
         filters, *key = json.loads(text)
-        is_key = len(key) == (1 if query.order == "id" else 2) and all(
-            isinstance(part, int if at == 0 and query.order != "id" else str | int)
-            for at, part in enumerate(key)
-        )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         said = "a cursor that no page has given; begin without one"
         raise InvalidInput(said, argument="cursor", rule=CURSOR_RULE) from error
-    if filters != _filters(query) or not is_key:
+    if filters != _filters(query) or not _is_key(key, query.order):
         raise InvalidInput(
             "a cursor of a list with other filters or another order; give the same ones, or begin "
             "without a cursor",
@@ -366,3 +364,26 @@ def decode_cursor(cursor: str, query: ListQuery) -> Sequence[str | int]:
             rule=CURSOR_RULE,
         )
     return tuple(key)
+
+
+def _is_key(key: Sequence[object], order: ListOrder) -> bool:
+    """True if a journal can look for rows behind this key; a client may have made it up."""
+    match key:
+        case [place] if order == "id":
+            return _is_name(place)
+        case [time_us, place] if order != "id":
+            # A row with this time has a number in databases, and its name in memory.
+            return _is_number(time_us) and (_is_number(place) or _is_name(place))
+    return False
+
+
+def _is_number(part: object) -> bool:
+    return type(part) is int and abs(part) < 1 << 63
+
+
+def _is_name(part: object) -> bool:
+    try:
+        check_id("a name in a cursor", part)
+    except InvalidInput:
+        return False
+    return True

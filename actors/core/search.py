@@ -136,7 +136,7 @@ def _decode_cursor(cursor: str, query: SearchQuery) -> int:
     try:
         filters, number = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         is_number = type(number) is int and 0 <= number < 1 << 63
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         said = "a cursor that no page has given; begin without one"
         raise InvalidInput(said, argument="cursor", rule=CURSOR_RULE) from error
     if filters != _filters(query) or not is_number:

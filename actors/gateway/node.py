@@ -493,7 +493,7 @@ class Node:
     async def _feed_pieces(self, here: ThisNode, body: bytes) -> Response:
         try:
             conversation_id = str(json.loads(body)["conversation_id"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return _refused(400)
         if self._streams_count >= self._limits.streams_max:
             return _refused(503)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from turnkeeper.actors import (
 from turnkeeper.actors.core.listing import ListedConversation
 from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import AgentMessageEvent
-from turnkeeper.actors.journal import Journal, Listing, ListQuery, Record
+from turnkeeper.actors.journal import Journal, Listing, ListOrder, ListQuery, Record
 from turnkeeper.actors.journals.files import check_listing, reindex, verify_logs
 from turnkeeper.actors.journals.transfer import export_lines, import_lines
 
@@ -244,6 +246,37 @@ async def test_pages_are_walked_with_a_cursor_that_fits_no_other_list(journal: J
                 await conversations.list(cursor=first.cursor, **other)  # type: ignore[arg-type]
 
 
+DEEP = urlsafe_b64encode(b"[" * 100_000).decode()
+
+
+@pytest.mark.parametrize("order", ["id", "created", "activity"])
+async def test_a_cursor_that_a_client_has_made_up_is_refused(
+    journal: Journal, order: ListOrder
+) -> None:
+    async with Conversations(HeldAgent(), journal=journal) as conversations:
+        for name in ("a", "b"):
+            await conversations[name].send("A")
+        given = (await conversations.list(limit=1, order=order)).cursor
+        assert given is not None
+        filters = json.loads(urlsafe_b64decode(given + "=="))[0]
+        for key in (
+            [1],
+            ["\ud800"],
+            ["a\0"],
+            [""],
+            [1 << 63, 1],
+            [1, -1 << 80],
+            [True, 1],
+            [1.5, 1],
+        ):
+            text = json.dumps([filters, *key])
+            with pytest.raises(InvalidInput) as refused:
+                await conversations.list(
+                    limit=1, order=order, cursor=urlsafe_b64encode(text.encode()).decode()
+                )
+            assert refused.value.argument == "cursor"
+
+
 WRONG: tuple[dict[str, Any], ...] = (
     {"limit": 0},
     {"limit": 1_000_000},
@@ -257,6 +290,7 @@ WRONG: tuple[dict[str, Any], ...] = (
     {"cursor": "no cursor"},
     {"cursor": "W10"},
     {"cursor": "é"},
+    {"cursor": DEEP},
 )
 
 
