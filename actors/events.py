@@ -16,6 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Final,
@@ -34,6 +35,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ValidationError,
     model_serializer,
     model_validator,
 )
@@ -98,13 +100,44 @@ class Value(BaseModel):
     )
 
 
-class ImageContent(Value):
+class _Given(Value):
+    """A part of a chat message, which callers make. Raises `InvalidInput` if it is none."""
+
+    if not TYPE_CHECKING:  # to a type checker, its parameters are its fields
+
+        def __init__(self, **given: object) -> None:
+            try:
+                super().__init__(**given)
+            except ValidationError as error:
+                raise InvalidInput(self._fault(given, error)) from None
+
+        # As pydantic's own: what checks a whole event or request goes past it, and names the place.
+        __init__.__pydantic_base_init__ = True
+
+    @classmethod
+    def _fault(cls, given: Mapping[str, object], error: ValidationError) -> str:
+        """Say what is wrong with the first wrong field, without showing its value."""
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        name = str(first["loc"][0])
+        takes = f"{cls.__name__} takes {', '.join(cls.model_fields)}"
+        match first["type"]:
+            case "missing":
+                return f"{name} is missing; {takes}"
+            case "extra_forbidden":
+                return f"{name} is unknown; {takes}"
+            case "string_type":
+                return f"{name} is {a_type(given[name])}; it takes a str"
+            case _:
+                return f"{name} is invalid: {first['msg']}"
+
+
+class ImageContent(_Given):
     """An image that came with a chat message, by URL (a `data:` URL holds the image itself)."""
 
     url: str
 
 
-class FileContent(Value):
+class FileContent(_Given):
     """A file that came with a chat message: its bytes, or the address where it is."""
 
     name: str
