@@ -191,6 +191,9 @@ class Runtime:
         `refuse_s` seconds.
         """
         self._check_entered()
+        if idle_s is not None and not idle_s >= 0:
+            # The clock would never get past NaN, nor to the alarms behind it.
+            raise ValueError(f"idle_s must be 0 seconds or more, got {idle_s}")
         region: Region[M] = Region(
             self._system,
             name,

@@ -455,6 +455,8 @@ class Conversation:
         journal = self._journal
         if at is None:
             at = (await journal.info(self.conversation_id)).head
+        else:
+            check_whole("at", at)
         # Read first: the journal refuses the fork if this event is not at `at` any more, so what is
         # read after it is of the same log, even if another one is begun under this name.
         last = await journal.read(self.conversation_id, after=max(at - 1, 0), limit=1)

@@ -221,6 +221,17 @@ class Conversations:
             )
         if unfinished not in get_args(Unfinished):
             raise InvalidInput(f'unfinished is {unfinished!r}; it takes "end" or "resume"')
+        if idle_s is not None and not idle_s >= 0:
+            raise InvalidInput(f"idle_s is {idle_s!r}; it takes seconds from 0 on, or None")
+        if active_max is not None and active_max < 1:
+            raise InvalidInput(f"active_max is {active_max!r}; it takes 1 or more, or None")
+        if not park_s >= 0:
+            raise InvalidInput(f"park_s is {park_s!r}; it takes seconds from 0 on")
+        if configure is not None and not callable(configure):
+            raise InvalidInput(
+                f"configure is {configure!r}; it takes a function of a conversation's id that "
+                "returns a ConversationConfig"
+            )
         self._configure = configure
         self._journal = journal
         self._given_runtime = runtime
@@ -258,6 +269,7 @@ class Conversations:
         self._exit_stack = AsyncExitStack()
         self._closing = anyio.Lock()
         self._is_entered = False
+        self._is_close_asked = False
         self._is_closing = False
         self._is_open = False
         self._region: Region[Command | Query] | None = None
@@ -280,8 +292,13 @@ class Conversations:
         return self
 
     async def aclose(self) -> None:
-        """Close what `start` has opened. A second call waits until the first has closed it."""
+        """Close what `start` has opened. A second call waits until the first has closed it.
+
+        A `start` that another task is still in closes what it has opened, and raises
+        `ConversationsClosed`; this waits for it.
+        """
         self._region = None
+        self._is_close_asked = self._is_entered
         try:
             # `acquire` would begin with a checkpoint, where a cancelled task would leave, and
             # close nothing.
@@ -300,6 +317,17 @@ class Conversations:
                 "Conversations can be entered once; make new Conversations for the same journal"
             )
         self._is_entered = True
+        # `aclose` waits until this has ended.
+        self._closing.acquire_nowait()
+        try:
+            await self._open(has_block=has_block)
+        except BaseException:
+            self._region = None
+            raise
+        finally:
+            self._closing.release()
+
+    async def _open(self, *, has_block: bool) -> None:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._journal)
             self._journal.watch_lease(self._setup.subscriptions.lease_lost)
@@ -338,6 +366,8 @@ class Conversations:
                     name=f"{self._name}-recovery",
                 )
                 stack.push_async_callback(self._looking.stop)
+            if self._is_close_asked:
+                raise ConversationsClosed
             self._exit_stack = stack.pop_all()
             self._is_open = True
 
@@ -592,6 +622,8 @@ class Conversations:
         ids of the deleted ones. If it raises or is cancelled, some may have been deleted; call it
         again for the rest.
         """
+        if not isinstance(before, int | float):
+            raise InvalidInput(f"before is {a_type(before)}; it takes seconds since 1970")
         deleted: list[str] = []
         for info in await self._open_journal().list():
             if info.updated_at < before:

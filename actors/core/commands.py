@@ -36,6 +36,7 @@ from ..values.text import (
     check_short,
     check_shown,
     check_text,
+    check_whole,
     error_text,
 )
 from ..values.type_names import a_type
@@ -135,8 +136,10 @@ class Expected:
         if self.owner is not None:
             check_id("owner", self.owner)
             check_short("owner", self.owner, ID_LENGTH_MAX)
-        if self.seq is not None and self.seq < 1:
-            raise InvalidInput(f"seq {self.seq} is expected; seqs begin at 1")
+        if self.seq is not None:
+            check_whole("seq", self.seq)
+            if self.seq < 1:
+                raise InvalidInput(f"seq {self.seq} is expected; seqs begin at 1")
         if self.event_id is not None:
             check_id("event_id", self.event_id)
 

@@ -157,6 +157,12 @@ async def test_a_deadline_that_is_no_number_is_refused_before_anything_is_sent()
     assert probe.received == []
 
 
+async def test_an_idle_time_that_is_no_number_is_refused() -> None:
+    async with Runtime() as runtime:
+        with pytest.raises(ValueError, match="got nan"):
+            runtime.region("keyed", lambda _: Counter(), idle_s=math.nan)
+
+
 async def test_a_delay_that_is_no_number_is_refused() -> None:
     async def arm(actor: Actor) -> None:
         with pytest.raises(ValueError, match="nan"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from copy import copy
@@ -214,6 +215,9 @@ class Silent:
         (lambda c: c.list(label="ab"), "label", "a pair of a name and a value"),
         (lambda c: c.list(label={"a": "b"}), "label", "a pair of a name and a value"),
         (lambda c: c.search("word", label="ab"), "label", "a pair of a name and a value"),
+        (lambda c: c.list(status=5), "status", "an int; it takes a str"),
+        (lambda c: c["a"].expecting(seq="1").send("A"), "seq", "a str; it takes a whole number"),
+        (lambda c: c["a"].fork("b", at="1"), "at", "a str; it takes a whole number"),
     ],
 )
 async def test_an_argument_of_another_type_is_refused_with_the_type_that_it_takes(
@@ -326,6 +330,27 @@ def test_what_is_no_part_of_a_file_is_refused_with_what_to_give(parts: Any, said
         FileContent.with_bytes(*parts)
 
 
+@pytest.mark.parametrize(
+    ("part", "fields", "said"),
+    [
+        (FileContent, {"name": 5, "media_type": "a/b"}, "name is an int; it takes a str"),
+        (FileContent, {"name": "a"}, "media_type is missing; FileContent takes name, media_type"),
+        (FileContent, {"name": "a", "media_type": "a/b", "data": 5}, "data is an int; it takes"),
+        (ImageContent, {"url": None}, "url is a NoneType; it takes a str"),
+        (ImageContent, {"url": "half \ud83d"}, "url is invalid: .* valid string"),
+        (ImageContent, {"address": "a"}, "url is missing; ImageContent takes url"),
+        (ImageContent, {"url": "a", "alt": "b"}, "alt is unknown; ImageContent takes url"),
+    ],
+)
+def test_a_part_of_a_message_with_wrong_fields_is_refused_with_those_it_has(
+    part: Any,  # noqa: ANN401 - either class
+    fields: dict[str, object],
+    said: str,
+) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        part(**fields)
+
+
 @pytest.mark.parametrize("files", [["a.txt"], "a.txt", FileContent.with_bytes("a", "b/c", b"")])
 async def test_files_that_are_none_are_refused_with_how_to_write_them(files: object) -> None:
     given: Any = files
@@ -342,6 +367,10 @@ async def test_files_that_are_none_are_refused_with_how_to_write_them(files: obj
         {"system_prompt": 5},
         {"system_prompt": "half \ud83d"},
         {"name": 5},
+        {"idle_s": math.nan},
+        {"active_max": 0},
+        {"park_s": math.nan},
+        {"configure": ConversationConfig()},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 import anyio
 import anyio.lowlevel
@@ -23,11 +24,12 @@ from turnkeeper.actors import (
 from turnkeeper.actors.errors import (
     ConversationsClosed,
 )
-from turnkeeper.actors.journal import Listing, Record
+from turnkeeper.actors.journal import ConversationInfo, Listing, Record
 from turnkeeper.runtime import (
     OutcomeUnknown,
     Runtime,
     TurnkeeperError,
+    Unavailable,
 )
 from turnkeeper.runtime.testing import settle
 
@@ -181,6 +183,60 @@ async def test_conversations_may_be_opened_and_closed_by_different_tasks(
 
     async with verified(HeldAgent(), journal=journal) as again:
         assert await log_of(again["c"]) == ["u:A", "a:a(A)"]
+
+
+async def test_a_start_that_is_closed_meanwhile_leaves_nothing_open() -> None:
+    class Slow(MemoryJournal):
+        async def __aenter__(self) -> Self:
+            await super().__aenter__()
+            entering.set()
+            await let_go.wait()
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            await super().__aexit__(*exc_info)
+            done.append("journal")
+
+    entering, let_go = anyio.Event(), anyio.Event()
+    conversations = Conversations(HeldAgent(), journal=Slow())
+    done: list[str] = []
+
+    async def start() -> None:
+        with pytest.raises(ConversationsClosed):
+            await conversations.start()
+
+    async def close() -> None:
+        await conversations.aclose()
+        done.append("closed")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(start)
+        await entering.wait()
+        group.start_soon(close)
+        await settle()
+        assert done == []
+        let_go.set()
+    assert done == ["journal", "closed"]
+    assert (conversations.is_entered, conversations.is_open) == (False, False)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_conversations_that_could_not_be_opened_are_closed(fails: bool) -> None:
+    class Torn(MemoryJournal):
+        async def find_abandoned(self) -> Sequence[ConversationInfo]:
+            if fails:
+                raise Unavailable("away")
+            scope.cancel()
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    conversations = Conversations(HeldAgent(), journal=Torn())
+    with anyio.CancelScope() as scope, suppress(Unavailable):
+        await conversations.start()
+    assert not conversations.is_entered
+    assert repr(conversations).endswith("closed>")
+    with pytest.raises(ConversationsClosed):
+        conversations["c"]
 
 
 async def test_closing_again_waits_until_the_first_close_is_done() -> None:
