@@ -583,6 +583,7 @@ class OwnerWorld:
                 continue
             match self.oracles.waits_for(_NAME):
                 case "resume":
+                    await self._answer_by_hand(process)
                     await self._post(process, Resume())
                 case "confirmation":
                     await self._post(process, Answer(answers=True))
@@ -911,6 +912,18 @@ class OwnerWorld:
             await self._post(process, Append(result, park=True))
             if not self.simulation.chance("its call does not come", 0.2):
                 await self._post(process, Append(call))
+
+    async def _answer_by_hand(self, process: _Process) -> None:
+        """Append the results of calls that were appended by hand; no turn begins before them."""
+        if self.oracles.running(_NAME) is None:
+            for call_id in tuple(self.oracles.open_calls(_NAME)):
+                result = ObservationEvent(
+                    id=f"z-late{next(self._numbers)}",
+                    timestamp=_AT,
+                    tool_call_id=call_id,
+                    content="late",
+                )
+                await self._post(process, Append(result))
 
     async def _delete(self, process: _Process) -> None:
         await self._post(process, Delete())
