@@ -72,6 +72,10 @@ def _lengths(by_id: FrozenObject) -> FrozenObject:
     return by_id
 
 
+_Count: TypeAlias = Annotated[int, Field(gt=-(1 << 63), lt=1 << 63)]
+"""A number that JSON gives back: readers of it refuse an integer of thousands of digits."""
+
+
 def _label_values(by_name: FrozenObject) -> FrozenObject:
     for value in by_name.values():
         if not isinstance(value, str | None):
@@ -97,6 +101,9 @@ class Value(BaseModel):
         str_min_length=0,
         # An error may describe the fault, but not show the value: that can be chat text.
         hide_input_in_errors=True,
+        # An event checks the parts that it is given, too: `model_construct` and `model_copy` check
+        # nothing, and one part that cannot be read back makes the log unreadable.
+        revalidate_instances="always",
     )
 
 
@@ -194,14 +201,14 @@ class ThinkingBlock(Value):
 class TokenUsage(Value):
     """The tokens, the cost and the time of one model call."""
 
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
+    input_tokens: _Count = 0
+    output_tokens: _Count = 0
+    cached_tokens: _Count = 0
     cost: float = 0.0
     latency_s: float = 0.0
-    reasoning_tokens: int = 0
+    reasoning_tokens: _Count = 0
     """Those of the output that the model used to think, if the provider counts them apart."""
-    cache_written_tokens: int = 0
+    cache_written_tokens: _Count = 0
     """Those of the input that were written to a cache."""
     model: str | None = None
 

@@ -172,6 +172,7 @@ def check_file(file: object) -> None:
             f"files holds {a_type(file)}; it takes a list of FileContent, such as "
             "[FileContent.with_bytes(name, media_type, content)]"
         )
+    _check_part(file)
     check_new_id("the name of a file", file.name)
     check_text("the media type of a file", file.media_type)
     if not _MEDIA_TYPE.fullmatch(file.media_type):
@@ -190,6 +191,12 @@ def check_file(file: object) -> None:
         is_plain = False
     if not is_plain:
         raise _wrong_file("the data of a file must be base64; make it with FileContent.with_bytes")
+
+
+def _check_part(part: ImageContent | FileContent) -> None:
+    """Raise `InvalidInput` if it holds what its constructor refuses; other ways check nothing."""
+    kind = ImageContent if isinstance(part, ImageContent) else FileContent
+    kind(**vars(part))
 
 
 def _wrong_file(rule: str) -> InvalidInput:
@@ -274,6 +281,7 @@ class Send(FromOutside[Sent]):
                     f"images holds {a_type(image)}; it takes a list of ImageContent, such as "
                     "[ImageContent(url=url)]"
                 )
+            _check_part(image)
         for file in self.files:
             check_file(file)
         texts = [self.content, *(image.url for image in self.images)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from turnkeeper.actors import (
     Agent,
     Conversations,
     MemoryJournal,
+    TokenUsage,
     ToolCall,
     TurnContext,
     agent,
@@ -25,6 +27,7 @@ from turnkeeper.actors.errors import (
 from turnkeeper.actors.events import (
     ActionEvent,
     ObservationEvent,
+    ThinkingBlock,
 )
 
 pytestmark = pytest.mark.anyio
@@ -200,3 +203,34 @@ async def test_what_a_model_calls_is_written_down_however_odd_it_is() -> None:
 
     async with conversations(calling) as opened:
         assert await (await opened["it"].send("?")).reply() == "done"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"usage": TokenUsage(cost=1.0).model_copy(update={"cost": math.nan})},
+        {"usage": TokenUsage(cost=1.0).model_copy(update={"input_tokens": "many"})},
+        {"usage": TokenUsage.model_construct(input_tokens=10**5000)},
+        {"thinking": (ThinkingBlock.model_construct(thinking=5),)},
+    ],
+    ids=["nan", "a text", "digits", "thinking"],
+)
+async def test_a_part_that_could_not_be_read_again_is_refused_before_it_is_written(
+    parts: Any,  # noqa: ANN401 - of `say`
+) -> None:
+    @agent
+    async def answering(turn: TurnContext) -> None:
+        with pytest.raises(ValueError, match=r"usage|thinking"):
+            await turn.say("lost", **parts)
+        await turn.say("kept")
+
+    journal = MemoryJournal()
+    async with verified(answering, journal=journal) as conversations:
+        assert await (await conversations["c"].send("A")).reply() == "kept"
+    async with verified(answering, journal=journal) as conversations:
+        assert await log_of(conversations["c"]) == ["u:A", "a:kept"]
+
+
+def test_a_count_of_tokens_that_json_would_not_give_back_is_refused() -> None:
+    with pytest.raises(ValueError, match="less than"):
+        TokenUsage(input_tokens=1 << 63)

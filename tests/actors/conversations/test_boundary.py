@@ -289,7 +289,9 @@ class Particular(AgentMessageEvent):
         # These differ from what pydantic lets through only when they are read again.
         AgentMessageEvent(content="fine").model_copy(update={"timestamp": datetime(2025, 1, 1)}),  # noqa: DTZ001
         copy(AgentMessageEvent.model_construct(content="fine", timestamp=datetime(2025, 1, 1))),  # noqa: DTZ001
-        UserMessageEvent(content="fine", images=(ImageContent.model_construct(url=5),)),
+        UserMessageEvent.model_construct(
+            content="fine", images=(ImageContent.model_construct(url=5),)
+        ),
         AgentMessageEvent.model_construct(content="fine", kind="observation"),
     ],
 )
@@ -349,6 +351,37 @@ def test_a_part_of_a_message_with_wrong_fields_is_refused_with_those_it_has(
 ) -> None:
     with pytest.raises(InvalidInput, match=said):
         part(**fields)
+
+
+class Captioned(ImageContent):
+    caption: str = "a caption"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"images": [ImageContent.model_construct(url=5)]}, "url is an int; it takes a str"),
+        (
+            {"images": [ImageContent(url="a").model_copy(update={"url": "\ud800"})]},
+            "url is invalid",
+        ),
+        ({"images": [ImageContent.model_construct()]}, "url is missing"),
+        ({"images": [Captioned(url="a")]}, "caption is unknown; ImageContent takes url"),
+        ({"files": [FileContent.model_construct(name="a")]}, "media_type is missing"),
+        (
+            {"files": [FileContent.model_construct(name="a", media_type="a/b", data=5)]},
+            "data is an int; it takes a str",
+        ),
+    ],
+)
+async def test_a_part_that_was_made_past_its_checks_is_refused_and_hurts_nothing(
+    fields: Any,  # noqa: ANN401 - of `send`
+    said: str,
+) -> None:
+    async with conversations(echo) as opened:
+        with pytest.raises(InvalidInput, match=said):
+            await opened["it"].send("look", **fields)
+        assert await (await opened["it"].send("a")).reply() == "a"
 
 
 @pytest.mark.parametrize("files", [["a.txt"], "a.txt", FileContent.with_bytes("a", "b/c", b"")])
