@@ -494,7 +494,7 @@ class TurnStartedEvent(Event):
 class StepRequest(Value):
     """The request that a step sent to its model; `conversation.at(view_seq)` has what it saw."""
 
-    view_seq: int = Field(ge=0)
+    view_seq: _Count = Field(ge=0)
     """The seq of the log whose view the request was made of."""
     model: str | None = None
     tools_digest: str | None = None

@@ -27,6 +27,7 @@ from turnkeeper.actors.errors import (
 from turnkeeper.actors.events import (
     ActionEvent,
     ObservationEvent,
+    StepRequest,
     ThinkingBlock,
 )
 
@@ -231,6 +232,8 @@ async def test_a_part_that_could_not_be_read_again_is_refused_before_it_is_writt
         assert await log_of(conversations["c"]) == ["u:A", "a:kept"]
 
 
-def test_a_count_of_tokens_that_json_would_not_give_back_is_refused() -> None:
+def test_a_number_that_json_would_not_give_back_is_refused() -> None:
     with pytest.raises(ValueError, match="less than"):
-        TokenUsage(input_tokens=1 << 63)
+        TokenUsage(input_tokens=10**5000)
+    with pytest.raises(ValueError, match="less than"):
+        StepRequest(view_seq=10**5000)
