@@ -185,6 +185,15 @@ async def test_conversations_may_be_opened_and_closed_by_different_tasks(
         assert await log_of(again["c"]) == ["u:A", "a:a(A)"]
 
 
+async def test_a_journal_in_memory_is_open_until_all_have_left() -> None:
+    journal = MemoryJournal()
+    async with verified(HeldAgent(), journal=journal) as first:
+        await (await first["c"].send("A")).end()
+        async with verified(HeldAgent(), journal=journal) as second:
+            assert await log_of(second["c"]) == ["u:A", "a:a(A)"]
+        assert await (await first["c"].send("B")).reply() == "a(B)"
+
+
 async def test_a_start_that_is_closed_meanwhile_leaves_nothing_open() -> None:
     class Slow(MemoryJournal):
         async def __aenter__(self) -> Self:
