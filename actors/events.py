@@ -450,7 +450,7 @@ class CondensationEvent(Event):
     kind: Literal["condensation"] = "condensation"
     forgotten_event_ids: tuple[str, ...]
     summary: str | None = None
-    summary_offset: int | None = Field(default=None, ge=0)
+    summary_offset: _Count | None = Field(default=None, ge=0)
     shortened: Annotated[FrozenObject, AfterValidator(_lengths)] = FrozenObject()
     """The characters that the view keeps of a result, by event id; the log keeps the whole."""
 
@@ -471,7 +471,7 @@ class MessageQueuedEvent(Event):
     """True if it had joined a turn that was rolled back, and waits once more."""
     replaces: str | None = None
     """The id of the chat message that it was sent in place of."""
-    place: int | None = None
+    place: _Count | None = None
     """The seq at which that message first came: its place in the queue is taken over."""
     author: str | None = None
     metadata: FrozenObject = FrozenObject()
@@ -586,7 +586,7 @@ class RetractionEvent(Event):
 class ForkedFromEvent(Event):
     kind: Literal["forked_from"] = "forked_from"
     conversation_id: str
-    seq: int
+    seq: _Count
 
 
 class ConversationChangedEvent(Event):

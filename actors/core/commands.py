@@ -22,13 +22,11 @@ from ..events import (
     LoggedEvent,
     StepRequest,
     UserMessageEvent,
-    decode_event,
     is_checked,
 )
 from ..journal import Deletion
 from ..values.frozen import FrozenObject
 from ..values.text import (
-    EVENT_LENGTH_MAX,
     ID_LENGTH_MAX,
     check_id,
     check_length,
@@ -37,12 +35,12 @@ from ..values.text import (
     check_shown,
     check_text,
     check_whole,
-    error_text,
 )
 from ..values.type_names import a_type
 from .admission import Appended, Duplicate
 from .condensation import Need, Proposal
 from .details import TITLE_LENGTH_MAX
+from .records import write_event
 from .view import View
 
 __all__ = [
@@ -207,17 +205,11 @@ _CHAT_KINDS = ("user_message", "message_queued")
 
 
 def _write_event(event: Event) -> bytes:
-    """Return the event as JSON. Raise `InvalidInput` if it would not be read back as it is.
-
-    pydantic checks nothing in `model_construct` and `model_copy`, and a subclass may hold more than
-    its kind allows. One such record would make the log unreadable. So what is not known to be
-    checked is read back here.
-    """
+    """Return the event as JSON. Raise `InvalidInput` if it is not one that callers may append."""
     if not isinstance(event, Event):
         raise InvalidInput(f"an event is an Event, and {type(event).__name__} is not")
-    checked = is_checked(event)
     check_new_id("event id", event.id)
-    if not checked:
+    if not is_checked(event):
         check_new_id("kind", event.kind)
     if event.kind in _CHAT_KINDS:
         if (message_id := getattr(event, "message_id", None)) is not None:
@@ -225,17 +217,7 @@ def _write_event(event: Event) -> bytes:
         check_author(getattr(event, "author", None))
         for file in getattr(event, "files", ()):
             check_file(file)
-    try:
-        written = event.__pydantic_serializer__.to_json(event, warnings="error")
-        if len(written) > EVENT_LENGTH_MAX:
-            check_length(a_type(event), len(written))
-        read = type(event) if checked else type(decode_event(written))
-    except ValueError as error:
-        said = f"{a_type(event)} holds an invalid value: {error_text(error)}"
-        raise InvalidInput(f"{said}; make it by its constructor, which checks it") from error
-    if read is not type(event):
-        raise InvalidInput(f"{a_type(event)} would be read as {read.__name__}")
-    return written
+    return write_event(event)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import CorruptLog
+from ..errors import CorruptLog, InvalidInput
 from ..events import (
     Event,
     LoggedEvent,
@@ -10,13 +10,37 @@ from ..events import (
     UserMessageEvent,
     decode_event,
     encode_event,
+    is_checked,
 )
 from ..journal import Record, StoredRecord
+from ..values.text import EVENT_LENGTH_MAX, check_length, error_text
+from ..values.type_names import a_type
 
-__all__ = ["decode_record", "encode_record", "event_of_record"]
+__all__ = ["decode_record", "encode_record", "event_of_record", "write_event"]
 
 # A look at the kind costs a quarter of an `isinstance` that fails; so in the folds, too.
 _CHAT_KINDS = ("user_message", "message_queued")
+
+
+def write_event(event: Event) -> bytes:
+    """Return the event as JSON. Raise `InvalidInput` if it would not be read back as it is.
+
+    pydantic checks nothing in `model_construct` and `model_copy`, and a subclass may hold more than
+    its kind allows. One such record would make the log unreadable. So what is not known to be
+    checked is read back here.
+    """
+    checked = is_checked(event)
+    try:
+        written = event.__pydantic_serializer__.to_json(event, warnings="error")
+        if len(written) > EVENT_LENGTH_MAX:
+            check_length(a_type(event), len(written))
+        read = type(event) if checked else type(decode_event(written))
+    except ValueError as error:
+        said = f"{a_type(event)} holds an invalid value: {error_text(error)}"
+        raise InvalidInput(f"{said}; make it by its constructor, which checks it") from error
+    if read is not type(event):
+        raise InvalidInput(f"{a_type(event)} would be read as {read.__name__}")
+    return written
 
 
 def encode_record(event: Event, written: bytes | None = None) -> Record:

@@ -40,7 +40,7 @@ from ...core.admission import (
     Violation,
 )
 from ...core.metrics import Metrics
-from ...core.records import decode_record, encode_record
+from ...core.records import decode_record, encode_record, write_event
 from ...core.state import ColdLoad, Folded
 from ...core.status import AgentExecutionStatus
 from ...core.turn_table import TurnTable
@@ -586,15 +586,16 @@ class _FileLog:
         """Write an event at the end; it is durable when this returns.
 
         If the outcome is unknown, this gives the ownership up, so that the next append reads the
-        log first.
+        log first. Raises `InvalidInput` for an event that could not be read again.
         """
+        written = write_event(event)
         epoch, self._epoch = self._epoch, None
         assert epoch is not None, "append without an epoch"
         try:
             seqs = self._call(
                 lambda journal: journal.append(
                     self._conversation_id,
-                    [encode_record(event)],
+                    [encode_record(event, written)],
                     epoch=epoch,
                     expected_seq=expected_seq,
                     is_unfinished=is_unfinished,

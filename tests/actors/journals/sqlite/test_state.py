@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from turnkeeper.actors.errors import (
     ConversationNotFound,
     EventIdConflict,
     Fenced,
+    InvalidInput,
     JournalOutcomeUnknown,
     JournalRefused,
     JournalUnavailable,
@@ -31,9 +34,13 @@ from turnkeeper.actors.errors import (
 )
 from turnkeeper.actors.events import (
     AgentMessageEvent,
+    CondensationEvent,
     Event,
+    ForkedFromEvent,
     MessageQueuedEvent,
     MessageWithdrawnEvent,
+    StepFinishedEvent,
+    TokenUsage,
     TurnEndedEvent,
     TurnStartedEvent,
     UserMessageEvent,
@@ -584,3 +591,31 @@ def test_an_event_sent_again_is_known_though_its_id_is_not_the_newest() -> None:
 
     assert state.append_event(later) == Duplicate(1)
     assert [event.id for event in state.events] == [later.id, earlier.id]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        UserMessageEvent(content="A").model_copy(update={"images": (5,)}),
+        AgentMessageEvent(content="A").model_copy(update={"interrupted": "perhaps"}),
+        StepFinishedEvent.model_construct(usage=TokenUsage.model_construct(cost=math.nan)),
+    ],
+    ids=lambda event: event.kind,
+)
+def test_an_event_that_could_not_be_read_again_is_refused(tmp_path: Path, event: Event) -> None:
+    state = ConversationState(persistence_dir=tmp_path, conversation_id="c")
+    with closing(state):
+        state.append_event(UserMessageEvent(content="A"))
+        with pytest.raises(InvalidInput, match="holds an invalid value"):
+            state.append_event(event)
+        state.append_event(UserMessageEvent(content="B"))
+    state = ConversationState.load(tmp_path, "c")
+    with closing(state):
+        assert [event.kind for event in state.events] == ["user_message", "user_message"]
+
+
+def test_a_seq_in_an_event_has_64_bits() -> None:
+    with pytest.raises(ValueError, match="less than"):
+        ForkedFromEvent(conversation_id="c", seq=10**5000)
+    with pytest.raises(ValueError, match="less than"):
+        CondensationEvent(forgotten_event_ids=(), summary_offset=10**5000)
