@@ -62,7 +62,10 @@ def _now() -> datetime:
 
 
 def _in_utc(timestamp: datetime) -> datetime:
-    return timestamp.astimezone(UTC)
+    try:
+        return timestamp.astimezone(UTC)
+    except OverflowError as error:  # pydantic would let it pass, as no fault of the event
+        raise ValueError("before the year 1 or after the year 9999, in UTC") from error
 
 
 def _lengths(by_id: FrozenObject) -> FrozenObject:

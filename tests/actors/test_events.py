@@ -124,6 +124,13 @@ def test_ids_are_time_ordered_and_timestamps_are_utc_whatever_zone_they_came_in(
         UserMessageEvent(content="x", timestamp=datetime(2025, 1, 1))  # noqa: DTZ001 - is refused
 
 
+@pytest.mark.parametrize("written", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_time_that_utc_does_not_have_makes_no_event(written: str) -> None:
+    event = UserMessageEvent(content="x", timestamp=datetime(2025, 1, 1, tzinfo=UTC))
+    with pytest.raises(ValueError, match="year"):
+        decode_event(encode_event(event).replace(b"2025-01-01T00:00:00Z", written.encode()))
+
+
 def test_a_kind_from_a_newer_version_is_kept_and_passed_on_as_it_came() -> None:
     raw = (
         b'{"id":"e1","kind":"hologram","timestamp":"2031-01-01T00:00:00Z","turn_id":"t1",'
