@@ -73,9 +73,14 @@ class EventStream(Response):
                 pass
             group.cancel_scope.cancel()
 
+        is_whole = False
         async with anyio.create_task_group() as group:
             group.start_soon(watch)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._feed(write)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            is_whole = True
             group.cancel_scope.cancel()
+        # Not watched any more: hypercorn tells of a disconnect in the midst of this send, before it
+        # has closed the connection or made it ready for the next request.
+        if is_whole:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import anyio
 import pytest
@@ -16,7 +17,7 @@ from turnkeeper.actors.gateway import GatewayLimits
 from turnkeeper.actors.gateway.names import Cursor
 from turnkeeper.actors.gateway.service import ConversationCaller
 
-from .worlds import Sse, World, gateway_world, reading
+from .worlds import BOUND_S, Sse, World, gateway_world, reading
 
 pytestmark = pytest.mark.costly
 
@@ -185,6 +186,23 @@ async def test_a_stream_has_every_event_with_its_cursor_and_says_why_it_ends(wor
     assert [int((event.id or "").split(".")[0]) for event in events[:-1]] == [1, 2, 3, 4]
     assert (events[-1].event, events[-1].id) == ("end", None)
     assert events[-1].json == {"why": "caught-up"}
+
+
+async def test_the_end_of_a_stream_is_the_end_of_a_connection_that_is_not_kept(
+    world: World,
+) -> None:
+    """A proxy that speaks HTTP/1.0, as many do unless told otherwise, knows no other end."""
+    await world.answered("alice", "hello")
+    host, _, port = world.address.removeprefix("http://").partition(":")
+    received = b""
+    async with await anyio.connect_tcp(host, int(port)) as stream:
+        path = "/v1/conversations/alice/events?live=false"
+        await stream.send(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
+        with anyio.fail_after(BOUND_S / 2), suppress(anyio.EndOfStream):
+            while True:
+                received += await stream.receive()
+
+    assert b'"caught-up"' in received
 
 
 async def test_a_reader_that_comes_back_at_any_cursor_gets_the_rest_once(world: World) -> None:
