@@ -60,6 +60,8 @@ DATABASE_PAUSE_S = 0.5
 Backend = Literal["asyncio", "trio"]
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SCOPES = ("read", "write", "admin", "inspector")
+_PRINCIPAL_LENGTH_MAX = 64
+"""As the gateway has it, which needs an extra that this command does not."""
 
 
 def serve(
@@ -316,11 +318,12 @@ def token(
     ] = Path("tokens.txt"),
 ) -> None:
     """Make a token for a principal: print it once, and add its hash to a file."""
-    if len(principal.split()) != 1 or "#" in principal or not principal.isprintable():
+    is_word = len(principal.split()) == 1 and "#" not in principal and principal.isprintable()
+    if not is_word or len(principal) > _PRINCIPAL_LENGTH_MAX:
         fail(
             UNUSABLE,
-            f"{principal!r} cannot be a principal; give one word of printable characters, "
-            "without #",
+            f"{principal!r} cannot be a principal; give one word of at most "
+            f"{_PRINCIPAL_LENGTH_MAX} printable characters, without #",
         )
     if not set(scopes.split(",")) <= set(_SCOPES):
         fail(
@@ -330,10 +333,22 @@ def token(
         )
     made = base64.urlsafe_b64encode(os.urandom(32)).decode().rstrip("=")
     line = f"{hashlib.sha256(made.encode()).hexdigest()} {principal} {scopes}\n"
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "a", encoding="utf-8") as opened:
-        opened.write(line)
+    try:
+        _add_line(file, line)
+    except OSError as error:
+        fail(UNUSABLE, f"{file}: {error.strerror}; no token was made")
     print(made)
+
+
+def _add_line(file: Path, line: str) -> None:
+    """Add a line to a file, also to one whose last line has no end."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "rb+", buffering=0) as opened:
+        if opened.seek(0, os.SEEK_END):
+            opened.seek(-1, os.SEEK_END)
+            if opened.read(1) != b"\n":
+                line = f"\n{line}"
+        opened.write(line.encode())
 
 
 def _load_agent(place: str) -> Agent:

@@ -38,6 +38,7 @@ __all__ = [
     "allows",
     "find_place",
     "owner_of",
+    "read_lines",
 ]
 
 Action: TypeAlias = Literal["read", "write", "admin", "inspector"]
@@ -122,13 +123,13 @@ class BearerTokens:
     def from_file(cls, path: str | Path) -> BearerTokens:
         """Read the file. Raises `InvalidInput` for a line that cannot be used, or without any."""
         known: dict[bytes, Principal] = {}
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(read_lines(path, "the token file"), 1):
             words = line.partition("#")[0].split()
             if not words:
                 continue
             match words:
                 case [digest, name, scopes] if _HASH.fullmatch(digest):
-                    known[bytes.fromhex(digest)] = Principal(name, _scopes(scopes, number))
+                    known[bytes.fromhex(digest)] = _principal(name, scopes, number)
                 case _:
                     raise InvalidInput(
                         f"line {number} of the token file is not `sha256 principal scopes`"
@@ -156,8 +157,26 @@ def token_hash(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
+def read_lines(path: str | Path, what: str) -> list[str]:
+    """Return the lines of a text file. Raises `InvalidInput` if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{what} is not UTF-8 text") from None
+    except OSError as error:
+        raise InvalidInput(f"{what} cannot be read: {error.strerror}") from None
+
+
+def _principal(name: str, scopes: str, number: int) -> Principal:
+    found = _scopes(scopes, number)
+    try:
+        return Principal(name, found)
+    except InvalidInput as error:
+        raise InvalidInput(f"line {number} of the token file: {error}") from None
+
+
 def _scopes(text: str, number: int) -> frozenset[Action]:
-    named = text.split(",")
+    named = set(text.split(","))
     scopes = frozenset(action for action in ACTIONS if action in named)
     if len(scopes) != len(named):
         known = ", ".join(ACTIONS)

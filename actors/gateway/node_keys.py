@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InvalidInput
+from .access import read_lines
 
 __all__ = ["BadSignature", "NodeKeys", "PerhapsSeen", "Seen", "Signed"]
 
@@ -63,7 +64,7 @@ class NodeKeys:
     @classmethod
     def from_file(cls, path: str | Path) -> NodeKeys:
         """Read a file with a key on each line. Raises `InvalidInput`."""
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_lines(path, "the key file")
         return cls([line.strip() for line in lines if line.strip() and not line.startswith("#")])
 
     def sign(self, text: str) -> str:

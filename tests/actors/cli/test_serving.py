@@ -1,18 +1,22 @@
-"""`turnkeeper serve`: the socket that it listens on."""
+"""`turnkeeper serve` and `token`: the socket that it listens on, the agent, the tokens."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
 import pytest
 import typer
 from starlette.types import Receive, Scope, Send
+from typer.testing import CliRunner, Result
 
+from turnkeeper.actors import gateway
 from turnkeeper.actors.cli import _serve
+from turnkeeper.actors.cli._app import app
 from turnkeeper.actors.cli._serve import _by_uvicorn, _listen, _load_agent
 from turnkeeper.actors.gateway import GatewayLimits
 
@@ -100,3 +104,31 @@ def test_a_function_without_the_decorator_is_told_what_is_missing(
 
     said = capsys.readouterr().err
     assert said.endswith(":support is a plain function; write @agent above its `async def`\n")
+
+
+def make_token(file: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["token", *arguments, "--file", str(file)])
+
+
+@pytest.mark.parametrize("arguments", [("b" * 64,), ("bob", "--scopes", "read,read")])
+def test_each_token_that_is_made_leaves_a_file_that_lets_all_in(
+    tmp_path: Path, arguments: Sequence[str]
+) -> None:
+    file = tmp_path / "tokens.txt"
+    assert make_token(file, "alice").exit_code == 0
+    file.write_text(file.read_text().rstrip("\n"))  # as an editor may leave it
+
+    assert make_token(file, *arguments).exit_code == 0
+
+    assert repr(gateway.BearerTokens.from_file(file)) == "<BearerTokens of 2>"
+
+
+def test_a_token_that_cannot_be_made_is_told_in_a_line_and_leaves_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.txt"
+    assert make_token(file, "alice").exit_code == 0
+    before = file.read_text()
+    for refused in (make_token(file, "b" * 65), make_token(tmp_path / "no" / "file", "bob")):
+        assert refused.exit_code == 2
+        assert len(refused.stderr.splitlines()) == 1
+        assert not refused.stdout
+    assert file.read_text() == before

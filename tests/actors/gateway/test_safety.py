@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -382,6 +382,25 @@ def test_a_token_file_that_cannot_be_used_is_refused(tmp_path: Path, line: str) 
     path.write_text(line)
     with pytest.raises(InvalidInput):
         gateway.BearerTokens.from_file(path)
+
+
+def test_the_line_of_a_token_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"{'a' * 64} alice read\n{'b' * 64} {'b' * 65} read\n")
+    with pytest.raises(InvalidInput, match="line 2"):
+        gateway.BearerTokens.from_file(path)
+
+
+@pytest.mark.parametrize("read", [gateway.BearerTokens.from_file, gateway.NodeKeys.from_file])
+def test_a_file_of_secrets_that_is_no_text_or_cannot_be_read_is_refused(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "secrets"
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInput, match="not UTF-8"):
+        read(path)
 
 
 # --- ids and cursors -----------------------------------------------------------------------------
