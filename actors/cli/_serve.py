@@ -27,12 +27,11 @@ from urllib.parse import urlsplit
 
 import anyio
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from turnkeeper.runtime import TurnkeeperError
 
 from ..errors import JournalRefused, JournalUnavailable
+from ..owner.draining import check_drain
 from ._asking import Schema
 from ._exits import BROKEN, UNUSABLE, fail
 from ._journal_jobs import LEASE_S, open_journal
@@ -212,6 +211,7 @@ def serve(
 
     found = _load_agent(agent)
     try:
+        check_drain(grace, "queue")  # not when it is too late to give another one
         with ExitStack() as listening:
             nodes = None
             if node_address is not None and node_key_file is not None:
@@ -658,4 +658,9 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _say(line: str) -> None:
-    Console(stderr=True, highlight=False).print(Text(f"turnkeeper: {line}"), soft_wrap=True)
+    """Tell the operator. A server whose line nobody reads any more goes on, and drains, as ever."""
+    try:
+        print(f"turnkeeper: {line}", file=sys.stderr, flush=True)
+    except OSError:
+        # What was not written would be written again at the exit, and change its status.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

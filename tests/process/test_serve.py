@@ -159,6 +159,41 @@ def test_a_turn_may_end_within_the_grace_and_a_second_signal_ends_the_grace(
 
 @pytest.mark.costly
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_server_whose_lines_nobody_reads_drains_all_the_same(
+    tmp_path: Path, backend: str
+) -> None:
+    (tmp_path / "slow.py").write_text(AGENT)
+    arguments = ("--backend", backend, "--grace", "600")
+    with served(tmp_path, "slow.py:slow", *arguments) as (address, process):
+        assert process.stderr is not None
+        assert "inspector at" in process.stderr.readline()
+        process.stderr.close()
+        httpx.post(f"{address}/v1/conversations/alice/messages", json=HELLO)
+        url = f"{address}/v1/conversations/alice/events"
+        with httpx.stream("GET", url, timeout=BOUND_S) as stream:
+            lines = stream.iter_lines()
+            next(line for line in lines if '"observation"' in line)
+            process.send_signal(signal.SIGTERM)
+            while httpx.get(f"{address}/readyz").status_code == 200:
+                pass
+            open_gate(tmp_path)
+            rest = [line for line in lines if line.startswith("data:")]
+        assert process.wait(BOUND_S) == 0
+
+    assert any("All is well." in line for line in rest)
+
+
+def test_a_grace_without_an_end_is_refused_at_the_start(tmp_path: Path) -> None:
+    arguments = ["serve", f"{EXAMPLE}:support", "--grace", "inf"]
+
+    refused = CliRunner().invoke(app, [*arguments, "--db", str(tmp_path / "chats.db")])
+
+    assert refused.exit_code == 2
+    assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_an_ipv6_address_is_served_under_its_own_name(tmp_path: Path, backend: str) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
