@@ -658,7 +658,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _say(line: str) -> None:
-    """Tell the operator. A server whose line nobody reads any more goes on, and drains, as ever."""
+    """Tell the operator. A server goes on, and drains, also if its standard error is closed."""
     try:
         print(f"turnkeeper: {line}", file=sys.stderr, flush=True)
     except OSError:
