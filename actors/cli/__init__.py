@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from importlib.util import find_spec
 
 
@@ -11,4 +13,7 @@ def main() -> None:
         raise SystemExit("the turnkeeper command needs its extra: pip install 'turnkeeper[cli]'")
     from ._app import app  # noqa: PLC0415 - needs the extra
 
+    # A terminal that cannot show a character gets its code, not a traceback.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     app(prog_name="turnkeeper")

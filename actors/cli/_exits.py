@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Mapping
 from typing import Annotated, NoReturn
 
@@ -18,6 +20,7 @@ __all__ = [
     "AsJson",
     "Seed",
     "fail",
+    "for_programs",
     "print_json",
 ]
 
@@ -35,7 +38,17 @@ Seed = Annotated[
 ]
 
 
+def for_programs() -> None:
+    """Write standard output as UTF-8 with plain line ends, whatever the locale says.
+
+    For what a program reads: an export in another encoding could not be imported again.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+
+
 def print_json(value: Mapping[str, object]) -> None:
+    for_programs()
     print(json.dumps(value, ensure_ascii=False))
 
 

@@ -41,7 +41,7 @@ from ._asking import (
     without_password,
 )
 from ._display import print_list, printable
-from ._exits import BROKEN, UNUSABLE, AsJson, fail, print_json
+from ._exits import BROKEN, UNUSABLE, AsJson, fail, for_programs, print_json
 from ._journal_jobs import is_url, progress
 from ._look import show
 
@@ -121,6 +121,7 @@ def export(
                 lambda name, log: chats.append(openai_line(name, log)),
             )
             if output is None:
+                for_programs()
                 sys.stdout.writelines(chats)
                 return
             _check_output(db, output, yes=yes)
@@ -128,6 +129,7 @@ def export(
             _say_written(output, counts, as_json=as_json)
             return
         if output is None:
+            for_programs()
             anyio.run(jobs.export, db, schema, names, sys.stdout.write)
             sys.stdout.flush()
             return

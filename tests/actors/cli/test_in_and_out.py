@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sqlite3
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from agents.memory import SQLiteSession
 from typer.testing import CliRunner, Result
 
+from turnkeeper.actors.cli import main
 from turnkeeper.actors.cli._app import app
 
 PEERS = Path(__file__).parents[1] / "recordings" / "peers"
@@ -440,3 +443,44 @@ def test_folders_are_not_mixed_with_what_is_there(db: Path, hermes: Path, tmp_pa
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["mine"]
     result = run("export", db, "--to", "openhands")
     assert "name one with --output" in result.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--to", "openai")])
+def test_what_is_written_to_a_pipe_comes_in_again_whatever_the_locale_says(
+    tmp_path: Path, options: Sequence[str]
+) -> None:
+    """Where the locale is Latin-1 an export was in Latin-1, and a tick in it was a traceback."""
+    chat = [{"role": "user", "content": "né ✓"}, {"role": "assistant", "content": "für ✓"}]
+    (tmp_path / "chats.json").write_text(json.dumps(chat), encoding="utf-8")
+    first, second = tmp_path / "first.db", tmp_path / "second.db"
+    run("import", first, tmp_path / "chats.json")
+    latin = CliRunner(charset="latin-1")
+
+    written = latin.invoke(app, ["export", str(first), *options]).stdout_bytes
+    (tmp_path / "written.jsonl").write_bytes(written)
+    run("import", second, tmp_path / "written.jsonl")
+
+    (row,) = json.loads(run("show", second, "--json").stdout)["conversations"]
+    shown = latin.invoke(app, ["show", str(second), row["conversation"], "--json"]).stdout_bytes
+    events = json.loads(shown.decode("utf-8"))["events"]
+    assert [event["content"] for event in events] == ["né ✓", "für ✓"]
+
+
+def test_a_character_that_a_terminal_cannot_show_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = [{"role": "user", "content": "né"}, {"role": "assistant", "content": "ja"}]
+    (tmp_path / "chats.json").write_text(json.dumps(chat), encoding="utf-8")
+    run("import", tmp_path / "chats.db", tmp_path / "chats.json")
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    (row,) = json.loads(run("show", tmp_path / "chats.db", "--json").stdout)["conversations"]
+    name = row["conversation"]
+    monkeypatch.setattr(sys, "argv", ["turnkeeper", "show", str(tmp_path / "chats.db"), name])
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert ended.value.code == 0
+    sys.stdout.flush()
+    assert b"n\\xe9" in written.getvalue()
