@@ -180,15 +180,18 @@ def _answers_of(entries: Sequence[ResumeEntry]) -> dict[str, bool | str]:
     for entry in entries:
         payload = entry.payload if isinstance(entry.payload, dict) else {}
         approved, reason = payload.get("approved"), payload.get("reason")
+        answer: bool | str
         if entry.status == "cancelled":
-            answers[entry.interrupt_id] = False
+            answer = False
         elif isinstance(approved, bool) and isinstance(reason, str | None):
-            answers[entry.interrupt_id] = approved or reason or False
+            answer = approved or reason or False
         else:
             said = (
                 "each payload must have `approved`, true or false; it may have a `reason`, a text"
             )
             raise unusable(said, pointer="#/resume")
+        if answers.setdefault(entry.interrupt_id, answer) != answer:
+            raise unusable("must not answer a call in two ways", pointer="#/resume")
     return answers
 
 

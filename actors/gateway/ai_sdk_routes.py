@@ -199,7 +199,9 @@ def _answers_of(message: Message) -> dict[str, bool | str]:
     for part in message.parts[starts[-1] if starts else 0 :]:
         approval = part.approval
         if part.state == "approval-responded" and approval and approval.approved is not None:
-            answers[approval.id] = approval.approved or approval.reason or False
+            answer = approval.approved or approval.reason or False
+            if answers.setdefault(approval.id, answer) != answer:
+                raise unusable("must not answer a call in two ways", pointer="#/messages")
     if not answers:
         raise unusable("must have answers to the calls that wait", pointer="#/messages")
     return answers

@@ -624,6 +624,10 @@ async def test_parts_of_the_protocol_that_are_not_served_are_refused() -> None:
             ({"messages": [{"id": "m", "role": "user", "content": [handle]}]}, "messages"),
             ({"resume": [answer]}, "resume"),
             ({"resume": [{**answer, "payload": {"approved": "yes"}}]}, "resume"),
+            (
+                {"resume": [{**answer, "payload": {"approved": yes}} for yes in (False, True)]},
+                "resume",
+            ),
             ({"forwardedProps": {"on_overlap": "shout"}}, "forwardedProps"),
             ({"runId": ""}, "runId"),
         ]

@@ -499,6 +499,13 @@ async def test_answers_in_a_message_of_no_turn_are_refused_before_they_are_writt
 
         assert reply.json()["type"] == "urn:turnkeeper:invalid-request"
         assert (await conversation.at()).turns.awaiting == waiting
+
+        denied = [{**part, "approval": {"id": waiting[0], "approved": False}} for part in parts[:1]]
+        message = {"id": turn.turn_id, "role": "assistant", "parts": [*parts, *denied]}
+        reply = await world.http.post(CHAT, json={"id": "chat", "messages": [message]})
+
+        assert "two ways" in reply.json()["errors"][0]["detail"]
+        assert (await conversation.at()).turns.awaiting == waiting
         await turn.cancel()
 
 
