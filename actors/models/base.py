@@ -158,6 +158,8 @@ class ModelUnavailable(Unavailable):
     """No whole answer this time: a timeout, no connection, a rate limit, a server's failure."""
 
     def __init__(self, model: str, found: str, *, retry_after_s: float | None = None) -> None:
+        if retry_after_s is not None and not retry_after_s >= 0:
+            retry_after_s = None  # negative, or no number
         wait = "" if retry_after_s is None else f" in {retry_after_s:g} s"
         super().__init__(f"no answer from {model}: {found}; nothing happened; ask again{wait}")
         self.model = model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -320,6 +321,12 @@ async def test_a_provider_that_asks_to_be_left_alone_is_and_not_by_all_at_the_sa
     waits, detail = await waits_of([unavailable(20.0), "Fine."], backoff=backoff)
     assert 20.5 <= waits[0] <= 21.5
     assert detail == ""
+
+
+@pytest.mark.parametrize("delay_s", [math.nan, -1.0])
+async def test_a_delay_that_cannot_be_waited_for_is_none(delay_s: float) -> None:
+    plain = Backoff(first_s=10.0, jitter=0.0)
+    assert await waits_of([unavailable(delay_s), "Fine."], backoff=plain) == ([10.0], "")
 
 
 async def test_no_attempt_begins_past_the_budget_of_seconds_and_none_is_waited_for() -> None:
