@@ -12,13 +12,12 @@ import base64
 import hashlib
 import importlib
 import importlib.util
-import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = ["inspect", "serve", "token"]
 
-CONNECTIONS_MAX = 20_000
 STOP_S = 5
 """Seconds that requests have to end once the conversations are handed over."""
 OWNER_WAIT_S = 5.0
@@ -605,35 +603,10 @@ class _Served:
         return told
 
 
-def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Return False for the traceback of a request that uvicorn has cancelled, as it says itself."""
-    return not (record.exc_info and isinstance(record.exc_info[1], anyio.get_cancelled_exc_class()))
-
-
 async def _by_uvicorn(app: ASGIApp, listener: socket.socket, is_over: anyio.Event) -> None:
-    import uvicorn  # noqa: PLC0415 - an extra
+    from ._asyncio_server import serve_on_asyncio  # noqa: PLC0415 - an extra
 
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """Leave the signals to `_Served`, which drains before the server stops."""
-            yield
-
-    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
-    server = Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            limit_concurrency=CONNECTIONS_MAX,
-            timeout_graceful_shutdown=STOP_S,
-        )
-    )
-    async with anyio.create_task_group() as group:
-        group.start_soon(server.serve, [listener])
-        await is_over.wait()
-        server.should_exit = True
+    await serve_on_asyncio(app, listener, is_over, stop_s=STOP_S)
 
 
 async def _by_hypercorn(app: ASGIApp, listener: socket.socket, is_over: anyio.Event) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import anyio
 import pytest
 import typer
-from starlette.types import Receive, Scope, Send
 from typer.testing import CliRunner, Result
 
 from turnkeeper.actors import gateway
-from turnkeeper.actors.cli import _serve
 from turnkeeper.actors.cli._app import app
-from turnkeeper.actors.cli._serve import _by_uvicorn, _listen, _load_agent
+from turnkeeper.actors.cli._serve import _listen, _load_agent
 from turnkeeper.actors.gateway import GatewayLimits
 
 
@@ -39,41 +35,6 @@ def test_a_client_that_takes_nothing_is_cut_off_by_the_kernel_too() -> None:
         with client, served:
             bound_ms = served.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
     assert bound_ms == 1_000 * GatewayLimits().write_stall_s
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # hypercorn serves on trio
-async def test_a_request_that_outlives_the_server_is_told_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    has_begun, is_over = anyio.Event(), anyio.Event()
-
-    async def held(_: Scope, __: Receive, ___: Send) -> None:
-        has_begun.set()
-        await anyio.sleep_forever()
-
-    monkeypatch.setattr(_serve, "STOP_S", 0)
-    with _listen("127.0.0.1", 0) as listener, anyio.fail_after(60):
-        async with anyio.create_task_group() as group:
-            group.start_soon(_by_uvicorn, held, listener, is_over)
-            async with await anyio.connect_tcp(*listener.getsockname()) as client:
-                await client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-                await has_begun.wait()
-                is_over.set()
-                while await _receive(client):
-                    pass
-
-    said = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert [record.getMessage() for record in said] == [
-        "Cancel 1 running task(s), timeout graceful shutdown exceeded"
-    ]
-
-
-async def _receive(client: anyio.abc.ByteStream) -> bytes:
-    try:
-        return await client.receive()
-    except anyio.EndOfStream:
-        return b""
 
 
 def test_a_module_without_that_agent_is_told_with_those_that_it_has(

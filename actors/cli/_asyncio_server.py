@@ -1,0 +1,94 @@
+"""How `serve` answers HTTP on asyncio: uvicorn, with an end for the head of a request.
+
+uvicorn waits for a whole head for as long as the client likes, so that as many clients as the
+process may open files could keep all others out.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+__all__ = ["serve_on_asyncio"]
+
+CONNECTIONS_MAX = 20_000
+HEAD_S = 10.0
+"""Seconds that a client has for the head of a request."""
+
+
+async def serve_on_asyncio(
+    app: ASGIApp, listener: socket.socket, is_over: anyio.Event, *, stop_s: int
+) -> None:
+    """Serve at this listener, and close it when it is over.
+
+    From then on connections that wait for a request are closed, and the others have `stop_s`
+    seconds to end.
+    """
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=_Connection,
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=stop_s,
+        )
+    )
+    async with anyio.create_task_group() as group:
+        group.start_soon(server.serve, [listener])
+        await is_over.wait()
+        server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the program, which drains before the server stops."""
+        yield
+
+
+class _Connection(H11Protocol):
+    """Closes a connection whose client does not end the head of a request in time."""
+
+    _forget: Callable[[], None] | None = None
+    """Cancels the end that is set while a head is awaited."""
+
+    # Any: the transports of the loop, which has a module of its own.
+    def connection_made(self, transport: Any) -> None:  # noqa: ANN401
+        super().connection_made(transport)
+        self._bound_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._bound_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._forget_head()
+
+    def _bound_head(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._forget_head()
+        elif self._forget is None:
+            self._forget = self.loop.call_later(HEAD_S, self.transport.close).cancel
+
+    def _forget_head(self) -> None:
+        if self._forget is not None:
+            self._forget()
+            self._forget = None
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Return False for the traceback of a request that uvicorn has cancelled, as it says itself."""
+    return not (record.exc_info and isinstance(record.exc_info[1], anyio.get_cancelled_exc_class()))

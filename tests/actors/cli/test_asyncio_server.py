@@ -1,0 +1,114 @@
+"""The HTTP server of `serve` on asyncio: heads that do not end, and requests that outlive it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from anyio.abc import SocketStream
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from turnkeeper.actors.cli import _asyncio_server
+from turnkeeper.actors.cli._asyncio_server import _Connection, serve_on_asyncio
+from turnkeeper.actors.cli._serve import _listen
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
+
+BOUND_S = 60
+HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
+
+
+class Held:
+    """An application whose answer waits."""
+
+    def __init__(self) -> None:
+        self.has_begun = anyio.Event()
+        self.is_told = anyio.Event()
+
+    async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
+        self.has_begun.set()
+        await self.is_told.wait()
+        headers = [(b"content-length", b"4")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"done"})
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp, *, stop_s: int = BOUND_S) -> AsyncIterator[int]:
+    """Serve while the block runs; yield the port."""
+    is_over = anyio.Event()
+    with _listen("127.0.0.1", 0) as listener, anyio.fail_after(BOUND_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: serve_on_asyncio(app, listener, is_over, stop_s=stop_s))
+            yield listener.getsockname()[1]
+            is_over.set()
+
+
+async def is_closed(client: SocketStream) -> bool:
+    """Read until the server has closed this connection."""
+    try:
+        while True:
+            await client.receive()
+    except (anyio.EndOfStream, anyio.BrokenResourceError):
+        return True
+
+
+async def test_a_head_that_does_not_end_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_asyncio_server, "HEAD_S", 0)
+    async with serving(Held()) as port:
+        for sent in (b"", b"GET / HT", HEAD):
+            async with await anyio.connect_tcp("127.0.0.1", port) as client:
+                if sent:
+                    await client.send(sent)
+                assert await is_closed(client)
+
+
+async def test_the_head_of_a_second_request_has_as_long_and_an_answer_has_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app, made = Held(), list[_Connection]()
+    remember = _Connection.connection_made
+
+    def connection_made(self: _Connection, transport: object) -> None:
+        made.append(self)
+        remember(self, transport)
+
+    monkeypatch.setattr(_Connection, "connection_made", connection_made)
+    async with (
+        serving(app) as port,
+        await anyio.connect_tcp("127.0.0.1", port) as client,
+    ):
+        await client.send(HEAD)
+        await client.send(b"\r\n")
+        await app.has_begun.wait()
+        assert made[0]._forget is None, "no end is set while it is answered"
+        app.is_told.set()
+        answer = b""
+        while not answer.endswith(b"done"):
+            answer += await client.receive()
+
+        monkeypatch.setattr(_asyncio_server, "HEAD_S", 0)
+        await client.send(HEAD)
+        assert await is_closed(client)
+
+
+async def test_a_request_that_outlives_the_server_is_told_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = Held()
+    async with serving(app, stop_s=0) as port:
+        client = await anyio.connect_tcp("127.0.0.1", port)
+        await client.send(HEAD + b"\r\n")
+        await app.has_begun.wait()
+    async with client:
+        assert await is_closed(client)
+
+    said = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert [record.getMessage() for record in said] == [
+        "Cancel 1 running task(s), timeout graceful shutdown exceeded"
+    ]
