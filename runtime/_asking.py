@@ -1,6 +1,6 @@
-"""Who waits for whom: the actor that is running, and the asks that it waits for.
+"""Knows the actor that is running and the asks that it waits for, and refuses cycles.
 
-Owns the refusal of cycles. An ask that would wait for its own asker, through however many actors,
+An ask that would wait for its own asker, through however many actors,
 is refused before it is sent. Cycles through a deferred reply are not found: no code can tell
 which effect will give it. Nor are those through a task that a handler started outside trio's and
 anyio's task groups: no code can tell that the handler waits for it. A timeout ends both.

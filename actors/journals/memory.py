@@ -208,19 +208,20 @@ class MemoryJournal:
         self._is_searching = search
         self._rejection_age_s_max = rejection_age_s_max
         self._ports = ports or Ports()
-        self._is_entered = False
         self._entered = 0
         """How many have entered it and not left; the last one to leave closes it."""
 
     async def __aenter__(self) -> Self:
         self._entered += 1
-        self._is_entered = True
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._entered -= 1
-        self._is_entered = self._entered > 0
         self._store.wake_all()
+
+    @property
+    def _is_entered(self) -> bool:
+        return self._entered > 0
 
     def is_lease_valid(self, *, since: float | None = None) -> bool:  # noqa: ARG002 - it has no end
         return self._is_entered

@@ -129,6 +129,20 @@ def test_a_signal_drains_and_ends_each_stream_with_a_word(tmp_path: Path, backen
     assert [json.loads(line.removeprefix("data:")) for line in rest] == [{"why": "draining"}]
 
 
+@contextmanager
+def draining_in_a_turn(address: str, process: subprocess.Popen[str]) -> Iterator[Iterator[str]]:
+    """Begin a turn, tell the server to stop, and yield what follows of the turn's events."""
+    httpx.post(f"{address}/v1/conversations/alice/messages", json=HELLO)
+    url = f"{address}/v1/conversations/alice/events"
+    with httpx.stream("GET", url, timeout=BOUND_S) as stream:
+        lines = stream.iter_lines()
+        next(line for line in lines if '"observation"' in line)
+        process.send_signal(signal.SIGTERM)
+        while httpx.get(f"{address}/readyz").status_code == 200:
+            pass
+        yield lines
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("is_hurried", [False, True])
@@ -138,14 +152,7 @@ def test_a_turn_may_end_within_the_grace_and_a_second_signal_ends_the_grace(
     (tmp_path / "slow.py").write_text(AGENT)
     arguments = ("--backend", backend, "--grace", "600")
     with served(tmp_path, "slow.py:slow", *arguments) as (address, process):
-        httpx.post(f"{address}/v1/conversations/alice/messages", json=HELLO)
-        url = f"{address}/v1/conversations/alice/events"
-        with httpx.stream("GET", url, timeout=BOUND_S) as stream:
-            lines = stream.iter_lines()
-            next(line for line in lines if '"observation"' in line)
-            process.send_signal(signal.SIGTERM)
-            while httpx.get(f"{address}/readyz").status_code == 200:
-                pass
+        with draining_in_a_turn(address, process) as lines:
             if is_hurried:
                 process.send_signal(signal.SIGTERM)
             else:
@@ -159,23 +166,14 @@ def test_a_turn_may_end_within_the_grace_and_a_second_signal_ends_the_grace(
 
 @pytest.mark.costly
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_server_whose_lines_nobody_reads_drains_all_the_same(
-    tmp_path: Path, backend: str
-) -> None:
+def test_a_server_drains_also_if_its_standard_error_is_closed(tmp_path: Path, backend: str) -> None:
     (tmp_path / "slow.py").write_text(AGENT)
     arguments = ("--backend", backend, "--grace", "600")
     with served(tmp_path, "slow.py:slow", *arguments) as (address, process):
         assert process.stderr is not None
         assert "inspector at" in process.stderr.readline()
         process.stderr.close()
-        httpx.post(f"{address}/v1/conversations/alice/messages", json=HELLO)
-        url = f"{address}/v1/conversations/alice/events"
-        with httpx.stream("GET", url, timeout=BOUND_S) as stream:
-            lines = stream.iter_lines()
-            next(line for line in lines if '"observation"' in line)
-            process.send_signal(signal.SIGTERM)
-            while httpx.get(f"{address}/readyz").status_code == 200:
-                pass
+        with draining_in_a_turn(address, process) as lines:
             open_gate(tmp_path)
             rest = [line for line in lines if line.startswith("data:")]
         assert process.wait(BOUND_S) == 0
