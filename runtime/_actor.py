@@ -60,7 +60,10 @@ class Actor(Generic[M]):
         raise NotImplementedError(f"{type(self).__name__} has neither receive nor receive_batch")
 
     async def receive_batch(self, deliveries: Sequence[Delivery[M]]) -> None:
-        """Handle several messages at once. Those left unanswered may be answered later."""
+        """Handle several messages at once. Those left unanswered may be answered later.
+
+        An error is a failure, `Refused` too: to refuse one message, use its `Delivery.fail`.
+        """
         raise NotImplementedError
 
     async def on_start(self) -> None:
@@ -111,7 +114,7 @@ class ActorContext:
 
     @property
     def is_at_rest(self) -> bool:
-        """True if the actor handles nothing and has no mail: what it is told now, it handles next.
+        """True if the actor handles nothing and has no mail: a message sent now is handled next.
 
         False once this incarnation has ended, and while the runtime is closing.
         """
@@ -238,6 +241,8 @@ def bind(actor: Hooks, life: Incarnation) -> None:
 def traits_of(kind: type[Hooks]) -> Traits:
     """Return the facts about an actor class."""
     is_batching = kind.receive_batch is not Actor.receive_batch
+    if is_batching and kind.batch_max < 1:
+        raise ValueError(f"{kind.__name__}.batch_max is {kind.batch_max}; it takes 1 or more")
     has_on_stop = kind.on_stop is not Actor.on_stop
     has_on_restart = kind.on_restart is not Actor.on_restart
     return Traits(

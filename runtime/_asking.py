@@ -8,6 +8,7 @@ anyio's task groups: no code can tell that the handler waits for it. A timeout e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -17,8 +18,18 @@ from .errors import AskCycle
 __all__ = ["Party", "current_actor", "forget_wait", "in_effect", "note_wait"]
 
 
+class Home(Protocol):
+    """The runtime of an actor, as one that asks sees it."""
+
+    home: int
+    is_in_worker: Callable[[], bool]
+
+
 class Party(Protocol):
     """An actor, as one that asks and is asked."""
+
+    @property
+    def system(self) -> Home: ...
 
     name: str
     at_rest: bool

@@ -207,7 +207,7 @@ class Bell(Protocol):
         """Wake the waiter, if there is one. Never raises. Call it in the loop that waits."""
 
     def wait(self) -> Awaitable[None]:
-        """Return what the task awaits, at once, until the next ring."""
+        """Return an awaitable that ends at the next ring; await it at once."""
         ...
 
 
@@ -217,7 +217,7 @@ def make_bell() -> Bell:
     return _AsyncioBell() if trio_module is None else _TrioBell(trio_module.lowlevel)
 
 
-_TAKEN = "another task waits here already, and one at a time may; each needs an iterator of its own"
+_TAKEN = "another task waits here already, and only one may; give each task an iterator of its own"
 
 
 class _RungBells:
@@ -385,12 +385,12 @@ class _TrioBell:
             outcome = yield self._message
         finally:
             place.is_waiting = False
-        if outcome is not place.woken:  # that one says nothing, and may be unwrapped but once
+        if outcome is not place.woken:  # it has no value, and an outcome is unwrapped only once
             outcome.unwrap()
 
 
 class _TrioPlace:
-    """A trio task that waits at a bell; it does not know the message, which knows it."""
+    """A trio task that waits at a bell. The bell's message refers to it, and not the reverse."""
 
     __slots__ = ("_lowlevel", "is_waiting", "reschedule", "task", "woken")
 
@@ -449,7 +449,7 @@ def checkpointing() -> Callable[[], Awaitable[object]]:
 
 
 def pausing() -> Callable[[], Awaitable[object]]:
-    """Return a function that does the same, and delivers a cancellation on both backends."""
+    """Return a function that does as that of `checkpointing`, and also delivers a cancellation."""
     trio_module = _trio()
     if trio_module is not None:
         return cast("Callable[[], Awaitable[object]]", trio_module.lowlevel.checkpoint)
@@ -534,7 +534,7 @@ class _AsyncioTasks:
             nonlocal is_begun
             is_begun = True
             if not self._is_closed:
-                # Made here: a task may be started by a callback, in which anyio makes none.
+                # Made here: a task may be started by a callback, and anyio makes no scope there.
                 with anyio.CancelScope() as self._scopes[task]:
                     await run(*args)
 
@@ -614,7 +614,7 @@ def spawn_host(run: Callable[[], Awaitable[None]]) -> None:
 def task_end_watch() -> Callable[[Callable[[], None]], None]:
     """Return a function that has its argument called once the now running task has ended.
 
-    On trio it is never called: nothing there cancels a task natively, so no one has to ask.
+    On trio the argument is never called: no task is cancelled natively there, so none ends early.
     """
     task = asyncio.current_task() if _trio() is None else None
 

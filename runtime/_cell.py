@@ -21,9 +21,10 @@ swallows that, the cell is given up as stuck, and its worker is left to it until
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
 
 import anyio
@@ -43,7 +44,7 @@ from ._resumption import UNSTARTED, SuspendedHandler
 from ._slice import Outcome, leave_trace, run_batch, run_slice
 from ._supervision import RestartLog, Supervision
 from ._watchdog import UserCode, Watchdog
-from .errors import ActorFailed, TooManyRestarts
+from .errors import ActorFailed, Refused, TooManyRestarts, TurnkeeperError
 
 if TYPE_CHECKING:
     from ._asking import Party
@@ -269,7 +270,8 @@ class Cell(Mailbox):
 
     async def hold(self) -> None:
         """Bring the cell to HELD: no incarnation, mail kept."""
-        if self.phase is not Phase.HELD and self.phase is not Phase.ENDED:
+        # A cell that was starting settles first when it has started, before it obeys the order.
+        while self.phase is not Phase.HELD and self.phase is not Phase.ENDED:
             settled = self.when_settled()
             if not self._is_going_to_hold:
                 self.give_order(Order(OrderKind.HOLD))
@@ -284,7 +286,8 @@ class Cell(Mailbox):
     def when_settled(self) -> OneShot[None]:
         """Return a one-shot, set once the cell is held, ended, started, or failed to start.
 
-        It is also set if the cell decides not to passivate. Ask again if it is not the wanted one.
+        It is also set if the cell decides not to passivate. If the phase is not the wanted one, ask
+        for another.
         """
         settled: OneShot[None] = OneShot()
         if self._settlers is None:
@@ -293,7 +296,9 @@ class Cell(Mailbox):
         return settled
 
     async def release(self) -> None:
-        """End HELD, and wait until the cell has started, or failed to."""
+        """End HELD, if need be when it comes; wait until the cell has started, or failed to."""
+        if self._is_going_to_hold:
+            await self.hold()
         if self.phase is Phase.HELD:
             settled = self.when_settled()
             self._begin_again()
@@ -307,7 +312,7 @@ class Cell(Mailbox):
     def note_quiet_intake(self) -> None:
         """Take mail by the long way only, which asks for its sender: the runtime is closing."""
         if self.at_rest:
-            # An idle cell has no lane to append to: no capacity keeps the short way off it.
+            # An idle cell has no lane to append to: a capacity of 0 keeps the short way off it.
             self.is_parked = False
             self.capacity = 0
 
@@ -362,8 +367,10 @@ class Cell(Mailbox):
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
-            self.error = error
-            return self._follow_slowly(Outcome.FAILED)
+            if not self._is_answer(error):
+                self.error = error
+                return self._follow_slowly(Outcome.FAILED)
+            self._note_refused(error, suspended)
         else:
             self.suspended = suspended
             if suspended.leave_to(self):
@@ -439,8 +446,11 @@ class Cell(Mailbox):
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
             if self._is_too_late(error):
                 return Outcome.EMPTY
-            self.error = self._as_failure(error)
-            return Outcome.FAILED
+            if not self._is_answer(error):
+                self.error = self._as_failure(error)
+                return Outcome.FAILED
+            self._note_refused(error, suspended)
+            return Outcome.SPENT
         finally:
             self._leave_user_code(code)
         if self.phase is not Phase.ENDED:
@@ -458,16 +468,29 @@ class Cell(Mailbox):
         raise ActorFailed(self.name, _KILLED)
 
     def _note_handled(self, result: object, suspended: SuspendedHandler) -> None:
-        count = suspended.count
-        self.handled += count
-        self.traits.stats.record((self.system.now() - suspended.began) / count, count)
-        if self.system.tracing is not None:
-            self._leave_trace(None)
+        self._count_handled(suspended)
         if (batch := self.batch) is not None:
             self.settle_batch(batch)
         elif self.current is not None:
             self.current.set(result)
             self.current = None
+
+    def _is_answer(self, error: BaseException) -> bool:
+        """True if `receive` has refused its message, which is no failure."""
+        return isinstance(error, Refused) and self.batch is None
+
+    def _note_refused(self, refusal: BaseException, suspended: SuspendedHandler) -> None:
+        self._count_handled(suspended)
+        if self.current is not None:
+            self.current.fail(refusal)
+            self.current = None
+
+    def _count_handled(self, suspended: SuspendedHandler) -> None:
+        count = suspended.count
+        self.handled += count
+        self.traits.stats.record((self.system.now() - suspended.began) / count, count)
+        if self.system.tracing is not None:
+            self._leave_trace(None)
 
     def settle_batch(self, batch: Sequence[Delivery[Any]]) -> None:
         """Defer the asks that a batch handler has left unanswered."""
@@ -505,13 +528,14 @@ class Cell(Mailbox):
         life = Incarnation(self, self.base_context.copy())
         try:
             actor = life.context.run(_make, self, life)
+            traits = self.system.traits_of(type(actor))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
             life.end()
             return error
         self.life = life
-        self.traits = self.system.traits_of(type(actor))
+        self.traits = traits
         return None
 
     async def _run_on_start(self, life: Incarnation) -> bool:
@@ -540,7 +564,8 @@ class Cell(Mailbox):
     async def _start_failed(self, error: BaseException) -> bool:
         """Tell those who wait at once; the next start is the supervisor's to decide."""
         failure = self._as_failure(error)
-        self.return_mail(f"it could not start: {failure!r}", error_for_asker(self.name, failure))
+        reason = f"it could not start: {type(failure).__name__}"
+        self.return_mail(reason, failure)
         self._wake_settlers()
         return await self._recover(failure)
 
@@ -576,6 +601,8 @@ class Cell(Mailbox):
         )
         if after is None:
             self._unwatch()  # the order of an effect that failed had armed it
+            if self.life is not None:
+                self.life.go_on()
             return True
         return await self._clean_up(after, error, delay_s=delay_s)
 
@@ -649,12 +676,14 @@ class Cell(Mailbox):
         if patient_until is None:
             patient_until = self.system.now() + self.system.limits.stop_s
         is_started = self.phase is Phase.LIVE
+        if self.phase is Phase.REFUSING:  # this takes `_begin_refusal` back
+            self.capacity, self.error = self.spec.mailbox.capacity, None
         ending = self.ending = Ending(after, delay_s, error, patient_until)
         ending.is_hook_begun = not is_started  # an actor that has not started has nothing to stop
         self.phase = step(self.phase, Phase.STOPPING if after is After.END else Phase.CLEANING)
         self.is_inline = False
         if after is After.END:
-            self.return_mail(reason or f"it has stopped: {error!r}")
+            self.return_mail(reason or f"it has stopped: {type(error).__name__}")
         if self.life is not None:
             self.life.close()
         return await self._continue_clean_up(ending)
@@ -677,17 +706,18 @@ class Cell(Mailbox):
         actor, traits = life.actor, self.traits
         assert actor is not None, f"{self.name} was started before it was made"
         is_restart = ending.after in (After.START, After.BACK_OFF, After.HOLD)
+        hook: Callable[[], Coroutine[Any, Any, None]]
         if is_restart and ending.error is not None and traits.has_on_restart:
-            hook = actor.on_restart(ending.error)
+            hook = partial(actor.on_restart, ending.error)
         elif traits.has_on_stop:
-            hook = actor.on_stop()
+            hook = actor.on_stop
         else:
             return
         self._unwatch()
         self._watch(self.system.limits.cleanup_s)
         code = self.user_code = UserCode("cleaning up")
         try:
-            await run_inside(life.context, hook)
+            await run_inside(life.context, hook())
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
             if not self._is_too_late(error):
                 self.failed += 1
@@ -741,12 +771,19 @@ class Cell(Mailbox):
 
     def _begin_refusal(self, error: BaseException | None, seconds: float) -> None:
         self.capacity = 0
-        supervision = self.parent.supervision
-        given_up = TooManyRestarts(self.name, supervision.restarts_max, supervision.window_s)
-        given_up.__cause__ = error
-        self.return_mail("it failed too often", given_up)
-        self.error = given_up
+        self.error = error
+        self.return_mail("it failed too often", self.refusal())
         self._alarm = self.system.clock.call_later(seconds, self._end_refusal)
+
+    def refusal(self) -> TooManyRestarts:
+        """Return an error for one more sender while mail is refused.
+
+        Each has its own, because an error's traceback grows whenever it is raised.
+        """
+        supervision = self.parent.supervision
+        refusal = TooManyRestarts(self.name, supervision.restarts_max, supervision.window_s)
+        refusal.__cause__ = self.error
+        return refusal
 
     def _begin_again(self) -> None:
         self._alarm = None
@@ -756,7 +793,7 @@ class Cell(Mailbox):
 
     def _end_refusal(self) -> None:
         self._alarm = None
-        self.end(self.error)
+        self.end(self.refusal())
 
     def _end_incarnation(self, error: BaseException | None = None) -> None:
         if self.life is not None:
@@ -806,7 +843,11 @@ class Cell(Mailbox):
     # --- mail that is not handled ----------------------------------------------------------------
 
     def return_mail(self, reason: str, error: BaseException | None = None) -> None:
-        """Hand back all mail: asks to their askers, the rest to the dead letters."""
+        """Hand back all mail: asks to their askers, the rest to the dead letters.
+
+        None of it was handled, so askers get `NotDelivered`, or `error` if it is one of the five
+        kinds.
+        """
         if is_over(self.phase):
             self.capacity = 0  # nothing more gets in by the short way
         orders: list[Order] = []
@@ -816,10 +857,10 @@ class Cell(Mailbox):
             elif not isinstance(item, Ask):
                 if not isinstance(item, Firing):
                     self.system.dead_letters.add(item[0], self.name, reason)
-            elif error is not None:
+            elif isinstance(error, TurnkeeperError):
                 item.fail(error)
             elif not item.is_done:
-                item.return_to_sender(reason)
+                item.return_to_sender(reason, error)
         if self.phase is Phase.ENDED:
             self.mail = self.control = NO_MAIL
             for order in orders:
@@ -856,7 +897,9 @@ class Cell(Mailbox):
         """True if it has mail to handle, or is doing something that ends by itself."""
         if self.at_rest or self.phase is Phase.ENDED:
             return False
-        return bool(self.depth) or not (is_waiting(self.phase) or self.phase is Phase.STOPPING)
+        return bool(self.mail or self.control) or not (
+            is_waiting(self.phase) or self.phase is Phase.STOPPING
+        )
 
     @property
     def effect_names(self) -> tuple[str, ...]:
@@ -892,7 +935,10 @@ class Cell(Mailbox):
             self.watchdog = None
 
     def attend(self) -> bool:
-        """Have a worker wait for a handler that was left lying, to be cancelled; True if it was."""
+        """Have a worker wait for a handler that waits without one; False if none does.
+
+        Then it can be cancelled.
+        """
         if self.suspended is None or not self.suspended.attend():
             return False
         self.submit()

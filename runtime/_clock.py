@@ -63,6 +63,11 @@ class _Deadlines:
             self.compact_at = max(_COMPACT_MIN, 2 * len(asks))
         asks.append(ask)
 
+    @property
+    def is_needed(self) -> bool:
+        """True if an ask still waits for its answer."""
+        return any(not ask.is_done for ask in self.asks)
+
     def expire(self, now: float) -> None:
         asks = self.asks
         while asks and (asks[0].is_done or asks[0].deadline <= now):
@@ -75,7 +80,7 @@ class Clock:
     """Runs alarms and deadlines in the order of time; those due together, in order of arming."""
 
     def __init__(self, ports: Ports, note_broken: Callable[[Exception], None]) -> None:
-        """`note_broken` hears of an alarm that raises; the clock goes on."""
+        """`note_broken` is called with the error of an alarm that raises; the clock goes on."""
         self.now = ports.loop_time
         self._note_broken = note_broken
         self._sleep: Callable[[float], Awaitable[None]] = ports.sleep
@@ -83,6 +88,7 @@ class Clock:
         self._count = 0
         self._cancelled = 0
         self._deadlines: dict[float, _Deadlines] = {}
+        self._compact_at = _COMPACT_MIN
         self._asleep: anyio.CancelScope | None = None
         self._wakes_at = -math.inf
 
@@ -98,6 +104,8 @@ class Clock:
         ask.deadline = ask.sent_at + timeout_s
         deadlines = self._deadlines.get(timeout_s)
         if deadlines is None:
+            if len(self._deadlines) >= self._compact_at:
+                self._forget_answered()
             deadlines = self._deadlines[timeout_s] = _Deadlines()
         deadlines.append(ask)
         if not deadlines.is_listed:
@@ -125,6 +133,19 @@ class Clock:
             ]
             heapq.heapify(self._heap)
             self._cancelled = 0
+
+    def _forget_answered(self) -> None:
+        """Forget the timeouts of asks that were all answered: callers may compute each anew."""
+        self._deadlines = {
+            timeout_s: each for timeout_s, each in self._deadlines.items() if each.is_needed
+        }
+        self._compact_at = max(_COMPACT_MIN, 2 * len(self._deadlines))
+        self._heap = [
+            entry
+            for entry in self._heap
+            if isinstance(entry[2], Alarm) or entry[2] in self._deadlines
+        ]
+        heapq.heapify(self._heap)
 
     async def run(self) -> None:
         """Run all that falls due; ends only by cancellation."""
@@ -168,5 +189,5 @@ class Clock:
         if deadlines.asks:
             self._list(deadlines.asks[0].deadline, timeout_s)
         else:
-            # Callers may compute their timeouts: a value out of use is forgotten.
+            # Callers may compute their timeouts, so a value that is out of use is forgotten.
             del self._deadlines[timeout_s]

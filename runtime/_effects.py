@@ -123,7 +123,7 @@ class Effect:
         if self.is_done:
             return
         self.is_done = True
-        # Most often it holds the actor, which holds this effect: a circle would outlive both.
+        # Most often it holds the actor, which holds this effect: a reference cycle.
         self._run = _nothing
         if self._alarm is not None:
             self._alarm.cancel()

@@ -63,6 +63,10 @@ class Subscription(Generic[E]):
         return self
 
     async def __anext__(self) -> E:
+        if self._gate is not None:
+            raise RuntimeError(
+                "another task waits for this subscription's next event; only one may"
+            )
         while not self._buffer:
             if self._is_closed:
                 raise StopAsyncIteration
@@ -89,8 +93,13 @@ class EventStream:
     def subscribe(self, kind: type[E], *, buffer_max: int = 1024) -> Subscription[E]:
         """Subscribe to events of `kind` and its subtypes, from when the `with` is entered.
 
-        `buffer_max`: how many may wait for the reader; beyond it the oldest are dropped.
+        `buffer_max`: how many may wait for the reader; beyond it the oldest are dropped. Raises
+        `TypeError` if `kind` is no type.
         """
+        try:
+            isinstance(None, kind)
+        except TypeError:  # raised here, and not to the next publisher
+            raise TypeError(f"kind is {kind!r}; it takes a type, or a union of types") from None
         return Subscription(self, kind, buffer_max)
 
     def publish(self, event: object) -> None:

@@ -37,7 +37,7 @@ def as_failure(
         try:
             raise goes_on
         finally:
-            # Its traceback holds this frame: a frame that holds it as well would be a circle.
+            # The error's traceback holds this frame; the frame must not hold the error as well.
             del error, found, rest, goes_on
     # The runtime did not cancel it: a library did so natively, or a scope that the actor itself
     # holds open was cancelled. Either way it is this actor's failure alone.

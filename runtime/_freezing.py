@@ -19,8 +19,8 @@ from ._world import World
 __all__ = ["Freezer"]
 
 _LOOK_EVERY_S: Final = 0.05
-# A collection of the middle generation comes after 7,000 new objects by default; a full one by
-# itself after eleven of them. So the loop is used when it is quiet, and a full one never comes.
+# By default a collection of the middle generation comes after 7,000 new objects, and a full one
+# after eleven of those. We collect earlier, when the loop is quiet; so a full one never comes.
 _DUE_AFTER: Final = 2
 _OVERDUE_AFTER: Final = 5
 

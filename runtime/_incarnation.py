@@ -57,6 +57,8 @@ class Offspring(Protocol):
 
     def request_stop(self, reason: str) -> None: ...
 
+    def resume(self) -> None: ...
+
     async def stop_children(self, reason: str, *, patient_until: float) -> None: ...
 
 
@@ -167,6 +169,16 @@ class Incarnation:
     def report_late(self, error: BaseException, found: str) -> None:
         """Report an error that counts as no further failure: the incarnation ends already."""
         self.system.report(Failure(self.name, error, f"{found}; it was ending already"))
+
+    def go_on(self) -> None:
+        """Go on after a failure, which may have been a child's."""
+        if self.children is not None:
+            self.children.resume()
+
+    def forget_watch(self, target: object) -> None:
+        """Forget a watch: its target has ended, and the notice of that is on the way."""
+        if self.watches is not None:
+            self.watches.pop(target, None)
 
     # --- its end ---------------------------------------------------------------------------------
 

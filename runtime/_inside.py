@@ -46,8 +46,8 @@ def go_on_inside(
         result: T = stop.value
         return result
     finally:
-        # The traceback of an error holds this frame, and so do these on trio: a cancellation that
-        # was sent, and what was yielded for an answer. Without this they would be circles.
+        # An error's traceback holds this frame. On trio, so do a cancellation that was sent and a
+        # value that was yielded. If the frame held them as well, these would be reference cycles.
         sent = yielded = None
 
 

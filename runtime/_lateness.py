@@ -43,7 +43,7 @@ class Lateness:
         self.longest_s = max(self.longest_s, seconds)
 
     def add(self, counts: Sequence[int], longest_s: float) -> None:
-        """Count what another has counted."""
+        """Add the counts of another `Lateness`."""
         self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
         self.longest_s = max(self.longest_s, longest_s)
 

@@ -54,4 +54,4 @@ class LoopWatch:
         publish = partial(self._world.events.publish, LoopBlocked(self._blocked_s, stack))
         self._world.call_soon(publish)
         while not sign.wait(self._blocked_s) and not self._is_over.is_set():
-            pass  # told once, however long it lasts
+            pass  # reported once, however long it lasts

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from ._backend import OneShot
-from ._messages import Ask, Item, Tell
+from ._messages import Ask, Item, Order, Tell
 
 __all__ = ["NO_MAIL", "SPARE_LANES_MAX", "Mailbox", "MailboxSettings", "Overflow", "Waiter"]
 
@@ -41,6 +41,10 @@ class MailboxSettings:
     def __post_init__(self) -> None:
         if self.capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {self.capacity}")
+        if self.overflow not in get_args(Overflow):
+            raise ValueError(
+                f"overflow is {self.overflow!r}; it takes one of {', '.join(get_args(Overflow))}"
+            )
 
 
 class Waiter(OneShot[None]):
@@ -145,4 +149,6 @@ class Mailbox:
 
     @property
     def depth(self) -> int:
-        return len(self.mail) + len(self.control)
+        """How many messages wait."""
+        control = tuple(self.control)  # a copy: an exporter of metrics may ask from its thread
+        return len(self.mail) + sum(not isinstance(item, Order) for item in control)

@@ -69,9 +69,11 @@ class Ask(OneShot[Any]):
         late = NotAnsweredInTime if self.is_started else NotStartedInTime
         self.fail(late(self.message, self.actor, self.timeout_s))
 
-    def return_to_sender(self, reason: str) -> None:
+    def return_to_sender(self, reason: str, cause: BaseException | None = None) -> None:
         """Give the asker its message back: it will not be handled."""
-        self.fail(NotDelivered(self.message, self.actor, reason))
+        error = NotDelivered(self.message, self.actor, reason)
+        error.__cause__ = cause
+        self.fail(error)
 
 
 class Firing:
@@ -116,7 +118,7 @@ class Order:
     given_by: object = None
     """The incarnation that an order to fail is meant for."""
     patient_until: float | None = None
-    """Until when an actor that is to stop, and those below it, may go on with their messages."""
+    """The time until which a stopping actor, and those below it, may go on with their messages."""
 
 
 Item: TypeAlias = Tell | Ask | Firing | Order
@@ -178,8 +180,8 @@ class Delivery(Generic[M_co]):
 
     def __del__(self) -> None:
         # Runs wherever the last reference is dropped, perhaps in a thread: go through the loop.
-        ask = self._ask
-        if ask is not None and not ask.is_done:
+        # Also if the asker has left: the ask may still be noted as owed.
+        if (ask := self._ask) is not None:
             self._debtor.system.call_soon(partial(_fail_dropped, self._debtor, ask))
 
 

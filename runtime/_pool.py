@@ -174,7 +174,7 @@ class Worker:
 
 @contextmanager
 def _swallowing() -> Iterator[None]:
-    """Swallow a native cancellation that its scope let through, as it was killed as well."""
+    """Swallow a native cancellation that its scope let through because of a kill beside it."""
     try:
         yield
     except BaseException as error:

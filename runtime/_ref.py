@@ -2,8 +2,8 @@
 
 Owns the way of a message into a mailbox: the short way if there is room or the actor is at rest,
 and the long way for everything else. Neither has an await between looking and acting. A ref stays
-valid over restarts and passivation. Once the actor has stopped for good, its ref raises that, with
-the message inside the error.
+valid over restarts and passivation. Once the actor has stopped for good, an ask raises
+`NotDelivered`, with the message inside the error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ._asking import Party, current_actor, forget_wait, in_effect, note_wait
 from ._cell import Cell
 from ._lifecycle import MAIL, Mail, Phase
 from ._mailbox import Waiter
-from ._messages import Ask, Message, Tell
+from ._messages import Ask, Firing, Message, Tell
 from ._slice import Outcome, run_slice
 from .errors import MailboxFull
 
@@ -119,7 +119,8 @@ class Ref(Generic[M_contra]):
     def tell_nowait(self, message: M_contra, *, control: bool = False) -> None:
         """Send as `tell` does, but raise `MailboxFull` if that would wait.
 
-        For handlers that are not coroutines, and for callbacks in the loop. `control` is as there.
+        For handlers that are not coroutines, and for callbacks in the loop. `control` is as for
+        `tell`.
         """
         system = self._cell.system
         tracing = system.tracing
@@ -151,7 +152,7 @@ class Ref(Generic[M_contra]):
         asker = current_actor.get(None)
         if asker is not None:
             asker = self._note_wait(asker, ask)
-            cell = self._cell  # it may have been activated for that
+            cell = self._cell  # noting the wait may have activated another
         try:
             # The short way. Cells that are closed or full for any reason fail both tests.
             if control:
@@ -183,7 +184,7 @@ class Ref(Generic[M_contra]):
             try:
                 raise error
             finally:
-                # Its traceback holds this frame: a frame that holds it as well would be a circle.
+                # The error's traceback holds this frame; the frame must not hold the error as well.
                 del ask, error
         answer: R = ask.value
         return answer
@@ -194,12 +195,15 @@ class Ref(Generic[M_contra]):
             self._cell.leave(ask)
 
     def _note_wait(self, asker: Party, ask: Ask) -> Party | None:
-        """Note who waits for whom; None if no handler waits, but an effect or a task of its own.
+        """Note that the asker's handler waits; return None if only an effect or another task does.
 
         A task that a handler started and does not wait for runs on the handler's behalf, but in no
         worker.
         """
-        if in_effect.get() or asker.at_rest or not self._cell.system.is_in_worker():
+        if in_effect.get() or asker.at_rest:
+            return None
+        home = asker.system  # another runtime than this one, perhaps, and in another thread
+        if home.home != self._cell.system.home or not home.is_in_worker():
             return None
         note_wait(asker, ask, self._resolve())
         return asker
@@ -241,7 +245,7 @@ class Ref(Generic[M_contra]):
             self._hand_back(item, cell, "it has stopped", refusal)
             return None
         if treatment is Mail.REFUSED:
-            self._hand_back(item, cell, "it failed too often", cell.error)
+            self._hand_back(item, cell, "it failed too often", cell.refusal())
             return None
         if system.is_closing and sender is None:
             self._hand_back(item, cell, "the runtime is shutting down")
@@ -280,6 +284,8 @@ class Ref(Generic[M_contra]):
             oldest.return_to_sender(reason)
         elif isinstance(oldest, tuple):
             cell.system.dead_letters.add(oldest[0], cell.name, reason)
+        elif isinstance(oldest, Firing) and oldest.take():  # its timer can fire again
+            cell.system.dead_letters.add(oldest.message, cell.name, reason)
 
     # --- stopping and watching ------------------------------------------------------------------
 
@@ -321,6 +327,8 @@ class Ref(Generic[M_contra]):
             return
         cell = self._resolve()
         if MAIL[cell.phase] is Mail.TAKEN:
+            if cell.life is not None:
+                cell.life.forget_watch(target)
             notice = Terminated(cast("Ref[Any]", target), error)
             cell.put((notice, cell.system.now(), None), control=True)
 

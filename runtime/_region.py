@@ -8,7 +8,7 @@ Invariants, each kept without an await:
 1. At most one cell per key. It is in the directory from before its first message until its
    mailbox was seen empty, after its clean-up, in the same step; so mail lands in it or in its
    successor, and never between the two.
-2. The idle ones are listed in the order in which they came to rest, and nothing else is.
+2. The list of idle cells has all of them and no others, in the order in which they came to rest.
 3. Restarts are counted per key. One that fails too often is refused for a while, and the others
    never notice.
 """
@@ -79,6 +79,8 @@ class Region(Supervisor, Generic[M]):
         self._nowhere.capacity = 0
 
     def __getitem__(self, key: str) -> Ref[M]:
+        if not isinstance(key, str):
+            raise TypeError(f"a key is {key!r}; it takes a str")
         return Ref(self._cells.get(key, self._nowhere), self, key)
 
     @property
@@ -133,7 +135,7 @@ class Region(Supervisor, Generic[M]):
         if cell is None:
             cell = Cell(
                 self._system,
-                f"{self.name}/{key}",
+                self.name + "/" + key,
                 self._factory,
                 self._spec,
                 self,
@@ -150,7 +152,7 @@ class Region(Supervisor, Generic[M]):
     def remove(self, child: Child) -> None:
         assert isinstance(child, Cell), f"{child} is no actor"
         self._idle.pop(child.key, None)
-        super().remove(child)
+        self._cells.pop(child.key, None)
 
     def note_woken(self, cell: Cell) -> None:
         """Take a cell off the list of idle ones."""

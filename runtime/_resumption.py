@@ -1,7 +1,7 @@
 """Suspended handlers: a coroutine that waits, and how it is gone on with.
 
-A handler that waits for a `OneShot` needs no task: it is left lying, and setting the one-shot has
-its cell stepped again. A handler that waits for anything else keeps the worker that stepped it.
+A handler that waits for a `OneShot` needs no task: setting the one-shot has its cell stepped again.
+A handler that waits for anything else keeps the worker that stepped it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class SuspendedHandler:
 
     def leave_to(self, cell: Stepped) -> bool:
         """Have the cell stepped when the handler can go on; False if it needs a task to wait in."""
-        if not isinstance(self._yielded, OneShot):
-            return False
+        if not isinstance(self._yielded, OneShot) or self._yielded.wake is not None:
+            return False  # if the one-shot has a waiter, the task that waits raises the error
         self._cell = cell
         self._yielded.wake = self  # a bound method would be one object more for each that waits
         return True

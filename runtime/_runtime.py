@@ -46,7 +46,7 @@ from ._mailbox import MailboxSettings
 from ._portal import Portal
 from ._ref import Ref
 from ._region import Region
-from ._supervision import Supervision, leaves
+from ._supervision import Supervision, check_seconds, leaves
 from ._supervisor import Supervisor
 from ._system import Makers, System
 from ._tree import Tree, cells_of, take_tree
@@ -80,8 +80,8 @@ class Runtime:
     messages. `cleanup_s`: the time for a hook. `kill_s`: the time that cancelled code may take to
     end before it counts as stuck. `report_blocked_s`: warn, and publish a `LoopBlocked`, if code
     in the loop does not yield for so long; it takes a thread. `freeze_objects`: keep the garbage
-    collector's pauses short with many actors in memory, by `gc.freeze`, which is the process's as a
-    whole; off by default, see the page on operations. `handle_signals`: SIGINT and SIGTERM
+    collector's pauses short with many actors in memory, by `gc.freeze`, which affects the whole
+    process; off by default, see the page on operations. `handle_signals`: SIGINT and SIGTERM
     leave the runtime, as if its block had ended there; a second one cuts `drain_s` and `stop_s`
     short. For programs that own their process; main thread only. `supervision`: what happens to
     an actor that fails, unless it was spawned with its own.
@@ -191,9 +191,9 @@ class Runtime:
         `refuse_s` seconds.
         """
         self._check_entered()
-        if idle_s is not None and not idle_s >= 0:
-            # The clock would never get past NaN, nor to the alarms behind it.
-            raise ValueError(f"idle_s must be 0 seconds or more, got {idle_s}")
+        if idle_s is not None:
+            check_seconds("idle_s", idle_s)
+        check_seconds("refuse_s", refuse_s)
         region: Region[M] = Region(
             self._system,
             name,
@@ -218,7 +218,8 @@ class Runtime:
         self._check_entered()
         if self._portal is None:
             self._portal = Portal(self._system)
-            self._system.start_soon(self._portal.serve)
+            # Not in the context of the actor that calls this: the portal's asks are not its own.
+            self._system.context.run(self._system.start_soon, self._portal.serve)
         return self._portal
 
     def _check_entered(self) -> None:
@@ -248,7 +249,7 @@ class Runtime:
         return self
 
     async def aclose(self) -> None:
-        """Leave a runtime that was entered with `start`; again, it does nothing.
+        """Leave a runtime that was entered with `start`; a second call does nothing.
 
         Raises the failure that ended it, if one did. A cancellation does not cut it short.
         """
@@ -457,7 +458,7 @@ class Runtime:
         return cancelled
 
     async def _close(self) -> None:
-        """Drain, then stop all actors. Begun again where it was, if it is cancelled natively."""
+        """Drain, then stop all actors. If cancelled natively, it is called again, and goes on."""
         system = self._system
         if not system.is_closing:
             self._close_intake()
@@ -471,7 +472,7 @@ class Runtime:
         await self._root.stop_children("the runtime is shutting down")
 
     def _finish(self) -> None:
-        """End all that is still there: whatever waits for it hears that."""
+        """End all that is still there, so that nothing waits for it any more."""
         for cell in cells_of(self._root):
             cell.end(None)
         if self._portal is not None:

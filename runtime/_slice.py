@@ -26,7 +26,7 @@ _SLICE: Final = range(32)
 _SLICE_S: Final = 0.001
 
 
-# Types that no one can await, as most replies are: not looked at any closer.
+# Types that cannot be awaited. Most replies are of these, and are not looked at any closer.
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, set})
 
 
@@ -118,7 +118,7 @@ def run_slice(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, w
                     else:
                         return cell.suspend(result, yielded, began=ended)
             except Refused as refusal:  # an answer, not a failure
-                if ask is not None:
+                if ask is not None and cell.current is ask:
                     ask.fail(refusal)
                     cell.current = None
             else:
@@ -192,12 +192,12 @@ def run_batch(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, w
     cell.batch = deliveries
     if trace is not None:
         enter_trace(cell, deliveries[-1].message, trace, is_ask=is_ask)
-    coroutine = actor.receive_batch(deliveries)
     now = cell.system.now
     began = now()
-    if cell.spec.is_resident:
-        return cell.suspend(coroutine, began=began, count=len(deliveries))
     try:
+        coroutine = actor.receive_batch(deliveries)
+        if cell.spec.is_resident:
+            return cell.suspend(coroutine, began=began, count=len(deliveries))
         yielded = coroutine.send(None)
     except StopIteration:
         count = len(deliveries)

@@ -12,12 +12,26 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     from random import Random
 
-__all__ = ["Backoff", "Directive", "RestartLog", "Strategy", "Supervision", "leaves"]
+__all__ = [
+    "Backoff",
+    "Directive",
+    "RestartLog",
+    "Strategy",
+    "Supervision",
+    "check_seconds",
+    "leaves",
+]
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    """Raise `ValueError` unless this is 0 or more; the clock would never get past NaN."""
+    if not seconds >= 0:
+        raise ValueError(f"{name} is {seconds}; it takes 0 seconds or more")
 
 
 class Directive(Enum):
@@ -45,6 +59,14 @@ class Backoff:
     """The share of the delay that is random: with 0.2, from 80 to 120 percent of the delay."""
     reset_s: float = 60.0
     """After so many seconds without a failure the delays start over."""
+
+    def __post_init__(self) -> None:
+        for name in ("first_s", "max_s", "reset_s"):
+            check_seconds(name, getattr(self, name))
+        if not self.factor >= 0:
+            raise ValueError(f"factor is {self.factor}; it takes 0 or more")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter is {self.jitter}; it takes a share, from 0 to 1")
 
     def delay_s(self, attempt: int, random: Random) -> float:
         """Return the delay before restart number `attempt`, counted from 0."""
@@ -78,6 +100,15 @@ class Supervision:
         for rule in self.rules:
             _check_rule(rule)
         _check_directive("otherwise", self.otherwise)
+        if self.strategy not in get_args(Strategy):
+            raise ValueError(
+                f"strategy is {self.strategy!r}; it takes one of {', '.join(get_args(Strategy))}"
+            )
+        if not self.restarts_max >= 0:
+            raise ValueError(f"restarts_max is {self.restarts_max}; it takes 0 or more")
+        check_seconds("window_s", self.window_s)
+        if not isinstance(self.backoff, Backoff):
+            raise TypeError(f"backoff is {self.backoff!r}; it takes a Backoff")
 
     def directive(self, error: BaseException) -> Directive:
         """Return the decision of the first rule that matches the error, or one inside a group."""
@@ -111,11 +142,13 @@ def _check_directive(what: str, directive: object) -> None:
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors inside a group, however deep; an error that is no group yields itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from leaves(inner)
-    else:
-        yield error
+    found = [error]
+    while found:
+        one = found.pop()
+        if isinstance(one, BaseExceptionGroup):
+            found.extend(reversed(one.exceptions))
+        else:
+            yield one
 
 
 @dataclass(slots=True)

@@ -11,9 +11,11 @@ has one. `spawn_supervisor` makes others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Container
 from contextvars import copy_context
 from functools import partial
+from itertools import dropwhile
 from typing import TYPE_CHECKING, TypeVar
 
 from ._backend import persist
@@ -43,9 +45,15 @@ def check_factory(factory: object, name: str) -> None:
     if not callable(factory):
         kind = type(factory).__name__
         raise TypeError(
-            f"actor {name!r} is made of a {kind}; give what makes it, and makes it again for each "
+            f"actor {name!r} is given as a {kind}; give its factory, which is called for each "
             f"restart: the class, or `lambda: {kind}(...)`"
         )
+
+
+def _check_kind(name: str, given: object, kind: type) -> None:
+    # Checked here, because the failure of an actor would be too late.
+    if not isinstance(given, kind):
+        raise TypeError(f"{name} is {given!r}; it takes a {kind.__name__}")
 
 
 class Supervisor:
@@ -60,10 +68,11 @@ class Supervisor:
         parent: Supervisor | None = None,
         above: Incarnation | None = None,
     ) -> None:
-        """Fail upward to `parent`, which judges that; else fail the actor `above`.
+        """Escalate failures to `parent`, which judges them; else fail the actor `above`.
 
         Without either, fail the runtime.
         """
+        _check_kind("supervision", supervision, Supervision)
         self.name = name
         self.supervision = supervision
         self.children: dict[str, Child] = {}
@@ -76,8 +85,11 @@ class Supervisor:
         self._log = RestartLog(supervision)
         self._is_closed = False
         self._is_failing = False
+        self._escalated: list[Child] = []
+        """The children whose failures this supervisor has escalated; they are held."""
         self._is_regrouping = False
-        self._regroup_from: str | None = None
+        self._to_regroup: dict[Child, None] = {}
+        """Those to restart together next, with all that were started after them."""
         self._regroup_after_s = 0.0
 
     # --- what users do ---------------------------------------------------------------------------
@@ -95,10 +107,12 @@ class Supervisor:
 
         `factory`, `mailbox` and `resident` are as for `Runtime.spawn`. Raises `TypeError` for an
         actor in place of its factory.
-        `supervision` is for this one child, in place of its supervisor's, and with a count of its
-        own: past it, the failure is its supervisor's to judge.
+        `supervision` is for this one child, in place of this supervisor's, and with a count of its
+        own. If the child restarts too often by that count, this supervisor judges the failure.
         """
         check_factory(factory, name)
+        if mailbox is not None:
+            _check_kind("mailbox", mailbox, MailboxSettings)
         if mailbox is None and supervision is None and not resident:
             spec = _DEFAULT_SPEC
         else:
@@ -107,6 +121,7 @@ class Supervisor:
         path = self._new_name(name)
         cell = Cell(system, path, factory, spec, self, base_context=copy_context())
         if supervision is not None:
+            _check_kind("supervision", supervision, Supervision)
             cell.own_log = RestartLog(supervision)
         self.children[name] = cell
         cell.begin()
@@ -126,13 +141,14 @@ class Supervisor:
         self.children[child.name] = child
 
     def _new_name(self, name: str) -> str:
+        _check_kind("name", name, str)
         if self.within is not None:
             self.within.check_open(f"start {name!r} below it")
         if self._is_closed or (self.within is None and self._system.is_closing):
             raise ActorEnded(self.name or "the runtime", f"start {name!r} below it")
         if name in self.children:
             raise ValueError(f"{self.name or 'the runtime'} has a child {name!r} already")
-        return f"{self.name}/{name}" if self.name else name
+        return self.name + "/" + name if self.name else name
 
     async def stop(
         self, reason: str = "it was told to", *, patient_until: float | None = None
@@ -149,8 +165,10 @@ class Supervisor:
     # --- what children and parents do ------------------------------------------------------------
 
     def remove(self, child: Child) -> None:
-        """Forget a child that has ended."""
-        self.children.pop(child.name.removeprefix(f"{self.name}/"), None)
+        """Forget a child that has ended, and no other that has its name since."""
+        name = child.name.removeprefix(f"{self.name}/" if self.name else "")
+        if self.children.get(name) is child:
+            del self.children[name]
         if self._above is not None:
             self._above.note_if_idle()
 
@@ -173,6 +191,7 @@ class Supervisor:
         directive, error = self._decide(child, self._log, error)
         if directive is Directive.ESCALATE:
             self._log.forget()
+            self._escalated.append(child)
             if not self._is_failing:  # children that escalate together are one failure
                 self._fail(error)
             return After.HOLD, 0.0
@@ -208,10 +227,9 @@ class Supervisor:
     # --- several children at once ----------------------------------------------------------------
 
     def _regroup(self, child: Child, delay_s: float, supervision: Supervision) -> None:
-        names = [each.name for each in self.children.values()]
-        first = child.name if supervision.strategy == "rest_for_one" else names[0]
-        if self._regroup_from is None or names.index(first) < names.index(self._regroup_from):
-            self._regroup_from = first
+        begins_here = supervision.strategy == "rest_for_one"
+        concerned = (child,) if begins_here else (*self.children.values(), child)
+        self._to_regroup.update(dict.fromkeys(concerned))
         self._regroup_after_s = max(self._regroup_after_s, delay_s)
         if not self._is_regrouping:
             self._is_regrouping = True
@@ -220,27 +238,27 @@ class Supervisor:
     async def _restart_together(self) -> None:
         """Restart the children concerned, and again if one fails while they come back."""
         try:
-            while self._regroup_from is not None and not self._is_disturbed:
-                concerned = self._from(self._regroup_from)
+            while self._to_regroup and not self._is_disturbed:
+                concerned = self._from_first_of(self._to_regroup)
                 delay_s = self._regroup_after_s
-                self._regroup_from, self._regroup_after_s = None, 0.0
+                self._to_regroup, self._regroup_after_s = {}, 0.0
                 for child in reversed(concerned):
                     await persist(child.hold)
                 await persist(partial(self._system.sleep, delay_s))
-                for child in concerned:
-                    if not (self._has_failed_again() or self._is_disturbed):
-                        await persist(child.release)
+                held = deque(concerned)
+                while held and not (self._to_regroup or self._is_disturbed):
+                    await persist(held.popleft().release)
+                self._to_regroup.update(dict.fromkeys(held))  # the next round releases them
         finally:
             self._is_regrouping = False
+            self._to_regroup.clear()  # if it was disturbed, all are stopped or escalated together
 
-    def _from(self, name: str) -> list[Child]:
-        """Return the children from this one on, in the order of their start."""
-        children = list(self.children.values())
-        names = [each.name for each in children]
-        return children[names.index(name) :] if name in names else []
+    def _from_first_of(self, wanted: Container[Child]) -> list[Child]:
+        """Return the children from the first of these on, in the order of their start.
 
-    def _has_failed_again(self) -> bool:
-        return self._regroup_from is not None
+        Some of them may have been stopped meanwhile.
+        """
+        return list(dropwhile(lambda child: child not in wanted, self.children.values()))
 
     @property
     def _is_disturbed(self) -> bool:
@@ -274,8 +292,21 @@ class Supervisor:
     async def release(self) -> None:
         """Release the children, in the order of their start."""
         self._is_failing = False
+        self._escalated.clear()
         for child in tuple(self.children.values()):
             await child.release()
+
+    def resume(self) -> None:
+        """Bring back the children that failed the actor above: it goes on as it is."""
+        if self._is_failing:
+            self._system.start_soon(self._bring_back)
+
+    async def _bring_back(self) -> None:
+        escalated, self._escalated = self._escalated, []
+        self._is_failing = False
+        for child in escalated:
+            await persist(child.hold)
+            await persist(child.release)
 
     # --- failing upward --------------------------------------------------------------------------
 

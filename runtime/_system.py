@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from ._backend import OneShot
 from ._hooks import Hooks, Traits
@@ -40,7 +41,8 @@ class System(World):
     ) -> None:
         super().__init__(ports, limits, fail)
         self.makers = makers
-        self.traits: dict[type[Hooks], Traits] = {}
+        # Weak: a program may make a class for each actor.
+        self.traits: WeakKeyDictionary[type[Hooks], Traits] = WeakKeyDictionary()
         self.spare_lanes: list[deque[Item]] = []
         """Lanes of actors that came to rest, for those that get mail next."""
         self._busy: dict[object, None] = {}

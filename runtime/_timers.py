@@ -112,8 +112,11 @@ class Timers:
             raise ValueError("the delay of a timer must be a number of seconds, got nan")
         owner = self._owner
         owner.check_open("arm a timer")
+        # A key that cannot be hashed raises here, before an alarm that nothing could cancel.
+        replaced = (owner.timers or {}).get(key)
         timer = Timer(owner, message, delay_s, interval_s, key)
-        self.cancel(timer.key)
+        if replaced is not None:
+            replaced.cancel()
         if owner.timers is None:
             owner.timers = {}
         owner.timers[timer.key] = timer

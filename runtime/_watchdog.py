@@ -72,7 +72,7 @@ class Watchdog:
             self._arm(patience_s)
 
     def disarm(self) -> None:
-        """Let the cell's user code be."""
+        """Stop bounding the cell's user code."""
         self._alarm.cancel()
 
     def _arm(self, patience_s: float) -> None:

@@ -22,6 +22,7 @@ from ._hooks import Hooks
 from ._logger import logger
 from ._pool import Job, Pool
 from ._reports import Failure, RegionOverflow, Stuck
+from ._supervision import check_seconds
 from .errors import OwnershipLost, Refused
 from .ports import Ports, keeps_loop_time
 
@@ -38,6 +39,10 @@ class Limits:
     stop_s: float
     cleanup_s: float
     kill_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("drain_s", "stop_s", "cleanup_s", "kill_s"):
+            check_seconds(name, getattr(self, name))
 
 
 class Tracing(Protocol):
@@ -77,7 +82,7 @@ class World:
         self.checkpoint: Callable[[], Awaitable[object]] = partial(_not_open, None)
         self.pause: Callable[[], Awaitable[object]] = self.checkpoint
         self.is_in_worker: Callable[[], bool] = bool
-        """True in the task of a worker, and in the tasks that this one waits for."""
+        """True in the task of a worker, and in the tasks that such a task waits for."""
         self.call_soon: Callable[[Callable[[], None]], None] = _drop
         self.home = 0
         """The thread of the runtime's loop."""
@@ -108,8 +113,8 @@ class World:
         """Raise if another thread than that of the runtime's loop calls."""
         if get_ident() != self.home:
             raise RuntimeError(
-                f"{actor} was reached for from another thread than its runtime's; nothing "
-                f"happened; other threads, and loops that run in them, use runtime.portal()"
+                f"{actor} was called from another thread than its runtime's; nothing happened; "
+                f"in other threads, and in loops that run there, use runtime.portal()"
             )
 
     def start_soon(self, run: Callable[[*Args], Coroutine[Any, Any, None]], *args: *Args) -> None:
@@ -127,7 +132,7 @@ class World:
             alarm.cancel()
 
     def be_impatient(self) -> None:
-        """Leave handlers no time any more once their actor is told to stop."""
+        """From now on, give handlers no more time once their actor is told to stop."""
         self.limits = replace(self.limits, stop_s=0.0)
 
     def report(self, report: Failure | RegionOverflow, *, is_refusing: bool = False) -> None:
@@ -150,7 +155,7 @@ class World:
                 actor=report.actor,
                 error=type(report.error).__name__,
                 decision=report.decision,
-                reason=str(report.error),
+                reason=_text_of(report.error),
             )
         elif is_refusing and _is_invalid(report.error):
             # Nothing is wrong with this actor either: it was asked for under an invalid name.
@@ -158,7 +163,7 @@ class World:
                 "actor refused to start",
                 actor=report.actor,
                 error=type(report.error).__name__,
-                reason=str(report.error),
+                reason=_text_of(report.error),
             )
         else:
             logger.warning(
@@ -166,7 +171,7 @@ class World:
                 actor=report.actor,
                 error=type(report.error).__name__,
                 decision=report.decision,
-                exception="".join(format_exception(report.error)),  # no locals: chat text
+                exception=_traceback_of(report.error),
             )
 
     @property
@@ -189,8 +194,24 @@ class World:
         self.report(Failure("", error, "an alarm failed, which is a bug; the clock goes on"))
 
 
+def _text_of(error: BaseException) -> str:
+    """Return an error's text. The error's own code makes the text, and may raise."""
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - a report must not become a failure of its own
+        return f"(its text could not be made: {type(broken).__name__})"
+
+
+def _traceback_of(error: BaseException) -> str:
+    """Return an error's traceback, without the values of locals, which may be chat text."""
+    try:
+        return "".join(format_exception(error))
+    except Exception as broken:  # noqa: BLE001 - as above; groups may be too deep, too
+        return f"(its traceback could not be made: {type(broken).__name__})"
+
+
 def _is_invalid(error: BaseException) -> bool:
-    """True if a request was refused for an invalid argument, which is its sender's to mend."""
+    """True if a request was refused for an invalid argument, which its sender must correct."""
     return isinstance(error, Refused) and isinstance(error, ValueError)
 
 

@@ -17,10 +17,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextvars import Token
+from contextlib import suppress
+from contextvars import ContextVar, Token
 from functools import partial
-from typing import Final
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Final, NamedTuple
+from weakref import WeakSet
 
 try:
     from opentelemetry import context as otel_context
@@ -63,10 +64,10 @@ def instrument(
 
 
 def observe(runtime: Runtime, *, meter_provider: MeterProvider | None = None) -> None:
-    """Report the metrics of a runtime that cost its handlers nothing; again, it does nothing.
+    """Report the metrics of a runtime that cost its handlers nothing; a second call does nothing.
 
-    Mail that waits, actors, dead letters, and how late the event loop is: what is due ten times a
-    second runs so much later.
+    They are the waiting messages, the actors, the dead letters, and how late the event loop runs a
+    function that is due ten times a second.
     """
     if runtime in _observed:
         return
@@ -108,6 +109,19 @@ def observe(runtime: Runtime, *, meter_provider: MeterProvider | None = None) ->
     meter.create_observable_counter("turnkeeper.dead_letters", [dead_letters])
 
 
+class _OpenSpan(NamedTuple):
+    actor_id: int
+    span: Span
+    token: Token[otel_context.Context]
+    began: float
+    kind: str
+
+
+# In the actor's own context, as an actor need not be hashable. It handles one message at a time, so
+# it has one span at most. An actor that it spawns meanwhile begins with a copy, which is not its.
+_open_span: ContextVar[_OpenSpan | None] = ContextVar("turnkeeper_open_span", default=None)
+
+
 class _OtelTracing:
     """The running handlers, with their spans."""
 
@@ -118,10 +132,6 @@ class _OtelTracing:
         self._now = now
         self._duration = meter.create_histogram("turnkeeper.handler.duration", unit="s")
         self._failures = meter.create_counter("turnkeeper.handler.failures")
-        # An actor handles one message at a time, so it has one span at most.
-        self._open: WeakKeyDictionary[
-            Hooks, tuple[Span, Token[otel_context.Context], float, str]
-        ] = WeakKeyDictionary()
 
     def sent(self) -> object:
         return trace.get_current_span().get_span_context()
@@ -144,16 +154,19 @@ class _OtelTracing:
             attributes={"turnkeeper.actor": actor.context.name},
         )
         token = otel_context.attach(trace.set_span_in_context(span))
-        self._open[actor] = (span, token, self._now(), kind)
+        _open_span.set(_OpenSpan(id(actor), span, token, self._now(), kind))
 
     def leave(self, actor: Hooks, error: BaseException | None) -> None:
-        found = self._open.pop(actor, None)
-        if found is None:
+        found = _open_span.get()
+        if found is None or found.actor_id != id(actor):
             return
-        span, token, began, kind = found
+        _open_span.set(None)
+        _, span, token, began, kind = found
         attributes = {"turnkeeper.actor.class": kind}
         if error is not None:
-            span.record_exception(error)
+            # An error whose text cannot be made has its type in the status.
+            with suppress(Exception):
+                span.record_exception(error)
             span.set_status(Status(StatusCode.ERROR, type(error).__name__))
             self._failures.add(1, attributes)
         self._duration.record(self._now() - began, attributes)

@@ -73,7 +73,13 @@ class TapeFile:
     @staticmethod
     def read(path: Path) -> TapeFile:
         """Return the tape in a file; raise `ValueError` if there is none in it."""
-        record = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            return TapeFile._of_record(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path} holds no tape of a run: {error}") from error
+
+    @staticmethod
+    def _of_record(record: object) -> TapeFile:
         if not (
             isinstance(record, dict)
             and isinstance(record.get("seed"), int)
@@ -81,7 +87,7 @@ class TapeFile:
             and record.get("policy") in POLICIES
             and isinstance(record.get("native_cancels"), bool)
         ):
-            raise ValueError(f"{path} holds no tape with its seed, backend and policy")
+            raise ValueError("its seed, backend, policy or native_cancels is missing or wrong")
         return TapeFile(
             record["seed"],
             record["backend"],

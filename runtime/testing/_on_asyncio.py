@@ -60,7 +60,7 @@ _RETRY = "_deliver_cancellation"
 
 
 class _Handle(asyncio.TimerHandle):
-    """One call that the loop is asked for; asyncio's own handle hides which."""
+    """One call that the loop is asked to make; asyncio's own handle hides which call that is."""
 
     __slots__ = ("arguments", "context", "function")
 
@@ -90,7 +90,7 @@ class _Handle(asyncio.TimerHandle):
 class _Lane:
     """The calls of one task, or the callbacks of one node: they run in their order.
 
-    It is in the ready queue once for each of them.
+    The lane is in the ready queue once for each of its calls.
     """
 
     __slots__ = ("calls", "node", "task")

@@ -1,4 +1,4 @@
-"""The scheduler of trio: one step of one task at a time. Knows trio's inside.
+"""The scheduler of trio: one step of one task at a time. Uses private parts of trio.
 
 Trio lets a test suite make each batch of runnable tasks deterministic, by a flag and a generator
 that shuffles the batch. This module takes the place of that generator for one run. It leaves one
@@ -69,8 +69,8 @@ def find_trio_parts() -> TrioParts:
     gone = [name for name, (owner, attribute) in wanted.items() if not hasattr(owner, attribute)]
     if module is None or gone:
         raise SimulatorUnsupported(
-            f"trio {trio.__version__} has no {', '.join(gone)} any more, which the simulator uses "
-            "to choose the next task; use a trio that has, or adapt runtime/testing/_on_trio.py"
+            f"trio {trio.__version__} lacks {', '.join(gone)}, which the simulator uses to choose "
+            "the next task; use another version of trio, or adapt runtime/testing/_on_trio.py"
         )
     return TrioParts(module, module.GLOBAL_RUN_CONTEXT)
 
@@ -80,7 +80,7 @@ def _age(task: trio.lowlevel.Task) -> int:
 
 
 class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc.Clock):
-    """Trio takes it for its clock, for an instrument, and for its generator of random numbers."""
+    """Trio uses it as its clock, as an instrument, and as its generator of random numbers."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002 - trio's interface
         """Put the next task into the batch, if trio need not look at anything before."""
-        # This runs after every step: it avoids calls and looks-up at the price of some length.
+        # This runs after every step: it avoids calls and look-ups at the price of some length.
         ready = self._ready
         if self._is_over:
             self._give_back()
@@ -236,13 +236,13 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
             self._places.append(task)
 
     def _give_back(self) -> None:
-        """Show trio the tasks that can run: it would take the loop to be idle without them."""
+        """Show trio the tasks that can run: without them it would find the loop idle."""
         self._runq.extend(self._ready)
 
     # --- trio's clock ----------------------------------------------------------------------------
 
     def start_clock(self) -> None:
-        """Nothing runs out here."""
+        """Do nothing: this clock needs no start."""
 
     def current_time(self) -> float:
         return self._now
@@ -253,7 +253,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
         if runner is None or self._calls or self._idempotent_calls:
             return 0.0
         if runner.waiting_for_idle:
-            return _REAL_WAIT_S  # they wait for this very moment, which comes before the jump
+            return _REAL_WAIT_S  # tasks wait for the loop to be idle, as it is before the jump
         deadline = min(deadline, self._next_wake_up())
         if deadline < math.inf:
             self._now = max(self._now, deadline)

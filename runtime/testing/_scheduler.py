@@ -69,18 +69,19 @@ class Scheduler(ABC, Generic[Entry]):
         self._native_cancels = native_cancels
         self.simulation: Simulation | None = None
         self.story: Story | None = None
-        """It is told of each step, if there is one."""
+        """If set, each step is reported to it."""
         self.steps = 0
         self.ended_at_s = 0.0
         self.node_steps: dict[str, int] = {}
         self._trace = 0
         self._ready: list[Entry] = []
         self._numbers: dict[Entry, int] = {}
-        """The entries by the order of their first steps: they stand for them in the trace."""
+        """Each entry's number, in the order of first steps: it stands for the entry in the trace.
+        """
         self._scope: anyio.CancelScope | None = None
         self._is_over = False
         self._clean_up_steps = 0
-        # The policies' own.
+        # The state of the policies.
         self._priorities: dict[Entry, float] = {}
         self._lowest = 0.0
         self._in_a_row = 0
@@ -157,7 +158,7 @@ class Scheduler(ABC, Generic[Entry]):
             self._scope.cancel()
 
     def end(self) -> None:
-        """Let everything that the world left behind run on, in turn, only to end."""
+        """Let everything that the world left behind run in turn, so that it can end."""
         simulation = self.simulation
         assert simulation is not None, "a scheduler ends what it has begun"
         self.ended_at_s = self.now()

@@ -401,7 +401,7 @@ class Simulation:
             await anyio.lowlevel.checkpoint()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait as `anyio.sleep` does, and cheaper: for what a world sleeps much in."""
+        """Wait as `anyio.sleep` does, at a lower cost: for code of a world that sleeps often."""
         await self.scheduler.sleep(seconds)
 
     # --- nodes -----------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ _AROUND = 2
 _REPR_MAX = 56
 _TEXT_MAX = 240
 _BETWEEN_STEPS = "simulator"
-"""The name of what happens between two steps: a strike, for one."""
+"""The name for events between two steps, such as a strike."""
 _WRAPPED = re.compile(r"<(?:function|bound method) ([^ ]+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _WHO_MAX = 18
@@ -300,7 +300,7 @@ class Story:
             del self._handlers[coroutine]
 
     def told(self) -> AbstractContextManager[None]:
-        """Wrap what tells of actors, for the time of a run."""
+        """Wrap the functions that tell of actors, for the time of a run."""
         return _told(self)
 
     # --- the text --------------------------------------------------------------------------------
@@ -599,7 +599,7 @@ def _told_publish(story: Story, original: Wrapped) -> Wrapped:
             case Failure():
                 story.say(f"fails: {_short(event.error)}: {event.decision}", who=event.actor)
             case Restart():
-                story.say(f"has started again, for the {event.restarts}. time", who=event.actor)
+                story.say(f"has started again: restart {event.restarts}", who=event.actor)
             case Stopped():
                 story.say("has stopped", who=event.actor)
             case Stuck():

@@ -91,7 +91,7 @@ class Tape:
         return Tape(played=found)
 
     def replayed(self) -> Tape:
-        """Return a fresh tape that plays the decisions of this one, or is to branch as it is."""
+        """Return a fresh tape that plays the decisions of this one, or will branch as this one."""
         if self._shared and not self.streams:
             return Tape(self.seed, branches_from=self._shared)
         return Tape(self.seed, played=self._decided)

@@ -71,15 +71,19 @@ class Simulated:
         native_cancels: bool = False,
         steps_max: int = STEPS_MAX,
     ) -> Campaign:
-        """Play the kept tape, if there is one, and then as many seeds; fail the test if one fails.
+        """Play the kept tape, if there is one, then run the seeds; fail the test if a run fails.
 
-        As `run_campaign`, whose result it returns.
+        The arguments and the result are those of `run_campaign`.
         """
         __tracebackhide__ = True
         self._calls += 1
         path = self._path()
         if path.exists():
-            run = TapeFile.read(path).play(world, steps_max=steps_max)
+            try:
+                kept = TapeFile.read(path)
+            except ValueError as error:
+                pytest.fail(f"{error}; delete it to run seeds", pytrace=False)
+            run = kept.play(world, steps_max=steps_max)
             if not run.ok:
                 pytest.fail(f"the tape {path} still fails\n{run}", pytrace=False)
         campaign = run_campaign(

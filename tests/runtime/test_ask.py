@@ -138,6 +138,27 @@ async def ignore_failure(ref: object, timeout: float) -> None:
     await ref.ask(Get(), timeout=timeout)  # type: ignore[attr-defined]
 
 
+async def test_answered_asks_leave_nothing_behind_if_each_has_a_timeout_of_its_own() -> None:
+    clock = VirtualClock()
+    async with Runtime(ports=clock.ports()) as runtime:
+        ref, busy = (runtime.spawn(Counter, name=name) for name in ("counter", "busy"))
+        gate = await block(busy)
+        async with anyio.create_task_group() as tasks:
+
+            async def wait() -> None:
+                with pytest.raises(NotStartedInTime):
+                    await busy.ask(Get(), timeout=60.0)
+
+            tasks.start_soon(wait)
+            await settle()
+            for number in range(5_000):
+                await ref.ask(Get(), timeout=60.0 + number / 1_000)
+            assert len(runtime._system.clock._heap) <= 2_048
+            assert len(runtime._system.clock._deadlines) <= 2_048
+            await clock.advance(61.0)
+        gate.set()
+
+
 async def test_a_deadline_counts_the_wait_for_room_in_the_mailbox() -> None:
     clock = VirtualClock()
     async with Runtime(ports=clock.ports()) as runtime:

@@ -1,6 +1,7 @@
 """Uses that are easy to get wrong: loops of tells, other threads, odd awaitables, NaN."""
 
 import asyncio
+import enum
 import math
 import types
 from collections.abc import Callable, Generator
@@ -15,14 +16,18 @@ import trio.testing
 from turnkeeper.runtime import (
     Actor,
     AskCycle,
+    Backoff,
+    Directive,
     MailboxSettings,
     Message,
+    OwnershipLost,
     Runtime,
     Supervision,
+    TurnkeeperError,
 )
 from turnkeeper.runtime.testing import Probe, VirtualClock, settle
 
-from .actors import Add, Counter, Get, Run, SyncCounter, block
+from .actors import Add, Counter, Fail, Get, Run, SyncCounter, block
 
 pytestmark = pytest.mark.anyio
 
@@ -140,9 +145,9 @@ async def test_a_runtime_is_not_used_before_it_is_entered(use: str) -> None:
 async def test_an_actor_in_place_of_its_class_is_refused_and_leaves_its_name_free() -> None:
     made: Any = Counter()
     async with Runtime() as runtime:
-        with pytest.raises(TypeError, match=r"made of a Counter; give .* the class, or `lambda"):
+        with pytest.raises(TypeError, match=r"given as a Counter; give .* the class, or `lambda"):
             runtime.spawn(made, name="counter")
-        with pytest.raises(TypeError, match="made of a Counter"):
+        with pytest.raises(TypeError, match="given as a Counter"):
             runtime.region("keyed", made)
         ref = runtime.spawn(Counter, name="counter")
         runtime.region("keyed", lambda _: Counter())
@@ -157,10 +162,69 @@ async def test_a_deadline_that_is_no_number_is_refused_before_anything_is_sent()
     assert probe.received == []
 
 
-async def test_an_idle_time_that_is_no_number_is_refused() -> None:
+WRONG: dict[str, Callable[[Any], object]] = {
+    "idle_s": lambda runtime: runtime.region("keyed", Counter, idle_s=math.nan),
+    "refuse_s": lambda runtime: runtime.region("keyed", Counter, refuse_s=-1.0),
+    "drain_s": lambda _: Runtime(drain_s=math.nan),
+    "stop_s": lambda _: Runtime(stop_s=-1.0),
+    "cleanup_s": lambda _: Runtime(cleanup_s=math.nan),
+    "kill_s": lambda _: Runtime(kill_s=math.nan),
+    "first_s": lambda _: Backoff(first_s=math.nan),
+    "max_s": lambda _: Backoff(max_s=-1.0),
+    "factor": lambda _: Backoff(factor=math.nan),
+    "jitter": lambda _: Backoff(jitter=math.nan),
+    "reset_s": lambda _: Backoff(reset_s=math.nan),
+    "window_s": lambda _: Supervision(window_s=math.nan),
+    "restarts_max": lambda _: Supervision(restarts_max=-1),
+    "strategy": lambda _: Supervision(strategy="one-for-one"),  # type: ignore[arg-type]
+    "overflow": lambda _: MailboxSettings(overflow="drop-oldest"),  # type: ignore[arg-type]
+    "backoff": lambda _: Supervision(backoff=1.0),  # type: ignore[arg-type]
+    "supervision": lambda runtime: runtime.spawn(Counter, name="a", supervision=Directive.STOP),
+    "mailbox": lambda runtime: runtime.spawn(Counter, name="a", mailbox=5),
+    "name": lambda runtime: runtime.spawn(Counter, name=5),
+    "a key": lambda runtime: runtime.region("keyed", Counter)[5],
+}
+
+
+@pytest.mark.parametrize("setting", WRONG)
+async def test_a_wrong_setting_is_refused_at_once(setting: str) -> None:
     async with Runtime() as runtime:
-        with pytest.raises(ValueError, match="got nan"):
-            runtime.region("keyed", lambda _: Counter(), idle_s=math.nan)
+        with pytest.raises((ValueError, TypeError), match=f"^{setting} is .*; it takes "):
+            WRONG[setting](runtime)
+        assert runtime.tree().actors == () or setting == "a key"
+
+
+async def test_a_supervisor_that_is_stopped_twice_leaves_its_name_to_the_next() -> None:
+    async with Runtime() as runtime:
+        first = runtime.spawn_supervisor("s", Supervision())
+        await first.stop()
+        ref = runtime.spawn_supervisor("s", Supervision()).spawn(Counter, name="counter")
+        await first.stop()
+        assert [state.name for state in runtime.tree().walk()] == ["s", "s/counter"]
+        assert await ref.ask(Get()) == 0
+
+
+class Color(str, enum.Enum):  # noqa: UP042 - it is written as "Color.RED"
+    RED = "red"
+
+
+async def test_an_actor_is_forgotten_under_the_name_that_it_was_given() -> None:
+    stopped: list[str] = []
+
+    class Stopping(Counter):
+        async def on_stop(self) -> None:
+            stopped.append(self.context.name)
+
+    async with Runtime() as runtime:
+        refs = [runtime.spawn(Stopping, name=name) for name in ("a", "/a")]
+        region = runtime.region("keyed", lambda _: Counter())
+        await refs[1].stop()
+        await refs[0].ask(Get())
+        for _ in range(2):
+            await region[Color.RED].ask(Get())
+            await region[Color.RED].stop()
+        assert region.active == ()
+    assert stopped == ["/a", "a"]
 
 
 async def test_a_delay_that_is_no_number_is_refused() -> None:
@@ -170,6 +234,76 @@ async def test_a_delay_that_is_no_number_is_refused() -> None:
 
     async with Runtime() as runtime:
         await runtime.spawn(Counter, name="counter").ask(Run(arm))
+
+
+class Unreadable(Exception):
+    """Its text cannot be made."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+    __repr__ = __str__
+
+
+class Gone(OwnershipLost, Unreadable):
+    pass
+
+
+def too_deep() -> Exception:
+    error: Exception = ValueError()
+    for _ in range(3_000):
+        error = ExceptionGroup("deeper", [error])
+    return error
+
+
+class RaisesAtOnce(Actor):
+    """Its hooks and its handler are no coroutines, and raise when they are called."""
+
+    batch_max = 2
+
+    def receive_batch(self, deliveries: object) -> Any:  # noqa: ANN401 - it returns nothing
+        raise LookupError
+
+    def on_stop(self) -> Any:  # noqa: ANN401 - as above
+        raise LookupError
+
+
+class WrongHook(Counter):
+    async def on_restart(self) -> None:  # type: ignore[override]
+        """Lacks a parameter."""
+
+
+class NoBatch(Actor):
+    batch_max = 0
+
+    async def receive_batch(self, deliveries: object) -> None:
+        del deliveries
+
+
+@pytest.mark.parametrize("directive", [Directive.RESTART, Directive.STOP])
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (Counter, Unreadable()),
+        (Counter, Gone()),
+        (Counter, too_deep()),
+        (RaisesAtOnce, ValueError()),
+        (WrongHook, ValueError()),
+        (NoBatch, ValueError()),
+    ],
+    ids=["unreadable", "unreadable, of the five kinds", "deep", "at once", "hook", "no batch"],
+)
+async def test_an_odd_failure_is_that_actors_alone(
+    kind: type[Actor], error: Exception, directive: Directive
+) -> None:
+    async with Runtime(supervision=Supervision(otherwise=directive)) as runtime:
+        odd, other = runtime.spawn(kind, name="odd"), runtime.spawn(Counter, name="other")
+        with anyio.fail_after(5), pytest.raises((TurnkeeperError, ValueError)):
+            await odd.ask(Fail(error))
+        await odd.tell(Fail(error))
+        await settle()
+        await odd.stop()
+        assert await other.ask(Get()) == 0
 
 
 class Later:
@@ -281,6 +415,20 @@ class TestCyclesOfAsks:
         async with Runtime() as runtime:
             await runtime.spawn(Counter, name="counter").ask(Run(start))
             assert await tasks[0] == 0
+
+
+async def test_a_cycle_through_two_runtimes_is_found() -> None:
+    async with Runtime() as one, Runtime() as other:
+        first, second = one.spawn(Counter, name="a"), other.spawn(Counter, name="b")
+
+        async def ask_first(_: Actor) -> object:
+            return await first.ask(Get())
+
+        async def ask_second(_: Actor) -> object:
+            return await second.ask(Run(ask_first))
+
+        with anyio.fail_after(5), pytest.raises(AskCycle):
+            await first.ask(Run(ask_second))
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -1,5 +1,7 @@
 """OpenTelemetry, with its own in-memory exporters."""
 
+from dataclasses import dataclass
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -52,6 +54,36 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+@dataclass
+class Equal(Counter):
+    """Equal to all of its class, and so not hashable."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+async def test_actors_need_not_be_hashable_nor_their_errors_readable(world: World) -> None:
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        world.instrument(runtime)
+        ref = runtime.spawn(Equal, name="equal")
+        assert await ref.ask(Get()) == 0
+        with pytest.raises(ActorFailed):
+            await ref.ask(Fail(Unreadable()))
+
+        async def spawn(actor: Actor) -> object:
+            child: Ref = actor.context.spawn(Equal, name="child")
+            return await child.ask(Get())
+
+        assert await ref.ask(Run(spawn)) == 0
+    names = [span.name for span in world.exporter.get_finished_spans()]
+    assert names == ["Equal Get", "Equal Fail", "Equal Get", "Equal Run"]
 
 
 @pytest.mark.parametrize("kind", [Counter, SyncCounter])

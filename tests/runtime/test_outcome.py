@@ -134,6 +134,25 @@ async def test_a_handler_may_wait_in_the_ordinary_way_after_it() -> None:
     assert answers == [3]
 
 
+async def test_a_second_handler_that_waits_for_the_same_one_shot_is_told_so() -> None:
+    shot: OneShot[int] = OneShot()
+
+    class Waiting(Actor):
+        async def receive(self, message: object) -> object:
+            del message
+            return await self.context.wait_for(shot)
+
+    async with Runtime() as runtime:
+        first, second = (runtime.spawn(Waiting, name=name) for name in ("first", "second"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(first.ask, Message[int]())
+            await settle()
+            with anyio.fail_after(5), pytest.raises(ActorFailed) as failed:
+                await second.ask(Message[int]())
+            assert "one waiter" in str(failed.value.__cause__)
+            shot.set(1)
+
+
 @pytest.mark.parametrize(
     ("error", "heard"), [(ValueError("bad"), ActorFailed), (Refused("no"), Refused)]
 )

@@ -1,5 +1,6 @@
 """Regions: one activation per key, passivation that loses nothing, failures counted per key."""
 
+import gc
 import random
 from collections import Counter as Tally
 from collections.abc import Callable
@@ -156,6 +157,70 @@ async def test_an_actor_that_has_something_going_on_is_not_idle(busy_with: str) 
                 await region["a"].tell("end")
             await clock.advance(11.0)
             assert list(region.active) == []
+
+
+async def test_an_actor_whose_deferred_asker_has_left_is_idle_once_it_drops_the_answer() -> None:
+    clock = VirtualClock()
+    kept: list[Any] = []
+
+    class Deferring(Counter):
+        async def receive(self, message: object) -> object:
+            kept.append(self.context.defer())
+            return None
+
+    async with Runtime(ports=clock.ports()) as runtime:
+        region = runtime.region("busy", lambda _: Deferring(), idle_s=10.0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(region["a"].ask, Start())
+            await settle()
+            tasks.cancel_scope.cancel()
+        kept.clear()
+        await settle()
+        await clock.advance(11.0)
+        assert list(region.active) == []
+
+
+async def test_what_has_ended_leaves_nothing_in_its_runtime() -> None:
+    def make_class(number: int) -> type[Actor]:
+        class Unstartable(Counter):
+            async def on_start(self) -> None:
+                raise ValueError(f"number {number}")
+
+        return Unstartable
+
+    async def watch(actor: Actor) -> object:
+        watched = runtime.spawn(Counter, name="watched")
+        actor.context.watch(watched)
+        assert actor.context._life.watches
+        await watched.stop()
+        return actor.context._life.watches
+
+    stop = Supervision(otherwise=Directive.STOP)
+    async with Runtime(supervision=stop) as runtime:
+        watcher = runtime.spawn(Counter, name="watcher")
+        for number in range(20):
+            await runtime.spawn(make_class(number), name="short").tell(Add())
+            assert await watcher.ask(Run(watch)) == {}
+            await settle()
+        gc.collect()
+        assert len(runtime.dead_letters.count_by_reason) == 1
+        assert len(runtime.tree().handling_times) < 5, "and of a class that is gone"
+
+
+async def test_each_sender_that_is_refused_has_an_error_of_its_own() -> None:
+    async with Runtime() as runtime:
+        once = Supervision(restarts_max=0)
+        region = runtime.region("keyed", lambda _: Counter(), supervision=once)
+        with pytest.raises(ActorFailed):
+            await region["a"].ask(Fail(ValueError()))
+        await settle()
+        lengths: list[int] = []
+        for _ in range(3):
+            with pytest.raises(TooManyRestarts) as caught:
+                await region["a"].ask(Get())
+            assert isinstance(caught.value.__cause__, ValueError)
+            lengths.append(len(caught.traceback))
+        assert len(set(lengths)) == 1, "no one sees the traceback of another"
 
 
 class Start(Message[None]):

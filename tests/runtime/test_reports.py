@@ -46,6 +46,27 @@ async def test_a_subscriber_gets_events_of_its_type_in_order() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_second_reader_of_a_subscription_is_refused() -> None:
+    stream = EventStream()
+    with stream.subscribe(int) as numbers, anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anext, numbers)
+            await settle()
+            with pytest.raises(RuntimeError, match="another task waits"):
+                await anext(numbers)
+            stream.publish(1)
+
+
+def test_what_is_subscribed_to_is_a_type() -> None:
+    stream = EventStream()
+    for wrong in ("int", 1, list[int]):
+        with pytest.raises(TypeError, match="it takes a type"):
+            stream.subscribe(wrong)  # type: ignore[arg-type]
+    with stream.subscribe(int | str):  # type: ignore[arg-type]
+        stream.publish(1)
+
+
+@pytest.mark.anyio
 async def test_a_slow_subscriber_loses_the_oldest_and_is_told_how_many() -> None:
     stream = EventStream()
     with stream.subscribe(int, buffer_max=3) as numbers:

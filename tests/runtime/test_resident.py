@@ -8,7 +8,6 @@ import pytest
 
 from turnkeeper.runtime import (
     Actor,
-    ActorFailed,
     Backoff,
     Failure,
     NotDelivered,
@@ -140,6 +139,7 @@ async def test_a_failed_start_is_heard_by_those_who_wait() -> None:
 
     async with Runtime() as runtime:
         ref = runtime.spawn(Unstartable, name="unstartable", resident=True)
-        with pytest.raises(ActorFailed):
+        with pytest.raises(NotDelivered, match="could not start: OSError; nothing") as caught:
             await ref.ask(Get())
+        assert isinstance(caught.value.__cause__, OSError)
         await settle()

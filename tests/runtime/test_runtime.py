@@ -13,6 +13,7 @@ from turnkeeper.runtime import (
     Runtime,
     Unavailable,
 )
+from turnkeeper.runtime.lowlevel import OneShot
 from turnkeeper.runtime.testing import settle
 
 from .actors import Add, Counter, Fail, Get, SyncCounter, block
@@ -64,6 +65,37 @@ async def test_refused_is_an_answer_and_not_a_failure(kind: type[Actor]) -> None
         await ref.tell(Add())
         with pytest.raises(Refused, match="not like that"):
             await ref.ask(Fail(Refused("not like that")))
+        assert await ref.ask(Get()) == 1, "it was not restarted"
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("waits_for", ["the loop", "a one-shot"])
+async def test_refused_is_an_answer_from_a_handler_that_has_waited_too(
+    waits_for: str, *, resident: bool
+) -> None:
+    opened: OneShot[None] = OneShot()
+
+    class Waiting(Counter):
+        async def receive(self, message: object) -> object:
+            if isinstance(message, Fail) and waits_for == "the loop":
+                await settle()
+            elif isinstance(message, Fail):
+                await self.context.wait_for(opened)
+            return await super().receive(message)
+
+    async with Runtime() as runtime:
+        ref = runtime.spawn(Waiting, name="counter", resident=resident)
+        await ref.tell(Add())
+        await ref.tell(Fail(Refused("not like that")))
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                with pytest.raises(Refused, match="not like that"):
+                    await ref.ask(Fail(Refused("not like that")))
+
+            tasks.start_soon(ask)
+            await settle()
+            opened.set(None)
         assert await ref.ask(Get()) == 1, "it was not restarted"
 
 

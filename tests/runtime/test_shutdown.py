@@ -105,6 +105,22 @@ async def test_what_is_not_done_within_the_grace_is_named() -> None:
     assert runtime.dead_letters.count == 3
 
 
+async def test_an_order_to_stop_is_no_message_that_is_left_undone() -> None:
+    clock = VirtualClock()
+
+    async with (
+        anyio.create_task_group() as tasks,
+        Runtime(ports=clock.ports(), drain_s=1.0, stop_s=10.0) as runtime,
+    ):
+        ref = runtime.spawn(Counter, name="busy")
+        await block(ref)  # for ever
+        tasks.start_soon(ref.stop)
+        await settle()
+        tasks.start_soon(pass_time, clock)
+
+    assert [(each.messages, each.was_handling) for each in runtime.left_undone] == [(0, True)]
+
+
 async def pass_time(clock: VirtualClock) -> None:
     for _ in range(30):
         await clock.advance(1.0)

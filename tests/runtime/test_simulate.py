@@ -448,7 +448,7 @@ def test_a_trio_that_has_changed_is_refused_with_a_clear_sentence(
 ) -> None:
     monkeypatch.delattr("trio._core._run._r")
 
-    with pytest.raises(SimulatorUnsupported, match=r"trio \S+ has no trio._core._run._r any more"):
+    with pytest.raises(SimulatorUnsupported, match=r"trio \S+ lacks trio._core._run._r, which"):
         simulate(_orders([]))
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from turnkeeper.runtime.testing import TapeFile
+
+WITHOUT_TAPE = '{"seed": 1, "backend": "trio", "policy": "random", "native_cancels": false}'
 
 PROGRAM = """
 from pathlib import Path
@@ -75,3 +80,11 @@ def test_the_number_of_seeds_and_the_folder_of_tapes_can_be_chosen(tmp_path: Pat
     assert failed.returncode == 1
     assert len(list((tmp_path / "elsewhere").iterdir())) == 1
     assert not (tmp_path / "simulated-tapes").exists()
+
+
+@pytest.mark.parametrize("held", ["", "[]", '{"seed": 1}', "\xff", WITHOUT_TAPE])
+def test_a_file_that_holds_no_tape_is_named(tmp_path: Path, held: str) -> None:
+    file = tmp_path / "tape.json"
+    file.write_bytes(held.encode("latin-1"))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))} holds no tape of a run: "):
+        TapeFile.read(file)

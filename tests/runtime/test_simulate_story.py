@@ -255,7 +255,7 @@ def test_timers_effects_failures_restarts_and_dead_letters_are_told(backend: Bac
             "busy fails: ValueError: too much:",
             "busy:work is cancelled",
             "busy is made anew",
-            "busy has started again, for the 1. time",
+            "busy has started again: restart 1",
             "busy has stopped",
             "busy never gets 'too late': it has stopped",
         ],

@@ -431,6 +431,123 @@ async def test_a_group_waits_for_its_backoff_before_anyone_comes_back() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_sibling_that_is_still_starting_is_restarted_with_the_group() -> None:
+    may_start, may_stop = anyio.Event(), anyio.Event()
+
+    class Slow(Counter):
+        async def on_start(self) -> None:
+            await may_start.wait()
+
+        async def on_stop(self) -> None:
+            await may_stop.wait()
+
+    async with Runtime() as runtime:
+        group = runtime.spawn_supervisor("g", Supervision(strategy="one_for_all", backoff=NOW))
+        refs = [group.spawn(Counter, name="a"), group.spawn(Slow, name="b")]
+        await settle()
+        await refs[0].tell(Fail(ValueError()))
+        await settle()
+        may_start.set()
+        await settle()
+        assert {each.name: each.state for each in runtime.tree().walk()} == {
+            "g": "open",
+            "g/a": "held",
+            "g/b": "cleaning up",
+        }
+        may_stop.set()
+        with anyio.fail_after(5):
+            assert [await ref.ask(Get()) for ref in refs] == [0, 0]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_one_stopped", [False, True])
+async def test_all_come_back_if_more_of_a_group_fail_while_it_is_held(
+    *, is_one_stopped: bool
+) -> None:
+    async with Runtime() as runtime:
+        group = runtime.spawn_supervisor("g", Supervision(strategy="rest_for_one", backoff=NOW))
+        a, b, c, d = refs = [group.spawn(Counter, name=name) for name in "abcd"]
+        gate = await block(d)
+        for ref in (a, b):
+            await ref.tell(Fail(ValueError()))
+            await settle()
+        if is_one_stopped:
+            await b.stop()
+            refs.remove(b)
+        await c.tell(Fail(ValueError()))
+        await settle()
+        gate.set()
+        with anyio.fail_after(5):
+            assert [await ref.ask(Get()) for ref in refs] == [0] * len(refs)
+
+
+@pytest.mark.anyio
+async def test_a_group_comes_back_if_its_first_ends_just_as_another_fails() -> None:
+    class Stopping(Counter):
+        async def on_stop(self) -> None:
+            """Takes a step of its own."""
+
+    async def stop_first_and_fail(_: Actor) -> None:
+        first._cell.request_stop("it was told to")
+        raise ValueError
+
+    async with Runtime() as runtime:
+        group = runtime.spawn_supervisor("g", Supervision(strategy="one_for_all", backoff=NOW))
+        first, second, third = (group.spawn(Stopping, name=name) for name in "abc")
+        await third.tell(Run(stop_first_and_fail))
+        await settle()
+        with anyio.fail_after(5):
+            assert [await ref.ask(Get()) for ref in (second, third)] == [0, 0]
+
+
+@pytest.mark.anyio
+async def test_an_actor_that_fails_while_its_supervisor_fails_comes_back_with_it() -> None:
+    may_stop = anyio.Event()
+
+    class Slow(Counter):
+        async def on_stop(self) -> None:
+            await may_stop.wait()
+
+    rules = ((KeyError, Directive.ESCALATE),)
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        group = runtime.spawn_supervisor(
+            "g", Supervision(rules, strategy="one_for_all", backoff=NOW)
+        )
+        failing, busy = group.spawn(Counter, name="a"), group.spawn(Counter, name="b")
+        gate = await block(busy)
+        await failing.tell(Fail(KeyError()))
+        await settle()
+        late = group.spawn(Slow, name="c")
+        await late.tell(Fail(ValueError()))
+        await settle()
+        gate.set()
+        await settle()
+        may_stop.set()
+        with anyio.fail_after(5):
+            assert [await ref.ask(Get()) for ref in (failing, busy, late)] == [0, 0, 0]
+
+
+@pytest.mark.anyio
+async def test_a_key_that_is_refused_comes_back_whole_when_its_region_is_restarted() -> None:
+    rules = ((KeyError, Directive.ESCALATE),)
+    async with Runtime(supervision=AT_ONCE) as runtime:
+        region = runtime.region(
+            "r", lambda _: Counter(), supervision=Supervision(rules, restarts_max=0, backoff=NOW)
+        )
+        await region["a"].tell(Fail(ValueError()))
+        await settle()
+        with pytest.raises(TooManyRestarts):
+            await region["a"].ask(Get())
+        await region["b"].tell(Fail(KeyError()))
+        await settle()
+        gate = await block(region["a"])
+        with anyio.fail_after(5):
+            await region["a"].tell(Add())
+        gate.set()
+        assert await region["a"].ask(Get()) == 1
+
+
+@pytest.mark.anyio
 async def test_a_group_whose_restart_fails_is_restarted_again() -> None:
     log: list[str] = []
     failures = 2
@@ -702,7 +819,7 @@ async def test_a_factory_that_raises_is_a_failed_start() -> None:
 
     async with Runtime(supervision=AT_ONCE) as runtime:
         ref = runtime.spawn(make, name="counter")
-        with pytest.raises(ActorFailed):
+        with pytest.raises(NotDelivered, match="could not start: OSError; nothing happened"):
             await ref.ask(Get())
         await settle()
         assert await ref.ask(Get()) == 0
@@ -767,6 +884,27 @@ async def test_children_that_escalate_together_are_one_failure_of_their_supervis
         assert len(runtime._root._log._times) == 2, "one of the supervisor, one of the region"
         for ref in refs:
             assert await ref.ask(Get()) == 0
+
+
+async def test_a_child_comes_back_if_the_actor_that_it_failed_goes_on_as_it_is() -> None:
+    log: list[str] = []
+    children: list[Ref] = []
+
+    class Parent(Counter):
+        supervision = Supervision(otherwise=Directive.ESCALATE)
+
+        async def on_start(self) -> None:
+            children.extend(self.context.spawn(named(name, log), name=name) for name in "ab")
+
+    async with Runtime() as runtime:
+        resume = Supervision(otherwise=Directive.RESUME)
+        await runtime.spawn(Parent, name="parent", supervision=resume).ask(Get())
+        for _ in range(2):
+            await children[0].tell(Fail(ValueError()))
+            await children[0].tell(Add(5))
+            with anyio.fail_after(5):
+                assert await children[0].ask(Get()) == 5, "a new one, with its mail"
+        assert log == ["+a", "+b", "-a", "+a", "-a", "+a"]
 
 
 async def test_children_of_an_actor_that_escalate_together_are_one_failure_of_it() -> None:

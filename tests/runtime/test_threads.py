@@ -13,6 +13,8 @@ from turnkeeper.runtime import (
     Actor,
     ActorFailed,
     DaemonThreads,
+    MailboxFull,
+    MailboxSettings,
     Ports,
     Runtime,
     TooManyThreads,
@@ -46,6 +48,23 @@ async def in_thread(function: Callable[[], object]) -> Any:  # noqa: ANN401 - wh
         return await done.wait()
     finally:
         thread.join()
+
+
+async def test_a_portal_made_in_a_handler_does_not_speak_for_its_actor() -> None:
+    async with Runtime() as runtime:
+        mailbox = MailboxSettings(capacity=1, overflow="reject")
+        ref = runtime.spawn(Counter, name="counter", mailbox=mailbox)
+
+        async def make(_: Actor) -> object:
+            return runtime.portal()
+
+        await ref.ask(Run(make))
+        portal = runtime.portal()
+        gate = await block(ref)
+        await runtime.ports.blocking(lambda: portal.tell(ref, Add()))
+        with pytest.raises(MailboxFull):
+            await runtime.ports.blocking(lambda: portal.tell(ref, Add()))
+        gate.set()
 
 
 async def test_a_thread_tells_and_asks_through_the_portal() -> None:

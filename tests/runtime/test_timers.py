@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnkeeper.runtime import Actor, Backoff, Ports, Runtime, Supervision
+from turnkeeper.runtime import Actor, Backoff, MailboxSettings, Ports, Runtime, Supervision
 from turnkeeper.runtime._clock import Clock
 from turnkeeper.runtime.testing import VirtualClock, settle
 
-from .actors import Counter, Fail, Get, Run
+from .actors import Counter, Fail, Get, Run, block
 
 AT_ONCE = Supervision(backoff=Backoff(first_s=0.0))
 
@@ -52,6 +52,43 @@ async def test_a_periodic_timer_goes_on_until_it_is_cancelled() -> None:
         await ref.ask(Run(cancel))
         await clock.advance(100.0)
         assert log == ["tick"] * 3
+
+
+@pytest.mark.anyio
+async def test_a_timer_whose_key_cannot_be_one_is_refused_and_never_fires() -> None:
+    clock = VirtualClock()
+    log: list[object] = []
+    async with Runtime(ports=clock.ports()) as runtime:
+        ref = runtime.spawn(lambda: Counter(log), name="counter")
+
+        async def arm(actor: Actor) -> None:
+            with pytest.raises(TypeError, match="unhashable"):
+                actor.context.timers.periodic(10.0, "tick", key=["a list"])
+
+        await ref.ask(Run(arm))
+        await clock.advance(100.0)
+        assert log == []
+
+
+@pytest.mark.anyio
+async def test_a_timer_goes_on_if_its_message_is_dropped_as_the_oldest() -> None:
+    clock = VirtualClock()
+    log: list[object] = []
+    async with Runtime(ports=clock.ports()) as runtime:
+        mailbox = MailboxSettings(capacity=1, overflow="drop_oldest")
+        ref = runtime.spawn(lambda: Counter(log), name="counter", mailbox=mailbox)
+
+        async def arm(actor: Actor) -> None:
+            actor.context.timers.periodic(10.0, "tick")
+
+        await ref.ask(Run(arm))
+        gate = await block(ref)
+        await clock.advance(15.0)
+        await ref.tell("news")
+        assert runtime.dead_letters.count == 1
+        gate.set()
+        await clock.advance(10.0)
+        assert log == ["news", "tick"]
 
 
 @pytest.mark.anyio
