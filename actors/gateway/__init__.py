@@ -1,7 +1,7 @@
 """The gateway: conversations over HTTP, for clients in any language.
 
-`app` makes an ASGI application of opened `Conversations`. A `Node` connects it with others of the
-same journal. Needs the extra `gateway`.
+`app` serves opened `Conversations` as an ASGI application. A `Node` connects this process with the
+others that use the same journal. Needs the extra `gateway`.
 """
 
 try:

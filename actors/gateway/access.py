@@ -1,19 +1,21 @@
 """Access: principals, their scopes, and bearer tokens from a file of hashes.
 
-An application brings its own users by two functions, `authenticate` and `authorize`. Built in are
-bearer tokens: a file has one line for each, the SHA-256 of the token, the principal, its scopes:
+An application connects its own users with two functions, `authenticate` and `authorize`. Bearer
+tokens are built in. A file has one line for each: the SHA-256 of the token, the principal, its
+scopes:
 
     # sha256 of the token                       principal  scopes
     9f86d081884c7d659a2feaa0c55ad015a3bf4f1b…   alice      read,write
 
-Tokens are random and long, so a plain hash gives nothing away. They come in the `Authorization`
-header alone, never in an address, and no log line has them.
+Tokens are random and long, so a plain hash gives nothing away. They are read from the
+`Authorization` header alone, never from an address, and no log line has them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import inspect
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -36,13 +38,15 @@ __all__ = [
     "Rates",
     "Share",
     "allows",
+    "check_authorize",
     "find_place",
+    "is_allowed",
     "owner_of",
     "read_lines",
 ]
 
 Action: TypeAlias = Literal["read", "write", "admin", "inspector"]
-"""A route's kind: it reads, changes something, acts for all principals, or shows the runtime."""
+"""Says if a route reads, changes something, acts for all principals, or shows the runtime."""
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
 TOKEN_LENGTH_MIN = 32
@@ -53,7 +57,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The one for whom a request is made. Those with the scope `admin` see all conversations."""
+    """The user who makes a request. Principals with the scope `admin` see all conversations."""
 
     name: str
     scopes: frozenset[Action] = frozenset(("read", "write"))
@@ -61,8 +65,11 @@ class Principal:
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= PRINCIPAL_LENGTH_MAX or not self.name.isprintable():
             raise InvalidInput(
-                f"a principal's name has 1 to {PRINCIPAL_LENGTH_MAX} characters that can be seen"
+                f"a principal's name must have 1 to {PRINCIPAL_LENGTH_MAX} visible characters"
             )
+        scopes: object = self.scopes
+        if isinstance(scopes, str):  # each part of it would be a scope that it has
+            raise InvalidInput('scopes must be a set, such as frozenset(("read",)), not a text')
 
     @property
     def is_admin(self) -> bool:
@@ -70,10 +77,10 @@ class Principal:
 
 
 Authenticate: TypeAlias = Callable[[HTTPConnection], Awaitable[Principal | None]]
-"""Returns the principal of a request, or None if it shows none."""
+"""Returns the principal of a request, or None if the request has no valid credentials."""
 
 Authorize: TypeAlias = Callable[[Principal, Action, str | None], bool]
-"""True if the principal may do this; the conversation is named by its id on the wire."""
+"""Returns True if the principal may do this. The conversation is given by its id on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +88,18 @@ class Place:
     """The conversation that an id on the wire means."""
 
     conversation_id: str
-    """The id that the journal has."""
+    """Its id in the journal."""
     owner: str | None
-    """The user whose conversation it is, or will be; None: whichever it is."""
+    """The user who must own the conversation, or will own it once it begins; None: any user."""
 
 
 Share: TypeAlias = Callable[[Principal, str], Awaitable[Place | None]]
-"""Returns the place of a conversation that is shared with a principal, by its id on the wire; None:
-the id is the principal's own."""
+"""Returns the place of a conversation that is shared with a principal, given its id on the wire, or
+None if the id means one of the principal's own."""
 
 
 def owner_of(principal: Principal | None) -> str | None:
-    """Return the user to whom a principal's ids on the wire are local; None: they are stored."""
+    """Return the user whose own ids a principal sends, or None if it sends stored ids."""
     return None if principal is None or principal.is_admin else principal.name
 
 
@@ -110,8 +117,27 @@ def allows(principal: Principal, action: Action, _conversation: str | None) -> b
     return principal.is_admin or action in principal.scopes
 
 
+def check_authorize(authorize: Authorize) -> None:
+    """Raise `InvalidInput` for an async function: what its call returns is true of all requests."""
+    if inspect.iscoroutinefunction(authorize):
+        raise InvalidInput(
+            "authorize is an async function, and it is called without await; it takes a function "
+            "that returns True or False; `authenticate` may await, and keep what it finds"
+        )
+
+
+def is_allowed(
+    authorize: Authorize, principal: Principal, action: Action, local_id: str | None
+) -> bool:
+    """Return what `authorize` says. Raises `TypeError` if it says neither yes nor no."""
+    said: object = authorize(principal, action, local_id)
+    if said is not None and not isinstance(said, bool):
+        raise TypeError(f"authorize returned {type(said).__name__}; it returns True or False")
+    return said is True
+
+
 class BearerTokens:
-    """Authenticates by the tokens of a file of hashes, which is read once."""
+    """Authenticates by tokens whose hashes are in a file, which is read once."""
 
     def __init__(self, known: dict[bytes, Principal]) -> None:
         self._known = known
@@ -121,7 +147,7 @@ class BearerTokens:
 
     @classmethod
     def from_file(cls, path: str | Path) -> BearerTokens:
-        """Read the file. Raises `InvalidInput` for a line that cannot be used, or without any."""
+        """Read the file. Raises `InvalidInput` if a line cannot be used or the file has none."""
         known: dict[bytes, Principal] = {}
         for number, line in enumerate(read_lines(path, "the token file"), 1):
             words = line.partition("#")[0].split()
@@ -145,7 +171,7 @@ class BearerTokens:
             return None
         shown = token_hash(token)
         found = None
-        # All of them are compared, each in constant time: the time tells nothing of which fits.
+        # All hashes are compared, each in constant time, so the time does not tell which one fits.
         for digest, principal in self._known.items():
             if hmac.compare_digest(digest, shown):
                 found = principal
@@ -153,7 +179,7 @@ class BearerTokens:
 
 
 def token_hash(token: str) -> bytes:
-    """Return the hash of a token, as the file has it in hexadecimal digits."""
+    """Return the hash of a token in hexadecimal digits, as in the file."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -200,10 +226,10 @@ class Rates:
         self._burst = burst
         self._principals_max = principals_max
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """The requests that were left, and the time of that; the longest unused first."""
+        """How many requests each principal had left, and when; the longest unused comes first."""
 
     def take(self, principal: str) -> int:
-        """Take one request. Returns 0, or in how many seconds to come again if none is left."""
+        """Count one request. Returns 0, or after how many seconds to retry if none is left."""
         now = self._monotonic()
         left, since = self._buckets.pop(principal, (float(self._burst), now))
         left = min(self._burst, left + (now - since) * self._per_s)

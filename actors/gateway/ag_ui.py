@@ -1,14 +1,15 @@
 """A turn as a run of AG-UI 1.0, which a client can leave at any event and go on with. Pure.
 
-A run is one request's look at a turn. It begins with a snapshot of the transcript at its place in
-the log, which replaces the client's screen; from there on come the turn's own events. It ends with
-the turn, or when calls wait for the user; their answers are another run.
+A run shows a turn to one request. It begins with a snapshot of the transcript, which replaces the
+client's screen; after it come the turn's own events. The run ends with the turn, or when calls wait
+for the user; the request that answers them begins another run.
 
-Each event goes out with a cursor: how much of the run a client has that got it. A cursor holds
-places in the log, and of a text that is open its length and digest. Nothing about a stream is kept
-in memory: any process that reads the log can go on from a cursor, also after the one that wrote the
-stream was killed. If a text is written anew since, and begins as the client has it, it goes on
-there; otherwise the screen is replaced. Events without a cursor open again what a client has.
+Each event goes out with a cursor, which says how much of the run a client has once it got the
+event. A cursor holds places in the log and, for an open text, its length and digest. No stream
+keeps state in memory: any process that reads the log can go on from a cursor, even after the
+process that wrote the stream was killed. If the model has begun its answer anew since, and the new
+text begins with the client's, the run goes on behind that; otherwise it replaces the screen. Events
+without a cursor only open again what the client has already.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ ANSWER_SCHEMA = {
     "properties": {"approved": {"type": "boolean"}, "reason": {"type": "string"}},
     "required": ["approved"],
 }
-"""The payload with which a client answers a call that waits."""
+"""The JSON schema of a client's answer to a call that waits."""
 
 _CURSOR = re.compile(
     r"(?P<origin>\d+\.[^/]+)/(?P<run>[^/]+)/(?P<seq>\d{1,16})\.(?P<part>[0-3])"
@@ -87,13 +88,13 @@ class Progress:
     """How much of a run a client has."""
 
     seq: int
-    """The last event of the log that it has whole."""
+    """The last event of the log that it has completely."""
     part: int = 0
-    """The parts that it has of the next one, if that is a call: its text, start, arguments."""
+    """How many parts it has of the next event, if that is a call: its text, start, arguments."""
     text: tuple[int, str] | None = None
-    """The code points and the digest of the text that is open."""
+    """The length, in code points, and the digest of the text that is open."""
     is_stale: bool = False
-    """It shows a text that was taken back, and is to get a snapshot next."""
+    """True if it still shows something outdated, and gets a snapshot next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class RunCursor:
 
 
 def parse_run_cursor(given: str) -> RunCursor | None:
-    """Return the cursor that a client sent; None if it is none."""
+    """Return the cursor that a client sent; None if it is not one."""
     found = _CURSOR.fullmatch(given.strip())
     origin = None if found is None else parse_cursor(found["origin"])
     if found is None or origin is None or origin.event_id is None:
@@ -125,7 +126,7 @@ def parse_run_cursor(given: str) -> RunCursor | None:
 
 
 class _OpenText:
-    """The text of an answer as far as the client has it."""
+    """The part of an answer's text that the client has."""
 
     def __init__(
         self, message_id: str, said: str = "", *, mark: tuple[int, str] | None = None
@@ -133,7 +134,7 @@ class _OpenText:
         self.message_id = message_id
         self.mark = (0, "")
         self._pieces: list[str] | None = None
-        """None if it was written by another stream, of which the length and digest are known."""
+        """None if another stream wrote the text: then only its length and digest are known."""
         self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
         if mark is not None:
             self.mark = mark
@@ -152,15 +153,15 @@ class _OpenText:
         self.mark = (self.length + len(text), self._hash.hexdigest())
 
     def is_begin_of(self, text: str) -> bool:
-        """True if the text begins with this one."""
+        """True if `text` begins with this text."""
         return len(text) >= self.length and self.as_in(text).mark == self.mark
 
     def as_in(self, text: str) -> _OpenText:
-        """Return what this is if the text begins with it."""
+        """Return the beginning of `text` that is as long as this text."""
         return _OpenText(self.message_id, text[: self.length])
 
     def may_begin_with(self, text: str) -> bool:
-        """True if this one may begin with that text, which is shorter."""
+        """True if `text` is shorter, and this text may begin with it."""
         if len(text) >= self.length:
             return False
         return self._pieces is None or "".join(self._pieces).startswith(text)
@@ -172,7 +173,7 @@ class Out:
 
     event: BaseEvent
     progress: Progress | None
-    """None if it opens again what the client has."""
+    """None if the event only opens again what the client has already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +182,14 @@ class Show:
 
     seq: int
     is_needed: bool = True
-    """False if the screen is replaced only if something was taken back meanwhile."""
+    """False if the screen need be replaced only if something on it was taken back meanwhile."""
 
 
 Output: TypeAlias = Iterator[Out | Show]
 
 
 class RunEvents:
-    """Turns the events and pieces of a turn, in order from its chat message on, into a run."""
+    """Converts the events and pieces of a turn, in order from its chat message on, into a run."""
 
     def __init__(
         self,
@@ -202,7 +203,7 @@ class RunEvents:
         answered: Collection[str] = (),
         on_screen: Sequence[str] | None = None,
     ) -> None:
-        """Make the run of a chat message.
+        """Make the run for a chat message.
 
         `head`, `awaiting`: the end of the log, and the calls that wait there. `after`: the progress
         of a client that comes back. `answered`: the calls whose answers begin the run. `on_screen`:
@@ -218,11 +219,11 @@ class RunEvents:
         self._awaiting = frozenset(awaiting)
         self._after = after
         self._answered = frozenset(answered)
-        """The calls whose answers have yet to be seen; nothing is written before."""
+        """Calls whose answers were not read from the log yet; nothing is written until they are."""
         self._on_screen = on_screen
         self._is_ordered = False
         self._seq = 0
-        """The newest event that was taken."""
+        """The seq of the newest event that was taken."""
         self._part = 0
         self._is_stale = False
         """True if something that the client may show was taken back."""
@@ -235,10 +236,10 @@ class RunEvents:
         self._text: _OpenText | None = None
         self._attempt = (0, 0)
         self._heard: list[str] | None = None
-        """The pieces of an attempt that has not reached what is shown; None if it has."""
+        """The text of a new attempt while it is shorter than the text shown; None otherwise."""
 
     def take(self, item: LoggedEvent | TextDelta) -> Output:
-        """Yield what is to be written for the next event or piece of the turn."""
+        """Yield the outputs for the next event or piece of the turn."""
         if isinstance(item, TextDelta):
             if not self._answered and item.turn_id == self._turn_id:
                 yield from self._come_back()
@@ -259,7 +260,7 @@ class RunEvents:
         self._seq = item.seq
 
     def end(self) -> Output:
-        """Yield the end of a run whose message will not be answered here."""
+        """Yield the end of a run whose chat message will not be answered here."""
         if not self.has_ended:
             yield self._finished(RunFinishedCancelledOutcome(), self._seq)
 
@@ -290,15 +291,15 @@ class RunEvents:
         messages = ag_ui_messages(transcript, until=seq, waiting=waiting)
         ids = [message.id for message in messages]
         if not self._is_ordered and not _is_shown_in_order(self._on_screen, ids):
-            # Clients put the messages that are new to them last, so they begin with none.
+            # Clients append messages that are new to them; an empty screen puts them in order.
             progress = Progress(self._seq, is_stale=True)
             yield Out(MessagesSnapshotEvent(messages=[]), progress)
-        # A message of its own that waits is shown before those whose turns come first.
+        # While the run's own message waits, it is shown before messages whose turns come first.
         self._is_ordered, self._on_screen = not waiting, None
         yield Out(MessagesSnapshotEvent(messages=list(messages)), Progress(seq))
 
     def _learn(self, seq: int, transcript: Transcript) -> None:
-        """Count the answers of the turn up to a seq, and note what of it was taken back."""
+        """Count the turn's answers up to a seq, and note which of its events were taken back."""
         self._count = AnswerCount()
         of_turn = [at for at in transcript.log if at.event.turn_id == self._turn_id]
         for seq_of_event, event in of_turn:
@@ -349,7 +350,7 @@ class RunEvents:
             yield Show(item.seq)
 
     def _pass(self, item: LoggedEvent) -> Output:
-        """Leave out an event that the client has, unless the run ends there."""
+        """Skip an event that the client has, unless the run ends with it."""
         event = item.event
         is_end = isinstance(event, TurnEndedEvent) and event.turn_id == self._turn_id
         if is_end or isinstance(event, MessageWithdrawnEvent) or self._is_held(item):
@@ -357,12 +358,12 @@ class RunEvents:
             yield from self._take_event(item, 0)
 
     def _come_back(self) -> Output:
-        """Open again what a client that comes back has."""
+        """Open again what a client has that comes back."""
         if self._after is not None:
             yield Show(self._after.seq, is_needed=self._after.is_stale)
 
     def _is_held(self, item: LoggedEvent) -> bool:
-        """True if calls wait for the user since this event."""
+        """True if this event made calls wait for the user, and they still do."""
         event = item.event
         if not isinstance(event, ConfirmationRequestedEvent) or event.turn_id != self._turn_id:
             return False
@@ -432,7 +433,7 @@ class RunEvents:
 
     def _end(self, ended: TurnEndedEvent, seq: int) -> Output:
         if self._text is not None:
-            # It was written and never said: the log has nothing of it.
+            # The model wrote this text, but never finished the answer: the log does not have it.
             yield Show(seq)
         match ended.outcome:
             case "completed":
@@ -463,7 +464,7 @@ class RunEvents:
             yield self._text_start()
         assert self._text is not None
         if self._heard is None:
-            # What the client has already of a piece is left out.
+            # The part of a piece that the client has already is left out.
             length = self._text.length
             new = piece.text[length - piece.offset :] if piece.offset <= length else ""
         else:
@@ -477,7 +478,7 @@ class RunEvents:
             yield self._add(new)
 
     def _compare(self, text: str) -> Output:
-        """Leave what is shown if this text begins so; otherwise take it back."""
+        """Keep the text shown if this text begins with it; otherwise take it back."""
         assert self._text is not None
         if self._text.is_begin_of(text):
             self._text = self._text.as_in(text)
@@ -487,7 +488,7 @@ class RunEvents:
         self._heard = None
 
     def _say(self, content: str, *, is_message: bool) -> Output:
-        """Show the whole text of an answer; the pieces before may be a part of it."""
+        """Show the whole text of an answer; earlier pieces may have shown its beginning."""
         content = storable(content)
         if self._text is not None:
             if content:
@@ -530,7 +531,7 @@ class RunEvents:
 
 
 def _is_shown_in_order(on_screen: Sequence[str] | None, ids: Sequence[str]) -> bool:
-    """True if a client with this screen gets these messages in order by one snapshot."""
+    """True if one snapshot puts these messages in order on a client with this screen."""
     if on_screen is None:
         return False
     kept = set(ids)

@@ -1,8 +1,8 @@
 """A transcript as the messages of AG-UI, with the ids that its streams use. Pure.
 
-An answer is one assistant message, with its text and its calls. Its id is the turn's and its number
-in the turn, as the pieces of it count: so it is known before the answer is in the log. A result has
-the id of its event, and a chat message of a user has its message id.
+An answer is one assistant message, with its text and its calls. Its id is made of the turn's id and
+the answer's number in the turn, counted as its pieces are: so it is known before the answer is in
+the log. A result has the id of its event, and a user's chat message has its message id.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class AnswerCount:
         return not isinstance(event, ActionEvent) or event.llm_response_id != self._response
 
     def number(self, event: AgentMessageEvent | ActionEvent) -> int:
-        """Return the number of the answer that the next event is of."""
+        """Return the number of the answer that the next event belongs to."""
         self.count += self.begins(event)
         self._response = event.llm_response_id if isinstance(event, ActionEvent) else None
         return self.count - 1
@@ -74,7 +74,7 @@ def answer_id(turn_id: str, number: int) -> str:
 def ag_ui_messages(
     transcript: Transcript, *, until: int | None = None, waiting: Sequence[Event] = ()
 ) -> list[ShownMessage]:
-    """Return the messages of a transcript up to a seq, and then those that wait."""
+    """Return the messages of a transcript up to a seq, and then the messages that wait."""
     messages: list[ShownMessage] = []
     counts: dict[str, AnswerCount] = {}
     for logged in transcript.log:
@@ -83,7 +83,7 @@ def ag_ui_messages(
         event = logged.event
         answer = ""
         if isinstance(event, AgentMessageEvent | ActionEvent):
-            # Counted also if it was retracted: an id stays.
+            # Retracted answers count too, so that ids do not change.
             turn_id = event.turn_id or event.id
             number = counts.setdefault(turn_id, AnswerCount()).number(event)
             answer = answer_id(turn_id, number)
@@ -109,7 +109,7 @@ def _add(messages: list[ShownMessage], event: Event, answer: str) -> None:
 def _assistant_message(
     messages: list[ShownMessage], action: ActionEvent, answer: str
 ) -> list[ToolCall]:
-    """Return the calls of an answer's message, which is added if this is its first call."""
+    """Return the calls of an answer's message; add the message if this is its first call."""
     # The calls of one response follow each other, with nothing between them but results.
     for message in reversed(messages):
         if isinstance(message, AssistantMessage):

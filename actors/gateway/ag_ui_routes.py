@@ -1,12 +1,12 @@
 """The routes of AG-UI 1.0: `HttpAgent({url: "/v1/ag-ui"})` uses the first.
 
-A thread is a conversation, and a run one request's look at a turn. Of the messages that a client
-sends, only the newest user message is read, and the answers to calls in `resume`; nothing that it
-says of the agent or of tools is believed.
+A thread is a conversation, and a run shows a turn to one request. Of a client's messages, only the
+newest user message is read, and the answers to calls in `resume`; what it says about the agent or
+about tools is ignored.
 
-Each event has an id. A client that was cut off sends the newest as `Last-Event-ID` to the second
-route, and goes on there, on any node, also after the server was killed. Without one, that route
-opens the newest run from its beginning.
+Each event has an id. A client that was cut off sends the newest id as `Last-Event-ID` to the second
+route, and goes on from there, on any node, even after the server was killed. Without an id, that
+route streams the newest run from its beginning.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .ai_sdk import NAMELESS
 from .bodies import PART_RULE, Given, MayByBody
 from .faults import invalid_id, unusable
 from .names import ID_LENGTH_MAX, Cursor
-from .problems import OWN, ProblemRaised, problem_of
+from .problems import OWN, ProblemRaised, once_it_happened, problem_of
 from .replies import EventStream, Feed, Write
 from .runs import RUN_ID, run_id_of
 from .service import ConversationCaller, Reading
@@ -107,9 +107,9 @@ async def run(caller: Running, body: RunInput) -> Response:
     answers = _answers_of(body.resume or ())
     message = None if answers else _newest_message(body.messages)
     # Invariant: a run id comes with one chat message. The log has it once `_send` has returned;
-    # until then only this lock keeps another message under the id from passing the check. Another
-    # process has a lock of its own: two messages that come under one id at the same moment to two
-    # of them are both taken, and each gets its own turn.
+    # until then only this lock keeps another message with the same run id from passing the check.
+    # Each process has its own lock: if two messages with one run id reach two processes at the same
+    # moment, both are accepted, and each gets its own turn.
     async with caller.service.run_lock(caller.conversation_id, body.run_id):
         await _check_run_id(caller, body.run_id, None if message is None else message.id)
         if message is not None:
@@ -118,7 +118,10 @@ async def run(caller: Running, body: RunInput) -> Response:
             turn = await _answer(caller, answers)
     on_screen = [each.id for each in body.messages]
     answered = tuple(answers)
-    events = await _run_events(caller, turn, body.run_id, answered=answered, on_screen=on_screen)
+    with once_it_happened():
+        events = await _run_events(
+            caller, turn, body.run_id, answered=answered, on_screen=on_screen
+        )
     return EventStream(_feed(caller, turn, events))
 
 
@@ -156,7 +159,7 @@ async def connect(
 
 
 def _check_is_served(body: RunInput) -> None:
-    """Refuse parts of the protocol that would otherwise be dropped without a word."""
+    """Refuse the parts of the protocol that this server would otherwise silently ignore."""
     if body.tools:
         raise unusable("must be empty: tools run on the server", pointer="#/tools")
     if body.context:
@@ -242,7 +245,7 @@ def _cursor_of(given: str, **place: str) -> RunCursor:
 
 
 async def _check_run_id(caller: ConversationCaller, run_id: str, message_id: str | None) -> None:
-    """Raise if this run came with another message, or with one where this has answers."""
+    """Raise if this run came with another message, or with a message although this is an answer."""
     known = await caller.service.runs.message_of(caller.conversation, run_id)
     if known is not None and known != message_id:
         raise ProblemRaised(OWN["run-id-conflict"])
@@ -268,6 +271,11 @@ async def _answer(caller: ConversationCaller, answers: dict[str, bool | str]) ->
     """Answer the calls that wait, and return their turn, running or ended."""
     await caller.check_exists()
     await caller.conversation.answer(answers)
+    with once_it_happened():
+        return await _turn_of_answers(caller, answers)
+
+
+async def _turn_of_answers(caller: ConversationCaller, answers: dict[str, bool | str]) -> Turn:
     calls, message_id = set(answers), None
     async for logged in caller.conversation.events(live=False):
         event = logged.event
@@ -280,7 +288,7 @@ async def _answer(caller: ConversationCaller, answers: dict[str, bool | str]) ->
 
 
 async def _newest_run(caller: ConversationCaller) -> tuple[Turn, str] | None:
-    """Return the turn that began last, or of a message that waits, and the run it came with."""
+    """Return the newest turn, or that of a waiting message, and the run that it came with."""
     newest: UserMessageEvent | MessageQueuedEvent | None = None
     async for logged in caller.conversation.events(live=False):
         event = logged.event
@@ -293,7 +301,7 @@ async def _newest_run(caller: ConversationCaller) -> tuple[Turn, str] | None:
     try:
         turn = await caller.conversation.turn(newest.message_id)
     except MessageNotFound:
-        return None  # it waits in the conversation that this one was forked from
+        return None  # the message waits in the conversation that this one was forked from
     return turn, run_id_of(newest) or newest.message_id
 
 
@@ -324,7 +332,7 @@ async def _run_events(
     answered: Sequence[str] = (),
     on_screen: Sequence[str] | None = None,
 ) -> RunEvents:
-    # A message that was sent just now is the end of the log, as far as its run is concerned.
+    # For the run of a message that was sent just now, the log ends with that message.
     head = turn.seq
     awaiting: Sequence[str] = ()
     if turn.is_duplicate:
@@ -354,7 +362,7 @@ def _feed(caller: ConversationCaller, turn: Turn, events: RunEvents) -> Feed:
                 await _write_run(caller, turn, events, write)
             except TurnkeeperError as error:
                 problem = problem_of(error)[0]
-                # Without an id it is no part of the run, which goes on when it is asked for again.
+                # Without an id it is not part of the run, which goes on when the client reconnects.
                 origin = events.origin or Cursor(turn.seq, turn.message_id)
                 is_over = problem.retry_after_s is None
                 cursor = RunCursor(origin, events.run_id, Progress(0)) if is_over else None

@@ -1,8 +1,9 @@
 """A turn as chunks of the AI SDK's UI message stream, version 1. Pure.
 
-One assistant message of the SDK is one turn, under the turn's id: so a stream that begins anew
-replaces the message in place of adding another. Each answer of the model is a step of it. A step
-whose answer begins anew, or is said otherwise than it was written, is taken back (`reset-step`).
+One assistant message of the SDK is one turn, with the turn's id: so a stream that begins anew
+replaces the message instead of adding another. Each answer of the model is a step of the message.
+If the model begins an answer anew, or the final text differs from its pieces, the step is taken
+back (`reset-step`).
 
 `UiMessage` folds the chunks as the SDK's client does: the transcript in this shape equals the
 screen of a client that has read the stream to its end.
@@ -34,13 +35,13 @@ __all__ = ["NAMELESS", "TurnChunks", "UiMessage", "is_client_id", "next_version"
 
 CLIENT_ID_LENGTH_MAX = 200
 NAMELESS = "file"
-"""The name of a file that came without one."""
+"""The name that is given to a file without one."""
 
 Chunk = dict[str, object]
 
 
 class TurnChunks:
-    """Turns the events and pieces of one turn, in order, into chunks."""
+    """Converts the events and pieces of one turn, in order, into chunks."""
 
     def __init__(self, turn_id: str) -> None:
         self.turn_id = turn_id
@@ -50,7 +51,7 @@ class TurnChunks:
         self._steps = 0
         self._is_in_step = False
         self._is_answered = False
-        """True once the log has the answer of the step: the next one begins another."""
+        """True once the log has the answer of the step; the next answer begins another step."""
         self._response_id: str | None = None
         self._shown: str | None = None
         """The text of the step that is open and not in the log; None if there is none."""
@@ -58,7 +59,7 @@ class TurnChunks:
         self._requested: Sequence[str] = ()
 
     def take(self, item: LoggedEvent | TextDelta) -> Iterator[Chunk]:
-        """Yield the chunks of the next event or piece; none if it is of another turn."""
+        """Yield the chunks for the next event or piece; none if it belongs to another turn."""
         if isinstance(item, TextDelta):
             if item.turn_id == self.turn_id:
                 yield from self._take_piece(item)
@@ -131,7 +132,7 @@ class TurnChunks:
             return
         self._attempt = attempt
         assert self._shown is not None
-        # What a reader has seen already of a piece is left out.
+        # The part of a piece that the reader has seen already is left out.
         new = piece.text[len(self._shown) - piece.offset :]
         if piece.offset <= len(self._shown) and new:
             yield self._add(new)
@@ -157,7 +158,7 @@ class TurnChunks:
         return {"type": "text-delta", "id": self._text_id, "delta": storable(text)}
 
     def _say(self, content: str) -> Iterator[Chunk]:
-        """Show the whole text of an answer; the pieces before may be a part of it."""
+        """Show the whole text of an answer; earlier pieces may have shown its beginning."""
         if self._shown is None:
             yield from self._begin_step()
         elif not content or not content.startswith(self._shown):
@@ -199,7 +200,7 @@ class TurnChunks:
     def _end(self, ended: TurnEndedEvent) -> Iterator[Chunk]:
         self.has_ended = True
         if self._shown is not None:
-            # It was written and never said: the log has nothing of it.
+            # The model wrote this text, but never finished the answer: the log does not have it.
             yield {"type": "reset-step"}
         if self._is_in_step:
             yield {"type": "finish-step"}
@@ -216,7 +217,7 @@ class TurnChunks:
 
 
 def is_client_id(message_id: str) -> bool:
-    """True if a client may send a message under this id: versions have a tilde of our own."""
+    """True if a client may send a message with this id: ids of versions have our own tilde."""
     return 0 < len(message_id) <= CLIENT_ID_LENGTH_MAX and "~" not in message_id
 
 
@@ -227,7 +228,7 @@ def next_version(message_id: str) -> str:
 
 
 def client_id_of(message_id: str) -> str:
-    """Return the id under which a client knows a message, whichever version of it this is."""
+    """Return the id by which a client knows a message, for any version of it."""
     client_id, tilde, n = message_id.rpartition("~")
     return client_id if tilde and n.isdecimal() else message_id
 
@@ -254,7 +255,7 @@ def _media_type(url: str) -> str:
 
 
 class UiMessage:
-    """One assistant message, made of chunks as the SDK's client makes it."""
+    """One assistant message, built from chunks as the SDK's client builds it."""
 
     def __init__(self) -> None:
         self.id = ""

@@ -1,10 +1,11 @@
 """The routes of the AI SDK's chat: `DefaultChatTransport({api: "/v1/ai-sdk/chat"})` uses them.
 
-A client may leave at any chunk and resume: the turn that runs is streamed anew under its own id,
-which replaces what the client has. The client's `stop()` merely leaves; the third route interrupts.
+A client may leave at any chunk and resume: the running turn is streamed from its beginning with the
+same id, which replaces the message that the client has. The client's `stop()` only closes the
+stream; the third route interrupts the turn.
 
-Of a client's own assistant message only the answers to calls are read: their ids, yes or no, and
-the reason. Arguments and results that a client sends are never believed.
+Of an assistant message that a client sends, only the answers to calls are read: their ids, yes or
+no, and the reason. Its arguments and results are ignored.
 """
 
 from __future__ import annotations
@@ -91,14 +92,14 @@ async def chat(caller: Chatting, body: ChatBody) -> Response:
         return EventStream(_feed(caller, await _send(caller, newest, body)), HEADERS)
     answers = _answers_of(newest)
     await caller.check_exists()
-    # First, so that nothing is written if the message is of no turn here.
+    # Looked up first, so that nothing is written if the message belongs to no turn here.
     turn = await _turn_of_answers(caller, newest.id)
     await caller.conversation.answer(answers)
     return EventStream(_feed(caller, turn, answered=frozenset(answers)), HEADERS)
 
 
 async def _send(caller: ConversationCaller, message: Message, body: ChatBody) -> Turn:
-    """Send a message, or the next version of one that is edited or answered anew."""
+    """Send a message, or the next version of one that was edited or needs a new answer."""
     if not is_client_id(message.id):
         raise invalid_id(pointer="#/messages")
     content, files = _content_of(message)
@@ -114,21 +115,21 @@ async def _send(caller: ConversationCaller, message: Message, body: ChatBody) ->
             author=caller.author,
         )
 
-    # First, since most messages are new: the log is searched for versions of a known one alone.
+    # Sent first, since most messages are new: the log is searched only for a known one.
     with suppress(MessageIdConflict):
         turn = await send(message.id, None)
         if not turn.is_duplicate:
             return turn
     before, newest = await _versions(conversation, message.id)
     if newest is None:
-        return await send(message.id, None)  # known, and no turn answers it: the conflict is told
+        return await send(message.id, None)  # known, but no turn answers it: report the conflict
     if body.trigger == "regenerate-message":
         turn = await conversation.turn(newest)
         if await turn.ended() is None:
             return turn  # the reply to the same request was lost
     else:
         with suppress(MessageIdConflict):
-            return await send(newest, before)  # known already, unless its content is another
+            return await send(newest, before)  # known already, unless its content differs
     return await send(next_version(newest), newest)
 
 
@@ -145,11 +146,11 @@ async def _versions(conversation: Conversation, client_id: str) -> tuple[str | N
 
 @ai_sdk.get(f"{HERE}/stream", responses={204: {}})
 async def resume_stream(caller: Reading) -> Response:
-    """Stream the turn that runs, from its beginning; 204 if none runs."""
+    """Stream the running turn from its beginning; 204 if none runs."""
     try:
         turn = await caller.conversation.running()
     except ConversationNotFound:
-        turn = None  # a client resumes before its first message too; another's looks like it
+        turn = None  # clients resume before the first message too
     if turn is None:
         return Response(status_code=204)
     return EventStream(_feed(caller, turn), HEADERS)
@@ -161,7 +162,7 @@ class StopBody(Given):
 
 @ai_sdk.post(f"{HERE}/stop")
 async def stop(caller: Writing, body: StopBody) -> Response:
-    """Interrupt the turn that runs; `messageId` is the assistant message that the user saw."""
+    """Interrupt the running turn; `messageId` is the assistant message that the user saw."""
     return json_reply({"changed": await caller.conversation.interrupt(body.message_id)})
 
 
@@ -181,7 +182,7 @@ def _content_of(message: Message) -> tuple[str, list[FileContent]]:
 
 
 def _file_of(part: Part) -> FileContent | None:
-    """Return the file of a part; None if it has neither bytes nor the address of a page."""
+    """Return the file of a part; None if it has neither bytes nor a web address."""
     name, media_type, url = part.filename or NAMELESS, part.media_type or "", part.url or ""
     check_text("the address of a file", url)
     head, _, data = url.partition(",")
@@ -226,7 +227,7 @@ async def _turn_of_answers(caller: ConversationCaller, turn_id: str) -> Turn:
 def _feed(
     caller: ConversationCaller, turn: Turn, *, answered: frozenset[str] = frozenset()
 ) -> Feed:
-    """Return what writes a turn as a stream; after its `answered` calls if there are such."""
+    """Return a feed that writes a turn as a stream; if calls were `answered`, from there on."""
 
     async def feed(write: Write) -> None:
         streams = caller.service.streams
@@ -254,8 +255,8 @@ class _Writing:
         self._streams = caller.service.streams
         self._write = write
         self._unanswered = answered
-        """The calls whose answer has yet to be seen; nothing is written before, since the client
-        has it already."""
+        """Calls whose answers were not read from the log yet. Until they are, nothing is written,
+        since the client has it already."""
         self._has_said_queued = False
 
     async def write_turn(self, turn: Turn) -> None:
@@ -269,7 +270,7 @@ class _Writing:
         if first == turn.message_id:
             await self._put(chunks, begun)
         else:
-            # It was steered into a turn that another message began: the whole turn is shown.
+            # If the message was steered into a turn that another began, the whole turn is shown.
             items = aiter(await self._conversation.turn(first))
         while not chunks.has_ended:
             item = await self._next(items)
@@ -277,7 +278,7 @@ class _Writing:
                 return
             await self._put(chunks, item)
             if isinstance(item, LoggedEvent) and isinstance(item.event, ConfirmationRequestedEvent):
-                # Unless they were answered meanwhile, perhaps long ago.
+                # Answered meanwhile, perhaps long ago: then there is nothing to wait for.
                 awaiting = (await self._conversation.at()).turns.awaiting
                 if set(awaiting) == set(item.event.tool_call_ids):
                     for chunk in chunks.hold():
@@ -285,9 +286,9 @@ class _Writing:
                     return
 
     async def _first_message_of(self, turn: Turn, begun: LoggedEvent) -> str:
-        """Return the id of the message that began the turn which this one joined."""
+        """Return the id of the message that began the turn that this message joined."""
         if begun.seq == turn.seq:
-            return turn.message_id  # one that joins another's turn has waited before
+            return turn.message_id  # a message that joins another's turn was queued first
         running = (await self._conversation.at(begun.seq)).turns.running
         first = running.messages[0].message_id if running and running.messages else None
         return first or turn.message_id

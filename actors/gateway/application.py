@@ -3,21 +3,23 @@
     async with Conversations(support, journal=SQLiteJournal("chats.db")) as conversations:
         served = gateway.app(conversations)
 
-It takes opened `Conversations`, whose life is the host's; serve it alone, or mount it in an
-application of your own. Without `authenticate` every request is let in, so serve it on loopback
-only; with it, ids are local to a principal.
+It takes `Conversations` that you have opened and that you close; serve it alone, or mount it in
+your own application. Without `authenticate` it lets every request in, so serve it on loopback only.
+With `authenticate`, each principal has its own ids.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from turnkeeper.runtime import Ports, TurnkeeperError
@@ -26,7 +28,7 @@ from ..conversations.conversations import Conversations
 from ..core.working_state import WhileDraining
 from ..errors import InvalidInput
 from ..owner.draining import Drained, check_drain
-from .access import Authenticate, Authorize, Share, allows
+from .access import Authenticate, Authorize, Share, allows, check_authorize
 from .ag_ui_routes import ag_ui
 from .ai_sdk_routes import ai_sdk
 from .events import feed_end
@@ -43,9 +45,10 @@ from .service import Service
 __all__ = ["ROUTERS", "Gateway", "app"]
 
 ROUTERS = (ai_sdk, ag_ui, router, inspection, health)
-"""All routes of the API, for the application and for the tests of each.
+"""All routes of the API, for the application and for its tests.
 
-They are tried in this order, so the few of a chat come first: a person waits for their answer."""
+They are tried in this order. The few routes of a chat come first, because a person waits for
+them."""
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {
@@ -54,7 +57,14 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     }
 }
 
-_BY_STATUS = {404: "not-found", 405: "method-not-allowed"}
+_BY_STATUS = {
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not-found",
+    405: "method-not-allowed",
+    429: "too-many-requests",
+}
+"""The problems of the framework's own errors, which an application's functions may raise, too."""
 
 
 class Gateway:
@@ -72,10 +82,10 @@ class Gateway:
     async def drain(self, grace_s: float, *, messages: WhileDraining = "queue") -> Drained:
         """Hand the conversations over to other processes, as `Conversations.drain` does.
 
-        `grace_s` and `messages` are as there.
+        `grace_s` and `messages` mean the same as for that method.
 
-        From now on `readyz` answers 503 and new streams end at once; those that are open end last.
-        Call it before the server stops.
+        From now on `readyz` answers 503 and new streams end at once. Streams that are open end
+        last. Call it before the server stops.
         """
         check_drain(grace_s, messages)
         self._service.streams.is_draining = True
@@ -94,15 +104,20 @@ def app(
     read_only: bool = False,
     ports: Ports | None = None,
 ) -> Gateway:
-    """Return the gateway of these conversations.
+    """Return a gateway that serves these conversations.
 
-    `authenticate`: returns the principal of a request. `authorize`: True if that principal may do
-    this; by default its scopes decide. `share`: returns the place of a conversation that another
-    principal shares with this one, or None. `hosts`: the names by which this server is asked for,
-    without ports. `origins`: those of other sites whose pages may write, such as `https://chat.example`.
-    `limits`: of requests, streams and rates. `read_only`: answer every request that may write with
-    405, before anything else is looked at.
+    `authenticate`: returns the principal of a request. `authorize`: returns True if that principal
+    may do this; by default its scopes decide. `share`: returns the place of a conversation that
+    another principal shares with this one, or None. `hosts`: the host names under which clients
+    reach this server, without ports. `origins`: the origins of other sites whose pages may write,
+    such as `https://chat.example`. `limits`: the bounds on requests, streams and rates.
+    `read_only`: answer 405 to every request that may write, before any other check. Raises
+    `InvalidInput`.
     """
+    check_authorize(authorize)
+    for name, given in (("hosts", hosts), ("origins", origins)):
+        if isinstance(given, str):
+            raise InvalidInput(f"{name} must be a list of texts, such as [{given!r}], not one text")
     service = Service(
         conversations,
         limits=limits,
@@ -160,16 +175,28 @@ async def _raised(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """Say where the request is wrong and what is allowed there, never what it holds."""
+    """Say where the request is wrong and what is allowed there; never quote the request."""
     assert isinstance(error, RequestValidationError), error
     return problem_reply(OWN["invalid-request"], validation_faults(error, request))
 
 
-async def _by_status(_request: Request, error: Exception) -> Response:
+async def _by_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
-    return problem_reply(OWN[_BY_STATUS.get(error.status_code, "malformed")])
+    is_ours = error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
+    problem = OWN[_BY_STATUS.get(error.status_code, "internal" if is_ours else "malformed")]
+    is_other_method = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+    return problem_reply(problem, headers=_allow(request) if is_other_method else None)
+
+
+def _allow(request: Request) -> Mapping[str, str]:
+    """Return the header `Allow` with the methods of all routes of this address."""
+    methods: set[str] = set()
+    for route in (route for part in (*ROUTERS, pages) for route in part.routes):
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return {"Allow": ", ".join(sorted(methods))}
 
 
 async def _failed(_request: Request, _error: Exception) -> Response:
-    """Say that it failed, and nothing of how; the guard logs where."""
+    """Say that the request failed, without details; the guard logs where."""
     return problem_reply(OWN["internal"])

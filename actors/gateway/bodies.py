@@ -16,13 +16,13 @@ PART_RULE = "each part must be a text, or a file as base64 or by its web address
 
 
 class Given(BaseModel):
-    """A part of what a client sends; it may hold more, which is not read."""
+    """The fields that are read of an object that a client sends; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
 
 class MayByBody(May):
-    """Lets a request through if its sender may do this to the conversation that its body names."""
+    """Admits a request if its sender may do this to the conversation that the body names."""
 
     def __init__(self, action: Action, field: str) -> None:
         super().__init__(action)
@@ -30,13 +30,13 @@ class MayByBody(May):
 
     async def __call__(self, request: Request) -> ConversationCaller:
         service: Service = request.app.state.service
-        # Without a body it is the body's own check that refuses it.
+        # A request without a body is refused when the body is checked against its model.
         body = await request.json() if await request.body() else None
         local_id = body.get(self._field) if isinstance(body, dict) else None
         if not isinstance(local_id, str):
             local_id = ""
         principal = await service.admit(request, self.action, local_id)
-        # An id with a tilde before it would mean another one in the other routes' paths.
+        # In a path, an id that begins with a tilde would mean another conversation.
         if not is_new_id(local_id) or local_id.startswith("~"):
             raise invalid_id(pointer=f"#/{self._field}")
         return await service.caller_in(principal, local_id)

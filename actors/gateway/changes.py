@@ -1,9 +1,9 @@
 """The rows of a list as they change, as a stream.
 
-A stream begins with the newest rows of the list, and then has each of them that changes, whichever
-process wrote it, and each that comes or goes. It looks at these rows every while, which costs the
-journal one page, whatever is written meanwhile. A client that comes back begins anew. A
-conversation that is not among them is seen as soon as it is used again.
+A stream begins with the newest rows of the list. Then it has each row that changes, comes or goes,
+whichever process wrote it. It reads these rows at intervals, which costs the journal one page each
+time, however much is written meanwhile. A client that reconnects begins anew. A conversation that
+is not among the newest appears as soon as it is used again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .wire import Json, sse
 __all__ = ["feed_changes"]
 
 LOOKS_PER_S_MAX = 100.0
-"""How often all streams of a node together look at the journal, or about so."""
+"""About how often per second all streams of a node together read the journal."""
 
 Look = Callable[[], Awaitable[list[Json]]]
 """Returns the rows that the list has now."""
 
 
 def feed_changes(service: Service, look: Look, *, live: bool) -> Feed:
-    """Return what writes the rows of a list to a stream, and those that change from then on."""
+    """Return a feed that writes the rows of a list to a stream, and then those that change."""
 
     async def feed(write: Write) -> None:
         streams = service.streams
@@ -44,11 +44,15 @@ def feed_changes(service: Service, look: Look, *, live: bool) -> Feed:
 
 
 async def _write_changes(service: Service, look: Look, write: Write, *, live: bool) -> str:
-    """Write the changes until there can be no more; return why."""
+    """Write the changes until the stream has to end; return why it ends."""
     limits, streams, ports = service.limits, service.streams, service.ports
     shown: dict[str, Json] | None = None
     beat_at = ports.monotonic() + limits.heartbeat_s
-    while service.conversations.is_open and not streams.is_draining:
+
+    def goes_on() -> bool:
+        return service.conversations.is_open and not streams.is_draining
+
+    while goes_on():
         rows = {str(row["id"]): row for row in await look()}
         await _write_difference(shown or {}, rows, write)
         if shown is None:
@@ -56,10 +60,14 @@ async def _write_changes(service: Service, look: Look, write: Write, *, live: bo
         if not live:
             return "caught-up"
         shown = rows
-        await ports.sleep(max(limits.changes_every_s, streams.changes.count / LOOKS_PER_S_MAX))
-        if ports.monotonic() >= beat_at:
-            beat_at = ports.monotonic() + limits.heartbeat_s
-            await write(b":\n\n")
+        pause_s = max(limits.changes_every_s, streams.changes.count / LOOKS_PER_S_MAX)
+        look_at = ports.monotonic() + pause_s
+        while pause_s > 0 and goes_on():
+            await ports.sleep(min(pause_s, limits.heartbeat_s))
+            if ports.monotonic() >= beat_at:
+                beat_at = ports.monotonic() + limits.heartbeat_s
+                await write(b":\n\n")
+            pause_s = look_at - ports.monotonic()
     return "draining" if streams.is_draining else "closing"
 
 

@@ -1,8 +1,8 @@
-"""The events of a conversation: as a stream that can be joined again, and as pages.
+"""The events of a conversation: as a stream that a client can resume, and as pages.
 
 A stream continues after its cursor, without a gap or a repeat. Its last event, `end`, says why it
-ends. A cursor whose event is not at its seq any more, since the conversation was deleted and
-perhaps begun again, gets `gone` and the end.
+ends. If the event of a cursor is no longer at its seq, since the conversation was deleted and
+perhaps begun again, the stream has `gone` and then `end`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Item = LoggedEvent | TextDelta
 
 
 def feed_events(caller: ConversationCaller, cursor: Cursor, *, pieces: bool, live: bool) -> Feed:
-    """Return what writes the events after a cursor to a stream."""
+    """Return a feed that writes the events after a cursor to a stream."""
 
     async def feed(write: Write) -> None:
         await write(f"retry: {RETRY_MS}\n\n".encode())
@@ -51,7 +51,7 @@ def feed_events(caller: ConversationCaller, cursor: Cursor, *, pieces: bool, liv
 
 
 def feed_end(why: str) -> Feed:
-    """Return what writes a stream that ends at once, and says why."""
+    """Return a feed whose stream ends at once, and says why."""
 
     async def feed(write: Write) -> None:
         await write(f"retry: {RETRY_MS}\n\n".encode())
@@ -67,14 +67,14 @@ async def _end(write: Write, why: str) -> None:
 async def _write_events(
     caller: ConversationCaller, cursor: Cursor, write: Write, *, pieces: bool, live: bool
 ) -> str:
-    """Write the events, and return why there are no more."""
+    """Write the events until the stream ends; return why it ends."""
     after = cursor.seq
     is_checked = cursor.event_id is None
     if not is_checked:
         if await caller.find(cursor) is None:
             return "gone"
-        # The event of the cursor is read again by the reader that goes on from it: so the log
-        # cannot be exchanged between the look and the reading.
+        # The reader below begins with the cursor's event and checks it again, so the log cannot be
+        # replaced unnoticed between this check and the reading.
         after -= 1
     follower = caller.conversation.follow(after=after) if live and pieces else None
     items: AsyncIterator[Item] | AsyncIterator[LoggedEvent]

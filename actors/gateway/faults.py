@@ -1,9 +1,9 @@
-"""The faults of a request: where it is wrong, and what is allowed there; never what it holds.
+"""The faults of a request: where it is wrong and what is allowed there; never its content.
 
 A problem document lists them in `errors`, as RFC 9457 has it: each has a `detail`, and `pointer` (a
 JSON Pointer into the body), `parameter` (a part of the address) or `header`. Names and rules come
-from our own models and signatures, so nothing that a client sent comes back, or gets into the logs
-of those who keep responses.
+from our own models and signatures. So nothing that a client sent comes back, or gets into logs of
+responses.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _RULES = {
     "too_long": "must have at most {max_length} items",
     "too_short": "must have {min_length} or more items",
 }
-"""By pydantic's type of an error. Its own messages may quote what was given; these cannot."""
+"""The rules by pydantic's error type. Pydantic's messages may quote the input; these cannot."""
 
 _FIELDS = {
     "a chat message with its images and files": "content",
@@ -88,7 +88,7 @@ _FIELDS = {
     "the name of a label": "labels",
     "the url of a file": "files",
 }
-"""The field of a body that an argument is a part of, if it is not named like that."""
+"""The field of a body that an argument is a part of, if the two names differ."""
 _KEYS = ("message_id", "change_id")
 """The arguments that come in the header `Idempotency-Key`."""
 
@@ -99,12 +99,12 @@ def unusable(detail: str, **place: str) -> ProblemRaised:
 
 
 def invalid_id(**place: str) -> ProblemRaised:
-    """Return the problem of an id that none can have, at this place."""
+    """Return the problem of an id at this place that no conversation can have."""
     return ProblemRaised(OWN["invalid-id"], {"errors": [{**place, "detail": ID_RULE}]})
 
 
 def validation_faults(error: RequestValidationError, request: Request) -> Json:
-    """Return the facts of a request whose body or parameters are not as their types say."""
+    """Return the facts of a request whose body or parameters do not match their types."""
     model = _body_of(request)
     found: list[Mapping[str, str]] = []
     for each in error.errors():
@@ -122,7 +122,7 @@ def validation_faults(error: RequestValidationError, request: Request) -> Json:
 
 
 def argument_faults(error: InvalidInput, request: Request) -> Json:
-    """Return the facts of a request with an argument that the conversations refuse."""
+    """Return the facts of a request with an argument that the conversation refused."""
     if not error.rule:
         return {}
     return {"errors": [{**_place_of(error.argument, request), "detail": error.rule}]}
@@ -133,14 +133,14 @@ def _rule_of(kind: str, context: Mapping[str, object], fields: Sequence[str]) ->
         return f"may have these members only: {', '.join(fields)}"
     if kind == "whole":
         return str(context["rule"])
-    rule = _RULES.get(kind, "is not as it must be")
+    rule = _RULES.get(kind, "is invalid")
     return rule.format_map(context) if "{" in rule else rule
 
 
 def _place_of(argument: str, request: Request) -> Mapping[str, str]:
     name = _FIELDS.get(argument, argument)
     fields = _fields_of(_body_of(request))
-    for known in (name, "messages"):  # in other protocols, all of a message is in there
+    for known in (name, "messages"):  # other protocols have a whole message in there
         if known in fields:
             return {"pointer": f"#/{known}"}
     if argument in _KEYS:
@@ -158,7 +158,7 @@ def _body_of(request: Request) -> object:
 
 
 def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
-    """Yield the models that a type is made of, those of a union or a list too."""
+    """Yield the models in a type, also those inside a union or a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
@@ -175,15 +175,15 @@ def _fields_of(annotation: object) -> Mapping[str, object]:
 
 
 def _walk(annotation: object, location: Sequence[int | str]) -> tuple[list[str], Sequence[str]]:
-    """Return the parts of a location that are ours to name, and the members at its end.
+    """Return the parts of a location that we may name, and the members that are allowed at its end.
 
-    A name that is no field's is the client's own, or pydantic's for a branch of a union.
+    A name that is not a field comes from the client, or is pydantic's name for a branch of a union.
     """
     parts: list[str] = []
     fields = _fields_of(annotation)
     for part in location:
         if isinstance(part, int):
-            if parts:  # else the place in a text that is not JSON
+            if parts:  # else it is the position in a body that is not JSON
                 parts.append(str(part))
         elif part in fields:
             parts.append(part)

@@ -1,8 +1,9 @@
 """Server-sent events, encoded once for all streams that write the same event or piece.
 
-Live readers of a conversation get each event and piece as one object, at about the same time. So
-the newest frames are kept, by the identity of what they encode. A frame depends on nothing else: an
-event that names another conversation is encoded for each reader alone, by the ids that it may know.
+Live readers of a conversation get each event and piece as the same object, at about the same time.
+So the newest frames are kept, by the identity of the object that they encode. A frame depends on
+nothing else: an event that names another conversation is encoded for each reader separately, with
+the id that this reader may know.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ class Frames:
     """The newest frames. Used from one event loop only."""
 
     def __init__(self) -> None:
-        # Each entry holds what it encodes, so that its identity is no one else's meanwhile.
+        # Each entry holds the object that it encodes, so that no other object gets its identity.
         self._kept: OrderedDict[int, tuple[LoggedEvent | TextDelta, bytes]] = OrderedDict()
         self._bytes = 0
         self.encoded = 0
         """How many frames were encoded, rather than found."""
 
     def of_event(self, logged: LoggedEvent, rename: Rename) -> bytes:
-        """Return the frame of an event; its id is the cursor behind it."""
+        """Return the frame of an event; the frame's id is the cursor after the event."""
 
         def encode(logged: LoggedEvent) -> bytes:
             cursor = Cursor(logged.seq, logged.event.id)

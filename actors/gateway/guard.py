@@ -1,16 +1,16 @@
-"""Stands before the application: bounds what comes in, and refuses what a stranger's page sends.
+"""Stands before the application: bounds each request, and refuses requests from other sites' pages.
 
-Nothing behind it sees a request before these hold: the host is a known one; no header that decides
-something comes twice; the headers, and the body with its nesting, are within their bounds and came
-in time; a request that may change something says that it is JSON, which a form of another site
-cannot, and comes from no other site's page.
+The application sees a request only once these hold: the host is a known one; no header that a check
+relies on comes twice; the headers and the body are within their bounds, its nesting included, and
+arrived in time; a request that may change something declares a body of JSON, which another site's
+form cannot do, and does not come from another site's page.
 
-A request without a body need not say what it is. A form's request always does, so only a script of
-another site can send such a one, and the browser says where that comes from.
+A request without a body need not declare a type. Such a request is never a form's, which always
+declares one; if a script of another site sends it, the browser names that site.
 
-A client that takes nothing of its response for a while is cut off; on trio by a bound of the
-listener's own, since hypercorn shields its writes from all cancellation. Each failure behind it
-ends here, with a log line that has the kind of failure and its place, and nothing of the request.
+A client that reads nothing of its response for a while is cut off. On trio the listener does this,
+since hypercorn shields its writes from all cancellation. Each exception of the application ends
+here, with a log line that has its type and its place, and nothing of the request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _READS = frozenset(("GET", "HEAD", "OPTIONS"))
 _JSON = frozenset(("application/json", "application/merge-patch+json"))
 _FROM_HERE = frozenset(("", "none", "same-origin"))
-"""The `Sec-Fetch-Site` of requests that no other site has sent; it is empty without a browser."""
+"""The values of `Sec-Fetch-Site` if no other site sent the request; empty: no browser sent it."""
 _ONCE = frozenset(
     (
         b"accept",
@@ -58,11 +58,11 @@ _SAFE = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
-"""Headers of every response that has no other: nothing keeps it, and a browser that is sent to it
-runs nothing."""
+"""Headers of every response that does not set its own: no cache keeps it, and a browser that opens
+it runs nothing."""
 
-# A string that does not end goes to the end of the body: one that were tried again at each of its
-# quotes would take the square of their number.
+# A string without an end matches to the end of the body. If it did not match, the search would
+# begin anew at each of its quotes, and take time with the square of their number.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
@@ -79,7 +79,7 @@ class Refused(Exception):
 
 
 class Guard:
-    """An ASGI application around another."""
+    """An ASGI application that checks each request before another application gets it."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._refuses = refuses
-        """True of a request that this server takes from none, since it may write."""
+        """Returns True for a request that this read-only server refuses, since it may write."""
         self._limits = limits
         self._hosts = frozenset(map(_as_asked_for, hosts))
         self._origins = frozenset(origins)
@@ -126,7 +126,7 @@ class Guard:
                 await problem_reply(OWN["internal"])(scope, receive, out)
 
     def _check_headers(self, scope: Scope) -> bool:
-        """Raise `Refused` for what they say; return True if they name no type of a body."""
+        """Raise `Refused` if the headers are not allowed; return True if they name no body type."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes_max:
             raise Refused(OWN["headers-too-large"])
@@ -155,7 +155,7 @@ class Guard:
         return False
 
     def _is_ours(self, origin: str, host: str) -> bool:
-        """Return True for the origin of a page that this host served, and for one of the list."""
+        """Return True if this host served the page, or if its origin is in the list."""
         return origin in self._origins or origin.partition("://")[2].lower() == host
 
     async def _read_body(self, receive: Receive) -> bytes:
@@ -174,6 +174,8 @@ class Guard:
                 pieces.append(piece)
                 if not message.get("more_body", False):
                     body = b"".join(pieces)
+                    if b"\0" in body:  # never in UTF-8 JSON, which the bracket count relies on
+                        raise Refused(OWN["malformed"], "must be JSON in UTF-8")
                     depth_max = self._limits.depth_max
                     if is_deeper(body, depth_max):
                         raise Refused(OWN["too-deep"], f"must be nested {depth_max} levels at most")
@@ -201,11 +203,11 @@ class _Left(Exception):
 
 
 class _Stalled(Exception):
-    """The client takes nothing."""
+    """The client reads nothing of its response."""
 
 
 class _Replayed:
-    """Gives the body that was read, then what comes after it."""
+    """Gives the application the body that was read, then the messages after it."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
@@ -219,7 +221,7 @@ class _Replayed:
 
 
 class _Out:
-    """Sends a response with the headers of every response, each part within a time."""
+    """Sends a response, with the headers that all responses have, and bounds each write in time."""
 
     def __init__(self, send: Send, stall_s: float) -> None:
         self.has_begun = False
@@ -239,7 +241,7 @@ class _Out:
 
 
 def _as_asked_for(host: str) -> str:
-    """Return a name or an address as clients write it in the header `Host`."""
+    """Return a host's name or address as clients write it in the header `Host`."""
     try:
         address = ip_address(host.strip("[]"))
     except ValueError:
@@ -254,7 +256,7 @@ def _without_port(host: str) -> str:
 
 
 def is_deeper(body: bytes, depth_max: int) -> bool:
-    """Return True if the JSON of a body is nested more deeply, without building it."""
+    """Return True if the JSON of a body is nested more deeply than this, without parsing it."""
     depth = 0
     for bracket in _STRING.sub(b"", body).translate(None, _NO_BRACKETS):
         depth += 1 if bracket in b"[{" else -1

@@ -1,16 +1,16 @@
-"""Looking back quickly: the state at any seq, and the outline of a log, for any length of log.
+"""Fast time travel: the state at any seq, and the outline of a log, for logs of any length.
 
-A state is folded from the nearest one below it. The journal keeps one snapshot of a conversation,
-near its end; here more of them are kept, of the conversations that were looked at last, evenly over
-the log. It promises:
+A state is folded from the nearest snapshot below it. The journal keeps one snapshot of a
+conversation, near its end. This module keeps more in memory, evenly over the log, for the
+conversations that were read last. It promises:
 
 1. `at` returns what `Conversation.at` returns.
-2. Work that was cancelled is not lost: the next look goes on from the snapshots that it left.
-3. The snapshots of a conversation take at most `snapshot_bytes_max`: beyond that, every second one
+2. Work that was cancelled is not lost: the next request goes on from the snapshots it has made.
+3. The snapshots of a conversation take at most `SNAPSHOT_BYTES_MAX`: beyond that, every second one
    is dropped, and new ones are kept at twice the distance.
 
-A conversation that was deleted and begun again is another log. So each look reads the event at the
-snapshot's seq again, and drops everything if another one is there.
+A conversation that was deleted and begun again has a different log. So each request reads the event
+at the snapshot's seq again, and drops everything if a different event is there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple, Self
 from ..conversations.conversations import Conversations
 from ..core.records import decode_record
 from ..core.state import Folded
-from ..errors import CorruptLog, InvalidInput
+from ..errors import ConversationDeleted, CorruptLog, InvalidInput
 from ..events import LoggedEvent
 from ..journal import READ_PAGE, Journal, Snapshot, StoredRecord
 from .outline import Outline
@@ -43,15 +43,26 @@ class Damage(NamedTuple):
 
 
 class LogRows:
-    """Iterate over the records above `after` up to a seq, by pages, and go on behind damaged ones.
+    """Iterate over the records after `after` up to a seq, in pages, and go on after damaged ones.
 
-    It holds nothing open, so an iteration may be left at any point.
+    It holds nothing open, so an iteration may end at any point. Raises `ConversationDeleted` if
+    another log has begun under the name meanwhile.
     """
 
-    def __init__(self, journal: Journal, conversation_id: str, *, after: int, upto: int) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        conversation_id: str,
+        *,
+        after: int,
+        upto: int,
+        after_id: str | None = None,
+    ) -> None:
+        """`after_id` is the id of the event at `after`, if it is known."""
         self._journal = journal
         self._conversation_id = conversation_id
         self._after = after
+        self._after_id = after_id or None
         self._upto = upto
 
     def __aiter__(self) -> Self:
@@ -61,28 +72,37 @@ class LogRows:
         limit = min(READ_PAGE, self._upto - self._after)
         while limit > 0:
             try:
-                page = await self._journal.read(
-                    self._conversation_id, after=self._after, limit=limit
-                )
+                page = await self._page(limit)
             except CorruptLog as error:
                 before = error.seq - self._after - 1
                 if 0 < before < limit:
-                    limit = before  # those before the damage first
+                    limit = before  # first the records before the damage
                 elif limit > 1 and before:
                     limit = 1
                 else:
                     self._after += 1
+                    self._after_id = None
                     return Damage(self._after, error.found)
             else:
                 if not page:
                     break
-                self._after = page[-1].seq
+                self._after, self._after_id = page[-1].seq, page[-1].event_id
                 return page
         raise StopAsyncIteration
 
+    async def _page(self, limit: int) -> Sequence[StoredRecord]:
+        """Read on, beginning with the event at `_after` once more."""
+        again = 0 if self._after_id is None else 1
+        page = await self._journal.read(
+            self._conversation_id, after=self._after - again, limit=limit + again
+        )
+        if again and (not page or page[0].event_id != self._after_id):
+            raise ConversationDeleted(self._conversation_id)
+        return page[again:]
+
 
 def decoded(conversation_id: str, record: StoredRecord) -> LoggedEvent | Damage:
-    """Return the event of a record, or the reason why it is none."""
+    """Return the event of a record, or the damage if it cannot be read."""
     try:
         return decode_record(conversation_id, record)
     except CorruptLog as error:
@@ -95,10 +115,10 @@ class _Kept:
 
     every: int = EVERY
     snapshots: dict[int, tuple[Snapshot, str]] = field(default_factory=dict)
-    """By seq, in order, each with the id of the event there."""
+    """Snapshots by seq, in order, each with the id of the event at that seq."""
     bytes: int = 0
     newest: tuple[str, Folded] | None = None
-    """The state that was asked for last, and the id of the event there. It is only read."""
+    """The state that was asked for last, and the id of the event at its seq. Never changed."""
     outline: Outline = field(default_factory=Outline)
 
     def keep(self, state: Folded, event_id: str) -> None:
@@ -112,7 +132,7 @@ class _Kept:
 
 
 class Histories:
-    """The conversations that were looked at last. Only routes that read use it."""
+    """Snapshots and outlines of the conversations that were read last; for reading routes only."""
 
     def __init__(self, conversations: Conversations) -> None:
         self._conversations = conversations
@@ -125,22 +145,26 @@ class Histories:
             self._kept.popitem(last=False)
         return kept
 
-    async def at(self, conversation_id: str, seq: int | None) -> Folded:
-        """Return the state at a seq, or at the end of the log. Raises as `Conversation.at`."""
+    async def at(self, conversation_id: str, seq: int | None, *, parameter: str = "at") -> Folded:
+        """Return the state at a seq, or at the end of the log. Raises as `Conversation.at`.
+
+        `parameter`: the part of the address that gave the seq, for the error.
+        """
         journal = self._conversations.journal
         head = (await journal.info(conversation_id)).head
         if seq is None:
             seq = head
         if not 0 <= seq <= head:
             said = f"seq {seq} of {conversation_id} is not in 0..{head}"
-            raise InvalidInput(said, argument="at", rule=f"at must be 0 to {head}")
+            rule = f"{parameter} must be 0 to {head}"
+            raise InvalidInput(said, argument=parameter, rule=rule)
         kept = self._of(conversation_id)
         event_id = await self._event_id(conversation_id, seq)
         if kept.newest is not None and kept.newest[1].seq == seq and kept.newest[0] == event_id:
             return kept.newest[1]
         state = await self._from_snapshot(conversation_id, kept, seq)
         if state is None:
-            # The journal's own snapshot is nearer, or the log is not as admission leaves it.
+            # The journal's own snapshot is nearer, or the log holds events that admission refuses.
             state = await self._conversations[conversation_id].at(seq)
         kept.newest = (event_id, state)
         return state
@@ -152,27 +176,29 @@ class Histories:
         return page[0].event_id if page else ""
 
     async def _from_snapshot(self, conversation_id: str, kept: _Kept, seq: int) -> Folded | None:
-        """Return the state folded from the nearest snapshot that is kept, and keep more of them.
+        """Return the state folded from the nearest snapshot kept here, and keep more on the way.
 
-        Returns None if another way is better.
+        Returns None if `Conversation.at` has to be used.
         """
         journal = self._conversations.journal
         own = max((at for at in kept.snapshots if at <= seq), default=0)
+        snapshot, own_id = kept.snapshots.get(own, (None, ""))
         stored = await journal.read_snapshot(conversation_id)
         if stored is not None and own < stored.seq <= seq:
             return None
         state = Folded()
-        if own:
-            snapshot, event_id = kept.snapshots[own]
+        if snapshot is not None:
             restored = None
-            if await self._event_id(conversation_id, own) == event_id:
+            if await self._event_id(conversation_id, own) == own_id:
                 restored = Folded.from_snapshot(snapshot)
             if restored is None:
-                del self._kept[conversation_id]
+                # Another request may have found the same meanwhile, and begun anew.
+                if self._kept.get(conversation_id) is kept:
+                    del self._kept[conversation_id]
                 return None
             state = restored
         state.watch()
-        async for page in LogRows(journal, conversation_id, after=state.seq, upto=seq):
+        async for page in LogRows(journal, conversation_id, after=own, upto=seq, after_id=own_id):
             if isinstance(page, Damage):
                 raise CorruptLog(conversation_id, page.seq, page.found)
             for record in page:
@@ -193,9 +219,13 @@ class Histories:
         seq, event_id = outline.newest
         if outline.head > head or await self._event_id(conversation_id, seq) != event_id:
             outline = kept.outline = Outline()
-        async for page in LogRows(journal, conversation_id, after=outline.head, upto=head):
+        after = outline.head
+        after_id = outline.newest[1] if outline.newest[0] == after else None
+        async for page in LogRows(
+            journal, conversation_id, after=after, upto=head, after_id=after_id
+        ):
             for found in (page,) if isinstance(page, Damage) else page:
-                # Another request for the same outline may have folded it meanwhile.
+                # Another request may have folded this record into the same outline meanwhile.
                 if found.seq == outline.head + 1:
                     self._fold(conversation_id, outline, found)
         return outline

@@ -1,6 +1,6 @@
-"""Routes for a person who looks into a log of any length: windows of it, its outline, differences.
+"""Routes to inspect a log of any length: windows of it, its outline, differences.
 
-The inspector's pages use these and the other routes, and nothing else.
+The inspector's pages use these routes and the other public ones, and nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["inspection", "shown_json"]
 inspection = APIRouter(prefix="/v1/conversations/{conversation_id}")
 
 Brief = Annotated[
-    int | None, Query(ge=1, le=100_000, description="Cut longer texts to so many characters.")
+    int | None, Query(ge=1, le=100_000, description="Cut longer texts to this many characters.")
 ]
 Place = Annotated[int, Query(ge=0, le=SEQ_MAX)]
 
@@ -38,11 +38,13 @@ async def read_log(
     after: Place = 0,
     limit: Annotated[int, Query(ge=1)] = 100,
     brief: Brief = None,
-    kinds: Annotated[str, Query(description="Only these, between commas.", max_length=1_000)] = "",
+    kinds: Annotated[
+        str, Query(description="Only these kinds, separated by commas.", max_length=1_000)
+    ] = "",
 ) -> Response:
-    """Return a window of the log by seq. A record that cannot be read is `damaged`, in its place.
+    """Return a window of the log by seq; a record that cannot be read has the reason in `damaged`.
 
-    `next` is the seq that the next window comes after; null at the end of the log.
+    Pass `next` as `after` to get the next window; it is null at the end of the log.
     """
     journal = caller.service.conversations.journal
     head = (await journal.info(caller.conversation_id)).head
@@ -75,9 +77,9 @@ def _row_json(caller: ConversationCaller, found: LoggedEvent | Damage, brief: in
 
 @inspection.get("/outline")
 async def read_outline(caller: Reading, after: Place = 0) -> Response:
-    """Return the kinds of the events after a seq, and the turns that have some of them.
+    """Return the kinds of the events after a seq, and the turns that these events belong to.
 
-    `log` has a letter for each event: `a` is the first of `kinds`.
+    `log` has one letter for each event: `a` stands for the first of `kinds`.
     """
     outline = await caller.service.histories.outline(caller.conversation_id)
     return json_reply(
@@ -98,7 +100,7 @@ async def read_outline(caller: Reading, after: Place = 0) -> Response:
 async def read_bars(
     caller: Reading, first: Place = 1, last: Annotated[int, Query(ge=0, le=SEQ_MAX)] = SEQ_MAX
 ) -> Response:
-    """Return what took time in the turns that have events from a seq to another."""
+    """Return the bars of the turns with events from a seq to another: what took time, and when."""
     outline = await caller.service.histories.outline(caller.conversation_id)
     turns = [turn for turn in outline.turns.values() if turn.seq <= last and turn.last_seq >= first]
     return json_reply(
@@ -143,11 +145,11 @@ async def read_difference(
 ) -> Response:
     """Return the events that entered the view between two seqs, and those that left it.
 
-    One that a condensation shortened or put anew is among both.
+    An event that a condensation shortened or replaced is in both lists.
     """
     histories = caller.service.histories
-    before = await histories.at(caller.conversation_id, first)
-    after = await histories.at(caller.conversation_id, last)
+    before = await histories.at(caller.conversation_id, first, parameter="first")
+    after = await histories.at(caller.conversation_id, last, parameter="last")
     limit = min(limit, caller.service.limits.page_max)
     entered, left = _beyond(after, before), _beyond(before, after)
     return json_reply(
@@ -161,7 +163,7 @@ async def read_difference(
 
 
 def _beyond(state: Folded, other: Folded) -> Sequence[Event]:
-    """Return the events of one view that the other has not, or has in another form."""
+    """Return the events of one view that are missing or different in the other."""
     known = {event.id: event for event in other.view}
     return [event for event in state.view if known.get(event.id) != event]
 

@@ -1,12 +1,20 @@
-"""The bounds of a gateway, at one place."""
+"""The bounds of a gateway, in one place."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from ..errors import InvalidInput
 
-__all__ = ["GatewayLimits"]
+__all__ = ["GatewayLimits", "check_limits"]
+
+
+def check_limits(limits: Mapping[str, float]) -> None:
+    """Raise `InvalidInput` unless each of these numbers is above 0."""
+    for name, limit in limits.items():
+        if not limit > 0:
+            raise InvalidInput(f"{name} is {limit}; it must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,24 +26,24 @@ class GatewayLimits:
     depth_max: int = 32
     """How deeply the JSON of a body may be nested."""
     body_s: float = 30.0
-    """Within how many seconds a body has to arrive."""
+    """Within how many seconds a body must arrive."""
     write_stall_s: float = 30.0
-    """After how many seconds a client that takes nothing is cut off."""
+    """After how many seconds a client that reads nothing of its response is cut off."""
     heartbeat_s: float = 15.0
-    """How often a stream without events sends a comment, so that nothing on the way closes it."""
+    """How often a stream without events sends a comment, so that no proxy closes it as idle."""
     pieces_gathered_s: float = 0.02
-    """How long the pieces of an answer gather after one was written, to be sent as one."""
+    """How long to wait after a piece of an answer was sent; the pieces of that time go out as
+    one."""
     changes_every_s: float = 1.0
-    """How often a stream of changed rows looks at the journal; less often if there are many."""
+    """How often a stream of changed rows reads the journal; less often if many streams are open."""
     wait_s_max: float = 60.0
     """How long a request may wait for the end of a turn."""
     streams_max: int = 10_000
     page_max: int = 1_000
     requests_per_s: float = 50.0
-    """How many requests a principal may send on average, and at once."""
+    """How many requests a principal may send per second on average."""
     requests_at_once: int = 200
+    """How many requests a principal may send at once, after a pause."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            if not getattr(self, each.name) > 0:
-                raise InvalidInput(f"{each.name} is {getattr(self, each.name)}; it is above 0")
+        check_limits(asdict(self))

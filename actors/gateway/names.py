@@ -1,11 +1,10 @@
-"""Ids and cursors as they stand on the wire, and as the journal has them.
+"""Ids and cursors on the wire, and as the journal stores them.
 
 An id on the wire is local to a principal: the journal has `<principal>:<id>`, with the principal
 encoded so that it holds no colon. The first colon therefore splits a stored id in one way only, and
-no two pairs share one. An administrator, and a gateway without principals, name stored ids as they
-are.
+no two pairs share one. Administrators, and clients of a gateway without principals, use stored ids.
 
-In a path, an id with odd characters is `~` and its base64url. A cursor is `<seq>.<event id>`.
+In a path, an id with special characters is `~` and its base64url. A cursor is `<seq>.<event id>`.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 def stored_id(owner: str | None, local_id: str) -> str:
-    """Return the id that the journal has for this one of a principal; None: as it is."""
+    """Return the stored id for a principal's id; without a principal, they are the same."""
     return local_id if owner is None else f"{quote(owner, safe='')}:{local_id}"
 
 
 def wire_id(owner: str | None, conversation_id: str) -> str | None:
-    """Return the id on the wire of a stored one; None if it is not of this principal."""
+    """Return the id on the wire for a stored id; None if it is not this principal's."""
     if owner is None:
         return conversation_id
     prefix = stored_id(owner, "")
@@ -62,7 +61,7 @@ def is_known_id(conversation_id: str) -> bool:
 
 
 def is_new_id(local_id: str) -> bool:
-    """Return True if a conversation may begin under this id; older ones may have others."""
+    """Return True if a conversation may begin under this id; old ones may have other ids."""
     return _passes(check_new_conversation_id, local_id)
 
 
@@ -75,14 +74,14 @@ def _passes(check: Callable[[str], None], conversation_id: str) -> bool:
 
 
 def to_path(local_id: str) -> str:
-    """Return an id as a part of a path."""
+    """Return an id as a path segment."""
     if local_id and _PLAIN.issuperset(local_id) and local_id not in (".", ".."):
         return local_id
     return _encoded(local_id)
 
 
 def from_path(part: str) -> str | None:
-    """Return the id that a part of a path names; None if it names none."""
+    """Return the id that a path segment names; None if it names none."""
     if not part.startswith("~"):
         return part or None
     encoded = part[1:]
@@ -91,7 +90,7 @@ def from_path(part: str) -> str | None:
         text = raw.decode()
     except (binascii.Error, ValueError):
         return None
-    # One spelling for one id: others that decode to the same bytes are refused.
+    # Each id has one spelling: others that decode to the same bytes are refused.
     return text if text and _encoded(text) == part else None
 
 
@@ -101,7 +100,7 @@ def _encoded(local_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in a log. Without an event id, nothing says which log was meant."""
+    """A place in a log. Without an event id, it fits any log that is long enough."""
 
     seq: int
     event_id: str | None = None
@@ -113,7 +112,7 @@ class Cursor:
 
 
 def parse_cursor(text: str) -> Cursor | None:
-    """Return the cursor that a client sent; None if it is none."""
+    """Return the cursor that a client sent; None if it is not one."""
     seq, dot, event_id = text.strip().partition(".")
     if not (seq.isascii() and seq.isdigit() and len(seq) <= len(str(SEQ_MAX))):
         return None

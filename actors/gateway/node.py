@@ -1,4 +1,4 @@
-"""One process among several of the same journal: forwards commands to owners, and is forwarded to.
+"""One of several processes with the same journal: forwards commands to owners, and receives them.
 
     address = gateway.node_address("http://10.0.0.3:8101")
     journal = PostgresJournal("postgresql://…", address=address)
@@ -8,25 +8,25 @@
     ):
         ...  # serve `gateway.app(conversations)` to clients, and `node` to the other nodes
 
-A `Node` is an ASGI application for a listener of its own that only the other nodes reach. It serves
-two routes, and nothing of the public ones:
+A `Node` is an ASGI application. Serve it on a listener of its own that only the other nodes can
+reach. It serves two routes, and none of the public ones:
 
 1. a command, carried out here and never forwarded again;
-2. the pieces of one conversation's answers, for all readers of the other node together.
+2. the pieces of one conversation's answers, for all readers on the other node together.
 
-It promises that a command is sent at most once for each call: an answer that did not come is
-`OutcomeUnknown`, and the same command under the same id finds out. The answer is not waited for
-once the process that was asked has lost the conversation, as one does that stands still until its
-lease runs out. A process that cannot be reached while its lease lasts is `OwnedElsewhere`: nothing
-happened. It does not promise pieces: while the owner cannot be heard, readers get the events alone,
-and streams a note of it.
+It promises that a command is sent at most once for each call. If no answer comes, the call raises
+`OutcomeUnknown`, and the same command under the same id finds out what happened. A node stops
+waiting for the answer once the process that it asked has lost the conversation; a process that
+hangs loses it when its lease runs out. If a process cannot be reached while its lease lasts, the
+call raises `OwnedElsewhere`: nothing happened. A node does not promise pieces: while the owner
+cannot be reached, readers get only the events, and streams get a note about it.
 
 The journal decides who owns what. A node keeps no list of the others: it calls the address in the
 lease of the conversation's owner, which PostgreSQL gives only while that lease lasts.
 
-A command goes with the principal for whom it is sent, and their scopes. The owner authorizes them
-again before it carries the command out: a right may have been taken away meanwhile. The commands of
-an application's own code come without one, and are carried out.
+A command is sent with its principal and that principal's scopes. The owner's node authorizes the
+principal again before it carries the command out, since a right may have been taken away meanwhile.
+Commands from the application's own code have no principal, and are carried out without this check.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Self, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -52,7 +52,18 @@ from ..core.commands import Change, FromOutside
 from ..errors import Forbidden, InvalidInput, NotYours
 from ..events import TextDelta
 from ..owner.nodes import NotReached, Passed, ThisNode
-from .access import ACTIONS, Action, Authorize, Principal, Share, allows, find_place
+from .access import (
+    ACTIONS,
+    Action,
+    Authorize,
+    Principal,
+    Share,
+    allows,
+    check_authorize,
+    find_place,
+    is_allowed,
+)
+from .limits import check_limits
 from .node_client import Broken, NodeClient, Unreachable
 from .node_keys import BadSignature, NodeKeys, PerhapsSeen, Seen, Signed, digest_of
 from .node_wire import (
@@ -78,33 +89,37 @@ _logger = Logger("turnkeeper.gateway")
 
 @dataclass(frozen=True, slots=True)
 class NodeLimits:
-    """The bounds on what nodes ask of each other."""
+    """The bounds on the requests between nodes."""
 
     body_bytes_max: int = 32 << 20
     body_s: float = 30.0
     answer_s: float = 40.0
     """After how many seconds without an answer the outcome of a command is unknown."""
     look_s: float = 2.0
-    """How often to look if the process that is asked still owns the conversation."""
+    """How often to check that the process that is asked still owns the conversation."""
     asked_at_once: int = 4_096
     """How many commands of other nodes are carried out at once."""
     streams_max: int = 10_000
-    """How many conversations' pieces are sent to other nodes, and are asked for, at once."""
+    """For how many conversations at once pieces are sent to other nodes, and received from them."""
     heartbeat_s: float = 5.0
-    """How often a stream without pieces says that it is there."""
+    """How often a stream without pieces sends a heartbeat."""
     silence_s: float = 15.0
-    """After how many seconds without a word a stream is given up."""
+    """After how many seconds of silence a stream is given up."""
     retry_s: float = 1.0
-    """How long to wait before pieces are asked for again."""
+    """How long to wait before asking for pieces again."""
     idle_look_s: float = 60.0
-    """How often at least to look who owns a conversation that is read here and runs no turn."""
+    """The longest time between checks who owns a conversation that is read here and runs no
+    turn."""
+
+    def __post_init__(self) -> None:
+        check_limits(asdict(self))
 
 
 def node_address(url: str, *, ports: Ports | None = None) -> str:
-    """Return the address of this run of a process, from the URL of its listener for nodes.
+    """Return the address of this run of the process, given the URL of its listener for nodes.
 
     `http://10.0.0.3:8101` becomes `http://10.0.0.3:8101/<run>`. Give it to the journal and to the
-    `Node`. The run is another one each time: what was sent to the process before it is refused.
+    `Node`. Each run has a new name, so a request that was meant for an earlier run is refused.
     Raises `InvalidInput`.
     """
     if _split(url) != "" and _split(url) != "/":
@@ -114,7 +129,7 @@ def node_address(url: str, *, ports: Ports | None = None) -> str:
 
 
 def _split(address: str) -> str | None:
-    """Return the path of a node's address; None if it is no such address."""
+    """Return the path of a node's address; None if this is not one."""
     try:
         parts = urlsplit(address)
         is_whole = parts.scheme == "http" and parts.hostname and parts.port
@@ -133,11 +148,11 @@ class _Asked:
     conversation_id: str
     began_at: float
     has_moved: bool = False
-    """The last look found another owner, or none."""
+    """True if the last check found another owner, or none."""
 
 
 class Node:
-    """This process among the others; enter it within its `Conversations`, and serve it."""
+    """Connects this process with the other nodes; enter it inside `Conversations`, and serve it."""
 
     def __init__(
         self,
@@ -150,15 +165,16 @@ class Node:
         limits: NodeLimits = NodeLimits(),
         ports: Ports | None = None,
     ) -> None:
-        """Nothing is forwarded yet; entering begins it.
+        """Make a node; it forwards nothing until it is entered.
 
-        `address`: from `node_address`, and the journal has the same. `keys`: those of all nodes.
-        `authorize`, `share`: as `gateway.app` has them, for commands that other nodes forward.
-        Raises `InvalidInput`.
+        `address`: from `node_address`, the same that the journal got. `keys`: the keys of all
+        nodes. `authorize`, `share`: the same as for `gateway.app`, for commands that other nodes
+        forward. Raises `InvalidInput`.
         """
         path = _split(address)
         if path is None or not _RUN.fullmatch(path):
             raise InvalidInput("the address of a node comes from node_address(url)")
+        check_authorize(authorize)
         self._conversations = conversations
         self._path = path
         self._keys = keys
@@ -170,11 +186,12 @@ class Node:
         self._make_client()
         self._here: ThisNode | None = None
         self._group: TaskGroup | None = None
-        """These two are there from the entering until it is left."""
+        """This and `_here` are set only while the node is entered."""
         self._relays: dict[str, anyio.Event] = {}
-        """The conversations whose pieces are asked for, each with the way to make it look now."""
+        """The conversations whose pieces are asked for, each with the event that wakes its
+        relay."""
         self._asking: dict[anyio.CancelScope, _Asked] = {}
-        """The commands that wait for an answer, each with the way to give it up."""
+        """The commands that wait for an answer, each with its cancel scope."""
         self._is_looking = False
         self._asked_count = 0
         self._streams_count = 0
@@ -195,7 +212,7 @@ class Node:
         self._client = NodeClient(monotonic=self._ports.monotonic, answer_s=self._limits.answer_s)
 
     def _leave(self) -> None:
-        """Take nothing and ask nothing from now on, and give up the answers that are on the way."""
+        """Send and accept nothing from now on, and stop waiting for answers."""
         self._conversations.leave_nodes()
         self._here = self._group = None
         self._is_looking = False
@@ -205,7 +222,7 @@ class Node:
     async def __aexit__(self, *exc_info: object) -> bool | None:
         return await self._stack.__aexit__(*exc_info)  # type: ignore[arg-type]  # as they came
 
-    # --- what this node asks of others ------------------------------------------------------------
+    # --- requests to other nodes ------------------------------------------------------------------
 
     async def ask(self, address: str, conversation_id: str, command: FromOutside[R]) -> R:
         """Have the node at this address carry a command out; see `OtherNodes`."""
@@ -213,7 +230,7 @@ class Node:
         if path is None or not _RUN.fullmatch(path):
             raise NotReached  # a process that is no node
         if self._group is None:
-            raise NotReached  # this node was left after the command had been taken
+            raise NotReached  # this node was left after the caller had begun
         body = encode_ask(conversation_id, command)
         target = f"{path}/ask"
         try:
@@ -229,13 +246,13 @@ class Node:
             return cast("R", decode_reply(answer))
         except ValueError as error:
             if isinstance(error, TurnkeeperError):
-                raise  # the one that came in place of the reply
+                raise  # the error that came in place of a reply
             raise _unknown(conversation_id) from error
 
     async def _answer_of(
         self, address: str, conversation_id: str, target: str, body: bytes
     ) -> tuple[int, bytes]:
-        """Ask, and wait for the answer while the process that is asked is the owner.
+        """Send the command, and wait for the answer while the process that got it is the owner.
 
         Raises `Unreachable`, and `Broken` if the answer did not come.
         """
@@ -254,10 +271,13 @@ class Node:
         raise Broken("its process does not own the conversation any more, or this node was left")
 
     async def _give_up_on_moved_owners(self) -> None:
-        """Give up each answer whose process has lost the conversation; end with the last command.
+        """Stop waiting for answers from processes that lost the conversation.
 
-        A process that stands still answers nothing, and its lease runs out. One that released the
-        conversation has its answer on the way: so two looks have to say the same.
+        Runs for as long as a command waits for its answer.
+
+        A process that hangs does not answer, and its lease runs out. A process that has released
+        the conversation may have sent its answer already: so two checks in a row must find it
+        moved.
         """
         while self._asking:
             await anyio.sleep(self._limits.look_s)
@@ -277,11 +297,11 @@ class Node:
         """Return True if the journal says that the process at this address is not the owner."""
         here = self._here
         if here is None:
-            return False  # this node was left, which has given all answers up
+            return False  # this node was left, and waits for no answer any more
         try:
             return await here.has_moved(conversation_id, address)
-        except Exception:  # noqa: BLE001 - it must not end what else this node does
-            return False  # the database is away, which says nothing of the owner
+        except Exception:  # noqa: BLE001 - it must not end this node's other tasks
+            return False  # the database is away, so the owner is unknown
 
     def _signed(self, target: str, body: bytes) -> list[tuple[str, str]]:
         at, nonce = int(self._ports.now()), self._ports.ids.new().lower()
@@ -289,7 +309,7 @@ class Node:
         return [(SIGNATURE, signed.header(self._keys)), ("Content-Type", "application/json")]
 
     def want_pieces(self, conversation_id: str) -> None:
-        """Ask for the pieces of a conversation while readers here wait for them."""
+        """Ask the owner for the pieces of a conversation while readers here wait for them."""
         known = self._relays.get(conversation_id)
         if known is not None:
             known.set()
@@ -301,7 +321,7 @@ class Node:
             self._group.start_soon(self._relay, conversation_id)
 
     async def _relay(self, conversation_id: str) -> None:
-        """Show readers here the pieces that another node writes, for as long as there are any."""
+        """Give readers here the pieces that another node writes, while there are such readers."""
         here = self._here
         assert here is not None, "a relay of a node that was not entered"
         pause_s = self._limits.heartbeat_s
@@ -320,8 +340,8 @@ class Node:
                     here.note_heard(conversation_id, is_heard=False)
                     await anyio.sleep(self._limits.retry_s * self._ports.random.uniform(0.5, 1))
                 else:
-                    # No owner, one here, or one that has ended: the next event tells of another.
-                    # One that goes on with a turn may write pieces first.
+                    # No owner, an owner here, or one that has ended: the next event tells of a new
+                    # owner. But one that goes on with a turn may write pieces before any event.
                     here.note_heard(conversation_id, is_heard=True)
                     await self._wait_for_call(called, pause_s)
                     is_idle = place.is_idle and not called.is_set()
@@ -351,14 +371,14 @@ class Node:
             try:
                 await self._take_lines(lines, conversation_id, here)
             finally:
-                # The rest of an answer does not come after its beginning: a reader that comes now
-                # would get that, and wait.
+                # The stream broke, so the rest of an open answer will not come. A reader that comes
+                # now must not get its beginning and wait for the rest.
                 here.drop_pieces(conversation_id)
 
     async def _take_lines(
         self, lines: AsyncIterator[bytes], conversation_id: str, here: ThisNode
     ) -> None:
-        """Take what the owner's node says, until it ends or no reader here wants it."""
+        """Take the pieces from the owner's node until they end or no reader here wants them."""
         after = 0
         here.note_heard(conversation_id, is_heard=True)
         async for line in lines:
@@ -375,7 +395,7 @@ class Node:
             elif item is not None:
                 here.take_piece(conversation_id, item, after)
 
-    # --- what other nodes ask of this one ---------------------------------------------------------
+    # --- requests from other nodes ----------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -453,7 +473,7 @@ class Node:
             self._asked_count -= 1
 
     async def _was_checked(self, conversation_id: str, command: FromOutside[object]) -> bool:
-        """Return True if the command may be carried out; False if that cannot be found out here.
+        """Return True if the command may be carried out; False if this node cannot decide that.
 
         Raises `Forbidden`, `NotYours`, and `InvalidInput`.
         """
@@ -473,19 +493,19 @@ class Node:
         expected = command.expected
         behalf = None if expected is None else expected.behalf
         if expected is None or behalf is None:
-            return  # code of the application, which has no principal there either
+            return  # sent by the application's own code, without a principal
         scopes = frozenset(action for action in ACTIONS if action in behalf.scopes)
         principal = Principal(behalf.principal, scopes)
-        # All commands change something; what only reads is never forwarded.
+        # All commands change something; reads are never forwarded.
         action: Action = "admin" if behalf.name is None else "write"
         gives_away = isinstance(command, Change) and command.owner is not None
-        if not self._authorize(principal, action, behalf.name) or (
+        if not is_allowed(self._authorize, principal, action, behalf.name) or (
             gives_away and not principal.is_admin
         ):
             raise Forbidden(conversation_id, behalf.principal)
         if behalf.name is not None:
             place = await find_place(principal, behalf.name, self._share)
-            # An administrator sees all, and may expect an owner all the same.
+            # An administrator may name any owner.
             is_meant = principal.is_admin or place.owner == expected.owner
             if place.conversation_id != conversation_id or not is_meant:
                 raise NotYours(conversation_id)
@@ -508,9 +528,9 @@ class Node:
         return EventStream(feed, media_type="application/x-ndjson")
 
     async def _write_pieces(self, here: ThisNode, conversation_id: str, write: Write) -> None:
-        """Write what is said here, and end when no owner is active here: there may be another.
+        """Write the pieces from here, and end when no owner is active here: there may be another.
 
-        What the last owner here has said until then is written first.
+        The pieces that the last owner here has written until then come first.
         """
         pieces: AsyncIterator[Passed | TextDelta] | None = None
         is_owned = True
@@ -529,15 +549,15 @@ class Node:
             with anyio.move_on_after(self._limits.silence_s) as scope:
                 await write(encode_line(item))
             if scope.cancelled_caught:
-                return  # it takes nothing, and has given this stream up
+                return  # the other node reads nothing, and has given this stream up
 
 
 _OK = 200
 _NOTHING_HAPPENED = frozenset((400, 401, 404, 413))
-"""The statuses with which a command is refused before anything of it is carried out."""
+"""The statuses of an answer that mean that nothing of the command was carried out."""
 _UNAVAILABLE = 503
 _NOT_TAKEN = b"not taken"
-"""A node's own 503 says so: a proxy between two nodes may answer 503 to what has arrived."""
+"""Marks a node's own 503. A proxy between two nodes may answer 503 although the command arrived."""
 
 
 def _unknown(conversation_id: str) -> OutcomeUnknown:

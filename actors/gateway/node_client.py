@@ -1,8 +1,9 @@
-"""A lean HTTP client for what nodes ask of each other: POST, over connections that are kept.
+"""A small HTTP client for requests between nodes: POST only, over connections that are kept.
 
-An idle connection is used again for a short time only, less than any server keeps it, and not if
-it can be read from: that is its end. So a request is lost on one only with its server. A request is
-sent once. Redirects are not followed, and answers are bounded.
+An idle connection is used again only for a short time, less than any server keeps it open, and only
+if it has nothing to read, which would mean that the server closes it. So a request on a kept
+connection is lost only if its server dies. Each request is sent once. Redirects are not followed,
+and answers are bounded.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ ANSWER_BYTES_MAX = 64 << 20
 LINE_BYTES_MAX = 64 << 20
 _RECEIVED_AT_ONCE = 65_536
 
-# poll() has no limit on the number of a file, as select() has: each stream of a client is a file.
+# Each stream of a client is a file. select() fails for large file numbers; poll() does not.
 _Selector: type[selectors.BaseSelector] = getattr(
     selectors, "PollSelector", selectors.DefaultSelector
 )
 
 
 class Unreachable(Exception):
-    """Nothing was sent: there is nothing at the address that takes a connection."""
+    """Nothing was sent: nothing at this address accepts a connection."""
 
 
 class Broken(Exception):
-    """The connection ended before the answer was whole; what was sent may have arrived."""
+    """The connection ended before the answer was complete; the request may have arrived."""
 
 
 class NodeClient:
@@ -86,7 +87,7 @@ class NodeClient:
         *,
         silence_s: float,
     ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
-        """Give the status, and the lines of the answer as they come.
+        """Return the status, and the lines of the answer as they come.
 
         Raises `Unreachable` and `Broken`, also if nothing comes for `silence_s`.
         """
@@ -104,7 +105,7 @@ class NodeClient:
             await connection.cut()
 
     async def aclose(self) -> None:
-        """Cut the idle connections, and keep none from now on."""
+        """Close the idle connections, and keep none from now on."""
         self._is_closed = True
         idle, self._idle = self._idle, {}
         for kept in idle.values():
@@ -133,7 +134,7 @@ class NodeClient:
             await connection.cut()
             return
         kept = self._idle.pop(address, deque())
-        self._idle[address] = kept  # behind those that were asked for longer ago
+        self._idle[address] = kept  # after the addresses that were used longer ago
         kept.append((self._monotonic() + IDLE_S, connection))
         surplus = [kept.popleft()] if len(kept) > IDLE_MAX else []
         if len(self._idle) > ADDRESSES_MAX:
@@ -149,12 +150,12 @@ class _Connection:
         self._stream = stream
         self._host = host
         self._http = h11.Connection(h11.CLIENT)
-        # Asked for once: anyio finds all facts of a stream anew, its peer's address among them.
+        # Read once: each time, anyio collects all attributes of a stream, even its peer's address.
         self._socket = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 - no query
 
     @property
     def can_be_read(self) -> bool:
-        """True if something came that was not asked for: the end of the connection."""
+        """True if something can be read before a request was sent: the connection has ended."""
         if self._socket is None or self._socket.fileno() < 0:
             return True
         with _Selector() as selector:
@@ -223,7 +224,7 @@ class _Connection:
             self._http.receive_data(data)
 
     def reuse(self) -> bool:
-        """Make ready for the next request. False: the server closes the connection."""
+        """Make ready for the next request. Return False if the server closes the connection."""
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
             return True

@@ -1,9 +1,9 @@
-"""The keys of the nodes, and the signatures on what they ask of each other.
+"""The keys of the nodes, and the signatures on the requests that nodes send each other.
 
 A signature covers the method, the target, the digest of the body, the number of hops, the time and
-a nonce. The target names the run of the process that is asked, so what was signed for one process
-is worth nothing at another, or at the same address after a restart. It is checked before the body
-is read.
+a nonce. The target names one run of the receiving process, so a request that was signed for it is
+invalid at another process, or at the same address after a restart. The signature is checked before
+the body is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ KEY_LENGTH_MIN = 32
 SKEW_S = 30.0
 """How far the clocks of two nodes may be apart."""
 _REMEMBERED_S = 2.5 * SKEW_S
-"""A signature is good for twice the skew at most; the rest is for a wall clock that is slowed."""
+"""A signature is valid for twice the skew at most; the rest allows for a wall clock that runs
+slow."""
 NONCES_MAX = 500_000
 _VERSION = "turnkeeper-node-1"
 _SAID = re.compile(
@@ -35,22 +36,22 @@ _SAID = re.compile(
 
 
 class BadSignature(Exception):
-    """The request is not from a node, or not of now: nothing of it is carried out."""
+    """The request is not from a node, or not recent; nothing of it was carried out."""
 
 
 class PerhapsSeen(Exception):
-    """The request is from a node, and may have been here before: it may be carried out."""
+    """The request is from a node, but may have come before: it may have been carried out then."""
 
 
 class NodeKeys:
-    """The keys that the nodes of one journal share: the first signs, each of them verifies.
+    """The keys that the nodes of one journal share: the first one signs, all of them verify.
 
-    To change it: add the new one behind the old one at every node, then put it first at every
+    To change the key: add the new key after the old one at every node, then put it first at every
     node, then remove the old one.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
-        """Raises `InvalidInput` if there is none, or one is short."""
+        """Raises `InvalidInput` if there is no key, or if one is too short."""
         if not keys or any(len(key) < KEY_LENGTH_MIN for key in keys):
             raise InvalidInput(
                 f"a node key has {KEY_LENGTH_MIN} random characters or more, and there is at least "
@@ -72,7 +73,7 @@ class NodeKeys:
         return _hmac(self._keys[0], text)
 
     def verifies(self, text: str, signature: str) -> bool:
-        """True if one of the keys has signed this text; in the same time whichever it is."""
+        """True if one of the keys has signed this text. The time does not tell which one."""
         found = False
         for key in self._keys:
             found |= hmac.compare_digest(_hmac(key, text), signature)
@@ -107,15 +108,15 @@ class Signed:
 
 
 def digest_of(body: bytes) -> str:
-    """Return the digest of a body, as a signature has it."""
+    """Return the digest of a body, as it stands in a signature."""
     return hashlib.sha256(body).hexdigest()
 
 
 class Seen:
-    """Checks signatures, and remembers their nonces for as long as they would be good.
+    """Checks signatures, and remembers their nonces for as long as the signatures are valid.
 
-    The wall clock says if a signature is of now. Nonces are remembered by the monotonic one: a wall
-    clock that is set forward, and back again, would have them forgotten too early.
+    The wall clock decides if a signature is recent. The monotonic clock decides how long a nonce is
+    remembered: by a wall clock that is set forward and back again, it would be forgotten too early.
     """
 
     def __init__(
@@ -125,13 +126,13 @@ class Seen:
         self._now = now
         self._monotonic = monotonic
         self._nonces: dict[str, float] = {}
-        """Until when each is remembered; the first to be forgotten first."""
+        """Until when each nonce is remembered, in the order in which they are forgotten."""
 
     def check(self, target: str, header: str) -> Signed:
-        """Return what was signed for this target.
+        """Return the signed facts, which must be for this target.
 
-        Raises `BadSignature`, and says not why; and `PerhapsSeen`, of which the sender must not be
-        told that nothing happened: a proxy between two nodes may send a request again by itself.
+        Raises `BadSignature`, without a reason, or `PerhapsSeen`. For the latter, do not tell the
+        sender that nothing happened: a proxy between two nodes may have repeated the request.
         """
         found = _SAID.fullmatch(header)
         if found is None:
@@ -143,10 +144,10 @@ class Seen:
         self._forget(now)
         if signed.nonce in self._nonces or len(self._nonces) >= NONCES_MAX:
             raise PerhapsSeen
-        # Also of one that is refused: its sender is told that nothing happened, and a wall clock
-        # may be set to where it would be good.
+        # The nonce of a refused request is remembered too: its sender is told that nothing
+        # happened, and if the wall clock were set, the same signature might be valid later.
         self._nonces[signed.nonce] = now + _REMEMBERED_S
-        # One hop: a node never asks another for what it was asked by one.
+        # One hop: a node never forwards a request that came from a node.
         if abs(self._now() - signed.at) > SKEW_S or signed.hops != 1:
             raise BadSignature
         return signed

@@ -1,8 +1,9 @@
-"""The messages between nodes, as JSON: commands, their replies, the errors in their place.
+"""The messages between nodes, as JSON: commands, and their replies or errors.
 
-A closed set: a command is named, and each of its fields is made by its own constructor, which
-checks it as if it came from a caller here. An error is said by the names of its classes, its text
-and its facts, and the first of its classes that is known here is raised. Nothing of it is code.
+The set is closed: a command goes by its name, and each of its fields is rebuilt by its own
+constructor, which checks it as if a caller in this process had passed it. An error goes as the
+names of its classes, its text and its facts; the receiver raises the first class that it knows. No
+code is ever sent.
 """
 
 from __future__ import annotations
@@ -80,12 +81,12 @@ _COMMANDS: Mapping[str, type[FromOutside[object]]] = {
 
 
 def _to_bytes(value: object) -> bytes:
-    # A lone surrogate is kept as it is: only the owner says what is invalid.
+    # A lone surrogate is sent unchanged: only the owner decides what is invalid.
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _from_bytes(data: bytes) -> Json:
-    """Return the object. Raises `ValueError` if there is none."""
+    """Return the JSON object. Raises `ValueError` if the bytes are not one."""
     try:
         value = json.loads(data.decode("utf-8", "surrogatepass"))
     except RecursionError as error:
@@ -107,11 +108,11 @@ def _event(value: object) -> Event:
 
 
 def encode_ask(conversation_id: str, command: FromOutside[R]) -> bytes:
-    """Return a command to a conversation. Raises `InvalidInput` if JSON has no text for it."""
+    """Encode a command to a conversation. Raises `InvalidInput` if JSON cannot hold it."""
     said: Json = {"conversation_id": conversation_id, "command": type(command).__name__}
     try:
         for field in fields(command):
-            if field.init:  # the others follow from these
+            if field.init:  # the other fields are computed from these
                 said[field.name] = _out(getattr(command, field.name))
         return _to_bytes(said)
     except (ValueError, RecursionError) as error:
@@ -137,7 +138,8 @@ def _out(value: object) -> object:
 def decode_ask(data: bytes) -> tuple[str, FromOutside[object]]:
     """Return a command and the id of its conversation.
 
-    Raises `ValueError` if it cannot be read, of which `InvalidInput` is what its caller did wrong.
+    Raises `ValueError` if it cannot be read; the subclass `InvalidInput` means an error of its
+    caller.
     """
     said = _from_bytes(data)
     conversation_id, name = said.pop("conversation_id", None), said.pop("command", None)
@@ -145,20 +147,20 @@ def decode_ask(data: bytes) -> tuple[str, FromOutside[object]]:
         raise ValueError("no command to a conversation")  # noqa: TRY004 - as above
     made = _COMMANDS.get(name)
     if made is None:
-        raise ValueError("another command than is known here")
+        raise ValueError("a command that is not known here")
     known = {field.name for field in fields(made)}
     if not known.issuperset(said):
-        # A newer process means something by it that this one would not do.
+        # It comes from a newer process, and this one would not do what the field asks for.
         raise ValueError("a command with a field that is not known here")
     build = cast("Callable[..., FromOutside[object]]", made)
     try:
         return conversation_id, build(**{key: _field(key, value) for key, value in said.items()})
     except (TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise ValueError("a field of the command is of another type") from error
+        raise ValueError("a field of the command has the wrong type") from error
 
 
 def _field(name: str, value: object) -> object:
-    """Return a field of a command as it takes it; a name means the same in all commands."""
+    """Return a field's value as commands take it; a name means the same in all commands."""
     if value is None:
         return None
     make = _FIELDS.get(name)
@@ -204,7 +206,7 @@ _FIELDS: Mapping[str, Callable[[object], object]] = {
 
 
 def encode_reply(reply: object) -> bytes:
-    """Return the reply of a command."""
+    """Encode the reply of a command."""
     name = type(reply).__name__
     match reply:
         case Sent() | Appended() | Duplicate():
@@ -230,7 +232,7 @@ def decode_reply(data: bytes) -> object:
             return _reply(said)
         error = _error(said)
     except (TypeError, AttributeError, KeyError, RecursionError) as unread:
-        raise ValueError("a part of the answer is of another type") from unread
+        raise ValueError("a part of the answer has the wrong type") from unread
     raise error
 
 
@@ -248,19 +250,19 @@ def _reply(said: Json) -> object:
         case "tuple":
             found = tuple(map(_event, cast("Sequence[object]", value)))
             if not all(isinstance(event, UserMessageEvent) for event in found):
-                raise ValueError("other events than chat messages")
+                raise ValueError("events that are not chat messages")
             return found
         case "bool" | "NoneType":
             return value
         case _:
-            raise ValueError("another reply than is known here")
+            raise ValueError("a reply that is not known here")
 
 
 # --- errors ---------------------------------------------------------------------------------------
 
 
 def encode_error(error: TurnkeeperError) -> bytes:
-    """Return the error that came in place of a reply."""
+    """Encode an error that is sent in place of a reply."""
     classes = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, TurnkeeperError)]
     facts = {
         name: value
@@ -288,7 +290,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _errors() -> Mapping[str, type[TurnkeeperError]]:
-    """Return the library's own errors by name; those of applications stay in their process."""
+    """Return the library's own errors by name; applications' errors stay in their process."""
     found: dict[str, type[TurnkeeperError]] = {}
     kinds = [TurnkeeperError]
     while kinds:
@@ -305,7 +307,7 @@ def _error(said: Json) -> TurnkeeperError:
         raise ValueError("an error that cannot be read")  # noqa: TRY004 - as above
     known = _errors()
     kind = next((known[name] for name in names if name in known), OutcomeUnknown)
-    # Its constructor takes what its text is made of, and here the text is made already.
+    # Its constructor would build the text from its arguments, but the text is here already.
     error = kind.__new__(kind, text)
     for name, value in facts.items():
         setattr(error, name, tuple(value) if isinstance(value, list) else value)
@@ -323,7 +325,7 @@ def _error(said: Json) -> TurnkeeperError:
 
 
 def encode_line(item: Passed | TextDelta | None) -> bytes:
-    """Return a line of a stream of pieces; None: nothing has come for a while."""
+    """Encode a line of a stream of pieces; None encodes a heartbeat."""
     match item:
         case TextDelta():
             return _to_bytes({"piece": list(item)}) + b"\n"
@@ -334,7 +336,7 @@ def encode_line(item: Passed | TextDelta | None) -> bytes:
 
 
 def decode_line(line: bytes) -> Passed | TextDelta | None:
-    """Return what a line says. Raises `ValueError` if it cannot be read."""
+    """Decode a line of a stream of pieces. Raises `ValueError` if it cannot be read."""
     match _from_bytes(line):
         case {
             "piece": [

@@ -1,12 +1,12 @@
 """The outline of a log: the kind of each event, the turns, what ran when, what left the view. Pure.
 
 It holds what a person needs to find a place in a log of any length, and no content but the first
-words of chat messages. A fold of the log, one event at a time; a damaged record is noted in its
-place, so the outline of a log goes on behind it.
+words of chat messages. The outline folds the log, one event at a time. It notes a damaged record in
+its place and goes on after it.
 
-When a model call or a tool call began is not in the log. A model call began `latency_s` before its
-end, or else when its turn could first ask; a tool call began when its call was written, or when it
-was confirmed.
+The log does not say when a model call or a tool call began, so the outline infers it. A model call
+began `latency_s` before its end, or without that, when its turn could first ask the model. A tool
+call began when it was written, or when it was confirmed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from ..events import (
 __all__ = ["Bar", "Outline", "OutlinedMessage", "OutlinedTurn"]
 
 SHOWN_LENGTH = 120
-"""The characters that are shown of a chat message."""
+"""How many characters of a chat message are shown."""
 DAMAGED = "damaged"
-"""Stands for the kind of a record that cannot be read."""
+"""The kind that is given to a record that cannot be read."""
 _CUT = ("interrupted by chat message ", "rolled back by chat message ")
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
@@ -56,7 +56,7 @@ class Bar:
 
     kind: BarKind
     seq: int
-    """The event that began it, or, of a model call, the one that ended it."""
+    """The event that began it; for a model call, the event that ended it."""
     from_ms: float
     to_ms: float | None = None
     end_seq: int | None = None
@@ -103,7 +103,7 @@ class OutlinedTurn:
     """When the agent's chat messages were written."""
     bars: list[Bar] = field(default_factory=list)
     ready_ms: float = 0.0
-    """Since when its next model call may run."""
+    """The earliest time at which its next model call may have begun."""
 
 
 class Outline:
@@ -112,7 +112,8 @@ class Outline:
     def __init__(self) -> None:
         self.head = 0
         self.newest = (0, "")
-        """The last event that could be read, by seq and id: another log has another one there."""
+        """Seq and id of the last event that could be read; a different log has a different event
+        there."""
         self.kinds: list[str] = []
         """The kinds that the log has, in the order of their first event."""
         self.turns: dict[str, OutlinedTurn] = {}
@@ -174,7 +175,8 @@ class Outline:
         number = self._kind_numbers.setdefault(kind, len(self._kind_numbers))
         if number == len(self.kinds):
             self.kinds.append(kind)
-        # A log may hold any kinds of newer versions; those beyond the letters share the last one.
+        # A log may hold kinds from newer versions; once the letters run out, kinds share the last
+        # one.
         self._letters += _LETTERS[min(number, len(_LETTERS) - 1)].encode()
 
     def _note_left(self, event_ids: Iterable[str], at: int, how: str) -> None:

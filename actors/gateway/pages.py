@@ -1,8 +1,8 @@
 """The inspector's pages: static, public, and served under a strict policy.
 
-They are files of this package, sent as they are. The policy lets them load nothing from elsewhere,
-run no code that stands in a page, and be framed by no other site. What they show comes through the
-API, with the token that the person typed in.
+They are files of this package, sent unchanged. The policy forbids them to load anything from
+elsewhere and to run inline code, and forbids other sites to frame them. They read all data through
+the API, with the token that the person typed in.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _pages() -> dict[str, tuple[bytes, str]]:
 
 @pages.get("")
 async def to_pages() -> Response:
-    """Send a reader to the address whose relative links work."""
+    """Redirect to the address at which the page's relative links work."""
     return RedirectResponse("inspector/", headers=_HEADERS)
 
 

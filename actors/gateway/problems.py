@@ -2,21 +2,23 @@
 
 A document names the kind of problem and the advice that goes with it, and the facts that a program
 needs to act. It never holds an error's own text, which names stored ids and may quote an argument.
-The types are stable: clients compare them, and read nothing out of sentences.
+The types are stable: clients compare them and need not parse sentences.
 
-`OutcomeUnknown` is 504: it may have happened, and the same request under the same key finds out.
-`Unavailable` and `OwnershipLost` are 503 with `Retry-After`: nothing happened. A log that cannot be
-read is 500, so that operators are told.
+`OutcomeUnknown` is 504: the request may have taken effect; sending it again under the same key
+tells. `Unavailable` and `OwnershipLost` are 503 with `Retry-After`: nothing happened. A log that
+cannot be read is 500, which alerts operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from turnkeeper.runtime import TurnkeeperError
 
-__all__ = ["OWN", "TABLE", "Problem", "ProblemRaised", "problem_of"]
+__all__ = ["OWN", "TABLE", "Problem", "ProblemRaised", "once_it_happened", "problem_of"]
 
 TYPE_PREFIX = "urn:turnkeeper:"
 RETRY_AFTER_S = 1
@@ -28,12 +30,12 @@ class Problem:
 
     status: int
     name: str
-    """The last part of its type."""
+    """The last part of the problem's type."""
     detail: str
     retry_after_s: int | None = None
-    """Sent as `Retry-After`: the same request may succeed later."""
+    """Sent as `Retry-After` if the same request may succeed later."""
     facts: tuple[str, ...] = ()
-    """The attributes of the error that the document holds."""
+    """The names of the error's attributes that the document shows."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -41,7 +43,7 @@ class Problem:
         return TYPE_PREFIX + self.name
 
     def document(self, facts: Mapping[str, object] | None = None) -> dict[str, object]:
-        """Return the problem document, with these facts beside its own members."""
+        """Return the problem document: the members that RFC 9457 defines, and these facts."""
         title = self.name.replace("-", " ")
         own = {"type": self.type, "title": title, "status": self.status, "detail": self.detail}
         return {**(facts or {}), **own}
@@ -67,43 +69,51 @@ _INVALID_ID = "new ids have 1 to 256 characters, no controls, no slash"
 _LATER = "nothing happened; send the same request again"
 _UNKNOWN = "it may have happened; send the same request again, under the same Idempotency-Key"
 
-_NONE = Problem(404, "conversation-not-found", "there is none of this id")
+_NONE = Problem(404, "conversation-not-found", "there is no conversation of this id")
 _FORBIDDEN = Problem(403, "forbidden", "this token does not allow it")
-_ANOTHER = Problem(412, "precondition-failed", "this is not the conversation that was meant")
+_ANOTHER = Problem(
+    412, "precondition-failed", "this is not the conversation that the request expects"
+)
 
 TABLE: Mapping[str, Problem] = {
-    # --- the five kinds, for an error that has no row of its own
-    "Refused": Problem(409, "refused", "the request cannot be met as things stand"),
+    # --- the five base classes, for an error without a row of its own
+    "Refused": Problem(409, "refused", "the current state does not allow this request"),
     "OwnershipLost": _retry("owner-moved", f"another process owns the conversation; {_LATER}"),
     "Unavailable": _retry("unavailable", _LATER),
     "OutcomeUnknown": Problem(504, "outcome-unknown", _UNKNOWN, RETRY_AFTER_S),
-    "InvariantViolation": Problem(500, "fault", "the server found a fault of its own; tell it"),
-    # --- what is asked for
+    "InvariantViolation": Problem(500, "fault", "the server found a bug of its own; report it"),
+    # --- the conversation that a request names, and its arguments
     "ConversationNotFound": _NONE,
-    "NotYours": _NONE,  # nothing tells it from one that does not exist
+    "NotYours": _NONE,  # a client cannot tell it from a conversation that does not exist
     "NotThisLog": _ANOTHER,
     "Forbidden": _FORBIDDEN,
     "RecordNotFound": Problem(
         404, "record-not-found", "the log has no event at this seq", facts=("seq", "head")
     ),
-    "ConversationDeleted": Problem(410, "conversation-deleted", "it was deleted meanwhile"),
-    "ConversationExists": Problem(409, "conversation-exists", "take another id"),
+    "ConversationDeleted": Problem(
+        410, "conversation-deleted", "the conversation was deleted meanwhile"
+    ),
+    "ConversationExists": Problem(
+        409, "conversation-exists", "this id is in use; take another one"
+    ),
     "InvalidInput": Problem(422, "invalid-input", "an argument is invalid; nothing was written"),
     "InvalidConversationId": Problem(422, "invalid-id", _INVALID_ID),
-    "SearchIsOff": Problem(404, "search-is-off", "the server keeps no index of words"),
-    "ImportRefused": Problem(422, "import-refused", "a line of it cannot be used", facts=("line",)),
+    "SearchIsOff": Problem(404, "search-is-off", "this server has no search index"),
+    "ImportRefused": Problem(
+        422, "import-refused", "a line of the import is invalid", facts=("line",)
+    ),
     "NotAppendable": Problem(422, "not-appendable", "only the owner writes events of this kind"),
     # --- chat messages
     "TurnInProgress": Problem(
         409,
         "turn-in-progress",
-        "a turn runs, and on_overlap says reject; nothing was written; wait for its end",
+        "a turn runs, and on_overlap is reject; nothing was written; wait for the turn's end",
         facts=("turn_id",),
     ),
     "QueueFull": Problem(
         429,
         "queue-full",
-        "too many messages wait; nothing was written; send it again later",
+        "too many messages wait; nothing was written; send this one again later",
         RETRY_AFTER_S,
         ("queued_messages_max",),
     ),
@@ -145,12 +155,17 @@ TABLE: Mapping[str, Problem] = {
         facts=("size", "file_bytes_max"),
     ),
     "EventIdConflict": Problem(409, "event-id-conflict", "use new event ids", facts=("seqs",)),
-    "AdmissionRefused": Problem(409, "not-admitted", "the log as it stands does not admit it"),
+    "AdmissionRefused": Problem(
+        409, "not-admitted", "the log, as it is now, does not admit this event"
+    ),
     "MessageNotFound": Problem(
         404, "message-not-found", "no message of this id has a turn here", facts=("message_id",)
     ),
     "TooManyLabels": Problem(
-        409, "too-many-labels", "nothing was written; remove some", facts=("labels_max",)
+        409,
+        "too-many-labels",
+        "these would be too many labels; nothing was written; remove some first",
+        facts=("labels_max",),
     ),
     "LabelTooLong": Problem(
         413,
@@ -162,10 +177,10 @@ TABLE: Mapping[str, Problem] = {
     "NotWhileTurnRuns": Problem(
         409,
         "not-while-turn-runs",
-        "a turn runs and builds on this; nothing was written; wait for its end or interrupt it",
+        "a turn runs and builds on this; nothing was written; interrupt it or wait for its end",
         facts=("turn_id",),
     ),
-    "NothingToRetract": Problem(409, "nothing-to-retract", "none of it is in the view"),
+    "NothingToRetract": Problem(409, "nothing-to-retract", "none of these events is in the view"),
     "NotRetractable": Problem(
         409,
         "not-retractable",
@@ -185,21 +200,33 @@ TABLE: Mapping[str, Problem] = {
         facts=("awaiting",),
     ),
     "StaleTurn": Problem(409, "stale-turn", "this turn no longer runs", facts=("turn_id",)),
-    "TurnPaused": Problem(409, "turn-paused", "it goes on when resumed", facts=("turn_id",)),
-    "TurnSuspended": Problem(409, "turn-held", "nothing is lost", facts=("turn_id",)),
+    "TurnPaused": Problem(
+        409, "turn-paused", "the turn goes on when it is resumed", facts=("turn_id",)
+    ),
+    "TurnSuspended": Problem(
+        409, "turn-held", "the turn is held; nothing is lost", facts=("turn_id",)
+    ),
     "TurnNotCompleted": Problem(
         504,
         "turn-not-completed",
         "the turn ended without a full answer; read the conversation",
         facts=("turn_id", "outcome"),
     ),
-    "ContextTooLong": Problem(409, "context-too-long", "send a shorter one", facts=("turn_id",)),
+    "ContextTooLong": Problem(
+        409,
+        "context-too-long",
+        "the history is too long for the model; send a shorter message",
+        facts=("turn_id",),
+    ),
     "AnswerTooLong": Problem(
-        409, "answer-too-long", "ask for less", facts=("turn_id", "answer_length_max")
+        409,
+        "answer-too-long",
+        "the model's answer is too long; ask for less",
+        facts=("turn_id", "answer_length_max"),
     ),
     "TooManyIterations": Problem(409, "too-many-steps", "the agent took too many steps"),
-    "BudgetSpent": Problem(409, "budget-spent", "the turn has used what it may"),
-    "TokensSpent": Problem(409, "budget-spent", "the turn has used what it may"),
+    "BudgetSpent": Problem(409, "budget-spent", "the turn has used up its budget"),
+    "TokensSpent": Problem(409, "budget-spent", "the turn has used up its budget"),
     "EmptyResponse": Problem(502, "empty-response", "the model gave no answer"),
     "OpenCalls": Problem(
         409, "open-calls", "calls have no result yet; ask again later", facts=("tool_call_ids",)
@@ -214,12 +241,16 @@ TABLE: Mapping[str, Problem] = {
     "ModelError": Problem(502, "model-error", "the model's provider refused the request"),
     "ModelRefusal": Problem(502, "model-refusal", "the model declined to answer"),
     "ContextOverflow": Problem(502, "context-overflow", "the history is too long for the model"),
-    "MalformedHistory": Problem(502, "malformed-history", "the model's provider refused it"),
+    "MalformedHistory": Problem(
+        502, "malformed-history", "the model's provider refused the history as malformed"
+    ),
     "ModelUnavailable": _retry("model-unavailable", _LATER),
     "McpUnavailable": _retry("tools-unavailable", _LATER),
-    "ResultNotKept": _retry("result-not-kept", "append the result again", "tool_call_id"),
+    "ResultNotKept": _retry(
+        "result-not-kept", "nothing was written; append the result again", "tool_call_id"
+    ),
     # --- owners
-    "OwnedElsewhere": _retry("owned-elsewhere", f"another process owns it; {_LATER}"),
+    "OwnedElsewhere": _retry("owned-elsewhere", f"another process owns the conversation; {_LATER}"),
     "Fenced": _retry("owner-moved", f"a newer owner has taken over; {_LATER}"),
     "LeaseExpired": _retry("owner-moved", f"this process lost its lease; {_LATER}"),
     "ConversationsClosed": _retry("closing", f"this server is closing; {_LATER}"),
@@ -227,17 +258,24 @@ TABLE: Mapping[str, Problem] = {
     # --- the journal
     "JournalUnavailable": _retry("journal-unavailable", f"the journal cannot be used; {_LATER}"),
     "JournalOutcomeUnknown": Problem(504, "outcome-unknown", _UNKNOWN, RETRY_AFTER_S),
-    "JournalRefused": Problem(500, "journal-refused", "the journal cannot be used as it is"),
+    "JournalRefused": Problem(
+        500, "journal-refused", "the server cannot use its journal; its operator has to look at it"
+    ),
     "CorruptLog": Problem(
-        500, "corrupt-log", "the stored log is damaged; its operator has to mend it", facts=("seq",)
+        500,
+        "corrupt-log",
+        "the stored log is damaged; its operator has to repair it",
+        facts=("seq",),
     ),
     # --- the runtime
     "MailboxFull": _retry("overloaded", _LATER),
-    "AskCycle": Problem(409, "circle", "it would wait for itself"),
+    "AskCycle": Problem(409, "circle", "the request would wait for itself"),
     "ActorEnded": _retry("closing", _LATER),
     "NotDelivered": _retry("unavailable", _LATER),
     "NotStartedInTime": _retry("overloaded", _LATER),
-    "TooManyRestarts": _retry("unavailable", f"its owner failed too often; {_LATER}"),
+    "TooManyRestarts": _retry(
+        "unavailable", f"the conversation's owner failed too often; {_LATER}"
+    ),
     "TooManyThreads": _retry("overloaded", _LATER),
     "NotAnsweredInTime": Problem(504, "outcome-unknown", _UNKNOWN, RETRY_AFTER_S),
     "ActorFailed": Problem(504, "outcome-unknown", _UNKNOWN, RETRY_AFTER_S),
@@ -257,35 +295,54 @@ OWN: Mapping[str, Problem] = {
         _FORBIDDEN,
         Problem(403, "foreign-origin", "pages of this origin may not write here"),
         Problem(404, "not-found", "there is nothing at this address"),
-        Problem(405, "method-not-allowed", "this address takes other methods"),
+        Problem(
+            405, "method-not-allowed", "this address takes only the methods in the header Allow"
+        ),
         Problem(405, "read-only", "this server only reads", headers={"Allow": "GET, HEAD"}),
         Problem(408, "too-slow", "the body did not arrive in time"),
-        Problem(409, "run-id-conflict", "this runId has other input; nothing was written"),
-        Problem(410, "gone", "the event of this cursor is not at its place any more; begin anew"),
+        Problem(
+            409, "run-id-conflict", "this runId was used with other input; nothing was written"
+        ),
+        Problem(
+            410,
+            "gone",
+            "the log no longer has the event of this cursor; read it from its beginning",
+        ),
         _ANOTHER,
         Problem(413, "too-large", "the body is too large"),
         Problem(415, "not-json", "send Content-Type: application/json"),
         Problem(421, "unknown-host", "this server is not known by that name"),
-        Problem(422, "invalid-request", "nothing was written; `errors` says what to mend"),
+        Problem(422, "invalid-request", "nothing was written; `errors` says what to correct"),
         Problem(422, "invalid-id", _INVALID_ID),
         Problem(422, "too-deep", "the body is nested too deeply"),
         Problem(429, "too-many-requests", "send less often"),
         Problem(431, "headers-too-large", "the headers are too large"),
-        Problem(500, "internal", "the server failed; nothing more is known here"),
+        Problem(500, "internal", "the server failed; its own log says where"),
         _retry("draining", f"this server is about to stop; {_LATER}"),
         _retry("not-open", f"this server is starting or closing; {_LATER}"),
         _retry("not-writing", f"this server may not write now, and another one may; {_LATER}"),
-        _retry("out-of-threads", f"this server waits for too many calls that hang; {_LATER}"),
+        _retry("out-of-threads", f"calls that hang take up all threads of this server; {_LATER}"),
     )
 }
 """The gateway's own problems, by name."""
 
 
 def problem_of(error: TurnkeeperError) -> tuple[Problem, Mapping[str, object]]:
-    """Return the problem that an error is, and its facts."""
+    """Return the problem for an error, and its facts."""
     for kind in type(error).__mro__:
         problem = TABLE.get(kind.__name__)
         if problem is not None:
             facts = {name: getattr(error, name) for name in problem.facts}
             return problem, facts
     return OWN["internal"], {}
+
+
+@contextmanager
+def once_it_happened() -> Iterator[None]:
+    """Keep an error inside from saying that nothing happened: what was asked for has been done."""
+    try:
+        yield
+    except TurnkeeperError as error:
+        if problem_of(error)[0].status == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise ProblemRaised(TABLE["OutcomeUnknown"]) from error
+        raise

@@ -1,8 +1,8 @@
 """Readiness: whether another node should get the requests instead of this one.
 
-False only for what another node may do better: this one is draining, not open yet, may not write
-while the database answers, or is out of threads. If the database is away it is away for all nodes:
-this one stays ready, and its requests get 503 with `Retry-After`.
+A node is unready only if another may do better: it is draining, is not open yet, is out of threads,
+or may not write although the database answers. A database that does not answer is away for all
+nodes: this one stays ready, and its requests get 503 with `Retry-After`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .service import Service
 __all__ = ["find_unreadiness"]
 
 ANSWER_S = 2.0
-"""Within how many seconds the database has to answer; one that does not is away."""
+"""Within how many seconds the database must answer, or count as away."""
 
 
 async def find_unreadiness(service: Service) -> Problem | None:

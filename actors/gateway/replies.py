@@ -26,7 +26,7 @@ def json_reply(
     media_type: str = "application/json",
 ) -> Response:
     """Return a response with this value as JSON."""
-    # Lone surrogates of an old log are escaped, since UTF-8 has none.
+    # Lone surrogates in an old log are escaped, since UTF-8 cannot encode them.
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return Response(text, status, dict(headers or {}), media_type)
 
@@ -52,7 +52,7 @@ def problem_reply(
 
 
 class EventStream(Response):
-    """A stream that its feed writes, of server-sent events; it ends early if the client leaves."""
+    """A stream of server-sent events, written by its feed; it ends early if the client leaves."""
 
     media_type = "text/event-stream"
 
@@ -80,7 +80,7 @@ class EventStream(Response):
             await self._feed(write)
             is_whole = True
             group.cancel_scope.cancel()
-        # Not watched any more: hypercorn tells of a disconnect in the midst of this send, before it
-        # has closed the connection or made it ready for the next request.
+        # The watch has ended: during this send, hypercorn reports a disconnect before it has closed
+        # the connection or made it ready for the next request.
         if is_whole:
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,8 +1,8 @@
-"""Our own API: messages, events, time travel, and what operators ask."""
+"""turnkeeper's own API: messages, events, time travel, and the routes for operators."""
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, LiteralString
 
@@ -19,12 +19,15 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
+from turnkeeper.runtime import TurnkeeperError
+
 from ..conversations.conversation import Conversation
 from ..conversations.turn import Turn, TurnEnd
 from ..core.commands import OnOverlap
 from ..core.listing import ConversationPage
 from ..core.state import ColdLoad
 from ..core.transcript import Transcript
+from ..errors import NotYours
 from ..events import FileContent, ImageContent
 from ..journal import ListOrder
 from ..journals.transfer import export_lines
@@ -33,7 +36,7 @@ from .events import feed_events, page_of_events
 from .faults import invalid_id, unusable
 from .inspection import Brief, shown_json
 from .names import ID_LENGTH_MAX, SEQ_MAX, Cursor, from_path, is_known_id, is_new_id, to_path
-from .problems import OWN, ProblemRaised, problem_of
+from .problems import OWN, ProblemRaised, once_it_happened, problem_of
 from .readiness import find_unreadiness
 from .replies import EventStream, Write, json_reply
 from .service import (
@@ -77,7 +80,7 @@ class Body(BaseModel):
 
 
 def _whole(rule: LiteralString) -> WrapValidator:
-    """Check an object; if a part of it is wrong, do not tell the name that the client gave it."""
+    """Check an object as a whole: an error does not name its keys, which the client chose."""
 
     def check(value: object, check_parts: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -114,7 +117,7 @@ async def send_message(
     prefer: Annotated[str | None, Header(description="`wait=30`: wait for the turn's end.")] = None,
     if_match: Annotated[str | None, Header(description="A cursor of this conversation.")] = None,
 ) -> Response:
-    """Send a chat message; it is durable when this answers: 202, or 200 if it was known."""
+    """Send a chat message; answer once it is durable: 202, or 200 if it was there already."""
     conversation = await _meant(caller, create=create, if_match=if_match)
     turn = await conversation.send(
         body.content,
@@ -137,15 +140,18 @@ async def send_message(
     # Relative to this address, wherever the gateway is mounted.
     headers = {"Location": f"messages/{to_path(turn.message_id)}/turn"}
     wait_s = _wait_of(prefer, caller.service.limits.wait_s_max)
-    end = None if wait_s is None else await _end_within(turn, wait_s)
+    end = None
     if wait_s is not None:
+        # The message is durable: whatever keeps its end from being seen, it has happened.
+        with suppress(TurnkeeperError):
+            end = await _end_within(caller, turn, wait_s)
         answer["end"] = None if end is None else _end_json(end)
         headers["Preference-Applied"] = f"wait={wait_s:g}"
     return json_reply(answer, 200 if turn.is_duplicate or end is not None else 202, headers=headers)
 
 
 async def _meant(caller: ConversationCaller, *, create: bool, if_match: str | None) -> Conversation:
-    """Return the conversation that the client means; a message compares it when it is decided."""
+    """Return the conversation, with the client's conditions, which its owner checks again."""
     if if_match is not None:
         cursor = cursor_of(if_match.strip('"'), header="if-match")
         if not cursor.seq:
@@ -158,7 +164,7 @@ async def _meant(caller: ConversationCaller, *, create: bool, if_match: str | No
 
 
 def _wait_of(prefer: str | None, wait_s_max: float) -> float | None:
-    """Return how many seconds a client prefers to wait, bounded; None if it does not say."""
+    """Return how many seconds the client wants to wait, bounded; None if it does not say."""
     for preference in (prefer or "").split(","):
         name, _, value = preference.partition("=")
         if name.strip().lower() == "wait" and value.strip().isascii() and value.strip().isdigit():
@@ -166,9 +172,12 @@ def _wait_of(prefer: str | None, wait_s_max: float) -> float | None:
     return None
 
 
-async def _end_within(turn: Turn, wait_s: float) -> TurnEnd | None:
-    with anyio.move_on_after(wait_s):
-        return await turn.end()
+async def _end_within(caller: ConversationCaller, turn: Turn, wait_s: float) -> TurnEnd | None:
+    with anyio.move_on_after(wait_s), suppress(NotYours):
+        end = await turn.end()
+        # While it ran, the conversation may have been given to another user.
+        await caller.conversation.check_owner()
+        return end
     return None
 
 
@@ -198,7 +207,7 @@ async def read_events(
     limit: Annotated[int, Query(ge=1)] = 100,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Stream the events after a cursor; with `Accept: application/json`, a page of them."""
+    """Stream the events after a cursor; with `Accept: application/json`, return a page of them."""
     if last_event_id:
         cursor = cursor_of(last_event_id, header="last-event-id")
     else:
@@ -224,10 +233,10 @@ async def read_view(
     *,
     at: Seq = None,
     offset: Annotated[int, Query(ge=0, le=SEQ_MAX)] = 0,
-    limit: Annotated[int | None, Query(ge=1, description="All, if none is given.")] = None,
+    limit: Annotated[int | None, Query(ge=1, description="Without it, all are returned.")] = None,
     brief: Brief = None,
 ) -> Response:
-    """Return the events that the model sees at a seq, or at the end of the log; or some of them."""
+    """Return the events, or a range of them, that the model sees at a seq or at the log's end."""
     state = await caller.at(at)
     end = None if limit is None else offset + limit
     events = [shown_json(caller, event, brief) for event in state.view[offset:end]]
@@ -236,7 +245,7 @@ async def read_view(
 
 @router.get(f"{HERE}/steps")
 async def read_steps(caller: Reading) -> Response:
-    """Return the model calls, oldest first, each with the seq of the view that the model saw."""
+    """Return the model calls, oldest first, each with the seq whose view the model saw."""
     return json_reply({"steps": [step_json(step) for step in await caller.conversation.steps()]})
 
 
@@ -253,12 +262,12 @@ async def read_messages(
     is_plain: bool = False,
     show_author: bool = False,
 ) -> Response:
-    """Return the transcript, or the view, in the shape of a provider or of a client.
+    """Return the transcript or the view, as messages of a provider or of a client.
 
-    The transcript is what people said and were told, and the calls, condensed or not. As `events`
-    it comes in pages from its end: `before` is the seq of the first event of the page after.
-    The view of a step, with the `model`, `is_plain` and `show_author` of its request, is exactly
-    what was sent.
+    The transcript has all chat messages, answers and calls, condensed or not. As `events` it comes
+    in pages from its end: `before` is the seq of the first event of the page that you have.
+    The view at the `view_seq` of a step, with the `model`, `is_plain` and `show_author` of its
+    request, gives exactly the messages that were sent to the model.
     """
     if of == "view":
         state = await caller.at(at)
@@ -277,7 +286,7 @@ async def read_messages(
     return json_reply({"cursor": str(newest), **shaped})
 
 
-# --- what runs -----------------------------------------------------------------------------------
+# --- turns ---------------------------------------------------------------------------------------
 
 
 @router.get(f"{HERE}/messages/{{message_id}}/turn")
@@ -285,17 +294,17 @@ async def read_turn(
     caller: Reading,
     message_id: Annotated[
         str,
-        Path(description="Its id, or `~` and the base64url of one with odd characters."),
+        Path(description="Its id; one with special characters as `~` and its base64url."),
     ],
     prefer: Annotated[str | None, Header(description="`wait=30`: wait for its end.")] = None,
 ) -> Response:
-    """Return the turn of a chat message, and how it ended; `end` is null while it goes on."""
+    """Return the turn of a chat message and how it ended; `end` is null until then."""
     found = from_path(message_id)
     if found is None or not is_known_id(found):
         raise invalid_id(parameter="message_id")
     turn = await caller.conversation.turn(found)
     wait_s = _wait_of(prefer, caller.service.limits.wait_s_max)
-    end = await (turn.ended() if wait_s is None else _end_within(turn, wait_s))
+    end = await (turn.ended() if wait_s is None else _end_within(caller, turn, wait_s))
     return json_reply(
         {
             "message_id": turn.message_id,
@@ -315,13 +324,13 @@ _ANY_TURN = InterruptBody()
 
 @router.post(f"{HERE}/interrupt")
 async def interrupt(caller: Writing, body: InterruptBody = _ANY_TURN) -> Response:
-    """End the turn that runs; name the one that the user saw, so that no later one is hit."""
+    """End the running turn. Name the turn that the user saw, so that no later one is ended."""
     return json_reply({"changed": await caller.conversation.interrupt(body.turn_id)})
 
 
 @router.post(f"{HERE}/undo")
 async def undo(caller: Writing) -> Response:
-    """Take the newest turn with chat messages out of the view, and return the messages."""
+    """Take the newest turn with chat messages out of the view, and return these messages."""
     messages = await caller.conversation.undo()
     return json_reply({"messages": [event_json(message, caller.rename) for message in messages]})
 
@@ -345,7 +354,7 @@ class AnswerBody(Body):
 
 @router.post(f"{HERE}/answer")
 async def answer(caller: Writing, body: AnswerBody) -> Response:
-    """Answer each call that waits for a confirmation; the same answers again are a success."""
+    """Answer all calls that wait for a confirmation. Sending the same answers again succeeds."""
     await caller.check_exists()
     await caller.conversation.answer(body.answers)
     return json_reply({"answered": sorted(body.answers)})
@@ -388,11 +397,14 @@ async def fork(caller: Reading, body: ForkBody) -> Response:
 # --- conversations -------------------------------------------------------------------------------
 
 
+_PREFIX = "Only conversations whose ids begin with this."
+
+
 @dataclass
 class Filters:
-    """Which conversations a list has; those of a principal are always its own."""
+    """Select the conversations of a list; a principal only ever gets its own."""
 
-    prefix: Annotated[str, Query(description="Of their ids.", max_length=ID_LENGTH_MAX)] = ""
+    prefix: Annotated[str, Query(description=_PREFIX, max_length=ID_LENGTH_MAX)] = ""
     owner: str | None = None
     status: str | None = None
     label: Annotated[str | None, Query(description="`name=value`")] = None
@@ -400,12 +412,12 @@ class Filters:
     async def page(
         self, caller: Caller, *, limit: int, order: ListOrder, cursor: str | None = None
     ) -> ConversationPage:
-        """Return a page of the conversations that the caller has."""
+        """Return a page of the caller's conversations."""
         return await caller.service.conversations.list(
             limit=min(limit, caller.service.limits.page_max),
             cursor=cursor,
             prefix=caller.stored(self.prefix),
-            # An index has the rows of each owner in order: those of others are not looked at.
+            # The index is ordered by owner, so the rows of other owners are not read.
             owner=self.owner if caller.owner is None else caller.owner,
             status=self.status,
             label=_label_of(self.label),
@@ -414,7 +426,7 @@ class Filters:
 
 
 def _label_of(text: str | None) -> tuple[str, str] | None:
-    """Return the label that a filter names; a filter that cannot be read would let all through."""
+    """Return the label that a filter names. Refuse a filter that cannot be read."""
     if not text:
         return None
     name, equals, value = text.partition("=")
@@ -449,15 +461,18 @@ async def list_conversations(
 @router.get("/search")
 async def search(
     caller: Listing,
-    words: Annotated[str, Query(description="All of them; a `*` ends the beginning of one.")],
+    words: Annotated[
+        str,
+        Query(description="A message must have all of them; `deploy*` means words that begin so."),
+    ],
     *,
     limit: Annotated[int, Query(ge=1)] = 20,
     cursor: Annotated[str | None, Query(description="The `cursor` of the page before.")] = None,
-    prefix: Annotated[str, Query(description="Of their ids.", max_length=ID_LENGTH_MAX)] = "",
+    prefix: Annotated[str, Query(description=_PREFIX, max_length=ID_LENGTH_MAX)] = "",
     owner: str | None = None,
     label: Annotated[str | None, Query(description="`name=value`")] = None,
 ) -> Response:
-    """Return the messages of the caller's conversations that have these words, newest first."""
+    """Return the messages with these words in the caller's conversations, newest first."""
     found = await caller.service.conversations.search(
         words,
         limit=min(limit, caller.service.limits.page_max),
@@ -484,18 +499,18 @@ async def read_changes(
     limit: Annotated[int, Query(ge=1)] = 100,
     live: bool = True,
 ) -> Response:
-    """Stream the newest rows of a list, and each of them that changes."""
+    """Stream the newest rows of a list, and then each row that changes."""
 
     async def look() -> list[Json]:
         return _shown_rows(caller, await filters.page(caller, limit=limit, order="activity"))
 
-    await look()  # what is invalid is told as a problem
+    await look()  # an invalid request is refused here, before the stream begins
     return EventStream(feed_changes(caller.service, look, live=live))
 
 
 @router.get(HERE)
 async def read_conversation(caller: Reading) -> Response:
-    """Return a conversation's title, labels, owner, and where it stands."""
+    """Return a conversation's title, labels and owner, and its current state in brief."""
     return json_reply(conversation_json(await caller.conversation.at(), caller.local_id))
 
 
@@ -505,7 +520,7 @@ class ChangeBody(Body):
         dict[str, str | None] | None, _whole("must be an object of texts; null removes a label")
     ] = None
     owner: str | None = None
-    """The principal whose conversation it is; only administrators change it."""
+    """The principal who owns the conversation; only administrators may change this."""
 
 
 @router.patch(HERE)
@@ -515,7 +530,8 @@ async def change(
     *,
     idempotency_key: Annotated[str | None, Header(max_length=ID_LENGTH_MAX)] = None,
 ) -> Response:
-    """Change the title, the labels, the owner, as a merge patch (RFC 7396); null removes."""
+    """Change the title, labels or owner by a merge patch (RFC 7396); null removes a value."""
+    await caller.check_exists()
     labels = body.labels
     if labels is None and "labels" in body.model_fields_set:
         labels = dict.fromkeys((await caller.conversation.at()).details.labels)
@@ -527,7 +543,8 @@ async def change(
         await caller.conversation.change(
             title=title, labels=labels, owner=owner, change_id=idempotency_key
         )
-    return json_reply(conversation_json(await caller.conversation.at(), caller.local_id))
+    with once_it_happened():
+        return json_reply(conversation_json(await caller.conversation.at(), caller.local_id))
 
 
 @router.delete(HERE)
@@ -549,7 +566,7 @@ async def read_rejections(caller: Reading) -> Response:
 
 @router.post(f"{HERE}/verify")
 async def verify(caller: Reading) -> Response:
-    """Read and fold the whole log, and compare that with the state as it is loaded."""
+    """Read and fold the whole log, and compare the result with the state that is loaded from it."""
     load = ColdLoad()
     seq = 0
     async for logged in caller.conversation.events(live=False):
@@ -562,7 +579,7 @@ async def verify(caller: Reading) -> Response:
 
 @router.get(f"{HERE}/export")
 async def export(caller: Reading) -> Response:
-    """Return the conversation as JSON Lines, each event byte for byte."""
+    """Return the conversation as JSON Lines, with each event byte for byte as it is stored."""
     await caller.check_exists()
     journal = caller.service.conversations.journal
 
@@ -575,7 +592,7 @@ async def export(caller: Reading) -> Response:
 
 
 EVENT_SOURCES = (read_events, read_changes)
-"""The routes that a browser reads with an `EventSource`, which comes back only after a 200."""
+"""The routes that a browser reads with an `EventSource`, which reconnects only after a 200."""
 
 
 # --- operators -----------------------------------------------------------------------------------
@@ -583,7 +600,7 @@ EVENT_SOURCES = (read_events, read_changes)
 
 @router.get("/self")
 async def read_self(caller: Listing) -> Response:
-    """Return who asks, and what they may do."""
+    """Return the principal who asks, and what it may do."""
     principal = caller.principal
     return json_reply(
         {
@@ -598,10 +615,10 @@ async def read_self(caller: Listing) -> Response:
 async def erase(
     caller: Ruling,
     principal: Annotated[
-        str, Path(description="A name, or `~` and the base64url of one with odd characters.")
+        str, Path(description="A name; one with special characters as `~` and its base64url.")
     ],
 ) -> Response:
-    """Delete all conversations of a principal, and return the receipts of all."""
+    """Delete all conversations of a principal, and return a receipt for each."""
     owner = from_path(principal)
     if owner is None or not is_new_id(owner):
         raise invalid_id(parameter="principal")
@@ -612,26 +629,26 @@ async def erase(
 
 @router.get("/runtime/tree")
 async def read_tree(caller: Inspecting) -> Response:
-    """Return the state of all actors; it holds no message."""
+    """Return the state of all actors, without any message."""
     return json_reply(asdict(caller.service.conversations.runtime.tree()))
 
 
 @router.get("/dead-letters")
 async def read_dead_letters(caller: Inspecting) -> Response:
-    """Return how many messages reached no actor, by reason; it holds no message."""
+    """Return how many messages reached no actor, by reason, without the messages."""
     letters = caller.service.conversations.runtime.dead_letters
     return json_reply({"count": letters.count, "by_reason": letters.count_by_reason})
 
 
 @health.get("/healthz")
 async def healthz() -> Response:
-    """Answer while this process works; asks nothing else, since only a restart would help."""
+    """Answer while this process works. Checks nothing that a restart would not repair."""
     return json_reply({"ok": True})
 
 
 @health.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """Answer 503 if another node should get the requests, and say why."""
+    """Answer 503, with the reason, if another node should get the requests."""
     problem = await find_unreadiness(request.app.state.service)
     if problem is not None:
         raise ProblemRaised(problem)

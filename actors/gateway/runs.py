@@ -1,11 +1,11 @@
 """The runs of AG-UI that the chat messages of a conversation came with.
 
-A run id comes with one chat message. To hold a new one against all that the log has, each request
-would read the whole log; so what was read is kept, of the conversations that were asked for last,
-and each request reads on from there.
+A run id comes with one chat message. To check that a run id is new, a request would have to read
+the whole log. So the runs found so far are kept, for the conversations that were used last, and
+each request reads on from there.
 
-A conversation that was deleted and begun again is another log. So each request reads the event that
-was read last again, and begins anew if another one is there.
+A conversation that was deleted and begun again has a different log. So each request reads the last
+event again, and begins anew if a different event is there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..events import Event, LoggedEvent, MessageQueuedEvent, UserMessageEvent
 __all__ = ["RUN_ID", "Runs", "run_id_of"]
 
 RUN_ID = "run_id"
-"""The name in a chat message's metadata of the run that it came with."""
+"""The key, in a chat message's metadata, of the run that it came with."""
 CONVERSATIONS_MAX = 64
 RUNS_MAX = 4_096
 """A conversation with more runs is read from its beginning by each request."""
@@ -36,7 +36,7 @@ def run_id_of(event: Event) -> str | None:
 
 @dataclass(slots=True)
 class _Read:
-    """The runs of one log, as far as it was read. One request at a time has it."""
+    """The runs of one log, as far as it was read. Only one request at a time uses it."""
 
     seq: int = 0
     event_id: str = ""
@@ -44,7 +44,7 @@ class _Read:
     """The message that each run came with."""
 
     def fold(self, logged: LoggedEvent) -> bool:
-        """Take in an event; return False if it shows that this is another log."""
+        """Fold an event; return False if it shows that this is a different log."""
         if logged.seq == self.seq:
             return logged.event.id == self.event_id
         self.seq, self.event_id = logged.seq, logged.event.id
@@ -54,15 +54,15 @@ class _Read:
 
 
 class Runs:
-    """The runs of the conversations that were asked for last."""
+    """The runs of the conversations that were used last."""
 
     def __init__(self) -> None:
         self._read: OrderedDict[str, _Read] = OrderedDict()
 
     async def message_of(self, conversation: Conversation, run_id: str) -> str | None:
-        """Return the id of the chat message that a run came with; None if the log has no such."""
+        """Return the id of the chat message that a run came with; None if the log has none."""
         name = conversation.conversation_id
-        # Taken out: a request that comes meanwhile reads for itself.
+        # Taken out of the dict: a request that comes meanwhile reads the log itself.
         read = self._read.pop(name, None) or _Read()
         try:
             while not await self._is_read_on(conversation, read):
@@ -77,7 +77,7 @@ class Runs:
 
     @staticmethod
     async def _is_read_on(conversation: Conversation, read: _Read) -> bool:
-        """Read the log on to its end; return False if it is another one by now."""
+        """Read the rest of the log; return False if it is a different log by now."""
         is_empty = True
         async for logged in conversation.events(after=max(read.seq - 1, 0), live=False):
             is_empty = False

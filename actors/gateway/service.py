@@ -2,8 +2,8 @@
 
 A route names its action in its signature (`Reading`, `Writing`, `Inspecting` and the others). The
 dependency behind that name authenticates, counts the request against the principal's rate,
-authorizes, turns the id in the path into the stored one, and compares whose conversation it is. So
-a route that forgets to ask does not get a conversation at all.
+authorizes it, turns the id in the path into the stored one, and checks who owns the conversation.
+So a route that names no action does not get a conversation at all.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from .access import (
     Rates,
     Share,
     find_place,
+    is_allowed,
     owner_of,
 )
 from .faults import invalid_id, unusable
@@ -71,7 +72,7 @@ T = TypeVar("T")
 
 
 class Counter:
-    """How many of something are open."""
+    """Counts how many of something are open."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -89,15 +90,15 @@ class Counter:
 class Streams(Counter):
     """The streams that are open.
 
-    While the gateway drains, new ones end at once, so that their clients go elsewhere; those that
-    are open go on until the conversations are handed over, when their readers end.
+    While the gateway drains, new streams end at once, so that their clients go elsewhere. Streams
+    that are open go on until the conversations are handed over.
     """
 
     def __init__(self, limits: GatewayLimits) -> None:
         super().__init__()
         self.is_draining = False
         self.changes = Counter()
-        """Those of them that look at the journal every while."""
+        """The streams of changed rows, which read the journal at intervals."""
         self._limits = limits
 
     @property
@@ -105,13 +106,13 @@ class Streams(Counter):
         return self.count >= self._limits.streams_max
 
     async def until_beat(self, wait: Awaitable[T]) -> T | None:
-        """Wait; None if a heartbeat is due first."""
+        """Return the result of waiting, or None if a heartbeat is due first."""
         with anyio.move_on_after(self._limits.heartbeat_s):
             return await wait
         return None
 
     async def gather_pieces(self) -> None:
-        """Wait after a piece was written: those that come meanwhile are read as one."""
+        """Wait after a piece was written, so that the pieces of that time are read as one."""
         await anyio.sleep(self._limits.pieces_gathered_s)
 
 
@@ -137,7 +138,7 @@ class Service:
         self.ports = ports
         self.streams = Streams(limits)
         self.frames = Frames()
-        # Each lives as long as a request holds it or waits for it.
+        # Each lock lives as long as a request holds it or waits for it.
         self._run_locks: WeakValueDictionary[tuple[str, str], anyio.Lock] = WeakValueDictionary()
         self._authenticate = authenticate
         self._authorize = authorize
@@ -147,13 +148,16 @@ class Service:
         )
 
     def run_lock(self, conversation_id: str, run_id: str) -> anyio.Lock:
-        """Return the lock that orders the requests which come under one run id of AG-UI."""
+        """Return the lock that serializes the requests with one run id of AG-UI."""
         return self._run_locks.setdefault((conversation_id, run_id), anyio.Lock())
 
     async def admit(
         self, request: Request, action: Action, local_id: str | None
     ) -> Principal | None:
-        """Return the principal of a request that may go on; None if there are none here."""
+        """Return the principal of a request, which may go on; None if this gateway has none.
+
+        Raises a problem if the request may not go on.
+        """
         if not self.conversations.is_entered:
             raise ProblemRaised(OWN["not-open"])
         if self._authenticate is None:
@@ -168,14 +172,14 @@ class Service:
         return principal
 
     def check_may(self, principal: Principal | None, action: Action, local_id: str | None) -> None:
-        """Raise a problem unless the principal may do this; if there are none here, all may."""
-        if principal is not None and not self._authorize(principal, action, local_id):
+        """Raise a problem unless the principal may do this; without principals, all may."""
+        if principal is not None and not is_allowed(self._authorize, principal, action, local_id):
             raise ProblemRaised(OWN["forbidden"])
 
     async def caller_in(self, principal: Principal | None, local_id: str) -> ConversationCaller:
-        """Return a caller in the conversation of this id.
+        """Return the caller with the conversation of this id.
 
-        Raises a problem if a journal cannot have it.
+        Raises a problem if a journal cannot have such an id.
         """
         place = await find_place(principal, local_id, self._share)
         if not is_known_id(place.conversation_id):
@@ -184,14 +188,14 @@ class Service:
             place = await self._as_begun(place)
         conversation = self.conversations[place.conversation_id].expecting(owner=place.owner)
         try:
-            # What changes the conversation compares this again, when it is decided.
+            # A command that changes the conversation checks the owner again when it is decided.
             await conversation.check_owner()
         except NotYours as error:
             return ConversationCaller(self, principal, local_id, place, error)
         return ConversationCaller(self, principal, local_id, place)
 
     async def _as_begun(self, place: Place) -> Place:
-        """Return the place, a principal's own if an administrator begins it under such an id."""
+        """Return the place; a new conversation under a principal's id becomes that principal's."""
         owner = principal_of(place.conversation_id)
         if owner is None or await self.conversations[place.conversation_id].exists():
             return place
@@ -200,14 +204,14 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The one who sent a request, and the gateway that it came to."""
+    """The sender of a request, and the service that it came to."""
 
     service: Service
     principal: Principal | None
 
     @property
     def owner(self) -> str | None:
-        """The principal to whom ids on the wire are local; None if they are stored ids."""
+        """The principal whose own ids are on the wire; None if the wire has stored ids."""
         return owner_of(self.principal)
 
     @property
@@ -217,7 +221,7 @@ class Caller:
 
     @property
     def behalf(self) -> Behalf | None:
-        """The caller as another process is told of them, with the commands sent for them."""
+        """The caller, as it is described to another process that carries out a command for it."""
         return self._behalf(None)
 
     def _behalf(self, local_id: str | None) -> Behalf | None:
@@ -240,8 +244,8 @@ class ConversationCaller(Caller):
     local_id: str
     place: Place
     refusal: NotYours | None = None
-    """Set if the conversation is another user's. Raised only when it is used: a request that is
-    invalid is told so, as if there were none."""
+    """Set if the conversation is another user's. It is raised only when the conversation is used:
+    until then a request is checked as if there were no such conversation."""
 
     @property
     def behalf(self) -> Behalf | None:
@@ -249,7 +253,7 @@ class ConversationCaller(Caller):
 
     @property
     def conversation_id(self) -> str:
-        """The id that the journal has. Raises `NotYours`."""
+        """The conversation's stored id. Raises `NotYours`."""
         if self.refusal is not None:
             raise self.refusal
         return self.place.conversation_id
@@ -260,7 +264,7 @@ class ConversationCaller(Caller):
         return self.expecting()
 
     def expecting(self, *, exists: bool = False, cursor: Cursor | None = None) -> Conversation:
-        """Return the conversation, for commands that mean one which exists, or has this event."""
+        """Return the conversation; its commands are refused unless it exists, or has this event."""
         conversation = self.service.conversations[self.conversation_id]
         seq, event_id = (None, None) if cursor is None else (cursor.seq, cursor.event_id)
         return conversation.expecting(
@@ -272,24 +276,23 @@ class ConversationCaller(Caller):
         )
 
     async def at(self, seq: int | None = None) -> Folded:
-        """Return the state at a seq, as `Conversation.at` does, but quickly in a long log."""
+        """Return the state at a seq, as `Conversation.at` does, but fast in a long log."""
         return await self.service.histories.at(self.conversation_id, seq)
 
     async def check_may_begin(self) -> None:
-        """Raise unless the id is one for new conversations, or its conversation is there."""
+        """Raise a problem unless the id may be a new conversation's, or the conversation exists."""
         if not is_new_id(self.local_id) and not await self.conversation.exists():
             raise invalid_id(parameter="conversation_id")
 
     async def check_exists(self) -> None:
-        """Raise `ConversationNotFound` if there is none."""
+        """Raise `ConversationNotFound` if the conversation does not exist."""
         if not await self.conversation.exists():
             raise ConversationNotFound(self.conversation_id)
 
     async def find(self, cursor: Cursor) -> LoggedEvent | None:
-        """Return the event at a cursor; None if it is not there."""
-        events = self.conversation.events(after=cursor.seq - 1, live=False)
+        """Return the event at a cursor; None if the log does not have it there."""
         try:
-            async for logged in events:
+            async for logged in self.conversation.events(after=cursor.seq - 1, live=False):
                 return logged if cursor.event_id in (None, logged.event.id) else None
         except ConversationNotFound:
             pass
@@ -302,7 +305,7 @@ def _service(request: Request) -> Service:
 
 
 class May:
-    """A dependency that lets a request through if its sender may do this."""
+    """A dependency that admits a request if its sender may do this."""
 
     def __init__(self, action: Action) -> None:
         self.action = action
@@ -313,13 +316,13 @@ class May:
 
 
 class _MayHere(May):
-    """As `May`, for a route of one conversation."""
+    """Like `May`, for a route of one conversation."""
 
     async def __call__(  # type: ignore[override]  # FastAPI reads what it needs from it
         self,
         request: Request,
         conversation_id: Annotated[
-            str, Path(description="An id, or `~` and the base64url of one with odd characters.")
+            str, Path(description="An id; one with special characters as `~` and its base64url.")
         ],
     ) -> ConversationCaller:
         local_id = from_path(conversation_id)
@@ -331,7 +334,7 @@ class _MayHere(May):
 
 
 def action_of(dependency: Callable[..., object] | None) -> Action | None:
-    """Return the action that a dependency asks for, if it is one of these."""
+    """Return the action that a dependency checks; None if it is not a `May`."""
     return dependency.action if isinstance(dependency, May) else None
 
 
@@ -343,7 +346,7 @@ Writing = Annotated[ConversationCaller, Depends(_MayHere("write"))]
 
 
 def cursor_of(text: str, **place: str) -> Cursor:
-    """Return the cursor that a client sent at this place. Raises a problem if it is none."""
+    """Return the cursor that a client sent at this place. Raises a problem if it is not one."""
     cursor = parse_cursor(text)
     if cursor is None:
         raise unusable("must be a seq, or `<seq>.<event id>` as received", **place)

@@ -26,7 +26,7 @@ _LLM_SHAPES: dict[Shape, LLMShape] = {
 
 
 class Asked(NamedTuple):
-    """The parts of a model's request, beside the view, that its messages depend on."""
+    """The parts of a model request that shape its messages, beside the view."""
 
     model: str = ""
     is_plain: bool = False
@@ -36,17 +36,17 @@ class Asked(NamedTuple):
 def shaped_view(
     state: Folded, shape: Shape, rename: Rename, asked: Asked = Asked()
 ) -> dict[str, object]:
-    """Return the view of a state. Raises `OpenCalls` while a call has no result."""
+    """Return a state's view in this shape. Raises `OpenCalls` while a call has no result."""
     if shape in _LLM_SHAPES:
         return {"seq": state.seq, **_llm_messages(state.view, shape, asked)}
-    # A client's shape is of people; for a view it has nothing beyond the events.
+    # A client's shape is for people; for a view it would add nothing to the events.
     return {"seq": state.seq, "messages": [event_json(event, rename) for event in state.view]}
 
 
 def shaped_transcript(
     transcript: Transcript, shape: Shape, rename: Rename, *, before: int | None, limit: int
 ) -> dict[str, object]:
-    """Return a transcript. Raises `OpenCalls` for a provider's shape while a call has no result."""
+    """Return a transcript in this shape; a provider's raises `OpenCalls` if a result is missing."""
     if shape in _LLM_SHAPES:
         return _llm_messages(View.from_events(logged.event for logged in transcript.said), shape)
     if shape == "ai-sdk":

@@ -36,7 +36,7 @@ __all__ = [
 
 Json = dict[str, object]
 Rename = Callable[[str], str | None]
-"""Returns the id on the wire of a stored conversation; None if its reader may not know of it."""
+"""Returns the id on the wire of a stored conversation; None if the client may not know of it."""
 
 
 def sse(data: object, *, event: str | None = None, cursor: Cursor | None = None) -> bytes:
@@ -49,7 +49,7 @@ def sse(data: object, *, event: str | None = None, cursor: Cursor | None = None)
 
 
 def event_json(event: Event, rename: Rename) -> Json:
-    """Return an event as it is stored; a fork names its parent by its id on the wire."""
+    """Return an event as it is stored, but with the id of a fork's parent as on the wire."""
     value: Json = json.loads(encode_event(event))
     if isinstance(event, ForkedFromEvent):
         value["conversation_id"] = rename(event.conversation_id)
@@ -57,7 +57,7 @@ def event_json(event: Event, rename: Rename) -> Json:
 
 
 def logged_json(logged: LoggedEvent, rename: Rename) -> Json:
-    """Return an event with its place."""
+    """Return an event with its place in the log."""
     return {
         "seq": logged.seq,
         "cursor": str(Cursor(logged.seq, logged.event.id)),
@@ -121,7 +121,7 @@ def state_json(state: Folded, rename: Rename) -> Json:
 
 
 def step_json(step: Step) -> Json:
-    """Return a model call; `view_seq` is the seq at which the view is what the model saw."""
+    """Return a model call. The model saw the view as it is at `view_seq`."""
     request = step.request
     return {
         "seq": step.seq,
@@ -137,7 +137,7 @@ def step_json(step: Step) -> Json:
 
 
 def conversation_json(state: Folded, local_id: str) -> Json:
-    """Return a conversation's details, and where it stands."""
+    """Return a conversation's details, and its current state in brief."""
     details = state.details
     return {
         "id": local_id,
@@ -193,12 +193,12 @@ def hit_json(hit: SearchHit, rename: Rename) -> Json:
 
 
 def time_json(seconds: float | None) -> str | None:
-    """Return a time as events have theirs."""
+    """Return a time in the format of event times."""
     return None if seconds is None else _time(seconds)
 
 
 def _time(seconds: float) -> str:
-    """Return a time as events have theirs."""
+    """Return a time in the format of event times."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
@@ -227,7 +227,7 @@ def deletion_json(deletion: Deletion, rename: Rename) -> Json:
 def erasure_json(
     receipts: Mapping[str, Deletion], left: Mapping[str, Problem], rename: Rename
 ) -> Json:
-    """Return the receipts of an erasure, and the problems that kept the others."""
+    """Return the receipts of an erasure, and why each other conversation was not deleted."""
     return {
         "receipts": {rename(name): deletion_json(one, rename) for name, one in receipts.items()},
         "left": {rename(name): problem.type for name, problem in left.items()},

@@ -11,10 +11,10 @@ import pytest
 from playwright.async_api import Browser, Route, expect
 
 from turnkeeper.actors import MemoryJournal, ModelResponse, ScriptedModel, ToolAgent, ToolCall
-from turnkeeper.actors.events import ObservationEvent
+from turnkeeper.actors.events import ObservationEvent, decode_event
 
 from .site import BOUND_MS, Site, site
-from .stories import Story, refund_story, research_story, team_story
+from .stories import BEGAN, Story, refund_story, research_story, team_story
 
 pytestmark = [pytest.mark.anyio, pytest.mark.in_parts(5)]
 
@@ -260,6 +260,25 @@ async def test_what_is_not_there_says_so(browser: Browser) -> None:
     async with site(browser) as world:
         await world.at("never")
         await world.shows("There is no such conversation")
+
+
+async def test_a_kind_or_an_address_of_any_spelling_stops_no_page(browser: Browser) -> None:
+    story = Story("odd")
+    story.says("m1", "hello")
+    story.at(1).answers("hi", took=1)
+    story.at(2).ends("completed")
+    async with site(browser, story) as world:
+        for kind in ("constructor", "valueOf", "__proto__"):
+            fields = {"kind": kind, "id": kind, "timestamp": BEGAN.isoformat(), "onclick": "x"}
+            await world.conversations["odd"].append(decode_event(json.dumps(fields)))
+        await world.at("odd")
+        await world.shows("constructor", ".log-pane")
+        await world.shows("valueOf", ".log-pane")
+
+        await world.go("c/~!/log")
+        await world.shows("There is no such conversation")
+        await world.page.goto(f"{world.address}/inspector/#token=%")
+        await world.shows("1 conversation", "tk-list")
 
 
 async def test_a_deleted_conversation_says_so_and_stays_on_the_page(browser: Browser) -> None:

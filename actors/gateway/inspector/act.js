@@ -1,12 +1,12 @@
-// Doing: send, edit, interrupt, pause, answer, fork, undo, export, verify. Each says what came of it.
+// Actions: send, edit, interrupt, pause, answer, fork, undo, export, verify; and their outcomes.
 
 import { askBlob, placeOf } from "./api.js";
 import { h, show } from "./dom.js";
 import { number, oneLine, plural } from "./format.js";
 
 const POLICIES = [
-  ["", "as the server is set"], ["queue", "queue: wait for its turn"], ["interrupt", "interrupt the turn that runs"],
-  ["steer", "steer: join the turn that runs"], ["rollback", "roll the turn that runs back"], ["reject", "reject, if a turn runs"],
+  ["", "the server's default"], ["queue", "queue: wait for its turn"], ["interrupt", "interrupt the running turn"],
+  ["steer", "steer: join the running turn"], ["rollback", "roll back the running turn"], ["reject", "reject the message"],
 ];
 const DID = {
   queue: "; it waits for the turn that runs", steer: "; it joins the turn that runs",
@@ -38,7 +38,7 @@ export class Act extends HTMLElement {
       this.setAttribute("role", "region");
       this.setAttribute("aria-label", "Act");
       if (this.#options.isReadOnly) {
-        this.append(card("This server only reads", h("p.quiet", "It opened the journal beside the process that writes. To send or to fork, open the inspector of that process.")));
+        this.append(card("This server only reads", h("p.quiet", "It reads the journal of another process. To send or to fork, open the inspector of that process.")));
       } else {
         this.append(this.#waiting, (this.#send = this.#sendCard()), this.#running, (this.#fork = this.#forkCard()));
       }
@@ -52,7 +52,7 @@ export class Act extends HTMLElement {
     this.#readRefused();
   }
 
-  /** `edit` is a message to send anew, `from` its seq; `at` is a seq to fork at. */
+  /** `edit`: the message to edit and resend, `from` its seq. `at`: the seq to fork at. */
   async go(options) {
     if (options.has("at") && this.#fork) {
       this.#fork.querySelector("[name=at]").value = options.get("at");
@@ -69,14 +69,14 @@ export class Act extends HTMLElement {
     try {
       this.#state = await this.#log.ask("/state");
     } catch (problem) {
-      if (problem.status === 0) return; // what was shown stays
+      if (problem.status === 0) return; // no answer: keep what is shown
       this.#state = null;
     }
     this.#showRunning();
     await this.#showWaiting();
   }
 
-  /** Return a place for an outcome, and a function that runs a request and tells its outcome there. */
+  /** Return an element, and a function that runs a request and shows its outcome there. */
   #teller() {
     const line = h("p.outcome", { role: "status" });
     const run = async (act) => {
@@ -118,7 +118,7 @@ export class Act extends HTMLElement {
     const form = h("form", {
       onsubmit: async (event) => {
         event.preventDefault();
-        // One key for one message: pressing again after a lost reply sends it once.
+        // Each message has one key, so pressing again after a lost reply does not send it twice.
         form.dataset.key ||= crypto.randomUUID();
         const isDone = await run(async () => {
           const body = { content: text.value };
@@ -134,7 +134,7 @@ export class Act extends HTMLElement {
         }
       },
     }, this.#field("Message", text), this.#field("If a turn runs", policy), note,
-    h("div.buttons", submit, h("button", { type: "button", name: "cancel", hidden: true, onclick: () => this.#edit(null, "") }, "Do not edit"),
+    h("div.buttons", submit, h("button", { type: "button", name: "cancel", hidden: true, onclick: () => this.#edit(null, "") }, "Cancel the edit"),
       h("span.small.quiet", "Ctrl Enter")), line);
     text.addEventListener("input", () => delete form.dataset.key);
     return card("Send a message", form);
@@ -162,8 +162,8 @@ export class Act extends HTMLElement {
     const turn = running && this.#log.turn(running.turn_id);
     const [line, run] = this.#teller();
     const isPaused = this.#state?.waits_for === "resume";
-    const did = (words) => (answer) => (answer.changed ? words : "Nothing to do: it was so already.");
-    // A rebuild for each event must not take the outcome away.
+    const did = (words) => (answer) => (answer.changed ? words : "Nothing changed: it was like this already.");
+    // The card is rebuilt for each event, but the outcome must stay.
     const kept = this.#running.querySelector(".outcome");
     show(this.#running,
       h("h2", turn ? `Turn ${turn.number} runs` : "No turn runs"),
@@ -230,13 +230,13 @@ export class Act extends HTMLElement {
       },
     }, this.#field("Its id", id), this.#field("At seq", at), h("div.buttons", h("button", "Fork here")), line);
     return card("Fork",
-      h("p.small.quiet", "Begins another conversation with this one's log up to a seq. This one stays as it is."), form);
+      h("p.small.quiet", "Starts another conversation with a copy of this log up to a seq. This conversation does not change."), form);
   }
 
   #filesCard() {
     const [line, run] = this.#teller();
     return card("Export and verify",
-      h("p.small.quiet", "An export has each event byte for byte. Verifying folds the whole log anew, and compares."),
+      h("p.small.quiet", "An export has each event byte for byte. Verify folds the whole log and compares the result with the state."),
       h("div.buttons",
         h("button", { onclick: () => run(async () => {
           const blob = await askBlob(`${this.#log.path}/export`);
@@ -247,7 +247,7 @@ export class Act extends HTMLElement {
         }) }, "Export"),
         h("button", { onclick: () => run(async () => {
           const found = await this.#post("/verify");
-          if (!found.is_sound) throw new Error(`It is not sound: the state of ${number(found.events)} events is not that of the log.`);
+          if (!found.is_sound) throw new Error(`Not sound: after ${number(found.events)} events, the state differs from the log.`);
           return `Sound: ${plural(found.events, "event")}.`;
         }) }, "Verify")),
       line);

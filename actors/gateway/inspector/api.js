@@ -1,5 +1,5 @@
-// The gateway's public API. The token is kept in this module's memory and goes out in a header;
-// it is in no address and no store, so a reload asks for it again.
+// The gateway's public API. The token is kept in this module's memory and sent in a header.
+// It is never in an address or in the browser's storage, so a reload asks for it again.
 
 const ROOT = new URL("../v1/", document.baseURI);
 const PLAIN = /^[a-zA-Z0-9\-_.@:]+$/;
@@ -8,7 +8,7 @@ const RETRY_MS_MAX = 4_000;
 let token = null;
 let routes = null;
 
-/** Tells of "unauthorized", and of "reachable" with `detail` true or false. */
+/** Emits "unauthorized", and "reachable" with `detail` true or false. */
 export const server = new EventTarget();
 server.isReachable = true;
 
@@ -30,12 +30,21 @@ export function setToken(value) {
 export function takeTokenFromAddress() {
   const found = /^#token=([^&/]+)(.*)$/.exec(location.hash);
   if (!found) return;
-  setToken(decodeURIComponent(found[1]));
+  setToken(unescaped(found[1]));
   const rest = found[2].replace(/^&/, "");
   history.replaceState(null, "", `#${rest.startsWith("/") ? rest : "/"}`);
 }
 
-/** Return an id as it stands in a path. */
+/** Return a part of an address without its escapes; unchanged if they cannot be decoded. */
+function unescaped(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+/** Return an id as a path segment. */
 export function toPath(id) {
   if (PLAIN.test(id) && id !== "." && id !== "..") return id;
   const bytes = new TextEncoder().encode(id);
@@ -44,10 +53,15 @@ export function toPath(id) {
   return `~${btoa(binary).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "")}`;
 }
 
+/** Return the id in a path segment; the segment itself if it cannot be decoded. */
 export function fromPath(part) {
   if (!part.startsWith("~")) return part;
-  const binary = atob(part.slice(1).replaceAll("-", "+").replaceAll("_", "/"));
-  return new TextDecoder().decode(Uint8Array.from(binary, (letter) => letter.charCodeAt(0)));
+  try {
+    const binary = atob(part.slice(1).replaceAll("-", "+").replaceAll("_", "/"));
+    return new TextDecoder().decode(Uint8Array.from(binary, (letter) => letter.charCodeAt(0)));
+  } catch {
+    return part;
+  }
 }
 
 /** Return the address of a view of a conversation, at a seq of its log. */
@@ -102,7 +116,7 @@ export async function askBlob(path, options) {
   return (await fetched(path, options)).blob();
 }
 
-/** Return the query parameters of a route, by the server's own document; null if it has none. */
+/** Return the query parameters of a route by the server's OpenAPI document; null if it has no such. */
 export async function parametersOf(path) {
   routes ??= ask("../openapi.json").then((found) => found.paths, () => ({}));
   const route = (await routes)[path]?.get;
@@ -151,8 +165,8 @@ function whileShown(signal) {
 }
 
 /**
- * Yield the events of a stream for ever: when it breaks, it is opened again at its cursor. A hidden
- * page has none open, since a browser opens no more than six connections to a server.
+ * Yield the events of a stream for ever: when it breaks, open it again at its cursor. A hidden page
+ * keeps no stream open, since a browser opens no more than six connections to a server.
  */
 export async function* follow(path, { query = {}, signal, after }) {
   let cursor = after;
@@ -169,7 +183,7 @@ export async function* follow(path, { query = {}, signal, after }) {
       if (signal.aborted) return;
       while (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
       if (shown.aborted) continue;
-      // A network error in the middle of a stream is no Problem.
+      // A network error in the middle of a stream is not a Problem.
       if (!(error instanceof Problem)) note(false);
       else if (error.status && error.status < 500) throw error;
     }

@@ -1,4 +1,4 @@
-// A conversation: what it is, and its views as tabs. They share one log.
+// A conversation: its facts, and its views as tabs. All views share one log.
 
 import { empty, h, show } from "./dom.js";
 import { number, plural } from "./format.js";
@@ -55,7 +55,7 @@ export class Conversation extends HTMLElement {
         setTimeout(() => this.isConnected && this.#open(), 1_000);
         return;
       }
-      show(this.#tab, empty(problem.status === 404 ? "There is no such conversation" : "It cannot be opened", h("p", problem.message)));
+      show(this.#tab, empty(problem.status === 404 ? "There is no such conversation" : "The conversation cannot be opened", h("p", problem.message)));
       return;
     }
     this.#isOpen = true;
@@ -106,7 +106,7 @@ export class Conversation extends HTMLElement {
         `The log is damaged at seq ${damaged.slice(0, 5).map(number).join(", ")}${damaged.length > 5 ? "…" : ""}. All other events are shown; states from there on cannot be computed.`),
       problem && !damaged.length && h("p.notice.bad", problem.message),
       why && why !== "corrupt-log" && h("p.notice",
-        why === "gone" || why === "conversation-deleted" ? "This conversation was deleted. What is shown was read before." : `It is not live any more: ${why}.`));
+        why === "gone" || why === "conversation-deleted" ? "This conversation was deleted. The page shows what it had read before." : `This page is no longer live: ${why}.`));
   }
 
   #inspect(detail) {

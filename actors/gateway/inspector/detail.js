@@ -1,4 +1,4 @@
-// One event, whole: its facts, its JSON, and what can be done from here.
+// One event in full: its facts, its JSON, and links to actions.
 
 import { placeOf } from "./api.js";
 import { h, show } from "./dom.js";
@@ -65,7 +65,7 @@ export class Detail extends HTMLElement {
   }
 }
 
-/** Return a value as JSON; of a long one its beginning, and more of it on demand. */
+/** Return a value as JSON; a long one shows its beginning, and more on demand. */
 export function jsonView(value) {
   const text = JSON.stringify(value, null, 2);
   const pre = h("pre.json", text.slice(0, SHOWN));

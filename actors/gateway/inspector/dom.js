@@ -1,4 +1,4 @@
-// Makes elements. Texts are only ever set as text: nothing here reads markup.
+// Makes elements. All text is set as text, never parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -15,8 +15,8 @@ function fill(element, props, children) {
 }
 
 /**
- * Return an HTML element. After its tag and classes ("p.quiet") stand its attributes and listeners
- * (`{ onclick }`), if it has any, and its children.
+ * Return an HTML element. The arguments are its tag and classes ("p.quiet"), its attributes and
+ * listeners (`{ onclick }`), if it has any, and its children.
  */
 export function h(tag, ...children) {
   const [name, ...classes] = tag.split(".");
@@ -31,7 +31,7 @@ export function svg(tag, props, ...children) {
   return fill(document.createElementNS(SVG, tag), props, children);
 }
 
-/** Put these children in place of those that an element has; the focus stays in its place. */
+/** Replace the children of an element; the focus stays in its place. */
 export function show(element, ...children) {
   const active = document.activeElement;
   const path = [];
@@ -43,12 +43,12 @@ export function show(element, ...children) {
   if (there !== element && there?.tagName === active.tagName) there.focus({ preventScroll: true });
 }
 
-/** Return what stands in the place of rows if there are none. */
+/** Return the notice that is shown when there are no rows. */
 export function empty(title, ...children) {
   return h("div.empty", h("h2", title), children);
 }
 
-/** Return buttons of which one is pressed; `choices` are values and names. */
+/** Return a group of buttons, one of them pressed; `choices` are values and names. */
 export function segments(label, choices, chosen, choose) {
   return h("div.segments", { role: "group", "aria-label": label }, choices.map(([value, name]) => h("button", {
     "aria-pressed": String(value === chosen), onclick: () => choose(value),
@@ -66,7 +66,7 @@ export function eachFrame(act) {
   };
 }
 
-/** Call the function once no call has come for so many milliseconds. */
+/** Call the function once no call has come for this many milliseconds. */
 export function whenQuiet(ms, act) {
   let timer = 0;
   return (...args) => {

@@ -41,7 +41,7 @@ export function oneLine(text, length = 240) {
   return String(text ?? "").slice(0, length).replace(/\s+/g, " ").trim();
 }
 
-/** The parts of a model's message as text. */
+/** Return the parts of a model's message as text. */
 export function plainText(content) {
   if (typeof content === "string") return content;
   if (!Array.isArray(content)) return content === null || content === undefined ? "" : JSON.stringify(content, null, 1);
@@ -51,6 +51,7 @@ export function plainText(content) {
 const call = (event) => `${event.tool_name}(${oneLine(JSON.stringify(event.arguments ?? {}), 160)})`;
 
 const WORDS = {
+  __proto__: null, // a kind that is not known here may have any name, "constructor" too
   system_prompt: (event) => oneLine(event.content),
   user_message: (event) => oneLine(event.content),
   agent_message: (event) => oneLine(event.content) + (event.interrupted ? " (cut off)" : ""),
@@ -87,7 +88,7 @@ function stepWords(event, outcome) {
   return parts.filter(Boolean).join(" · ");
 }
 
-/** Return an event in a line. */
+/** Return one line about an event. */
 export function words(event) {
   try {
     return WORDS[event.kind]?.(event) ?? "";
@@ -99,7 +100,7 @@ export function words(event) {
 /** Return the name of a kind as people read it. */
 export const kindName = (kind) => kind.replaceAll("_", " ");
 
-/** Who an event is by: the colours of the log and the transcript follow it. */
+/** Return who wrote an event; the log and the transcript colour it by that. */
 export function toneOf(kind) {
   if (kind === "user_message" || kind === "message_queued") return "user";
   if (kind === "agent_message" || kind.startsWith("step_")) return "model";

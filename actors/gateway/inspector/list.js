@@ -1,4 +1,4 @@
-// The list of conversations: found by search or the beginning of their ids, by status, live.
+// The live list of conversations: by search, by the beginning of their ids, by status.
 
 import { ask, follow, pause, server } from "./api.js";
 import { empty, h, show, whenQuiet } from "./dom.js";
@@ -54,7 +54,7 @@ export class ConversationList extends HTMLElement {
     });
   }
 
-  /** Begin, knowing which parameters the server's search and its changes take; null: it has none. */
+  /** Begin. The arguments are the parameters of the search and changes routes; null: no such route. */
   begin(search, changes) {
     this.#nameSearch(search !== null);
     this.#read(true);
@@ -83,7 +83,7 @@ export class ConversationList extends HTMLElement {
   get #query() {
     const text = this.#input.value.trim();
     const status = this.#status.value;
-    // What begins with an id stands in the order of ids.
+    // Conversations that are found by the beginning of their ids come in the order of ids.
     return { prefix: text, status, order: text ? "id" : "activity" };
   }
 
@@ -120,11 +120,11 @@ export class ConversationList extends HTMLElement {
       if (!signal.aborted) this.#isReading = false;
     }
     this.#show();
-    // A page that stopped early, since it had looked at enough rows, is no end.
+    // A page may stop early, when it has looked at enough rows: that is not the end.
     if (!this.#isWhole && !this.#problem && this.#found.length < PAGE) this.#read(false);
   }
 
-  /** Return the messages that have the words, as rows of the list. */
+  /** Return the messages with these words, as rows of the list. */
   async #hits(signal) {
     try {
       const { hits } = await ask("search", { query: { words: this.#input.value.trim(), limit: 100 }, signal });
@@ -166,11 +166,11 @@ export class ConversationList extends HTMLElement {
     try {
       this.#merge(await ask("conversations", { query: { ...this.#query, limit: 100 } }));
     } catch {
-      // The notice at the top says that the server does not answer.
+      // The notice at the top already says that the server does not answer.
     }
   }
 
-  /** Take a row away that has not the wanted status any more. */
+  /** Remove a row that no longer has the wanted status. */
   #dropIfUnfit({ id, status }) {
     if (!this.#status.value || status === this.#status.value) return;
     const kept = this.#found.filter((row) => row.id !== id);
@@ -179,17 +179,17 @@ export class ConversationList extends HTMLElement {
     this.#show();
   }
 
-  /** Put the newest rows on top, each in its new state; the rest stays as it is. */
+  /** Put the newest rows on top, each in its new state; the other rows stay as they are. */
   #merge({ conversations: newest, cursor }) {
     const fresh = new Map(newest.map((row) => [row.id, row]));
     const isSame = newest.every((row, index) => {
       const known = this.#found[index];
       return known?.id === row.id && known.head === row.head && known.status === row.status && known.title === row.title;
     });
-    // Those that are gone are told apart only where the newest are all.
+    // A missing row is known to be gone only if the newest rows are all rows.
     const rest = cursor === null ? this.#found.filter((row) => fresh.has(row.id)) : this.#found;
     if (isSame && rest.length === this.#found.length) return;
-    // A person who reads further down keeps the place.
+    // A person who reads further down keeps their place.
     this.#found = this.#rows.scrollTop > 56
       ? rest.map((row) => fresh.get(row.id) ?? row) : [...newest, ...rest.filter((row) => !fresh.has(row.id))];
     this.#show();

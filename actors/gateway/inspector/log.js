@@ -1,5 +1,5 @@
 // A conversation as this page knows it: its outline, the rows of its log that were read, and the
-// changes that come while it is looked at. All views of a conversation share one.
+// changes that come while it is open. All views of a conversation share one `Log`.
 
 import { ask, follow, pause, server, toPath } from "./api.js";
 import { whenQuiet } from "./dom.js";
@@ -54,7 +54,7 @@ export class Log extends EventTarget {
     return this.#byId.get(id);
   }
 
-  /** Return the turn in which a seq stands. */
+  /** Return the turn that a seq belongs to. */
   turnAt(seq) {
     let low = 0;
     let high = this.turns.length - 1;
@@ -67,7 +67,7 @@ export class Log extends EventTarget {
     return turn && seq <= (turn.end_seq ?? this.head) ? turn : null;
   }
 
-  /** Return a row if it was read; else read it, and tell of "rows" when it is here. */
+  /** Return a row if it was read; else read it, and emit "rows" when it has come. */
   row(seq) {
     const number = Math.floor((seq - 1) / CHUNK);
     const chunk = this.#chunks.get(number);
@@ -75,7 +75,7 @@ export class Log extends EventTarget {
     return chunk instanceof Map ? chunk.get(seq) : undefined;
   }
 
-  /** Return an event whole. */
+  /** Return an event in full. */
   async whole(seq) {
     const { rows } = await this.ask("/log", { query: { after: seq - 1, limit: 1 } });
     return rows[0];
@@ -157,7 +157,7 @@ export class Log extends EventTarget {
     this.dispatchEvent(new Event("facts"));
   }
 
-  /** Follow the conversation; what comes is read together, a few times a second at most. */
+  /** Follow the conversation; new events are read together, a few times a second at most. */
   async #listen() {
     const catchUp = whenQuiet(120, async () => {
       try {
@@ -168,7 +168,7 @@ export class Log extends EventTarget {
       }
     });
     const signal = this.#end.signal;
-    // Views whose reads have failed meanwhile read again at "outline" and "facts".
+    // Views whose reads failed meanwhile read again when "outline" and "facts" are emitted.
     server.addEventListener("reachable", ({ detail }) => detail && catchUp(), { signal });
     try {
       const stream = follow(`${this.path}/events`, {

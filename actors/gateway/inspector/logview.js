@@ -12,6 +12,7 @@ const SAID = new Set([
   "conversation_error", "confirmation_requested", "confirmation_given", "paused", "resumed", "damaged",
 ]);
 const NAMES = {
+  __proto__: null,
   user_message: "user", agent_message: "agent", action: "call", observation: "result", system_prompt: "system prompt",
   agent_error: "no result", user_reject: "rejected", message_queued: "waits",
 };
@@ -66,7 +67,7 @@ export class LogView extends HTMLElement {
       new ResizeObserver(() => this.#logPane.classList.toggle("is-narrow", this.#logPane.clientWidth < 620)).observe(this.#logPane);
     }
     this.#update();
-    // What was sized while it was away is placed when it is shown.
+    // Rows that were measured while this view was hidden are placed when it is shown.
     requestAnimationFrame(() => {
       if (!this.#isPlaced) this.#toEnd();
       this.#isPlaced = true;

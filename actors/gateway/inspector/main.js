@@ -17,8 +17,8 @@ const KEYS = [
   ["1 2 3 4", "log, time travel, timeline, act"],
   ["j k ↑ ↓", "next and previous row"],
   ["Enter", "open the row"],
-  ["[ ]", "in time travel: one event back, one on"],
-  ["{ }", "in time travel: one turn back, one on"],
+  ["[ ]", "in time travel: one event back or forward"],
+  ["{ }", "in time travel: one turn back or forward"],
   ["t", "travel to the event that is selected"],
   ["Esc", "close what is open"],
   ["?", "these keys"],
@@ -120,7 +120,7 @@ class Inspector extends HTMLElement {
 
   #showNotices() {
     show(this.#notices, !server.isReachable && h("p.notice.bad",
-      "The server does not answer. What is shown stays; this page goes on when it is back."));
+      "The server does not answer. This page keeps what it shows, and goes on when the server is back."));
   }
 
   #askToken() {
@@ -135,7 +135,7 @@ class Inspector extends HTMLElement {
         },
       },
       h("h1", { id: "token-title" }, "This server asks for a token"),
-      h("p.quiet", "It stays in this page's memory, and goes out in a header. A reload forgets it."),
+      h("p.quiet", "The token stays in this page's memory and is sent in a header. A reload forgets it."),
       h("div.field", h("label", { for: "token" }, "Token"), input),
       h("div.buttons", h("button.main", "Open"))),
     );

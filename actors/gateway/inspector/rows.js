@@ -1,8 +1,8 @@
-// A list of any length, of which only the rows in sight are elements.
+// A list of any length, with elements only for the rows in sight.
 //
-// `height` fixes the height of each row. Without it, rows have the height of their content: one
-// that was not seen yet counts with `guess`, and is measured when it is. The row at the top stays
-// where it is, whatever is measured or added above it.
+// `height` fixes the height of each row. Without it, rows have the height of their content: a row
+// that was never in sight counts with `guess`, and is measured when it comes into sight. The row at
+// the top stays where it is, whatever is measured or added above it.
 
 import { eachFrame, h } from "./dom.js";
 
@@ -23,7 +23,7 @@ export class Rows extends HTMLElement {
   #own = new ResizeObserver(() => this.#draw());
   #name = `rows${(lists += 1)}`;
   #isDirty = false;
-  sticks = false; // true: when it is at its end, it stays there
+  sticks = false; // true: a list that is scrolled to its end stays at its end
   #isAtEnd = true;
 
   connectedCallback() {
@@ -129,7 +129,7 @@ export class Rows extends HTMLElement {
     return this.#height === null ? this.#tops[index] : index * this.#height;
   }
 
-  /** The row at a height. */
+  /** Return the row at a distance from the top. */
   #at(y) {
     if (this.#height !== null) return clamp(Math.floor(y / this.#height), 0, this.#count - 1);
     let low = 0;
@@ -207,7 +207,7 @@ export class Rows extends HTMLElement {
     if (this.#height !== null) row.style.height = `${this.#height}px`;
     this.#fill(index, row);
     this.#shown.set(index, row);
-    // In the order of the list, for those who read the elements.
+    // In the order of the list, for screen readers.
     let next = null;
     for (const other of this.#space.children) {
       if (other.index > index) {
@@ -243,7 +243,7 @@ export class Rows extends HTMLElement {
     else if (isActive) this.removeAttribute("aria-activedescendant");
   }
 
-  /** Make a row the active one, by a person's choice. */
+  /** Make a row the active one, because a person chose it. */
   choose(index, isOpened = false) {
     if (!this.#count) return;
     index = clamp(index, 0, this.#count - 1);

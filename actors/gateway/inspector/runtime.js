@@ -1,4 +1,4 @@
-// The actors, live: what waits for them, what they have handled, what reached none of them.
+// The actors, live: what waits for them, what they have handled, which messages reached none.
 
 import { ask, pause, placeOf, toPath } from "./api.js";
 import { empty, h, show } from "./dom.js";
@@ -55,7 +55,7 @@ export class Runtime extends HTMLElement {
       } catch (problem) {
         if (signal.aborted) return;
         if (problem.status === 403 || problem.status === 401) {
-          show(this, empty("Not for this token", h("p", "The actors need the scope inspector.")));
+          show(this, empty("This token may not see the actors", h("p", "It needs the scope inspector.")));
           return;
         }
       }

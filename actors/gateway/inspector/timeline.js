@@ -1,6 +1,6 @@
-// The timeline: a lane for each turn, with bars for what took time in it, side by side where it ran
-// side by side. The axis spans the turns in sight (or the one that was opened); time in which nothing
-// ran is cut out, and the cut is marked.
+// The timeline: a lane for each turn, with a bar for each thing that took time in it. Bars that
+// overlap in time have rows of their own. The axis spans the turns in sight (or the one that was
+// opened); time in which nothing ran is cut out, and the cut is marked.
 
 import { placeOf } from "./api.js";
 import { eachFrame, empty, h, show, svg, whenQuiet } from "./dom.js";
@@ -86,12 +86,12 @@ export class Timeline extends HTMLElement {
     this.#space.style.height = `${tops.at(-1)}px`;
   }
 
-  /** The turns in sight: from an index, up to one. */
+  /** Return the range of turns in sight, as two indexes. */
   #inSight() {
     const { scrollTop, clientHeight } = this.#scroll;
     let last = this.#tops.findIndex((top) => top >= scrollTop + clientHeight) - 1;
     if (last < 0) last = this.#log.turns.length - 1;
-    // Of a turn whose top is out of sight, the messages are too.
+    // If the top of a turn is out of sight, so are its messages.
     const first = this.#tops.findIndex((top) => top + PAD >= scrollTop + AXIS);
     return [Math.min(first, last), last];
   }
@@ -119,7 +119,7 @@ export class Timeline extends HTMLElement {
     this.#draw();
   }
 
-  /** When a turn ended, or until when something is known of one that did not. */
+  /** Return when a turn ended, or the last time that is known of a turn that has not. */
   #endOf(turn) {
     if (turn.to_ms !== null) return turn.to_ms;
     const ends = (this.#bars.get(turn.turn_id)?.rows ?? []).flat().map((bar) => bar.to_ms ?? bar.from_ms);
@@ -141,7 +141,7 @@ export class Timeline extends HTMLElement {
     const whole = parts.reduce((sum, [from, to]) => sum + to - from, 0) || 1;
     const merged = [];
     for (const part of parts) {
-      // A short pause is shown as it was.
+      // A short pause keeps its true length.
       if (merged.length && part[0] - merged.at(-1)[1] < whole * 0.06) merged.at(-1)[1] = part[1];
       else merged.push([...part]);
     }
@@ -302,7 +302,7 @@ export class Timeline extends HTMLElement {
     return found;
   }
 
-  /** A message, how long it waited, and its text if there is room between two places. */
+  /** Draw a message, how long it waited, and its text if there is room between two places. */
   #message(message, n, y, axis, index, free, end) {
     const at = axis.toX(message.at_ms);
     const joined = axis.toX(message.joined_ms ?? Date.now());
@@ -329,7 +329,7 @@ export class Timeline extends HTMLElement {
     return { shapes, upTo, isTold };
   }
 
-  /** The arrow from a message to the turn that it cut off. */
+  /** Draw the arrow from a message to the turn that it cut off. */
   #cut(turn, index, yOf, axis) {
     if (!turn.cut_by) return [];
     const by = this.#log.turns.findIndex((other) => other.messages.some((each) => each.message_id === turn.cut_by));
@@ -438,7 +438,7 @@ export class Timeline extends HTMLElement {
       [mark(path("tl-user", "M8 0l5 6l-5 6l-5 -6z")), "a message comes"],
       [bar("tl-queue"), "waits for its turn"], [bar("tl-steer"), "joins a running turn"],
       [mark(path("tl-cut", "M12 12V5"), path("tl-bad", "M12 0l4.5 7h-9z")), "it cuts a turn off"],
-      [mark(box("tl-bad", 11, 0, 3, 12)), "ended before it was done"],
+      [mark(box("tl-bad", 11, 0, 3, 12)), "ended before it was complete"],
       ...Object.entries(ENDS).map(([outcome, [glyph, tone]]) => [h("b", { class: tone }, glyph), outcome.replace("_", " ")]),
     ].map(([shape, words]) => h("span", shape, words)));
   }
@@ -456,7 +456,7 @@ function label(name, x, y, words, anchor) {
   return svg("text", { class: name, x, y, "text-anchor": anchor }, words);
 }
 
-/** The words for a bar, those that say most first. */
+/** Return labels for a bar, the longest first. */
 function namesOf(bar) {
   if (bar.kind === "model") return ["model"];
   if (!(bar.kind in WAITS)) return [bar.name];
@@ -464,13 +464,13 @@ function namesOf(bar) {
   return bar.name ? [`${of}: ${shortened(bar.name, 40)}`, of] : [of];
 }
 
-/** The name of the error that a turn failed with, or what is said of it. */
+/** Return the name of the error that a turn failed with, or the beginning of its detail. */
 function failureOf(turn) {
   const detail = turn.detail ?? "";
   return /^\S+(?=:)/.exec(detail)?.[0] ?? shortened(detail, 24);
 }
 
-/** Put bars into rows, the model's first; those that overlap in time, into rows of their own. */
+/** Arrange bars in rows, the model's first; bars that overlap in time get rows of their own. */
 function packed(bars) {
   const rows = [bars.filter((bar) => bar.kind === "model")];
   const others = bars.filter((bar) => bar.kind !== "model").sort((one, other) => one.from_ms - other.from_ms);
@@ -509,7 +509,7 @@ function shortened(text, length) {
   return line.length > length ? `${line.slice(0, length - 1)}…` : line;
 }
 
-/** Return the width of a label, whichever of the fonts the reader has. */
+/** Return the width of a label in the font that the browser uses. */
 function widthOf(words) {
   if (!PEN.font.includes("600")) PEN.font = `600 11px ${getComputedStyle(document.body).fontFamily}`;
   return PEN.measureText(words).width;

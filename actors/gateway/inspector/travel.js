@@ -1,4 +1,4 @@
-// Time travel: the state and the view at any seq, what differs between two, what the model was asked.
+// Time travel: the state and the view at any seq, the difference of two, and the model's requests.
 
 import { empty, h, segments, show, svg, whenQuiet } from "./dom.js";
 import { jsonView } from "./detail.js";
@@ -23,7 +23,7 @@ export class Travel extends HTMLElement {
   #shape = "openai-chat";
   #step = null;
   #isRaw = false;
-  #isMissed = false; // the server was away when the place was to be read
+  #isMissed = false; // the server did not answer when this place was read
 
   #range = h("input", { type: "range", min: 0, "aria-label": "Seq", oninput: (event) => this.#move(Number(event.target.value)) });
   #strip = svg("svg", { "aria-hidden": "true", preserveAspectRatio: "none" });
@@ -117,7 +117,7 @@ export class Travel extends HTMLElement {
     this.#moved();
   }
 
-  /** Show the place at once; what is there is read when the slider rests. */
+  /** Show the place at once; read its state when the slider rests. */
   #moved() {
     const { head } = this.#log;
     this.#range.max = this.#number.max = this.#fromNumber.max = head;
@@ -151,7 +151,7 @@ export class Travel extends HTMLElement {
     const { head, turns } = this.#log;
     const width = Math.max(head, 1);
     this.#strip.setAttribute("viewBox", `0 0 ${width} 24`);
-    // A bar for each turn; of thousands, those are joined that would be too thin to see.
+    // A bar for each turn; bars that would be too thin to see are joined.
     const bars = [];
     const thinnest = width / 2_000;
     let last = -1;
@@ -186,11 +186,11 @@ export class Travel extends HTMLElement {
       if (this.#mode === "view") await this.#loadView(seq, signal);
       else if (this.#mode === "difference") await this.#loadDifference(seq, signal);
       else await this.#loadAsked(seq, signal);
-      this.dataset.shown = `${this.#mode} ${seq}`; // what is shown now, for those who wait for it
+      this.dataset.shown = `${this.#mode} ${seq}`; // what is shown now; tests wait for it
     } catch (problem) {
       if (problem.name === "AbortError" || signal.aborted) return;
       this.#isMissed = problem.status === 0;
-      if (!this.#isMissed) this.#showProblem(problem); // else what was shown stays
+      if (!this.#isMissed) this.#showProblem(problem); // else keep what is shown
       this.dataset.shown = `problem ${seq}`;
     }
   }
@@ -311,7 +311,7 @@ export class Travel extends HTMLElement {
   async #loadAsked(seq, signal) {
     const turns = this.#log.turns.filter((turn) => turn.steps);
     if (!turns.length) {
-      show(this.#main, empty("No model call is told of", h("p", "None was made yet, or the agent does not say what it asks.")));
+      show(this.#main, empty("No model calls", h("p", "None was made yet, or the agent does not report its model calls.")));
       return;
     }
     const turn = this.#turnOfStep(turns, seq);
@@ -324,7 +324,7 @@ export class Travel extends HTMLElement {
     const body = h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Messages" });
     show(this.#main, h("div.asked", this.#askedBar(place, step, turn), body));
     if (step.view_seq === null) {
-      show(body, h("p.quiet", "The agent does not say which view its model saw."));
+      show(body, h("p.quiet", "The agent did not report which view its model saw."));
       return;
     }
     const { event } = await this.#log.whole(step.seq);

@@ -129,8 +129,11 @@ async def test_a_principal_sees_the_changes_of_its_own_alone() -> None:
     assert "bob" not in str(row)
 
 
-async def test_a_stream_without_changes_sends_comments_and_ends_with_the_drain() -> None:
-    limits = GatewayLimits(changes_every_s=0.01, heartbeat_s=0.02)
+@pytest.mark.parametrize("changes_every_s", [0.01, 2 * BOUND_S])
+async def test_a_stream_without_changes_sends_comments_and_ends_with_the_drain(
+    changes_every_s: float,
+) -> None:
+    limits = GatewayLimits(changes_every_s=changes_every_s, heartbeat_s=0.02)
     async with (
         world_of(MemoryStore(), limits) as world,
         reading(world.address, "/v1/changes") as events,

@@ -116,7 +116,7 @@ async def test_a_wrong_header_is_told_by_its_name(world: World) -> None:
 
 async def test_a_wrong_parameter_is_told_by_its_name_and_values(world: World) -> None:
     await world.answered("alice", "hello")
-    page = "cursor must be the one that the page before gave, with the same filters and order"
+    page = "cursor must be that of the previous page, with the same filters and order"
     faults: Mapping[str, tuple[str, str]] = {
         "/v1/conversations?status=planted": ("status", f"status must be one of {STATUSES}"),
         "/v1/conversations?order=planted": ("order", "must be 'id', 'created' or 'activity'"),
@@ -128,6 +128,7 @@ async def test_a_wrong_parameter_is_told_by_its_name_and_values(world: World) ->
         f"{HERE}/events?live=planted": ("live", "must be true or false"),
         f"{HERE}/events?after=planted": ("after", CURSOR),
         f"{HERE}/state?at=99": ("at", "at must be 0 to 4"),
+        f"{HERE}/difference?first=1&last=99": ("last", "last must be 0 to 4"),
         f"{HERE}/messages/~planted/turn": ("message_id", ID),
     }
     for url, (name, detail) in faults.items():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 
@@ -16,7 +17,7 @@ from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal, gatew
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.gateway import history
 from turnkeeper.actors.gateway.pages import _pages
-from turnkeeper.actors.journal import Journal
+from turnkeeper.actors.journal import Journal, StoredRecord
 
 from .test_safety import WRITING
 from .worlds import JSON
@@ -80,9 +81,39 @@ async def test_a_log_that_was_begun_again_under_its_name_is_another_one() -> Non
         longer.name = story.name
         await longer.write(service.conversations.journal)
 
+        async with anyio.create_task_group() as group:
+            for seq in range(301, 309):  # all find at once that it is another one
+                group.start_soon(service.histories.at, story.name, seq)
         assert await service.histories.at(story.name, 300) == folded_at(longer, 300)
         outline = (await client.get(f"{story.name}/outline")).json()
         assert outline["turns"][0]["turn_id"] == "longer-turn-1"
+
+
+@pytest.mark.parametrize("asked", ["outline", "state?at=300"])
+async def test_a_log_that_is_exchanged_while_it_is_read_is_not_mixed_with_the_next(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    story, longer = team_story(60), team_story(70, "longer")
+    longer.name = story.name
+    monkeypatch.setattr(history, "READ_PAGE", 100)
+    async with reading(MemoryJournal(), story) as (client, app):
+        conversations = app._service.conversations
+        read = conversations.journal.read
+
+        async def exchanged(name: str, *, after: int, limit: int) -> Sequence[StoredRecord]:
+            if limit > 1 and after > 90:  # the second page
+                monkeypatch.setattr(conversations.journal, "read", read)
+                await conversations.delete(name)
+                await longer.write(conversations.journal)
+            return await read(name, after=after, limit=limit)
+
+        monkeypatch.setattr(conversations.journal, "read", exchanged)
+        meanwhile = await client.get(f"{story.name}/{asked}")
+        outline = (await client.get(f"{story.name}/outline")).json()
+
+        assert meanwhile.json()["type"] == "urn:turnkeeper:conversation-deleted"
+        assert outline["turns"][0]["turn_id"] == "longer-turn-1"
+        assert await app._service.histories.at(story.name, 300) == folded_at(longer, 300)
 
 
 async def test_the_outline_grows_with_its_log() -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import anyio
+import httpx
 import pytest
 
 from turnkeeper.actors import FileContent, FrozenObject, LoggedEvent, TurnContext
@@ -119,6 +120,26 @@ async def test_a_wait_ends_before_a_turn_that_is_held(world: World) -> None:
     assert reply.status_code == 202
     assert reply.json()["end"] is None
     world.agent.release("slow")
+
+
+async def test_a_message_is_acknowledged_though_nobody_is_left_to_wait_for(world: World) -> None:
+    """503 would say that nothing happened, and the client would send it a second time."""
+    alice = world.conversations["alice"]
+    replies: list[httpx.Response] = []
+    world.agent.hold("one")
+    await world.send("alice", "one")
+
+    async def wait() -> None:
+        replies.append(await world.send("alice", "two", prefer="wait=60"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        while not await alice.queued():
+            await anyio.lowlevel.checkpoint()
+        await world.app.drain(0)
+
+    assert [message.content for message in await alice.queued()] == ["two"]
+    assert [(reply.status_code, reply.json()["end"]) for reply in replies] == [(202, None)]
 
 
 async def test_without_create_a_message_begins_no_conversation(world: World) -> None:

@@ -1383,8 +1383,11 @@ async def test_a_command_for_a_principal_is_held_to_its_scopes_its_names_and_its
         assert isinstance(await told(sent(behalf("root", "admin", "alice:alice"), None)), Sent)
 
 
-async def test_an_authorization_that_fails_lets_nothing_through() -> None:
+@pytest.mark.parametrize("says_no", [False, True])
+async def test_an_authorization_that_fails_lets_nothing_through(*, says_no: bool) -> None:
     def fails(principal: gateway.Principal, action: str, name: str | None) -> bool:
+        if says_no:
+            return "no"  # type: ignore[return-value]
         raise LookupError("the list of rights cannot be read")
 
     async with cluster() as made:

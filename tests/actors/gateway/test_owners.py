@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import anyio
 import httpx
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from tests.actors.conversations.worlds import HeldAgent
 from tests.drawn import drawn
 from turnkeeper.actors import Conversations, MemoryJournal, gateway
+from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.gateway import Place, Principal
 from turnkeeper.actors.gateway.access import Action, allows
@@ -55,6 +57,7 @@ def notes_are_read_only(principal: Principal, action: Action, local_id: str | No
 
 
 class Wire(NamedTuple):
+    agent: HeldAgent
     conversations: Conversations
     http: httpx.AsyncClient
 
@@ -72,17 +75,20 @@ class Wire(NamedTuple):
 
 @asynccontextmanager
 async def wired(
-    share: gateway.Share | None = None, authorize: gateway.Authorize = allows
+    share: gateway.Share | None = None,
+    authorize: gateway.Authorize = allows,
+    authenticate: gateway.Authenticate = by_header,
 ) -> AsyncIterator[Wire]:
     with anyio.fail_after(BOUND_S):
-        async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        agent = HeldAgent()
+        async with Conversations(agent, journal=MemoryJournal()) as conversations:
             app = gateway.app(
-                conversations, authenticate=by_header, authorize=authorize, share=share
+                conversations, authenticate=authenticate, authorize=authorize, share=share
             )
             async with httpx.AsyncClient(
                 transport=httpx.ASGITransport(app), base_url="http://localhost", headers=JSON
             ) as client:
-                yield Wire(conversations, client)
+                yield Wire(agent, conversations, client)
 
 
 # --- two at once ---------------------------------------------------------------------------------
@@ -94,11 +100,13 @@ async def _race(won: set[str], simulation: Simulation) -> None:
 
     async def serve(node: Node) -> None:
         ports = node.ports
+        agent = HeldAgent()
         async with Conversations(
-            HeldAgent(), journal=MemoryJournal(ports=ports), ports=ports
+            agent, journal=MemoryJournal(ports=ports), ports=ports
         ) as conversations:
             app = gateway.app(conversations, authenticate=by_header, share=all_in_one, ports=ports)
             wire = Wire(
+                agent,
                 conversations,
                 httpx.AsyncClient(
                     transport=httpx.ASGITransport(app), base_url="http://localhost", headers=JSON
@@ -166,8 +174,13 @@ async def test_what_is_another_users_is_byte_for_byte_what_does_not_exist() -> N
             assert absent.headers == foreign.headers, place
 
         for name in ("chat", "none"):  # what is invalid is told alike
-            reply = await wire.ask("bob", "GET", f"/v1/conversations/{name}/state?at=x")
+            there = f"/v1/conversations/{name}"
+            reply = await wire.ask("bob", "GET", f"{there}/state?at=x")
             assert reply.status_code == 422
+            reply = await wire.ask("bob", "PATCH", there, {"title": "x" * 1_000})
+            assert reply.status_code == 404
+            reply = await wire.ask("bob", "GET", f"{there}/events?after=1.x")
+            assert reply.text.endswith('data: {"why":"gone"}\n\n')
         assert (await wire.conversations["room-chat"].at()).seq == before
 
 
@@ -205,6 +218,43 @@ async def test_a_stream_ends_when_the_conversation_is_given_to_another_user() ->
         assert "secret" not in str(seen)
 
 
+async def test_a_turn_is_not_told_on_when_its_conversation_is_given_away() -> None:
+    said = {"id": "m1", "role": "user", "content": "one"}
+    parts = {"id": "m2", "role": "user", "parts": [{"type": "text", "text": "two"}]}
+    runs: dict[str, tuple[str, object]] = {
+        "ag-ui": ("/v1/ag-ui", {"threadId": "chat", "runId": "r1", "messages": [said]}),
+        "ai-sdk": ("/v1/ai-sdk/chat", {"id": "chat", "messages": [parts]}),
+    }
+    async with wired() as wire:
+        agent, chat = wire.agent, wire.conversations["alice:chat"]
+        streams = wire.http._transport.app._service.streams  # type: ignore[attr-defined]
+        seen: dict[str, str] = {}
+        ends: list[object] = []
+        agent.hold("zero")
+
+        async def read(name: str) -> None:
+            seen[name] = (await wire.ask("alice", "POST", *runs[name])).text
+
+        async def wait() -> None:
+            ends.append((await wire.say("alice", "chat", "zero")).json()["end"])
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await agent.reached["zero"].wait()
+            for count, name in enumerate(runs, 1):
+                group.start_soon(read, name)
+                while streams.count < count:
+                    await anyio.lowlevel.checkpoint()
+            await chat.change(owner="bob")
+            await chat.send("secret", on_overlap="steer")
+            agent.release("zero")
+
+        assert ends == [None]
+        assert all("conversation-not-found" in text for text in seen.values())
+        assert "secret" not in str(seen)
+        assert "a(one)" not in str(seen)
+
+
 async def test_a_conversation_is_shared_by_the_applications_own_choice() -> None:
     async with wired(alices_notes) as wire:
         await wire.say("alice", "notes", "buy milk")
@@ -222,6 +272,45 @@ async def test_a_conversation_is_shared_by_the_applications_own_choice() -> None
         assert told == [("alice", "buy milk"), ("bob", "and bread")]
         assert own.status_code == 404
         assert (await wire.conversations["alice:notes"].at()).details.owner == "alice"
+
+
+@pytest.mark.parametrize(
+    ("status", "problem"),
+    [(401, "unauthenticated"), (403, "forbidden"), (429, "too-many-requests"), (503, "internal")],
+)
+async def test_an_error_of_the_framework_that_a_login_raises_keeps_its_meaning(
+    status: int, problem: str
+) -> None:
+    async def log_in(_: HTTPConnection) -> Principal | None:
+        raise HTTPException(status)
+
+    async with wired(authenticate=log_in) as wire:
+        reply = await wire.ask("alice", "GET", "/v1/conversations")
+    assert reply.json()["type"] == f"urn:turnkeeper:{problem}"
+
+
+async def test_only_a_plain_yes_of_the_application_lets_a_request_in() -> None:
+    """What an async function returns is true, and so is the text "no"."""
+
+    async def asks_a_service(principal: Principal, action: Action, local_id: str | None) -> bool:
+        raise AssertionError("awaited by nobody")
+
+    conversations = Conversations(HeldAgent(), journal=MemoryJournal())
+    with pytest.raises(InvalidInput, match="async function"):
+        gateway.app(conversations, authorize=asks_a_service)  # type: ignore[arg-type]
+    address = gateway.node_address("http://127.0.0.1:1")
+    with pytest.raises(InvalidInput, match="async function"):
+        gateway.Node(
+            conversations,
+            address=address,
+            keys=gateway.NodeKeys(["k" * 32]),
+            authorize=asks_a_service,  # type: ignore[arg-type]
+        )
+
+    for said, status in ((True, 200), (False, 403), (None, 403), ("no", 500), (1, 500)):
+        async with wired(authorize=lambda *_, said=said: said) as wire:
+            reply = await wire.ask("alice", "GET", "/v1/conversations")
+            assert reply.status_code == status, said
 
 
 async def test_what_a_principal_may_read_it_may_fork_to_where_it_may_write() -> None:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import httpx
 import pytest
 
-from turnkeeper.actors import MemoryJournal, ModelResponse, ScriptedModel, ToolAgent, ToolCall
+from turnkeeper.actors import (
+    Conversation,
+    MemoryJournal,
+    ModelResponse,
+    ScriptedModel,
+    ToolAgent,
+    ToolCall,
+)
+from turnkeeper.actors.errors import JournalUnavailable
 from turnkeeper.actors.events import ObservationEvent
 from turnkeeper.actors.journals.transfer import export_lines, import_lines
 
@@ -157,6 +166,23 @@ async def test_a_title_and_labels_are_changed_by_a_merge_patch(world: World) -> 
             {"pointer": "#/labels", "detail": "must be an object of texts; null removes a label"}
         ]
         assert "planted" not in refused.text
+
+
+async def test_a_change_that_was_made_is_not_told_as_if_nothing_had_happened(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.answered("alice", "hello")
+
+    async def away(self: Conversation, seq: int | None = None) -> NoReturn:
+        raise JournalUnavailable("the database is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Conversation, "at", away)
+        reply = await world.http.patch("/v1/conversations/alice", json={"title": "Hello"})
+
+    assert reply.status_code == 504
+    assert reply.json()["type"] == "urn:turnkeeper:outcome-unknown"
+    assert (await world.conversations["alice"].at()).details.title == "Hello"
 
 
 async def test_a_pause_holds_and_a_resume_lets_go_on(world: World) -> None:
@@ -326,6 +352,8 @@ async def test_what_is_not_there_is_told_as_a_problem(world: World) -> None:
     assert (nowhere.status_code, nowhere.json()["type"]) == (404, "urn:turnkeeper:not-found")
     assert other_method.json()["type"] == "urn:turnkeeper:method-not-allowed"
     assert json.loads(other_method.text)["status"] == other_method.status_code == 405
+    assert other_method.headers["Allow"] == "GET"
+    assert (await world.http.put(HERE, json={})).headers["Allow"] == "DELETE, GET, PATCH"
 
 
 async def test_each_step_names_the_view_that_its_model_saw() -> None:

@@ -282,6 +282,17 @@ async def test_what_is_too_large_or_too_deep_is_refused_by_every_route(guarded: 
         assert reply.status_code == 431, place
 
 
+async def test_a_body_in_another_encoding_is_refused_before_its_depth_is_counted(
+    guarded: Guarded,
+) -> None:
+    """In UTF-16 the zero byte would hide the end of a text, and so the brackets behind it."""
+    hidden = '{"a": "\\\\", "b": ' + "[" * 100 + "]" * 100 + "}"
+    for place in EVERYWHERE:
+        body = hidden.encode("utf-16-le")
+        reply = await guarded.http.request(place.method, place.address, content=body)
+        assert reply.json()["type"] == "urn:turnkeeper:malformed", place
+
+
 async def test_a_header_that_decides_something_comes_once(guarded: Guarded) -> None:
     for place in EVERYWHERE:
         for name in ("authorization", "host", "idempotency-key", "content-length"):
@@ -371,6 +382,20 @@ def test_a_rate_fills_again_with_time() -> None:
     assert [rates.take("alice") for _ in range(3)] == [0, 0, 1]
     now = 0.5
     assert [rates.take("alice") for _ in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["hosts", "origins"])
+def test_one_text_in_place_of_a_list_of_names_is_refused(name: str) -> None:
+    """Each of its letters would be a name, and no request would be let in."""
+    conversations = Conversations(HeldAgent(), journal=MemoryJournal())
+    with pytest.raises(InvalidInput, match=rf"{name} must be a list of texts"):
+        gateway.app(conversations, **{name: "chat.example"})  # type: ignore[arg-type]
+
+
+def test_a_principal_whose_scopes_are_one_text_is_refused() -> None:
+    """An administrator would be each whose text has that word in it."""
+    with pytest.raises(InvalidInput, match="scopes must be a set"):
+        gateway.Principal("alice", "read no-admin")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -465,6 +490,15 @@ def test_a_text_that_does_not_end_is_passed_over_once() -> None:
     """Were each of its quotes tried as the first one, the work would be the square of them."""
     for count in (10, 1_000_000):
         assert not is_deeper(b'"' + b'[\\"' * count, 1)
+
+
+@pytest.mark.parametrize("limits", [gateway.GatewayLimits, gateway.NodeLimits])
+@pytest.mark.parametrize("limit", [0, -1, float("nan")])
+def test_a_limit_that_is_none_is_refused(
+    limits: type[gateway.GatewayLimits | gateway.NodeLimits], limit: float
+) -> None:
+    with pytest.raises(InvalidInput, match=f"heartbeat_s is {limit}; it must be above 0"):
+        limits(heartbeat_s=limit)
 
 
 # --- slow and broken clients ---------------------------------------------------------------------
