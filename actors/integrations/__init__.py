@@ -1,1 +1,1 @@
-"""Adapters that let other frameworks keep their conversations here."""
+"""Adapters for other frameworks: their agents, sessions and tools work with turnkeeper."""

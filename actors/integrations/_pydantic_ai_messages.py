@@ -1,9 +1,10 @@
-"""The values of pydantic-ai as the log has them, and the log's events as its messages.
+"""Converts values of pydantic-ai to log events, and log events to messages of pydantic-ai.
 
-It owns the two directions of one mapping: what `tool_call`, `kept_whole` and `content_of` write,
-`to_model_messages` reads. A response of texts and calls is made again from the events that show it.
-Any other (thinking, tools of the provider, signatures) is in the log whole, as JSON, in the block
-of its first event that is marked with `MADE_BY`; files that a model made are left out.
+This module owns both directions of one mapping: `to_model_messages` reads what `tool_call`,
+`kept_whole` and `content_of` write. A response with only texts and calls is rebuilt from the events
+that show it. Any other response (thinking, tools of the provider, signatures) is kept whole, as
+JSON, in a block of its first event that is marked with `MADE_BY`; files that a model made are left
+out.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def tool_call(part: ToolCallPart) -> ToolCall:
 
 
 def specs_of(parameters: ModelRequestParameters) -> Sequence[ToolSpec]:
-    """Describe the tools of a request, for the digest that the log has of them."""
+    """Describe the tools of a request, for their digest in the log."""
     specs = []
     for tool in (*parameters.function_tools, *parameters.output_tools):
         try:
@@ -96,7 +97,7 @@ def content_of(tool_name: str, value: object) -> str:
 
 
 def described(content: UserContent) -> str:
-    """Return a text as it is, and the mention of a file."""
+    """Return a text unchanged, and for a file a text that mentions it."""
     match content:
         case str():
             return content
@@ -109,7 +110,7 @@ def described(content: UserContent) -> str:
 
 
 def text_of(part: ToolReturnPart | RetryFeedbackPart) -> str:
-    """Return what a part of a request tells the model, without the tags that its API gets."""
+    """Return the text that a part of a request gives the model, without the API's own tags."""
     if isinstance(part, ToolReturnPart):
         return part.model_response_str(wrap_if_error=False)
     content = part.content
@@ -117,7 +118,7 @@ def text_of(part: ToolReturnPart | RetryFeedbackPart) -> str:
 
 
 def told_by(error: ToolRetryError | ToolFailedError | ModelRetry | ToolFailed) -> str:
-    """Return what an error of a tool tells the model."""
+    """Return the text that the model gets for a tool's error."""
     match error:
         case ToolRetryError():
             return text_of(error.tool_retry)
@@ -128,7 +129,7 @@ def told_by(error: ToolRetryError | ToolFailedError | ModelRetry | ToolFailed) -
 
 
 def kept_whole(response: ModelResponse, outputs: Collection[str]) -> tuple[ThinkingBlock, ...]:
-    """Return the block that holds the whole response, if texts and calls are not all it has."""
+    """Return a block with the whole response if it has more than texts and calls; else None."""
     parts = [
         part
         for part in response.parts
@@ -145,15 +146,15 @@ def kept_whole(response: ModelResponse, outputs: Collection[str]) -> tuple[Think
 
 
 def _is_plain(part: ModelResponsePart) -> bool:
-    """True if the log's own events hold everything that this part has."""
+    """True if the log's ordinary events hold everything in this part."""
     return isinstance(part, TextPart | ToolCallPart) and not (part.id or part.provider_details)
 
 
 def to_model_messages(view: View) -> list[ModelMessage]:
     """Return the history for a run of the agent.
 
-    If calls are open, it ends with their response: the run answers all calls of it, those that
-    have a result in the log with that.
+    If calls are open, the history ends with their response. The run then answers all its calls,
+    using the results that are in the log already.
     """
     messages: list[ModelMessage] = []
     calls: dict[str, ToolCallPart] = {}
@@ -193,7 +194,7 @@ def to_model_messages(view: View) -> list[ModelMessage]:
 
 
 def newest_calls(view: View) -> dict[str, ActionEvent]:
-    """Return the calls of the newest response in a view, by the ids that the model gave them."""
+    """Return the calls of the newest response in a view, by their ids from the model."""
     found: list[ActionEvent] = []
     for event in reversed(view):
         if isinstance(event, ActionEvent):
@@ -223,7 +224,7 @@ def _return(event: ObservationLikeEvent, call: ToolCallPart) -> ToolReturnPart:
 
 
 def _answer(event: AgentMessageEvent) -> ModelResponse:
-    """Return an answer as a response; its text is what was said, whatever the output was."""
+    """Return an answer as a response with the text of the chat message, whatever the output was."""
     whole = _whole(event.thinking)
     if whole is None:
         return ModelResponse([TextPart(event.content)])
@@ -234,13 +235,13 @@ def _answer(event: AgentMessageEvent) -> ModelResponse:
 
 
 def _whole(thinking: Sequence[ThinkingBlock]) -> ModelResponse | None:
-    """Return the response that is in the log whole, if it is."""
+    """Return the response that the log keeps whole; None if it keeps none."""
     for block in thinking:
         if block.made_by == MADE_BY and block.redacted_data is not None:
             try:
                 (response,) = ModelMessagesTypeAdapter.validate_json(block.redacted_data)
             except (ValidationError, ValueError):
-                return None  # of another version; the events have its texts and calls
+                return None  # written by another version; the events have its texts and calls
             return response if isinstance(response, ModelResponse) else None
     return None
 

@@ -6,15 +6,16 @@
 A server is a URL (streamable HTTP), or `StdioServerParameters` of the official package `mcp`, which
 start it as a process and speak with it over its standard input and output. It promises:
 
-1. A tool comes with its whole schema, and is confirmed, timed, cancelled and logged as any other.
-   One that no model could call is left out, with a warning in the log.
-2. Every call gets a result. If the server fails, ends or is silent while a call runs, the result
+1. A tool comes with its whole schema, and is confirmed, timed, cancelled and logged like any other.
+   A tool that no model could call, or whose name another tool has already, is left out, and a
+   warning is logged.
+2. Every call gets a result. If the server fails, ends or falls silent while a call runs, the result
    says that the call may have happened.
 3. Leaving the block ends the connection, and the server's process if it was started here.
 
-The tools are those that the server has when the block is entered. An image, a sound or a file in a
-result is mentioned and not shown: a result is a text. What a server says of its own tools (that one
-is harmless, say) is believed only with `is_trusted=True`.
+The block has the tools that the server offers when it is entered. An image, a sound or a file in a
+result is only mentioned, since a result is a text. A server's claims about its own tools (that one
+is harmless, say) count only with `is_trusted=True`.
 
 It runs on asyncio and on trio. The connection belongs to the task that enters the block, and calls
 run in their turns; so enter it around `Conversations`.
@@ -61,7 +62,7 @@ _OUTCOME_UNKNOWN_CODES = (mcp_types.CONNECTION_CLOSED, mcp_types.REQUEST_TIMEOUT
 
 
 class McpUnavailable(Unavailable):
-    """The MCP server cannot be started or reached, or does not say what tools it has."""
+    """The MCP server cannot be started or reached, or does not list its tools."""
 
     def __init__(self, found: str, server: str = "") -> None:
         name = f" {server}" if server else ""
@@ -82,11 +83,10 @@ async def mcp_tools(
 ) -> AsyncIterator[Sequence[Tool]]:
     """Connect to a server and yield its tools, until the end of the block.
 
-    `prefix` goes before the tools' names, to tell those of several servers apart. `timeout_s`
-    bounds each call, and each request of a client that is made here. With `is_trusted`, the
-    server's hints are believed: calls of a tool that is idempotent or only reads may run twice, and
-    the risk of a tool is low if it only reads, high if it may destroy, else medium. Raises
-    `McpUnavailable`.
+    `prefix` goes before the tools' names, to tell the tools of several servers apart. `timeout_s`
+    bounds each call, and each request of a client that is made here. `is_trusted` means that the
+    server's hints count: a call may run twice if its tool is idempotent or only reads, and the risk
+    of a tool is low if it only reads, high if it may destroy, else medium. Raises `McpUnavailable`.
     """
     _check_server(server, timeout_s)
     failure: Exception | None = None
@@ -96,13 +96,13 @@ async def mcp_tools(
             listed = await _listed(client)
             is_connected = True
             connected = _Connected(client)
-            tools = [
-                tool
-                for one in listed
-                if (tool := _tool(connected, one, prefix, timeout_s, is_trusted=is_trusted))
-            ]
+            tools: dict[str, Tool] = {}
+            for one in listed:
+                tool = _tool(connected, one, prefix, timeout_s, is_trusted=is_trusted)
+                if tool is not None and tools.setdefault(tool.name, tool) is not tool:
+                    _leave_out(one, InvalidInput("the server lists two tools of this name"))
             try:
-                yield tools
+                yield list(tools.values())
             except Exception as error:  # noqa: BLE001 - raised below: the client's groups would wrap it
                 failure = error
             finally:
@@ -111,6 +111,8 @@ async def mcp_tools(
         if is_connected:
             raise
         first = _first(error)
+        if isinstance(first, McpUnavailable):
+            raise McpUnavailable(first.found, _name(server)) from error
         found = f"{type(first).__name__}: {error_text(first)}"
         raise McpUnavailable(found, _name(server)) from error
     if failure is not None:
@@ -120,17 +122,17 @@ async def mcp_tools(
 def _check_server(server: object, timeout_s: float) -> None:
     is_url = isinstance(server, str) and server.startswith(("http://", "https://"))
     if not is_url and not isinstance(server, StdioServerParameters | Client):
-        said = "a text that is no URL" if isinstance(server, str) else a_type(server)
+        said = "a text that is not a URL" if isinstance(server, str) else a_type(server)
         raise InvalidInput(
             f"server is {said}; it takes a URL, StdioServerParameters(command=…, args=[…]) or a "
             "Client"
         )
     if not 0 < timeout_s < inf:
-        raise InvalidInput(f"timeout_s is {timeout_s}; it takes seconds")
+        raise InvalidInput(f"timeout_s is {timeout_s}; it must be finite and above 0")
 
 
 def _name(server: McpServer) -> str:
-    """Return a server's host, or its command; the rest of either may hold keys."""
+    """Return a server's host or command; the rest of a URL or command line may hold keys."""
     if isinstance(server, StdioServerParameters):
         return server.command
     return urlsplit(server).netloc.rpartition("@")[2] if isinstance(server, str) else ""
@@ -143,7 +145,7 @@ def _client(server: McpServer, timeout_s: float) -> Client:
 
 
 def _first(error: Exception) -> Exception:
-    """Return the first error in groups of them."""
+    """Return the first error inside exception groups."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -163,7 +165,7 @@ async def _listed(client: Client) -> Sequence[mcp_types.Tool]:
 
 @dataclass(slots=True)
 class _Connected:
-    """The client of one block, until that is left; the tools may be called afterwards."""
+    """The client of one block, until the block is left; its tools may still be called later."""
 
     client: Client
     is_left: bool = False
@@ -172,7 +174,7 @@ class _Connected:
 def _tool(
     server: _Connected, listed: mcp_types.Tool, prefix: str, timeout_s: float, *, is_trusted: bool
 ) -> Tool | None:
-    """Make a tool of one that a server has; None if no model could call it."""
+    """Make a tool from a server's tool; None if no model could call it."""
 
     async def run(arguments: Mapping[str, object], context: ToolContext) -> ToolResult:  # noqa: ARG001 - all tools are given both
         if server.is_left:
@@ -191,24 +193,28 @@ def _tool(
             risk=_risk(hints) if is_trusted else None,
         )
     except InvalidInput as error:
-        log_failure("tool of an MCP server left out", error, tool=storable(listed.name))
+        _leave_out(listed, error)
         return None
+
+
+def _leave_out(listed: mcp_types.Tool, error: InvalidInput) -> None:
+    log_failure("tool of an MCP server left out", error, tool=storable(listed.name))
 
 
 def _risk(hints: mcp_types.ToolAnnotations | None) -> Risk:
     if hints is not None and hints.read_only_hint:
         return "low"
-    # Without a word, the protocol says, a tool that writes is one that may destroy.
+    # By the protocol, a tool that writes may destroy unless it says otherwise.
     return "medium" if hints is not None and hints.destructive_hint is False else "high"
 
 
 async def _called(
     client: Client, name: str, arguments: Mapping[str, object], *, read_timeout_s: float
 ) -> ToolResult:
-    """Call a tool on the server; a cancellation is told to the server, and raised.
+    """Call a tool on the server. If the call is cancelled, tell the server, then raise.
 
-    The tool's own bound comes before `read_timeout_s`: if both passed at once, the cancellation
-    would interrupt the client as it tells the server, which would then run on.
+    The tool's own time limit ends before `read_timeout_s`. If both ended at once, the cancellation
+    could interrupt the client while it tells the server, and the server would run on.
     """
     try:
         result = await client.call_tool(name, dict(arguments), read_timeout_seconds=read_timeout_s)
@@ -225,7 +231,7 @@ async def _called(
 
 
 def _text(result: mcp_types.CallToolResult) -> str:
-    """Return a result as a text; its structure if it has no text."""
+    """Return a result as a text; if it has no text, its structured content as JSON."""
     if not result.content and result.structured_content is not None:
         return to_json(result.structured_content, inf_nan_mode="strings").decode()
     return storable("\n".join(map(_part, result.content)))

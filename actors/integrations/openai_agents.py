@@ -3,28 +3,28 @@
     async with TurnkeeperSession("alice", conversations) as session:
         result = await Runner.run(agent, "Where is my order?", session=session)
 
-The block is a turn. A run that enters a block on the same conversation meanwhile waits until this
-one is left, first come, first served, and then reads a history that contains all of it. It
-promises:
+The block is a turn. Another run that enters a block on the same conversation meanwhile waits until
+this block is left. Runs are served in order, and each reads a history with all earlier turns. A
+session promises:
 
 1. `add_items` is all or nothing, and durable when it returns. If it fails or is cancelled, and the
    next write in its turn is the same call again, the items are added once.
 2. Items come back exactly as given, of any type, after restarts too: they are kept as JSON.
-3. The items of a turn stand together, and no run starts from half a turn. A result that comes turns
-   after its call, after an approval say, takes its place behind the call.
-4. Items that map to ordinary events are logged as those too, in the same commit, for the view,
-   subscribers and `turnkeeper show`: chat messages, and each function call with its result.
-5. `pop_item` and `clear_session` delete nothing: they are events, which take the items out of the
-   session, and the events that show them out of the view. `Conversations.delete` deletes.
+3. The items of a turn are adjacent, and no run starts from half a turn. A result that comes in a
+   later turn than its call, for example after an approval, is placed directly behind the call.
+4. Chat messages, and each function call with its result, are also logged as ordinary events, in the
+   same commit, for the view, for subscribers and for `turnkeeper show`.
+5. `pop_item` and `clear_session` delete nothing: they write events that take the items out of the
+   session, and their ordinary events out of the view. `Conversations.delete` deletes.
 
-Outside a turn `get_items` reads, and every other method raises `OutsideTurn`; a run meets that
-before it asks its model. Two runs at once within one turn are `RunsOverlap`; a turn within a turn
-of the same conversation is `AskCycle`.
+Outside a turn `get_items` works, and every other method raises `OutsideTurn`; a run gets this error
+before it asks its model. Two runs at once in one turn raise `RunsOverlap`; a turn inside a turn of
+the same conversation raises `AskCycle`.
 
-Turns are taken in the one process that owns the conversation, and end with it: the items that a
+Only the process that owns the conversation takes turns, and its turns end with it: items that a
 killed run had added stay, and the next run continues from them. A turn does not hold back chat
-messages that come through `send`, so use only one of the two for a conversation. Condensers shorten
-the view, not the session; the SDK has its own limits and filters for that.
+messages that come through `send`, so use either sessions or `send` for a conversation. Condensers
+shorten the view, not the session; to shorten that, use the SDK's own limits and filters.
 
 The SDK runs on asyncio alone, and so does everything that passes through its `Runner`.
 """
@@ -84,14 +84,15 @@ show it.
 """
 
 SESSIONS_REMEMBERED_MAX = 256
-"""The sessions whose items stay in memory between turns; others are read from the log again."""
+"""How many sessions keep their items in memory between turns; others are read from the log
+again."""
 
 _Item: TypeAlias = Mapping[str, Any]
 _ports = Ports()
 
 
 class OutsideTurn(Refused):
-    """The session was used without `async with`, to run or to write; nothing was written."""
+    """The session was used for a run or a write without `async with`; nothing was written."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -103,7 +104,7 @@ class OutsideTurn(Refused):
 
 
 class RunsOverlap(Refused):
-    """Another run has begun in this turn, and this one would write into it; nothing was written."""
+    """Another run has begun in this turn since this run began; nothing was written."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -134,12 +135,12 @@ class _Kept(NamedTuple):
     """The item, as JSON; each caller gets a new object made of it."""
     item: _Item
     shown_by: Sequence[str]
-    """The events that show it."""
+    """The ids of the ordinary events that show it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """One change of a session: the number of last items that go, and the items that come."""
+    """One change of a session: how many of its last items are removed, and which are added."""
 
     removed: int | None
     added: Sequence[str]
@@ -154,7 +155,7 @@ class _History(NamedTuple):
     kept: Sequence[_Kept] = ()
     seq: int = 0
     event_id: str | None = None
-    """The id of the event at that seq: another one, or none, and the log was begun anew."""
+    """The id of the event at that seq; if it differs, the conversation was begun anew."""
 
 
 class _Line:
@@ -162,7 +163,7 @@ class _Line:
 
     def __init__(self) -> None:
         self.history = _History()
-        """The newest that was read: a turn reads only the events behind it."""
+        """The newest history that was read; a turn reads only the events after it."""
         # Unlike a lock, another task than the one that acquired it can release it.
         self.turn = anyio.Semaphore(1, max_value=1)
         self.taken: _Turn | None = None
@@ -171,8 +172,8 @@ class _Line:
 class _Lines:
     """The lines of one `Conversations`.
 
-    A line lives as long as any session of its conversation, so as long as a turn can wait in it;
-    those that were used last live on, with what they have read.
+    A line lives as long as any session of its conversation, because a turn may wait in it. The
+    lines that were used last are kept longer, with the histories that they have read.
     """
 
     def __init__(self) -> None:
@@ -206,7 +207,7 @@ class TurnkeeperSession:
         *,
         session_settings: SessionSettings | dict[str, Any] | None = None,
     ) -> None:
-        """Reads and writes nothing yet. `session_settings`: as for the SDK's own sessions."""
+        """Make a session; it does no I/O yet. `session_settings`: as for the SDK's own sessions."""
         self.session_id = session_id
         self.session_settings: SessionSettings | None = (
             None if session_settings is None else coerce_session_settings(session_settings)
@@ -216,9 +217,9 @@ class TurnkeeperSession:
         self._turn: _Turn | None = None
 
     async def __aenter__(self) -> Self:
-        """Wait for the turn. Raises `AskCycle`, and before anything has run `OwnedElsewhere`.
+        """Wait for the turn. Raises `AskCycle`, and before a run begins `OwnedElsewhere`.
 
-        Raises `ForeignLoop` in another event loop than that of the `Conversations`.
+        Raises `ForeignLoop` outside the event loop of the `Conversations`.
         """
         if not self._conversation.is_in_own_loop:
             raise ForeignLoop(self.session_id)
@@ -241,6 +242,8 @@ class TurnkeeperSession:
 
     async def __aexit__(self, *exc_info: object) -> None:
         _inside.set(tuple(turn for turn in _inside.get() if turn is not self._turn))
+        if self._turn is not None:
+            self._turn.is_left = True
         self._line.taken = self._turn = None
         self._line.turn.release()
 
@@ -249,7 +252,7 @@ class TurnkeeperSession:
     ) -> list[TResponseInputItem]:
         """Return the items, oldest first; with `limit`, only the newest `limit` items.
 
-        The runner passes `wrapper`, here as in the other methods, to identify its run.
+        The runner passes `wrapper` to identify its run, here and in the other methods.
         """
         if not self._conversation.is_in_own_loop:
             raise ForeignLoop(self.session_id)
@@ -290,8 +293,7 @@ class TurnkeeperSession:
     ) -> TResponseInputItem | None:
         """Take the last item out of the session and return it; None if there is none.
 
-        The event that removes it is durable when this returns. It can be repeated as `add_items`
-        can.
+        The removal is durable when this returns. The call can be repeated like `add_items`.
         """
         gone = await self._taken().change(1, ())
         return _given(gone[0]) if gone else None
@@ -305,9 +307,9 @@ class TurnkeeperSession:
         await self._taken().change(None, ())
 
     async def replace_items(self, items: list[TResponseInputItem]) -> None:
-        """Put these items in the place of all that the session has, in one commit.
+        """Replace all items of the session with these, in one commit.
 
-        It is all or nothing, and can be repeated as `add_items` can.
+        It is all or nothing, and can be repeated like `add_items`.
         """
         await self._taken().change(None, [_json(item) for item in items])
 
@@ -317,29 +319,17 @@ class TurnkeeperSession:
         """Let the SDK's compaction replace the newest items in one commit, as its own sessions do.
 
         The SDK looks for this method by its name; without it, a compaction clears the session and
-        adds what is left, and a crash between the two loses the history.
+        adds the remaining items, and a crash between the two would lose the history.
         """
-        shown = (await self._taken().load())[-limit:] if limit > 0 else ()
+        kept = await self._taken().load()
+        shown = kept[-limit:] if limit > 0 else ()
 
         async def replace_suffix(start: int, output: list[TResponseInputItem]) -> bool:
-            expected = shown[start:]
-            now = await self._taken().load()
-            if not expected or list(now[-len(expected) :]) != list(expected):
-                return False
             texts = [_json(item) for item in output]
-            first = [_given(one) for one in now[: -len(expected)]]
-            left = first
-            if prune_prefix is not None:
-                left = list(dropwhile(prune_prefix, first))
-            if len(left) == len(first):
-                await self._taken().change(len(expected), texts)
-            else:
-                await self._taken().change(None, [*map(_json, left), *texts])
-            return True
+            return await self._taken().replace_end(shown[start:], texts, prune_prefix)
 
         items = [_given(one) for one in shown]
-        complete = len(await self._taken().load()) <= limit
-        return _CompactionSnapshot(items, complete, replace_suffix)
+        return _CompactionSnapshot(items, len(kept) <= limit, replace_suffix)
 
     def _taken(self) -> _Turn:
         if self._turn is None:
@@ -357,13 +347,24 @@ class _Turn:
         self._kept: Sequence[_Kept] | None = None
         """The session's items; None while they are not known."""
         self._unsettled: _Change | None = None
-        """The last change, if it is not known whether it is in the log."""
+        """The last change while it is unknown whether it is in the log."""
+        self.is_left = False
+        """True once its block was left: another turn may have begun."""
+        self._changing = anyio.Lock()
+        """Held while items change or are read from the log: each change builds on the one before,
+        and calls in one turn may come from several tasks."""
         self._run: RunContextWrapper[Any] | None = None
-        """The newest run."""
+        """The run that began last."""
         self._earlier_runs: list[RunContextWrapper[Any]] = []
 
     async def load(self) -> Sequence[_Kept]:
         """Return the session's items."""
+        if self._kept is not None:
+            return self._kept
+        async with self._changing:
+            return await self._load()
+
+    async def _load(self) -> Sequence[_Kept]:
         if self._kept is None:
             # The owner's answer proves that this process owns the conversation, and that the write
             # of a cancelled call is in the log by now, or never will be.
@@ -373,7 +374,7 @@ class _Turn:
         return self._kept
 
     def begin_run(self, run: RunContextWrapper[Any]) -> None:
-        """Note that this run has read the history; a write of an earlier run comes too late now."""
+        """Note that this run has read the history; from now on, earlier runs may not write."""
         if self._run is not None and self._run is not run:
             self._earlier_runs.append(self._run)
         self._run = run
@@ -385,14 +386,44 @@ class _Turn:
             raise RunsOverlap(self._conversation.conversation_id)
 
     async def change(self, removed: int | None, added: Sequence[str]) -> Sequence[_Kept]:
-        """Make this change durable; return the items that went."""
+        """Make this change durable; return the items that were removed."""
+        async with self._changing:
+            return await self._change(removed, added)
+
+    async def replace_end(
+        self,
+        expected: Sequence[_Kept],
+        added: Sequence[str],
+        prune_prefix: Callable[[TResponseInputItem], bool] | None,
+    ) -> bool:
+        """Put new items in the place of the last ones; return False if those are not `expected`.
+
+        Items at the beginning of which `prune_prefix` is true are removed too.
+        """
+        async with self._changing:
+            kept = await self._load()
+            if not expected or list(kept[-len(expected) :]) != list(expected):
+                return False
+            first = [_given(one) for one in kept[: -len(expected)]]
+            left = first
+            if prune_prefix is not None:
+                left = list(dropwhile(prune_prefix, first))
+            if len(left) == len(first):
+                await self._change(len(expected), added)
+            else:
+                await self._change(None, [*map(_json, left), *added])
+            return True
+
+    async def _change(self, removed: int | None, added: Sequence[str]) -> Sequence[_Kept]:
         change = self._unsettled
         if change is None or (change.removed, change.added) != (removed, added):
             change = await self._decide(removed, added)
         if not change.gone and not added:
             return ()
-        # From here until the answer the outcome is unknown. The same events again are the same
-        # change.
+        if self.is_left:  # this task has outlived its block
+            raise OutsideTurn(self._conversation.conversation_id)
+        # From here until the answer, the outcome is unknown. Sending the same events again makes
+        # the same change, once.
         self._unsettled, self._kept = change, None
         try:
             appended = await self._conversation.append_all(change.events)
@@ -404,7 +435,7 @@ class _Turn:
         return change.gone
 
     async def _decide(self, removed: int | None, added: Sequence[str]) -> _Change:
-        before = await self.load()
+        before = await self._load()
         after = list(before)
         gone = _remove(after, removed)
         now = datetime.fromtimestamp(_ports.now(), UTC)
@@ -425,11 +456,11 @@ class _Turn:
             "removed": removed,
             "added": [[one.text, one.shown_by] for one in come],
         }
-        # Decoded, so that it equals itself when read back, and is recognised as a duplicate.
+        # Decoded, so that it equals the event that is read back, and is recognised as a duplicate.
         events = [decode_event(json.dumps(record)), *shown]
         hidden = {event_id for one in gone for event_id in one.shown_by}
         if hidden:
-            # A condensation may have forgotten some of them already.
+            # A condensation may already have taken some of them out of the view.
             view = await self._conversation.view()
             in_view = tuple(event.id for event in view if event.id in hidden)
             if in_view:
@@ -448,7 +479,7 @@ class _Turn:
 
 
 async def _read(conversation: Conversation, known: _History) -> _History:
-    """Read the items of the conversation's session from the log, from what is known on."""
+    """Read the items of the conversation's session, reading only log events that are not known."""
     kept: list[_Kept] = list(known.kept)
     last_seq, last_id = known.seq, known.event_id
     is_known = known.seq == 0
@@ -486,7 +517,7 @@ def _remove(kept: list[_Kept], removed: int | None) -> Sequence[_Kept]:
 
 
 def _place(kept: list[_Kept], one: _Kept) -> None:
-    """Add an item at the end; but a result that comes late goes behind its call."""
+    """Add an item at the end, but a late result behind its call."""
     at = len(kept)
     if _is_result(one.item):
         call_at = _find_call(kept, one.item)
@@ -501,7 +532,7 @@ def _is_result(item: _Item) -> bool:
 
 
 def _find_call(kept: Sequence[_Kept], result: _Item) -> int | None:
-    """Return the place of this result's call or of an earlier result of it; None if neither is."""
+    """Return the place of this result's call, or of an earlier result for it, or None."""
     for at in range(len(kept) - 1, -1, -1):
         if kept[at].item.get("call_id") == result["call_id"]:
             return at
@@ -516,7 +547,7 @@ def _json(item: object) -> str:
         text = json.dumps(item, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"an item is a JSON object, and this is not: {error}") from error
-    # A lone surrogate is kept too, as its escape.
+    # A lone surrogate is kept too, as an escape sequence.
     return json.dumps(item) if storable(text) != text else text
 
 
@@ -530,8 +561,8 @@ def _given(one: _Kept) -> TResponseInputItem:
 def _shown(item: _Item, before: Sequence[_Kept], now: datetime, turn_id: str) -> Sequence[Event]:
     """Return the events that show this item; none for an item that maps to no event.
 
-    A call is logged with its result, as a response of its own. So a popped item can be retracted,
-    and a call that waits for an approval holds nothing up.
+    A call is logged together with its result, as a separate response. So a popped item can be
+    retracted, and a call that waits for an approval blocks nothing.
     """
     match item:
         case {"role": "user", "content": content}:

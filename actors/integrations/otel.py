@@ -2,22 +2,22 @@
 
     instrument(conversations)
 
-Call it once, before entering if recovery is to be seen. It promises:
+Call it once; call it before entering the conversations to see their recovery too. It promises:
 
-1. One span for each `send`, until the chat message is durable; in it, or linked to it, one for each
-   run of the agent on the turn; in that, one for each attempt of a model call, each tool call and
-   each commit. What agents and tools start continues from their span.
-2. No span and no metric holds message content, arguments, results, or the text of an error: ids,
-   names, numbers and kinds only.
+1. There is one span for each `send`, until the chat message is durable. In that span, or linked to
+   it, there is one for each run of the agent on the turn; in a run's span, one for each attempt of
+   a model call, each tool call and each commit. Spans that agents and tools begin are inside these.
+2. No span and no metric holds message content, arguments, results, or the text of an error: only
+   ids, names, numbers and kinds.
 3. The names are those of the OpenTelemetry semantic conventions, version 1.41.0, as far as these
    have one, and begin with `turnkeeper.` otherwise.
 
-It does not make spans for HTTP: the application's own instrumentation makes those, and `send` takes
-whatever span its caller has as its parent. A message that was sent in another process, or before
-this one began, has no span here, and its turn begins a trace.
+It makes no spans for HTTP requests: use the application's own instrumentation for these. The span
+of `send` is a child of its caller's span. A message that was sent in another process, or before
+this one began, has no span here, and its turn begins a new trace.
 
-It is called in the event loop and never waits; the exporter's threads read the gauges. Spans that
-were not exported are lost with the process; the log has the facts.
+The watcher runs in the event loop and never waits; the exporter's threads read the gauges. Spans
+that were not exported are lost with the process; the log has the facts.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ except ImportError as error:
 __all__ = ["SEMANTIC_CONVENTIONS", "instrument"]
 
 SEMANTIC_CONVENTIONS: Final = "1.41.0"
-"""The version that names attributes, spans and metrics: the last one with `gen_ai` in it before
-these conventions moved to a repository of their own, which has no release yet."""
+"""The version of the conventions whose names are used: the last one with `gen_ai`, which then moved
+to a repository of its own that has no release yet."""
 
 _SCHEMA_URL: Final = f"https://opentelemetry.io/schemas/{SEMANTIC_CONVENTIONS}"
 _NAME: Final = "turnkeeper.actors"
@@ -79,7 +79,7 @@ def instrument(
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
 ) -> None:
-    """Report conversations and their runtime to OpenTelemetry. Default: the global providers."""
+    """Report conversations and their runtime to OpenTelemetry; by default, to global providers."""
     tracer = trace.get_tracer(_NAME, tracer_provider=tracer_provider, schema_url=_SCHEMA_URL)
     meter = metrics.get_meter(_NAME, meter_provider=meter_provider, schema_url=_SCHEMA_URL)
     watcher = _OtelWatcher(tracer, meter, meter_provider)
@@ -94,7 +94,9 @@ def instrument(
         yield Observation(sum(list(watcher.queued.values())))
 
     meter.create_observable_gauge(
-        "turnkeeper.conversations.active", [active], description="Conversations with an owner here."
+        "turnkeeper.conversations.active",
+        [active],
+        description="Conversations with an owner in this process.",
     )
     meter.create_observable_gauge(
         "turnkeeper.readers", [readers], description="Live readers of events."
@@ -107,10 +109,10 @@ def instrument(
 
 @dataclass(slots=True)
 class _Sending:
-    """A chat message on its way to the turn that answers it."""
+    """A chat message, from `send` until a turn answers it."""
 
     context: otel_context.Context
-    """Its sender's, with the span of `send`."""
+    """The sender's context, with the span of `send`."""
     overlapped: str | None = None
     queued_at: float | None = None
 
@@ -138,7 +140,8 @@ class _OtelWatcher:
         self, tracer: trace.Tracer, meter: metrics.Meter, meter_provider: MeterProvider | None
     ) -> None:
         self.queued: dict[str, int] = {}
-        """How many chat messages wait, by conversation; only where some do."""
+        """How many chat messages wait, by conversation; only conversations with waiting
+        messages."""
         self._tracer = tracer
         self._meter_provider = meter_provider
         self._now: Callable[[], float] = lambda: 0.0
@@ -239,7 +242,7 @@ class _OtelWatcher:
                         self._waits.record(event.timestamp.timestamp() - sending.queued_at)
                         sending.queued_at = None
                     if run is not None and event.turn_id == run.turn_id:
-                        self._link(run, message_id, sending)  # it joins the turn that runs
+                        self._link(run, message_id, sending)  # the message joins the running turn
                 case TurnEndedEvent() if run is not None and event.turn_id == run.turn_id:
                     run.outcome = event.outcome
                 case _:
@@ -311,7 +314,7 @@ class _OtelWatcher:
         attributes: _Attributes = {}
         try:
             if run is None:
-                yield  # of no turn that runs: `send` has the time of it
+                yield  # no turn runs: the span of `send` shows the time
             else:
                 parent = trace.set_span_in_context(run.span)
                 found: _Attributes = {"turnkeeper.commit.events": events}
@@ -410,7 +413,7 @@ class _OtelWatcher:
         parent: otel_context.Context | None = None,
         links: Sequence[Link] = (),
     ) -> Iterator[Span]:
-        """Make a span the current one. Of an error it keeps the kind: its text may be chat text."""
+        """Make a span the current one, without the text of an error, which may be chat text."""
         span = self._tracer.start_span(
             name, context=parent, kind=kind, attributes=attributes, links=links
         )
@@ -426,7 +429,7 @@ class _OtelWatcher:
 
 
 def _name_of(agent: object) -> str:
-    """Return the name that an agent has, that of its function, or that of its class."""
+    """Return the agent's own name, or else the name of its function or class."""
     name = getattr(agent, "name", None)
     if not isinstance(name, str):
         name = getattr(getattr(agent, "function", None), "__name__", None)
@@ -434,7 +437,7 @@ def _name_of(agent: object) -> str:
 
 
 def _note_error(span: Span, error: BaseException) -> None:
-    """Mark the span as failed, or as cancelled, which is no failure."""
+    """Mark the span as failed, or as cancelled, which does not count as a failure."""
     if isinstance(error, Exception):
         _fail(span, type(error).__name__)
     else:

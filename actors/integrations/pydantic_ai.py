@@ -5,27 +5,27 @@
     async with Conversations(agent, journal=SQLiteJournal("chats.db")) as conversations:
 
 The agent keeps its loop, its tools, its output types and its capabilities; the conversation keeps
-the history. It promises:
+the history. `PydanticAgent` promises:
 
-1. The history of a run is the view of its conversation, so all of it was committed before. What
-   pydantic-ai adds during a run (an answer that it refuses, content that a tool puts beside its
-   result) is logged before the model sees it.
-2. Each request to the model is a step of the turn, with its usage. Its calls are in the log before
-   one of them runs, and each result as soon as its call ends. A call that has a result in the log
-   is not made again.
-3. A call of a tool with `requires_approval=True`, or of one that `confirm` names, never runs
-   without the user's yes, and neither do the calls beside it.
-4. A turn can resume at any step: after a pause, a confirmation or a restart. A call that was open
-   then runs if it had not started or if `idempotent` names its tool; any other is answered as one
-   that may have happened.
+1. The history of a run is the view of its conversation, so it was all committed before. Messages
+that pydantic-ai adds during a run (about an answer that it refuses, or content that a tool returns
+beside its result) are logged before the model sees them.
+2. Each request to the model is a step of the turn, with its usage. The calls of a response are in
+the log before one of them runs, and each result as soon as its call ends. A call that has a result
+in the log is not made again.
+3. A call of a tool with `requires_approval=True`, or of a tool that `confirm` names, never runs
+   without the user's yes, and neither do the other calls of its response.
+4. A turn can resume at any step: after a pause, a confirmation or a restart. A call without a
+result then runs if it had not started or if `idempotent` names its tool. Any other gets the result
+that it may have happened.
 
-It does not promise that a tool runs only once, and it does not keep what a run has in memory: its
-counts of retries and its `usage_limits` begin anew when a turn resumes. A call that a tool defers
-while it runs (`ApprovalRequired`, `CallDeferred`) is answered as one that was not run.
+It does not promise that a tool runs only once. It does not keep a run's state in memory across
+resumptions: counts of retries and `usage_limits` begin anew. A call that a tool defers while it
+runs (`ApprovalRequired`, `CallDeferred`) gets the result that it was not run.
 
-pydantic-ai runs on asyncio alone, and so does this. A run is in the task of its turn and keeps
-nothing between turns; one `PydanticAgent` may serve many conversations. An interrupt cancels it
-wherever it waits. The log survives a crash, and the next run begins with what it has.
+Like pydantic-ai, this runs on asyncio only. A run is in the task of its turn and keeps nothing
+between turns; one `PydanticAgent` may serve many conversations. An interrupt cancels a run wherever
+it waits. The log survives a crash, and the next run begins from the log.
 """
 
 from __future__ import annotations
@@ -139,11 +139,11 @@ DepsT = TypeVar("DepsT")
 OutputT = TypeVar("OutputT")
 
 _OUTPUT_MODES_IN_TEXT = ("native", "prompted")
-"""The modes in which a model's text is the JSON of its output, which is not shown as it comes."""
+"""The output modes in which a model's text is JSON, so its pieces are not shown to readers."""
 
 
 class ExternalCalls(Refused):
-    """The model called tools that run outside of the agent, and a conversation waits for none."""
+    """The model called tools that run outside the agent, which a conversation cannot wait for."""
 
     def __init__(self, tool_names: Sequence[str]) -> None:
         super().__init__(
@@ -155,16 +155,16 @@ class ExternalCalls(Refused):
 
 
 class _ViewChanged(Exception):
-    """The view has what this run of the agent did not put there; the next run begins with it."""
+    """The view has events that this run of the agent did not add; the next run begins with them."""
 
 
 def as_text(output: object) -> str:
-    """Return an output as the chat message that says it: a text as it is, all else as JSON."""
+    """Return an output as a chat message: a text unchanged, anything else as JSON."""
     return output if isinstance(output, str) else to_json(output, inf_nan_mode="strings").decode()
 
 
 class PydanticAgent(Generic[DepsT, OutputT]):
-    """An agent of pydantic-ai, as an agent of conversations."""
+    """Runs a pydantic-ai agent as the agent of conversations."""
 
     is_resumable: ClassVar[bool] = True
 
@@ -204,7 +204,7 @@ class PydanticAgent(Generic[DepsT, OutputT]):
 
     async def run(self, turn: TurnContext) -> None:
         """Answer the turn, or resume it where its log ends."""
-        # The public way to tell the backends apart that needs neither of them imported.
+        # The public way to tell the backends apart without importing either of them.
         if not anyio.get_cancelled_exc_class().__module__.startswith("asyncio"):
             raise InvalidInput("pydantic-ai runs on asyncio alone; serve this agent there")
         if turn.has_answered:
@@ -227,18 +227,18 @@ class _Run(AbstractCapability[DepsT], Generic[DepsT, OutputT]):
         self._left_open = frozenset(
             call_id for call_id in turn.open_calls if not turn.is_unstarted(call_id)
         )
-        """The calls that may have begun in an earlier run."""
+        """Open calls that may have started in an earlier run."""
         self._begun = turn.view
-        """The view that the present run of the agent began with."""
+        """The view that the current run of the agent began with."""
         self._own: set[str] = set()
         """The events that this run has added to it."""
         self._is_logged = True
-        """The newest request of the agent's history was made of the log."""
+        """True if the newest request in the agent's history was built from the log."""
         self._unsaid: StepResponse | None = None
         """The newest response, if it has no calls and is not in the log yet."""
 
     def get_ordering(self) -> CapabilityOrdering:
-        """Go around all other capabilities: their changes are part of what is logged."""
+        """Wrap all other capabilities, so that their changes are logged too."""
         return CapabilityOrdering(position="outermost")
 
     async def finish_turn(self, deps: DepsT) -> None:
@@ -342,7 +342,7 @@ class _Run(AbstractCapability[DepsT], Generic[DepsT, OutputT]):
         }
 
     async def _log_request(self, request: ModelMessage) -> None:
-        """Log what the agent adds to its history on its own, before the model sees it."""
+        """Log messages that the agent itself adds to its history, before the model sees them."""
         if not isinstance(request, ModelRequest):
             return
         await self._answer_calls(request.parts)
@@ -357,7 +357,7 @@ class _Run(AbstractCapability[DepsT], Generic[DepsT, OutputT]):
             self._keep(await self._turn.remind("\n\n".join(notes)))
 
     def _notes(self, parts: Sequence[ModelRequestPart]) -> Iterator[str]:
-        """Yield the texts of a request that are no results of calls in the log."""
+        """Yield the texts of a request, except the results of calls in the log."""
         for part in parts:
             match part:
                 case RetryFeedbackPart():
@@ -432,7 +432,7 @@ class _Run(AbstractCapability[DepsT], Generic[DepsT, OutputT]):
         *,
         requests: DeferredToolRequests,
     ) -> DeferredToolResults | None:
-        """Answer the calls that the user was asked about: they are in the log since before."""
+        """Answer the calls that the user was asked about; the log has them already."""
         results = DeferredToolResults()
         for call in requests.approvals:
             action = self._actions.get(call.tool_call_id)
@@ -450,7 +450,7 @@ class _Run(AbstractCapability[DepsT], Generic[DepsT, OutputT]):
         return results
 
     async def _answer_calls(self, parts: Sequence[ModelRequestPart]) -> None:
-        """Log the results that the agent made itself: the call does not fit, or was left out."""
+        """Log results that the agent itself made: for a call that does not fit, or was skipped."""
         answers = {part.tool_call_id: part for part in parts if isinstance(part, ToolReturnPart)}
         unanswered = {
             action.tool_call_id: answers[call_id]
@@ -467,7 +467,7 @@ class _Run(AbstractCapability[DepsT], Generic[DepsT, OutputT]):
         self._keep(*await self._turn.run_calls(actions, answer))
 
     def _result_of(self, action: ActionEvent) -> ObservationLikeEvent | None:
-        """Return the result of a call of the newest response, if it is in the log."""
+        """Return the result of a call of the newest response; None if the log does not have it."""
         for event in reversed(self._turn.view):
             if isinstance(event, RESULT_CLASSES) and event.tool_call_id == action.tool_call_id:
                 return event
@@ -477,7 +477,7 @@ class _Run(AbstractCapability[DepsT], Generic[DepsT, OutputT]):
 
 
 class _Asked:
-    """A request of the agent as a model of ours, for `turn.ask`; it keeps the response whole."""
+    """Presents a request of the agent as a `Model`, for `turn.ask`; keeps the whole response."""
 
     response: ModelResponse
 
@@ -526,7 +526,7 @@ class _Asked:
 
 
 class _StreamingModel(WrapperModel):
-    """Asks its model to stream, and shows the text to those who follow the turn."""
+    """Asks its model to stream, and gives the text to readers that follow the turn."""
 
     def __init__(self, wrapped: Model, turn: TurnContext) -> None:
         super().__init__(wrapped)
@@ -561,7 +561,7 @@ class _StreamingModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,  # noqa: ARG002 - given to no model here
     ) -> AsyncGenerator[StreamedResponse]:
-        """Answer an agent that streams by itself: it gets the events once the response is whole."""
+        """Answer an agent that streams itself: it gets the events once the response is complete."""
         response = await self.request(messages, model_settings, model_request_parameters)
         yield CompletedStreamedResponse(
             response, model_request_parameters=model_request_parameters, replay_events=True

@@ -15,7 +15,8 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
-from mcp import StdioServerParameters
+from mcp import Client, StdioServerParameters, types
+from mcp.server.lowlevel import Server
 
 from tests.actors.agents.test_tool_agent import calling, scripted, serving, until
 from tests.actors.agents.test_tools import call
@@ -227,9 +228,13 @@ async def test_a_server_that_cannot_be_had_is_unavailable(server: McpServer, nam
 @pytest.mark.parametrize(
     ("server", "timeout_s", "said"),
     [
-        ("python server.py", 1.0, "a text that is no URL; it takes a URL, StdioServerParameters"),
+        (
+            "python server.py",
+            1.0,
+            "a text that is not a URL; it takes a URL, StdioServerParameters",
+        ),
         (["python", "server.py"], 1.0, "server is a list"),
-        (StdioServerParameters(command="python"), 0.0, "it takes seconds"),
+        (StdioServerParameters(command="python"), 0.0, "it must be finite and above 0"),
     ],
 )
 async def test_what_is_no_server_is_refused_with_what_to_give(
@@ -238,6 +243,38 @@ async def test_what_is_no_server_is_refused_with_what_to_give(
     with pytest.raises(InvalidInput, match=said):
         async with mcp_tools(server, timeout_s=timeout_s):
             pytest.fail("there is no server")
+
+
+def listing(tools: Sequence[types.Tool], cursor: str | None = None) -> Client:
+    """Return a client of a server that gives each page of its list like this."""
+
+    async def page(*_: object) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=list(tools), next_cursor=cursor)
+
+    return Client(Server("lists", on_list_tools=page))
+
+
+async def test_of_two_tools_of_one_name_the_second_is_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    schema = {"type": "object"}
+    first, second, other = (
+        types.Tool(name=name, description=text, input_schema=schema)
+        for name, text in (("look up", "the first"), ("look up", "the second"), ("other", ""))
+    )
+    async with mcp_tools(listing([first, second, other])) as tools:
+        Tools(*tools)  # takes no two of one name
+        assert [tool.spec.description for tool in tools] == ["the first", ""]
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "tool of an MCP server left out" in line
+
+
+async def test_a_list_without_an_end_is_cut_off_and_said_once() -> None:
+    said = "^no tools from the MCP server: its list of tools has more than 100 pages; nothing"
+    with pytest.raises(McpUnavailable, match=said) as caught:
+        async with mcp_tools(listing([], "again")):
+            raise AssertionError
+    assert str(caught.value).count("nothing happened") == 1
 
 
 async def test_an_error_in_the_block_comes_out_as_it_is() -> None:

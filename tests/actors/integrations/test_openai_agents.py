@@ -761,6 +761,80 @@ async def test_the_same_items_twice_are_two_where_nothing_failed() -> None:
         assert await session.get_items() == [user("again"), user("again")]
 
 
+async def test_calls_at_once_in_one_turn_come_one_after_another() -> None:
+    async with opened(journal := MemoryJournal()) as conversations:
+        popped: list[Item | None] = []
+
+        async def pop() -> None:
+            popped.append(await session.pop_item())
+
+        async with TurnkeeperSession("alice", conversations) as session:
+            added = [user(str(n)) for n in range(5)]
+            async with anyio.create_task_group() as group:
+                for item in [*added, user("again"), user("again")]:
+                    group.start_soon(session.add_items, [item])
+                    group.start_soon(session.get_items)
+            async with anyio.create_task_group() as group:
+                for _ in range(3):
+                    group.start_soon(pop)
+            kept = await session.get_items()
+
+        assert len(kept) == 4
+        assert sorted(map(short, [*kept, *cast("list[Item]", popped)])) == [
+            *map(short, added),
+            *["u:again"] * 2,
+        ]
+        async with opened(journal) as reopened:
+            assert await TurnkeeperSession("alice", reopened).get_items() == kept
+
+
+async def test_a_compaction_replaces_nothing_if_the_items_change_beside_it() -> None:
+    async with (
+        opened(MemoryJournal()) as conversations,
+        TurnkeeperSession("alice", conversations) as session,
+    ):
+        await session.add_items([user("a"), said("b"), user("c")])
+        snapshot = await session._get_compaction_snapshot(2)
+        replaced: list[bool] = []
+
+        async def compact() -> None:
+            replaced.append(await snapshot.replace_suffix(0, [user("in short")]))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.pop_item)
+            group.start_soon(compact)
+        left = [short(item) for item in await session.get_items()]
+        # Either comes first: trio draws it.
+        assert (replaced, left) in [([False], ["u:a", "a:b"]), ([True], ["u:a"])]
+
+
+async def test_a_call_that_outlives_its_turn_writes_nothing_into_the_next_one() -> None:
+    journal = HeldJournal()
+    async with opened(journal) as conversations, anyio.create_task_group() as group:
+        refused: list[OutsideTurn] = []
+
+        async def add_late() -> None:
+            try:
+                await session.add_items([user("late")])
+            except OutsideTurn as error:
+                refused.append(error)
+
+        async with TurnkeeperSession("alice", conversations) as session:
+            journal.holds = True
+            group.start_soon(session.add_items, [user("one")])
+            await journal.reached.wait()
+            group.start_soon(add_late)  # waits for the call before it
+            await anyio.wait_all_tasks_blocked()
+        journal.released.set()
+        async with TurnkeeperSession("alice", conversations) as following:
+            await following.add_items([user("two")])
+            await anyio.wait_all_tasks_blocked()
+            kept = await following.get_items()
+
+    assert len(refused) == 1
+    assert [short(item) for item in kept] == ["u:one", "u:two"]
+
+
 @pytest.mark.parametrize("fails", ["unavailable", "unknown"])
 async def test_popping_again_after_a_failure_pops_once(fails: str) -> None:
     journal = FailingJournal()
