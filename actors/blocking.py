@@ -30,7 +30,7 @@ from .values.type_names import a_type
 __all__ = ["Blocking"]
 
 _BEGINS_S_MAX = 10.0
-"""Leaving waits so long for calls that are about to begin; the loop takes them at once."""
+"""How long leaving waits for calls that are about to begin; a running loop takes them at once."""
 _NOT_OPEN = "not open; use `with Blocking(conversations) as call`"
 
 P = ParamSpec("P")
@@ -41,7 +41,7 @@ _Backend: TypeAlias = Literal["asyncio", "trio"]
 class Blocking:
     """Opens conversations in an event loop of its own, and calls their methods from threads.
 
-    Enter it once, and share it between threads. Leaving it leaves the conversations. Make it after
+    Enter it once, and share it between threads. Leaving it closes the conversations. Make it after
     a server has forked its workers: a thread does not live on in a forked process.
     """
 
@@ -170,9 +170,9 @@ class Blocking:
             raise
 
     def _begin(self, portal: BlockingPortal, function: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Start a function in the loop; leaving waits until it is in there.
+        """Start a function in the loop; leaving waits until the loop has taken it.
 
-        A loop that has just ended would never answer it.
+        Otherwise the loop might end first, and never answer the call.
         """
         with self._begins:
             if self._is_left:
@@ -199,7 +199,9 @@ class Blocking:
                 "does not live on in a forked process; open it after the fork"
             )
         if threading.get_ident() == self._loop_thread:
-            raise RuntimeError("called in its own event loop, which would wait for itself; await")
+            raise RuntimeError(
+                "called in its own event loop, which would wait for itself; use `await` there"
+            )
         return self._portal
 
 

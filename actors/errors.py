@@ -16,8 +16,8 @@ from turnkeeper.runtime import OutcomeUnknown, OwnershipLost, Refused, Unavailab
 class InvalidInput(Refused, ValueError):
     """The argument is invalid, or cannot be stored; nothing was written.
 
-    `argument` names it and `rule` says what is allowed there, for clients over a network: neither
-    quotes the given value, as the text may. Both are empty if only code can be at fault.
+    `argument` names it and `rule` says what is allowed there, for clients over a network. Neither
+    quotes the given value; the error's text may. Both are empty if only code can be at fault.
     """
 
     argument: str = ""
@@ -45,11 +45,10 @@ class ConversationsClosed(Refused, RuntimeError):
 
     def __init__(self, conversation_id: str | None = None) -> None:
         super().__init__(
-            "these conversations were left; make new `Conversations` for the same journal; "
-            "nothing was done"
+            "these `Conversations` are closed; make new ones for the same journal; nothing was done"
             if conversation_id is None
             else f"conversation {conversation_id} is not served here any more: its Conversations "
-            "were left; its log is kept, and unfinished turns end when it is next opened"
+            "are closed; its log is kept, and unfinished turns end when it is next opened"
         )
         self.conversation_id = conversation_id
 
@@ -124,7 +123,7 @@ class MessageIdConflict(Refused):
     def __init__(
         self, conversation_id: str, message_id: str, seq: int, *, has_turn: bool = True
     ) -> None:
-        found = "with other content" if has_turn else "and was appended, so that it has no turn"
+        found = "with other content" if has_turn else "and was appended by hand, so it has no turn"
         super().__init__(
             f"chat message {message_id} refused on conversation {conversation_id}: seq {seq} has "
             f"this message_id {found}; nothing was written; send under a new id"
@@ -349,7 +348,7 @@ class StaleTurn(Refused):
     def __init__(self, conversation_id: str, turn_id: str) -> None:
         super().__init__(
             f"refused on conversation {conversation_id}: turn {turn_id} no longer runs; "
-            "nothing was written; stop working for it"
+            "nothing was written; stop working on it"
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id
@@ -401,7 +400,7 @@ class NotConfirmable(Refused):
     """No call waits for a confirmation, or other calls than were named; nothing was written."""
 
     def __init__(self, conversation_id: str, awaiting: Sequence[str] = ()) -> None:
-        found = f"other calls wait: {', '.join(awaiting)}" if awaiting else "no call waits for it"
+        found = f"other calls wait: {', '.join(awaiting)}" if awaiting else "no call waits"
         super().__init__(
             f"nothing to confirm on conversation {conversation_id}: {found}; nothing was written; "
             "another caller may have answered, so read the log and answer the calls that wait"
@@ -469,7 +468,7 @@ class Forbidden(Refused):
     def __init__(self, conversation_id: str, principal: str) -> None:
         super().__init__(
             f"principal {principal} may not change conversation {conversation_id}, by the rules of "
-            "the process that owns it; nothing was written; ask for the right to it"
+            "the process that owns it; nothing was written; ask for permission there"
         )
         self.conversation_id = conversation_id
         self.principal = principal

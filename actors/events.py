@@ -64,7 +64,7 @@ def _now() -> datetime:
 def _in_utc(timestamp: datetime) -> datetime:
     try:
         return timestamp.astimezone(UTC)
-    except OverflowError as error:  # pydantic would let it pass, as no fault of the event
+    except OverflowError as error:  # pydantic would not make a validation error of it
         raise ValueError("before the year 1 or after the year 9999, in UTC") from error
 
 
@@ -76,7 +76,7 @@ def _lengths(by_id: FrozenObject) -> FrozenObject:
 
 
 _Count: TypeAlias = Annotated[int, Field(gt=-(1 << 63), lt=1 << 63)]
-"""A number that JSON gives back: readers of it refuse an integer of thousands of digits."""
+"""A number that every JSON reader gives back: some refuse integers of thousands of digits."""
 
 
 def _label_values(by_name: FrozenObject) -> FrozenObject:
@@ -95,7 +95,7 @@ class Value(BaseModel):
 
     model_config = ConfigDict(
         frozen=True,
-        # Built when a class is first used: half of them are not, in most programs.
+        # Built when a class is first used: most programs never use half of them.
         defer_build=True,
         extra="forbid",
         # Only values that JSON gives back exactly. Any bound makes pydantic look into each string,
@@ -111,7 +111,7 @@ class Value(BaseModel):
 
 
 class _Given(Value):
-    """A part of a chat message, which callers make. Raises `InvalidInput` if it is none."""
+    """A part of a chat message, which callers make. Raises `InvalidInput` if a field is wrong."""
 
     if not TYPE_CHECKING:  # to a type checker, its parameters are its fields
 
@@ -121,7 +121,8 @@ class _Given(Value):
             except ValidationError as error:
                 raise InvalidInput(self._fault(given, error)) from None
 
-        # As pydantic's own: what checks a whole event or request goes past it, and names the place.
+        # Marked as pydantic's own, so that the check of a whole event or request does not call it,
+        # and reports the place of a fault itself.
         __init__.__pydantic_base_init__ = True
 
     @classmethod
@@ -152,7 +153,7 @@ class FileContent(_Given):
 
     name: str
     media_type: str
-    """As `application/pdf`."""
+    """Such as `application/pdf`."""
     data: str | None = None
     """Its bytes in base64; `with_bytes` makes a file of bytes."""
     url: str | None = None
@@ -179,7 +180,7 @@ class FileContent(_Given):
 
     @property
     def text(self) -> str | None:
-        """Its text, if it holds one in UTF-8."""
+        """Its content as text; None if it is not text in UTF-8."""
         if self.data is None or not self.media_type.startswith(_TEXT_TYPES):
             return None
         try:
@@ -198,7 +199,8 @@ class ThinkingBlock(Value):
     item_id: str | None = None
     """The id of this part of a response, if the provider wants that back too."""
     made_by: str | None = None
-    """The API and the model that can read it, as `openai_responses:o4-mini`; None: Anthropic's."""
+    """The API and the model that can read it, such as `openai_responses:o4-mini`; None means
+    Anthropic's."""
 
 
 class TokenUsage(Value):
@@ -210,9 +212,9 @@ class TokenUsage(Value):
     cost: float = 0.0
     latency_s: float = 0.0
     reasoning_tokens: _Count = 0
-    """Those of the output that the model used to think, if the provider counts them apart."""
+    """The output tokens that the model used to think, if the provider counts them apart."""
     cache_written_tokens: _Count = 0
-    """Those of the input that were written to a cache."""
+    """The input tokens that were written to a cache."""
     model: str | None = None
 
 
@@ -224,7 +226,7 @@ class Task(Value):
 
 
 class _Unchecked(set[str]):
-    """The set fields of an event that pydantic did not check; a copy of the event keeps it."""
+    """The fields that were set on an event without pydantic's checks; copies keep this class."""
 
 
 class Event(Value):
@@ -235,7 +237,7 @@ class Event(Value):
     timestamp: Annotated[AwareDatetime, AfterValidator(_in_utc)] = Field(default_factory=_now)
     turn_id: str | None = None
 
-    # The three ways past pydantic's checks mark their events: `is_checked` tells them by that.
+    # These three skip pydantic's checks, so they mark their events for `is_checked`.
 
     @classmethod
     def model_construct(
@@ -280,15 +282,15 @@ class TextDelta(NamedTuple):
     """A piece of an answer that is being written: live only, never stored, not an event.
 
     The pieces of one attempt follow each other without a gap, from offset 0. A piece of a higher
-    `(epoch, attempt)` voids those shown before of the same answer. The event that carries the
-    answer replaces its pieces, and the turn's end voids what is left.
+    `(epoch, attempt)` voids the earlier pieces of the same answer. The event that carries the
+    answer replaces its pieces, and the turn's end voids all that no event has replaced.
     """
 
     epoch: int
     """The epoch of the owner that took it."""
     turn_id: str
     answer: int
-    """The turn's agent messages and responses with calls that are in the log before this answer."""
+    """How many agent messages and responses with calls of the turn the log has before this one."""
     attempt: int
     """How often the owner has seen this answer begin; 1 for the first attempt."""
     offset: int
@@ -327,8 +329,8 @@ class SystemPromptEvent(LLMConvertibleEvent):
     kind: Literal["system_prompt"] = "system_prompt"
     content: str
     goes_first: bool = False
-    """It takes the place of the system prompt that the view begins with; without one, it goes
-    before all else. Otherwise it stands where it came."""
+    """True: it replaces the system prompt that the view begins with, or goes before all events if
+    the view has none. False: it stands where it came."""
 
     def to_llm_message(self) -> LLMMessage:
         return frozen(role="system", content=self.content)
@@ -345,7 +347,7 @@ class UserMessageEvent(LLMConvertibleEvent):
     is_reminder: bool = False
     """True if it is not by the user: the agent's loop tells its model something during a turn."""
     replaces: str | None = None
-    """The id of the chat message that it was sent in place of."""
+    """The id of the chat message that this one replaces."""
     author: str | None = None
     """The user who sent it, as the application names its users."""
     metadata: FrozenObject = FrozenObject()
@@ -473,9 +475,10 @@ class MessageQueuedEvent(Event):
     queued_again: bool = False
     """True if it had joined a turn that was rolled back, and waits once more."""
     replaces: str | None = None
-    """The id of the chat message that it was sent in place of."""
+    """The id of the chat message that this one replaces."""
     place: _Count | None = None
-    """The seq at which that message first came: its place in the queue is taken over."""
+    """The seq at which the replaced message first came, if this one takes its place in the queue.
+    """
     author: str | None = None
     metadata: FrozenObject = FrozenObject()
     files: tuple[FileContent, ...] = ()
@@ -495,19 +498,19 @@ class TurnStartedEvent(Event):
 
 
 class StepRequest(Value):
-    """The request that a step sent to its model; `conversation.at(view_seq)` has what it saw."""
+    """The request that a step sent to its model; `conversation.at(view_seq)` has the view sent."""
 
     view_seq: _Count = Field(ge=0)
-    """The seq of the log whose view the request was made of."""
+    """The seq of the log at which the view was taken."""
     model: str | None = None
     tools_digest: str | None = None
-    """Of the tools that the model might call: equal for equal names, descriptions and schemas."""
+    """A digest of the tools that the model might call, by their names, descriptions and schemas."""
     parameters_digest: str | None = None
-    """Of the model's other settings, such as the temperature."""
+    """A digest of the model's other settings, such as the temperature."""
     is_plain: bool = False
-    """Images and thinking were left out."""
+    """True if images and thinking were left out."""
     show_author: bool = False
-    """Chat messages began with the names of their authors."""
+    """True if chat messages began with the names of their authors."""
 
 
 class StepFinishedEvent(Event):
@@ -527,7 +530,7 @@ class StepUnfinishedEvent(Event):
     kind: Literal["step_unfinished"] = "step_unfinished"
     outcome: Literal["interrupted", "failed"]
     usage: TokenUsage = TokenUsage()
-    """Its time; the provider has not told the tokens."""
+    """Its time alone: the provider has not reported the tokens."""
     request: StepRequest
 
 
@@ -688,9 +691,9 @@ _FLAT_TYPES = frozenset((str, bool, int, datetime))
 
 
 def is_checked(event: Event) -> bool:
-    """True if pydantic has checked all that the event holds: it is read back as it is.
+    """True only if pydantic has checked all that the event holds: then it is read back as it is.
 
-    It may say False of such an event too: of one that holds other models, or JSON.
+    Cheap, and may be False for such an event too, if it holds other models or JSON.
     """
     return (
         type(event.__pydantic_fields_set__) is set

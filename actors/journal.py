@@ -110,12 +110,12 @@ LISTED_KINDS = frozenset(
         "conversation_changed",
     )
 )
-"""The kinds of records that an append with a new listing goes with. A listing is stale if one of
-these has come after it: old code wrote it, or a caller that keeps none."""
+"""The kinds of records that are appended together with a new listing. A listing is stale if such a
+record has come after it: then old code wrote the record, or a caller that keeps no listings."""
 
 LISTING_AGE_MAX = 1_024
-"""A listing is stale if this many records have come after it, whatever they are. Owners write it
-again long before that, so a reader looks at so many kinds at most."""
+"""A listing is stale if this many records have come after it, of whatever kinds. Owners write it
+again long before that. So a reader looks at the kinds of at most this many records."""
 
 ListOrder = Literal["id", "created", "activity"]
 """By id; by creation, oldest first; by activity, newest first."""
@@ -148,13 +148,13 @@ class ListQuery(NamedTuple):
     after: Sequence[str | int] | None = None
     """The `next` of the page before."""
     prefix: str = ""
-    """Of their ids."""
+    """The beginning of their ids."""
     owner: str | None = None
     status: str | None = None
     label: tuple[str, str] | None = None
     order: ListOrder = "id"
     scan_max: int = 1_000
-    """The rows that are looked at where no index has exactly those that are wanted."""
+    """The most rows to look at, if no index has exactly the wanted ones."""
 
 
 class ListRow(NamedTuple):
@@ -164,13 +164,13 @@ class ListRow(NamedTuple):
     head: int
     updated_us: int
     listing: Listing
-    """With seq 0: only the time of activity is known."""
+    """If its seq is 0, only the time of activity is known."""
     is_stale: bool
     """The log has gone on since the listing in a way that may have changed it."""
     owned: Literal["here", "elsewhere", "none"]
     """The process that owns the log: this one, another one that is alive, or none."""
     address: str = ""
-    """The other process, as it names itself."""
+    """The address of the other process, as its lease has it."""
 
 
 class ListPage(NamedTuple):
@@ -190,15 +190,15 @@ class SearchQuery(NamedTuple):
     """Each must be in the message; as `values.words.find_words` gives them."""
     limit: int
     begins: str = ""
-    """How one more word of it begins."""
+    """The beginning of one more word that must be in the message; empty: none."""
     after: int | None = None
     """The `next` of the page before."""
     prefix: str = ""
-    """Of the conversations' ids."""
+    """The beginning of the conversations' ids."""
     owner: str | None = None
     label: tuple[str, str] | None = None
     scan_max: int = 1_000
-    """The messages that are looked at where no index has exactly those that are wanted."""
+    """The most messages to look at, if no index has exactly the wanted ones."""
 
 
 class FoundMessage(NamedTuple):
@@ -287,8 +287,8 @@ class Journal(Protocol):
 
         Returns after every append of an older epoch has either landed or been shut out for good.
         Raises `OwnedElsewhere` while another process that owns it is alive, unless `takeover`, and
-        `InvalidConversationId` for a name that a new conversation cannot have. `any_name` is for
-        the import of one that has begun elsewhere: it keeps such a name.
+        `InvalidConversationId` for a name that a new conversation cannot have. With `any_name` it
+        takes such a name, for the import of a conversation that began elsewhere.
         """
 
     def append(
@@ -330,16 +330,16 @@ class Journal(Protocol):
     async def page(self, query: ListQuery) -> ListPage:
         """Return a page of the conversations that have records, without reading their logs.
 
-        In the order "id" or "created", pages that follow each other have all that exists throughout
-        exactly once; by "activity", what moves meanwhile may be missed. A conversation that an
-        append without a listing began is shown as stale.
+        In the order "id" or "created", successive pages have every conversation that exists
+        throughout exactly once; in the order "activity", one that is active meanwhile may be
+        missed. A conversation whose first append had no listing is shown as stale.
         """
 
     async def search(self, query: SearchQuery) -> SearchPage:
         """Return a page of the chat messages that have these words, the newest first.
 
-        A fork's prefix is found as its parent's only. Raises `SearchIsOff` if this journal does not
-        index, as long as it was not asked to.
+        The messages that a fork shares with its parent are found in the parent only. Raises
+        `SearchIsOff` if this journal was not asked to index.
         """
 
     async def index(self) -> None:
@@ -357,8 +357,8 @@ class Journal(Protocol):
     async def find_abandoned(self) -> Sequence[ConversationInfo]:
         """Return the unfinished conversations that no other living process owns, sorted by id.
 
-        Those of this process are among them. Whether another one has claimed them by now, `claim`
-        says.
+        Those of this process are among them. Another process may claim one at any time: `claim`
+        then raises.
         """
 
     async def find_events(
@@ -380,8 +380,9 @@ class Journal(Protocol):
     async def write_snapshot(self, conversation_id: str, snapshot: Snapshot, *, epoch: int) -> None:
         """Keep a snapshot; an older one of this conversation may be dropped.
 
-        `epoch` is the newest that its writer knows of. Raises `Fenced` if the record at its seq
-        has a later one: the conversation was deleted, and another log has begun under its name.
+        `epoch` is the newest that its writer knows of. Raises `Fenced` if the record at the
+        snapshot's seq has a later epoch: the conversation was deleted, and another log has begun
+        under its name.
         """
 
     async def read_snapshot(self, conversation_id: str) -> Snapshot | None:
@@ -412,7 +413,7 @@ class Journal(Protocol):
         """Delete a conversation with everything kept beside its log. Only its owner may.
 
         The journal remembers the name and its epoch, so that a new conversation of that name
-        begins above it.
+        begins with a later epoch.
         """
 
     async def release(self, conversation_id: str, *, epoch: int) -> None:

@@ -14,7 +14,7 @@ Risk: TypeAlias = Literal["low", "medium", "high"]
 """How much a call can do that cannot be undone."""
 
 RISKS: tuple[Risk, ...] = ("low", "medium", "high")
-"""All of them, the lowest first."""
+"""All risks, the lowest first."""
 
 
 @dataclass(frozen=True, slots=True)

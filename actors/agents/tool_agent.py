@@ -151,8 +151,8 @@ class ToolAgent:
     ) -> None:
         """Functions given as `tools` are short for `Tools(*functions)`. Raises `InvalidInput`.
 
-        `confirm`: which calls wait for the user's word. `stuck`: when an agent that repeats itself
-        is stopped.
+        `confirm`: which calls wait for the user's confirmation. `stuck`: when an agent that repeats
+        itself is stopped.
         `max_iterations`: model calls in one turn. `attempts_max`: attempts at one model call.
         `retry_s_max`: seconds after the first attempt, past which no other begins. `backoff`: the
         wait before each further attempt; the delay that the provider asks for is added to it.
@@ -166,11 +166,13 @@ class ToolAgent:
             ("max_iterations", max_iterations),
             ("attempts_max", attempts_max),
         ):
-            if limit < 1:
+            if not limit >= 1:  # NaN would be no limit at all, here and below
                 raise InvalidInput(f"{name} is {limit}; it takes 1 or more")
+        if not retry_s_max >= 0:
+            raise InvalidInput(f"retry_s_max is {retry_s_max}; it takes seconds from 0 on")
         if budget is not None and not budget > 0:
             raise InvalidInput(f"budget is {budget}; it takes more than 0")
-        if token_budget is not None and token_budget < 1:
+        if token_budget is not None and not token_budget >= 1:
             raise InvalidInput(f"token_budget is {token_budget}; it takes 1 or more")
         if not callable(getattr(model, "respond", None)):
             raise InvalidInput(
@@ -295,8 +297,8 @@ class _Run:
                     self._has_repaired = True
                     await turn.repair_history(str(error))
                 elif not self._is_plain and _has_what_only_some_read(view):
-                    # An image that has gone from its address, or thinking that another model
-                    # signed: the same with every message that follows, if it is sent again.
+                    # The cause may be an image that is gone from its address, or thinking that
+                    # another model signed. Then every later request that has it would fail, too.
                     self._is_plain = True
                     log_failure(
                         "history sent without images and thinking",
@@ -385,7 +387,7 @@ def _has_what_only_some_read(view: View) -> bool:
 
 
 def _checked(confirm: ConfirmationPolicy, tools: Tools) -> ConfirmationPolicy:
-    """Return the policy; refuse names that are no tool's, since a misspelt one would never ask."""
+    """Return the policy; refuse names of no tool, since calls to a misspelt one would just run."""
     if isinstance(confirm, str):
         if confirm not in ("never", "always"):
             raise InvalidInput(f'confirm is {confirm!r}; it takes "never", "always" or tool names')

@@ -83,12 +83,12 @@ RESULT_LENGTH_MIN = 200
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """One call, as tools and hooks see it. A tool's parameter of this type is not the model's."""
+    """One call, as tools and hooks see it. Models do not see a tool's parameter of this type."""
 
     conversation_id: str
     turn_id: str
     tool_call_id: str
-    """Of this call alone, and the same when it is run again after a crash: an idempotency key."""
+    """Unique to this call, and the same if it runs again after a crash: an idempotency key."""
     tool_name: str
     arguments: FrozenObject
     """As the model wrote them."""
@@ -104,7 +104,7 @@ FindRisk: TypeAlias = Callable[[Mapping[str, object]], Risk]
 """Finds the risk of a call by its arguments. Not async: it is asked before the call is logged."""
 
 AnyTool: TypeAlias = "ToolFunction | Tool"
-"""A function, one that `tool` was put on, or a `Tool` with a schema of its own."""
+"""A typed function, with or without `@tool`, or a `Tool` with a schema of its own."""
 
 BeforeCall: TypeAlias = Callable[[ToolContext], str | Awaitable[str | None] | None]
 """Asked before a call runs: None lets it run, a text refuses it and tells the model why."""
@@ -112,7 +112,8 @@ BeforeCall: TypeAlias = Callable[[ToolContext], str | Awaitable[str | None] | No
 AfterCall: TypeAlias = Callable[
     [ToolContext, ToolResult], ToolResult | Awaitable[ToolResult | None] | None
 ]
-"""Shown the result of a call that ran, before it is logged: None keeps it, another replaces it."""
+"""Called with the result of a call that ran, before it is logged: None keeps it, a result replaces
+it."""
 
 
 class Tool:
@@ -142,7 +143,7 @@ class Tool:
         if api_tool_name(name) != name:
             raise InvalidInput(f"tool {name}: a name has 1 to 64 letters, digits, `_` and `-`")
         if timeout_s is not None and not 0 < timeout_s < math.inf:
-            raise InvalidInput(f"tool {name}: timeout_s is {timeout_s}; it takes seconds")
+            raise InvalidInput(f"tool {name}: timeout_s is {timeout_s}; it takes seconds above 0")
         if risk is not None and not callable(risk) and risk not in RISKS:
             raise InvalidInput(f"tool {name}: risk is {risk!r}; it takes {', '.join(RISKS)}")
         if not callable(run):
@@ -280,7 +281,7 @@ def tool(
     idempotent: bool = False,
     risk: Risk | FindRisk | None = None,
 ) -> FunctionTool[P, R_co] | Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]:
-    """Make a tool of a typed function; with nothing to set, pass the plain function instead.
+    """Make a tool of a typed function; if there is nothing to set, the plain function will do.
 
     The docstring describes the tool, and `Annotated[int, Field(description=...)]` describes a
     parameter. `timeout_s`: seconds until the model is told that the call took too long.
@@ -320,7 +321,7 @@ class Tools:
         for function in functions:
             made = function if isinstance(function, Tool) else FunctionTool(function)
             if made.name in self._tools:
-                raise InvalidInput(f"two tools have the name {made.name}; each takes its own")
+                raise InvalidInput(f"two tools have the name {made.name}; give each its own")
             self._tools[made.name] = made
         self._calls_at_once_max = calls_at_once_max
         self._result_length_max = result_length_max
@@ -398,7 +399,8 @@ class Tools:
         refusal = await self._check(context, turn.ports)
         if refusal is not None:
             return ToolResult(f"refused: {refusal}; nothing happened", is_error=True)
-        # Again: this call has waited for its place among the turn's calls, and for the check.
+        # Checked again: this call has waited for its place among the turn's calls, and for
+        # `before_call`.
         turn.check_lease()
         result = await _result(found, context, arguments, turn.ports)
         return await self._look_over(context, result, turn.ports)
@@ -542,7 +544,7 @@ def _parameters(name: str, function: ToolFunction) -> Sequence[inspect.Parameter
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise InvalidInput(
-                f"tool {name}: {parameter} is not a parameter that is given by its name"
+                f"tool {name}: its parameter {parameter} cannot be given by name, as models do"
             )
         if parameter.annotation is parameter.empty:
             raise InvalidInput(f"tool {name}: its parameter {parameter.name} has no type")

@@ -1,8 +1,9 @@
 """The turn that each run of an agent is given.
 
-The agent runs as a supervised child task of its conversation's actor and can only talk back through
-the mailbox. Everything it says and does is durable when the call returns. An interrupt cancels its
-task, and refuses anything it still sends as `StaleTurn`, so nothing can land in the next turn.
+The agent runs as a supervised child task of its conversation's actor, and writes to the log only
+through the actor's mailbox. Its messages, calls and results are durable when the call returns;
+pieces of an answer are not. An interrupt cancels its task, and refuses anything it still sends as
+`StaleTurn`, so nothing can land in the next turn.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class TurnOwner(Protocol):
 
     @property
     def steps(self) -> int:
-        """The steps finished in the turn that runs, or ran last."""
+        """How many steps were finished in the turn that runs, or ran last."""
 
     @property
     def metrics(self) -> Metrics: ...
@@ -149,8 +150,9 @@ class TurnOwner(Protocol):
 class TurnContext:
     """One turn, as its agent sees it. Made by the conversation actor, used by one run of an agent.
 
-    Everything it writes is durable when the call returns. Once the turn has ended, every call here
-    raises `StaleTurn`. If a call is cancelled, its write is in the log as a whole or not at all.
+    Every event it writes is durable when the call returns. Once the turn has ended, reading it and
+    writing to it raise `StaleTurn`. The write of a cancelled call is in the log as a whole, or not
+    at all.
     Several tasks of the run may call it at once; their writes go into the log one after another.
     """
 
@@ -208,7 +210,7 @@ class TurnContext:
 
     @property
     def steps(self) -> int:
-        """The steps that this turn has finished, in all runs of its agent."""
+        """How many steps this turn has finished, in all runs of its agent."""
         self._running()
         return self._owner.steps
 
@@ -591,7 +593,7 @@ class TurnContext:
 
 
 def _arguments(call: ToolCall, limits: Limits) -> tuple[FrozenObject, str | None]:
-    """Return the arguments as the log keeps them, or as malformed if it does not take them."""
+    """Return the arguments and the malformed text to log; arguments out of bounds become text."""
     try:
         arguments = FrozenObject(call.arguments)
         depth_max, digits_max = limits.arguments_depth_max, limits.arguments_digits_max

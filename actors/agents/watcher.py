@@ -1,4 +1,4 @@
-"""The port through which an observer is told what conversations do; see `docs/watching.md`.
+"""The port for an observer of conversations; see `docs/watching.md`.
 
 `Conversations.watch` takes a `Watcher`. It is called in the event loop, between decisions: it may
 not wait and may not raise. Its context managers are entered and left in the task that does the
@@ -36,11 +36,11 @@ NoteSent: TypeAlias = Callable[[Sent], None]
 NoteFailure: TypeAlias = Callable[[BaseException], None]
 NoteResponse: TypeAlias = Callable[[ModelResponse], None]
 NoteCall: TypeAlias = Callable[[str], None]
-"""Is told the kind of failure of a call that failed, as a word."""
+"""Called with the kind of failure, as one word, if the call failed."""
 
 
 class Watcher(Protocol):
-    """Is told what the conversations of one `Conversations` do."""
+    """Observes the conversations of one `Conversations`."""
 
     def opened(self, runtime: Runtime) -> None:
         """Note that the conversations are open, and in which runtime."""
@@ -81,7 +81,7 @@ def _ignore(_: object) -> None:
 
 
 class _Nothing(AbstractContextManager[Callable[[object], None]]):
-    """As `nullcontext(_ignore)`; with static methods nothing is bound in each commit."""
+    """As `nullcontext(_ignore)`; its static methods save binding a method at each commit."""
 
     @staticmethod
     def __enter__() -> Callable[[object], None]:
@@ -128,6 +128,6 @@ class NoWatcher:
 
 @dataclass(slots=True)
 class Watching:
-    """The watcher of one `Conversations`, which may come after its owners."""
+    """The watcher of one `Conversations`; it may be set after owners have begun."""
 
     watcher: Watcher = field(default_factory=NoWatcher)

@@ -83,8 +83,8 @@ __all__ = ["Conversation", "Follower"]
 R = TypeVar("R")
 
 DECIDED_BEFORE_MAX = 3
-"""How many events of the same commit stand before a chat message, counted from the end of the turn
-that it has ended: that end, a system prompt, and the start of its own turn."""
+"""How far before a chat message the end of the turn that it cut off can be: that end, a system
+prompt, and the start of its own turn may come before it."""
 
 
 class Conversation:
@@ -97,8 +97,8 @@ class Conversation:
             print(logged.seq, logged.event.kind)
 
     A handle keeps nothing of the conversation: make as many as you like, and share them among the
-    tasks of one event loop. A call that is cancelled has happened as a whole or not at all: what is
-    on disk stays, and only the answer is lost. Read the log, or send again under the same id.
+    tasks of one event loop. A call that is cancelled has happened as a whole or not at all. If it
+    has happened, only its answer is lost: read the log, or send again under the same id.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Conversation:
 
     @property
     def _journal(self) -> Journal:
-        """The journal. Raises `ConversationsClosed` once the `Conversations` were left."""
+        """The journal. Raises `ConversationsClosed` once the `Conversations` are closed."""
         if self._setup.subscriptions.is_closed:
             raise ConversationsClosed(self.conversation_id)
         return self._setup.journal
@@ -152,15 +152,15 @@ class Conversation:
     async def check_owner(self) -> None:
         """Raise `NotYours` if the conversation exists and belongs to another user than expected.
 
-        The expected one is the `owner` given to `expecting`. It reads one row of the list, or the
-        log if that row is stale, and starts no owner.
+        The expected user is the `owner` given to `expecting`. The call reads one row of the list,
+        or the log if that row is stale, and starts no actor.
         """
         if self._expected is None or self._expected.owner is None:
             return
         query = ListQuery(1, prefix=self.conversation_id)
         for row in (await self._journal.page(query)).rows:
             if row.conversation_id != self.conversation_id:
-                return  # the first one behind it
+                return  # the next row: the conversation does not exist
             owner = row.listing.owner
             if row.is_stale:
                 owner = (await self.at()).details.owner
@@ -185,7 +185,7 @@ class Conversation:
         same `overlapped` and `waits_for`. Raises `InvalidInput`, `TurnInProgress` (with
         `on_overlap="reject"`), `QueueFull`, `MessageIdConflict` if the id is known with other
         content, and the journal's own errors. After `OutcomeUnknown` or a cancellation, send it
-        again under the same id, which you have only if you chose it.
+        again under the same id: choose the id yourself, so that you have it then.
 
         `replaces`: the message id of an earlier chat message, which this one edits. All in one
         commit, the earlier message's turn and all later turns leave the view, a turn that runs ends
@@ -253,7 +253,9 @@ class Conversation:
         return Turn(self._turn_access(), sent)
 
     def _turn_access(self) -> TurnAccess:
-        return TurnAccess(self.conversation_id, self._region, self._setup, self._expected)
+        return TurnAccess(
+            self.conversation_id, self._region, self._setup, self._expected, self.check_owner
+        )
 
     async def exists(self) -> bool:
         """Return True if the conversation has begun and was not deleted. It starts no owner."""
@@ -332,8 +334,8 @@ class Conversation:
         is then kept among `rejections`. Raises `NotAppendable` for an event that only the owner
         writes.
 
-        With `park`, a result that comes before its call waits in memory for `park_s` at most, and
-        this call waits with it: it returns once the result is in the log, and raises
+        With `park`, a tool result that comes before its tool call waits in memory for at most
+        `park_s` seconds, and `append` does not return until the result is in the log. It raises
         `ResultNotKept` if the owner stops first.
         """
         return await self._ask(Append(event, park, expected=self._expected))
@@ -349,16 +351,16 @@ class Conversation:
         return await self._ask(AppendAll(tuple(events), expected=self._expected))
 
     async def pause(self) -> bool:
-        """Begin no further step until `resume`, also after a restart; durable when this returns.
+        """Begin no further step until `resume`, even after a restart; durable when this returns.
 
         A running model call or tool goes on, and its result is kept. Chat messages are accepted as
-        always. Returns False if it was paused already. Raises `ConversationNotFound`.
+        always. Returns False if the conversation was paused already. Raises `ConversationNotFound`.
         """
         await self._journal.info(self.conversation_id)
         return await self._ask(Pause(expected=self._expected))
 
     async def resume(self) -> bool:
-        """Continue after a pause. Returns False if it was not paused.
+        """Continue after a pause. Returns False if the conversation was not paused.
 
         Raises `ConversationNotFound`.
         """
@@ -368,9 +370,9 @@ class Conversation:
     async def answer(self, answers: Mapping[str, bool | str]) -> None:
         """Answer the calls that wait for a confirmation, each on its own, in one commit.
 
-        `answers` has every call that waits, by its tool call id: True runs the call, False or a
-        reason rejects it, and the agent sees the reason. Giving the same answers again writes
-        nothing, so repeat them after `OutcomeUnknown` or a cancellation; others raise
+        `answers` maps the tool call id of every call that waits to its answer: True runs the call,
+        False or a reason rejects it, and the agent sees the reason. Giving the same answers again
+        writes nothing, so repeat them after `OutcomeUnknown` or a cancellation; other answers raise
         `NotConfirmable`.
         """
         if not isinstance(answers, Mapping):
@@ -383,7 +385,7 @@ class Conversation:
         await self._ask(Answer(answers, expected=self._expected))
 
     async def confirm(self, tool_call_ids: Collection[str] | None = None) -> None:
-        """Let the calls run that wait for a confirmation: `answer` them all with True.
+        """Run the calls that wait for a confirmation: `answer` them all with True.
 
         Name all calls that the user was shown: then a second click, or a repeat after
         `OutcomeUnknown`, never confirms other calls. Raises `NotConfirmable`.
@@ -406,7 +408,7 @@ class Conversation:
         """Take events out of the view; the log keeps them, and records the retraction.
 
         Raises `AdmissionRefused` if one of them is not in the view, if a call is open, or if the
-        retraction would split a call from its result, a response, or a tool loop.
+        retraction would split a call from its result, or split a response or a tool loop.
         """
         return await self._ask(Retract(event_ids=tuple(event_ids), expected=self._expected))
 
@@ -446,7 +448,7 @@ class Conversation:
         answered as not run; queued chat messages stay here. This conversation is only read, and may
         go on meanwhile. Raises `ConversationNotFound`, `ConversationExists`, `ConversationDeleted`
         if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq. After
-        `OutcomeUnknown` or a cancellation, the fork may exist: ask its handle's `exists`.
+        `OutcomeUnknown` or a cancellation, the fork may exist: check with its handle's `exists`.
         """
         setup = self._setup
         if owner is not None:
@@ -457,15 +459,16 @@ class Conversation:
             at = (await journal.info(self.conversation_id)).head
         else:
             check_whole("at", at)
-        # Read first: the journal refuses the fork if this event is not at `at` any more, so what is
-        # read after it is of the same log, even if another one is begun under this name.
+        # This event is read first: the journal refuses the fork if the event is not at `at` any
+        # more. So if the fork is made, all later reads were of the same log, even if the
+        # conversation is deleted and begun anew meanwhile.
         last = await journal.read(self.conversation_id, after=max(at - 1, 0), limit=1)
         state = await self.at(at)
         await self.check_owner()
         try:
             taken = await journal.info(fork_id)
         except ConversationNotFound:
-            # A caller may have asked for its name already; an owner without a log makes room.
+            # A call may have started an owner for this id already; it has no log, and is stopped.
             await self._region.stop_actor(fork_id)
         else:
             raise ConversationExists(fork_id, taken.head)
@@ -486,7 +489,7 @@ class Conversation:
     def events(self, *, after: int = 0, live: bool = True) -> EventReader:
         """Iterate over every event above the seq `after`, in order, without a gap or a repeat.
 
-        With `live`, the iteration continues until the `Conversations` are left, and waits for a
+        With `live`, the iteration continues until the `Conversations` close, and waits for a
         conversation that does not exist yet. Otherwise it stops at the end of the log, and raises
         `ConversationNotFound`. A slow reader reads from the journal, and delays no other reader and
         no sender. Iterate a reader from one task; cancelling its wait loses no event. A reader
@@ -501,9 +504,9 @@ class Conversation:
         For a user interface that shows a conversation. Pieces come live, from an owner in this
         process, or in another one that this process can ask (`turnkeeper.actors.gateway.Node`). The
         first piece of an answer has all that was said of it so far, and a task that falls behind
-        gets the pieces it missed as one. The event that carries an answer replaces its pieces, also
-        if the last ones did not come (`is_short_of`). Iterate it from one task; cancelling its wait
-        loses nothing.
+        gets the pieces it missed as one. The event that carries an answer replaces its pieces, even
+        if some of them did not arrive (`is_short_of`). Iterate it from one task; cancelling its
+        wait loses nothing.
         """
         _check_after(after)
         return Follower(
@@ -514,17 +517,18 @@ class Conversation:
 
     @property
     def hears_pieces(self) -> bool:
-        """False while `follow` has no pieces: another process writes them, and cannot be heard.
+        """False while `follow` gets no pieces: another process writes them and cannot be reached.
 
             if not conversation.hears_pieces:
                 show("the answer comes as a whole")
 
-        It is as a reader here found it when it last tried; the events come all the same.
+        It tells the result of the last attempt of a reader in this process. The events come in
+        either case.
         """
         return self._setup.subscriptions.hears_pieces(self.conversation_id)
 
     async def view(self) -> View:
-        """Return the committed view, from the owner, which is started unless there is one.
+        """Return the committed view from the owner, which is started if it is not active.
 
         Raises `ConversationNotFound`, and `OwnedElsewhere` if another process owns the
         conversation; `at` reads the same from the log.
@@ -580,10 +584,10 @@ class Follower(AsyncIterator[LoggedEvent | TextDelta]):
         self._reader = reader
 
     def is_short_of(self, logged: LoggedEvent) -> bool:
-        """Return True if an event takes the place of pieces that did not all come.
+        """Return True if this event carries an answer whose pieces did not all arrive.
 
-        `logged`: the event that came last. The pieces' writer has ended, or is another process
-        that could not be heard to the end.
+        `logged`: the event that the iterator yielded last. Pieces are missing if the owner that
+        wrote them ended, or is in another process whose pieces stopped arriving.
         """
         return self._reader.short_seq == logged.seq
 
@@ -594,11 +598,11 @@ class Follower(AsyncIterator[LoggedEvent | TextDelta]):
 def _check_after(after: int) -> None:
     check_whole("after", after)
     if after < 0:
-        raise InvalidInput(f"events after seq {after}; seqs begin at 1, so it takes 0 or more")
+        raise InvalidInput(f"after is {after}; seqs begin at 1, so it takes 0 or more")
 
 
 def _frozen(what: str, given: Mapping[str, object] | None) -> FrozenObject:
-    """Return this as it is kept; raise `InvalidInput` if JSON would not give it back exactly."""
+    """Return this frozen; raise `InvalidInput` if JSON would not give it back exactly."""
     if given is not None and not isinstance(given, Mapping):
         raise InvalidInput(f"{what} takes a mapping, not {a_type(given)}")
     try:

@@ -11,8 +11,8 @@ subscriptions to them. It promises:
    get their turns: on entering, and within about `recover_every_s` if another process has crashed.
 4. `events` yields every event of the log from a seq on, in order, without a gap or a repeat.
 
-It does not promise to know whether a tool call happened that was open when its process stopped: the
-result says that it may have.
+It does not promise to know whether a tool ran if its process stopped while the call was open: the
+result says that it may have run.
 
 Everything here belongs to one event loop, and any of its tasks may call it. A call that is
 cancelled has happened as a whole or not at all, except `expire` and `erase`: they delete one
@@ -85,7 +85,7 @@ SUPERVISION = Supervision(
         (Refused, Directive.STOP),
     )
 )
-"""An owner that failed is replaced by another, from the journal, except for these errors."""
+"""After any other error, the owner is started again, from the journal."""
 
 _NOT_OPEN = (
     "conversations are not open; use `async with Conversations(...)`, or `with Blocking(...)` in "
@@ -109,9 +109,9 @@ class Erasure:
     """The outcome of erasing all conversations of a user."""
 
     receipts: Mapping[str, Deletion]
-    """By conversation id, those that were deleted."""
+    """The deleted conversations, by id."""
     left: Mapping[str, TurnkeeperError]
-    """Those that were not, and why; erase again."""
+    """The errors of the conversations that could not be deleted, by id; call `erase` again."""
 
 
 class Conversations:
@@ -159,15 +159,15 @@ class Conversations:
         message on the turn that runs, unless `send` names another. `queued_messages_max`: how many
         chat messages may wait; then `QueueFull`. `answer_length_max`: the most characters of one
         answer; the turn of a longer one fails with `AnswerTooLong`. `condenser`: proposes which
-        part of a long view to forget. `configure`: called with an id each time that a conversation
-        is opened, returns its settings.
+        part of a long view to forget. `configure`: a function that is called with a conversation's
+        id each time the conversation is opened, and returns its settings.
 
         After a crash:
-        `recover`: "on_enter" takes up what crashed processes left unfinished, on entering and from
-        then on; "on_message" leaves a conversation as it is until its next message.
-        `recover_every_s`: the seconds between two looks at the journal, give or take a quarter; by
-        default as long as `PostgresJournal`'s lease. `recover_max`: how many conversations are
-        taken up at once. `unfinished`: "end" ends a turn that was cut off, as interrupted; "resume"
+        `recover`: "on_enter" opens the conversations that crashed processes left unfinished, on
+        entering and from then on; "on_message" leaves each as it is until its next message.
+        `recover_every_s`: the seconds between two searches for such conversations, give or take a
+        quarter; by default as long as `PostgresJournal`'s lease. `recover_max`: how many are
+        opened at once. `unfinished`: "end" ends a turn that was cut off, as interrupted; "resume"
         continues it, which needs a resumable agent, and runs a tool again only if it is declared
         idempotent.
 
@@ -181,7 +181,7 @@ class Conversations:
         often, after a commit, the view is built again from the log and compared, which costs a read
         of the log.
         """
-        # Loads the events and the owner: most of the time that importing this library would take.
+        # Imported here, and not above: loading the events and the owner takes most of the time.
         from ..agents.watcher import Watching
         from ..core.commands import check_overlap
         from ..core.condensation import NoCondenser
@@ -197,7 +197,7 @@ class Conversations:
                 f"queued_messages_max is {queued_messages_max}; it takes 1 to "
                 f"{limits.known_messages_max - 1}"
             )
-        if answer_length_max < 1:
+        if not answer_length_max >= 1:  # NaN would be no limit, here and below
             raise InvalidInput(f"answer_length_max is {answer_length_max}; it takes 1 or more")
         if prompt_policy not in get_args(PromptPolicy):
             raise InvalidInput(
@@ -213,7 +213,7 @@ class Conversations:
             raise InvalidInput(f'recover is {recover!r}; it takes "on_enter" or "on_message"')
         if not 0 < recover_every_s < inf:
             raise InvalidInput(f"recover_every_s is {recover_every_s!r}; it takes seconds above 0")
-        if recover_max < 1:
+        if not recover_max >= 1:
             raise InvalidInput(f"recover_max is {recover_max}; it takes 1 or more")
         if verify not in get_args(Verify):
             raise InvalidInput(
@@ -223,7 +223,7 @@ class Conversations:
             raise InvalidInput(f'unfinished is {unfinished!r}; it takes "end" or "resume"')
         if idle_s is not None and not idle_s >= 0:
             raise InvalidInput(f"idle_s is {idle_s!r}; it takes seconds from 0 on, or None")
-        if active_max is not None and active_max < 1:
+        if active_max is not None and not active_max >= 1:
             raise InvalidInput(f"active_max is {active_max!r}; it takes 1 or more, or None")
         if not park_s >= 0:
             raise InvalidInput(f"park_s is {park_s!r}; it takes seconds from 0 on")
@@ -294,14 +294,14 @@ class Conversations:
     async def aclose(self) -> None:
         """Close what `start` has opened. A second call waits until the first has closed it.
 
-        A `start` that another task is still in closes what it has opened, and raises
-        `ConversationsClosed`; this waits for it.
+        If another task is still in `start`, that `start` closes what it has opened and raises
+        `ConversationsClosed`; `aclose` waits for this.
         """
         self._region = None
         self._is_close_asked = self._is_entered
         try:
-            # `acquire` would begin with a checkpoint, where a cancelled task would leave, and
-            # close nothing.
+            # `acquire` begins with a checkpoint: a cancelled task would leave there, and close
+            # nothing.
             self._closing.acquire_nowait()
         except anyio.WouldBlock:
             await self._closing.acquire()
@@ -382,7 +382,7 @@ class Conversations:
     def _make_owner(self, conversation_id: str) -> ConversationActor:
         from ..owner.actor import ConversationActor
 
-        # A caller's own runtime may go on, and a handle that was kept still reaches the region.
+        # A runtime given by the caller may go on, and a handle that was kept reaches the region.
         if self._is_closing:
             raise ConversationsClosed(conversation_id)
         setup = self._setup
@@ -440,7 +440,7 @@ class Conversations:
         return self._runtime
 
     def watch(self, watcher: Watcher) -> None:
-        """Call this watcher about all that happens from now on; it replaces the one before it.
+        """Report all that happens from now on to this watcher; it replaces the one before it.
 
         Set it before entering to see what recovery does as well. For OpenTelemetry, use
         `instrument` of `turnkeeper.actors.integrations.otel`.
@@ -464,9 +464,10 @@ class Conversations:
         return here
 
     def leave_nodes(self) -> None:
-        """Forward nothing from now on: a command to what another process owns is refused.
+        """Stop forwarding commands to other processes, and asking them for pieces of answers.
 
-        It raises `OwnedElsewhere`, as without `join`.
+        As without `join`, a command raises `OwnedElsewhere` if another process owns its
+        conversation.
         """
         self._setup.hopping.nodes = self._setup.hopping.here = None
         self._setup.subscriptions.want_pieces = None
@@ -495,15 +496,15 @@ class Conversations:
     ) -> ConversationPage:
         """Return a page of the conversations in the journal, without opening them.
 
-        `prefix`: how their ids begin. `owner`: the user they belong to. `status`: the agent's, in
-        lower case. `label`: a name and its value. `order`: by id; by creation, the oldest first; or
-        by activity, the newest first. For the next page, give the same filters and this page's
-        `cursor`.
+        `prefix`: how their ids begin. `owner`: the user they belong to. `status`: the agent's
+        status, in lower case. `label`: a name and its value. `order`: by id; by creation, the
+        oldest first; or by activity, the newest first. For the next page, give the same filters and
+        this page's `cursor`.
 
-        A page takes the same time among any number of conversations if it is filtered by owner,
-        or by owner and a label or a status (other than "idle" and "finished"). With other filters
-        it looks at `scan_max` conversations at most; a page that stopped there has `is_complete`
-        False, and its cursor continues there. Raises `InvalidInput`.
+        However many conversations there are, a page takes the same time if it is filtered by
+        owner, or by owner and a label or a status (other than "idle" and "finished"). With other
+        filters it looks at `scan_max` conversations at most; a page that stopped there has
+        `is_complete` False, and its cursor continues there. Raises `InvalidInput`.
         """
         from ..core.listing import make_query, page_of
 
@@ -633,7 +634,7 @@ class Conversations:
         return deleted
 
     async def erase(self, owner: str, *, behalf: Behalf | None = None) -> Erasure:
-        """Delete all conversations of a user; return what became of each.
+        """Delete all conversations of a user; return which were deleted, and which were not.
 
         `behalf`: the principal for whom they are deleted, as in `Conversation.expecting`.
 

@@ -6,7 +6,7 @@ event with which the chat message was acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
@@ -23,6 +23,7 @@ from ..errors import (
 )
 from ..events import (
     AgentMessageEvent,
+    ConversationChangedEvent,
     Event,
     ForkedFromEvent,
     LoggedEvent,
@@ -40,8 +41,8 @@ from ..owner.wait_graph import turn_of
 __all__ = ["Turn", "TurnAccess", "TurnEnd", "find_turn"]
 
 OWNERS_ENDING_MAX = 2
-"""How many owners may fail or stop under an awaited turn; the next failure is raised to its
-awaiter."""
+"""How many owners may fail or stop while a turn is awaited; the next failure is raised to the
+task that awaits the turn."""
 
 _NOTHING_TO_NOTE: Final = nullcontext()
 # Events are sorted out by kind before any `isinstance`, which pydantic makes slow.
@@ -70,8 +71,11 @@ class TurnAccess:
         region: Region[Command | Query],
         setup: Setup,
         expected: Expected | None,
+        check_owner: Callable[[], Awaitable[None]],
     ) -> None:
         self.conversation_id = conversation_id
+        self.check_owner = check_owner
+        """As `Conversation.check_owner` of the handle that the turn comes from."""
         self._region = region
         self._ref = region[conversation_id]
         self._setup = setup
@@ -109,8 +113,8 @@ class TurnAccess:
                 if self._setup.subscriptions.is_closing:
                     # No other owner will start, so there is nothing to wait for.
                     raise ConversationsClosed(self.conversation_id) from None
-                # The owner is stopping. There is no await since the ask failed, so this stops no
-                # newer one: it only waits for the end of the old.
+                # The owner is stopping. There was no await since the ask failed, so this cannot
+                # stop a newer owner: it only waits until the old one has ended.
                 await self._region.stop_actor(self.conversation_id)
             except OwnedElsewhere:
                 raise  # another claim would be refused too
@@ -122,7 +126,7 @@ class TurnAccess:
 
     @property
     def is_inside_a_turn(self) -> bool:
-        """True if the calling task runs in a turn of the same `Conversations` that goes on."""
+        """True if the calling task runs in an unfinished turn of the same `Conversations`."""
         inside = turn_of.get(None)
         return (
             inside is not None
@@ -174,7 +178,8 @@ class _TurnWatch:
             case UserMessageEvent(message_id=self._message_id, turn_id=str(joined)):
                 self.turn_id, self._has_begun = joined, True
             case MessageQueuedEvent(message_id=self._message_id, turn_id=str(waits)):
-                # It waits; again, if the turn that it had joined was rolled back.
+                # The message waits; or it waits again, since the turn it had joined was rolled
+                # back.
                 self.turn_id, self._has_begun, self._reply = waits, False, ""
             case MessageWithdrawnEvent(message_id=self._message_id):
                 by = event.replaced_by
@@ -213,17 +218,28 @@ class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
         self._access = access
         self._watch = _TurnWatch(access.conversation_id, sent)
         self._reader = access.follow(sent.seq, pieces=True)
+        self._may_be_anothers = False
+        """True if the conversation's user may have changed, and was not looked up since."""
 
     async def __anext__(self) -> LoggedEvent | TextDelta:
         if self._watch.end is not None:
             raise StopAsyncIteration
         with self._access.note_waiting():
             while True:
+                if self._may_be_anothers:
+                    await self._access.check_owner()
+                    self._may_be_anothers = False
                 try:
                     item = await self._reader.next_item(self._watch.turn_id)
                 except StopAsyncIteration:
                     raise ConversationsClosed(self._access.conversation_id) from None
-                if isinstance(item, TextDelta) or self._watch.look_at(item.event):
+                if isinstance(item, TextDelta):
+                    return item
+                event = item.event
+                if event.kind == "conversation_changed":
+                    assert isinstance(event, ConversationChangedEvent), event
+                    self._may_be_anothers |= event.owner is not None
+                if self._watch.look_at(event):
                     return item
 
 
@@ -286,8 +302,8 @@ class Turn:
     async def reply(self) -> str:
         """Wait for the turn to complete, and return the last message that the agent said in it.
 
-        Raises `TurnNotCompleted`, which has the text said so far, if the turn ends in another way;
-        and whatever `end` raises.
+        Raises `TurnNotCompleted`, which has the text said so far, if the turn ends in another way,
+        and the errors of `end`.
         """
         end = await self.end()
         if end.outcome != "completed":
@@ -305,14 +321,15 @@ class Turn:
 
         If the owner fails, the next owner ends the turn; if another process has taken over, the
         turn is followed there. Raises the reason if there can be no owner (`Unavailable`,
-        `CorruptLog`), and `ConversationsClosed` when the `Conversations` are left: the chat message
+        `CorruptLog`), and `ConversationsClosed` if the `Conversations` close: the chat message
         is in the log, and its turn ends when the conversation is next opened. Raises
-        `ConversationDeleted`, and `AskCycle` if the calling turn would have to end first.
+        `ConversationDeleted`, and `AskCycle` if this turn cannot end before the calling turn does.
         """
         access = self._access
         ended = None
         if access.is_inside_a_turn:
-            # A turn that has ended needs no wait, and so closes no circle; others may, below.
+            # A turn that has ended needs no wait, so it cannot close a circle of waits. The wait
+            # below can.
             ended = await self.ended()
         if ended is None:
             with access.note_waiting():
@@ -340,13 +357,15 @@ class Turn:
         """Iterate over the turn's events, with the pieces of its answer (`TextDelta`) between them.
 
         It begins with the chat message and stops at the turn's end. Every event comes once and in
-        order, also if the turn began long ago. Pieces come live, from an owner in this process; the
-        first one has all that was said of the answer so far. Cancelling its wait loses nothing.
-        Raises as `end` does.
+        order, even if the turn began long ago. Pieces come live, from an owner in this process or
+        in one that it can ask; the first one has all that was said of the answer so far. Cancelling
+        a wait of the iteration loses nothing. Raises as `end` does, and `NotYours` if the turn
+        comes from a handle that expects an owner, and the conversation was given to another user
+        meanwhile.
         """
         return _TurnFollower(self._access, self._sent)
 
-    if not TYPE_CHECKING:  # to a type checker a turn is no awaitable, and may be dropped
+    if not TYPE_CHECKING:  # else type checkers would report a turn that is not awaited
 
         def __await__(self) -> NoReturn:
             raise TypeError(

@@ -13,8 +13,8 @@ It promises:
 3. its state is a fold of the log, so it is the same after any reopening.
 
 It remembers each call of the view, and the newest calls and responses that have left it, up to a
-bound. A result for a call that it has let go is refused as unmatched. An id that is used again
-after that does no harm, because no later event belongs to a group that has left the view.
+bound. A result for a call that it has forgotten is refused as unmatched. It does no harm if the id
+of a forgotten call is used again: no later event belongs to a group that has left the view.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class AdmissionRefused(Refused):
         super().__init__(
             f"append refused on conversation {conversation_id}: event {violation.event_id} is "
             f"{violation.name}: {violation.reason}; nothing was written; "
-            "append what may follow the log as it stands"
+            "append events that may follow the log as it is now"
         )
         self.conversation_id = conversation_id
         self.violation = violation
@@ -265,7 +265,7 @@ class _Trial:
             return None
         index = self._view.index
         if call_id in self._calls or call_id in index.results or call_id in self._calls_left:
-            return "duplicate_tool_result", f"call {call_id} has its result"
+            return "duplicate_tool_result", f"call {call_id} has a result already"
         return "unmatched_tool_result", f"there is no call {call_id}"
 
     def _view_now(self) -> ViewFold:

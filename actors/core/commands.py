@@ -115,15 +115,15 @@ class Expected:
     """The conversation that a command is meant for; compared when the command is decided."""
 
     owner: str | None = None
-    """The user whose conversation it is; one that the command begins is this user's."""
+    """The user whose conversation it must be; if the command begins it, this user gets it."""
     exists: bool = False
-    """The command begins no conversation."""
+    """True if the command must not begin a conversation."""
     seq: int | None = None
-    """The log has an event at this seq."""
+    """The log must have an event at this seq."""
     event_id: str | None = None
-    """That event is this one."""
+    """The id that this event must have."""
     behalf: Behalf | None = None
-    """The one for whom the command is sent."""
+    """The principal for whom the command is sent."""
 
     @property
     def begins_nothing(self) -> bool:
@@ -137,27 +137,27 @@ class Expected:
         if self.seq is not None:
             check_whole("seq", self.seq)
             if self.seq < 1:
-                raise InvalidInput(f"seq {self.seq} is expected; seqs begin at 1")
+                raise InvalidInput(f"the expected seq is {self.seq}; seqs begin at 1")
         if self.event_id is not None:
             check_id("event_id", self.event_id)
 
 
 @dataclass(frozen=True, slots=True)
 class FromOutside(Message[R]):
-    """The base of what callers send; the owner's and the agents' own commands expect nothing."""
+    """The base of the messages that callers send; commands of owners and agents expect nothing."""
 
     expected: Expected | None = field(default=None, kw_only=True, repr=False)
 
 
 def check_overlap(on_overlap: str) -> None:
-    """Raise `InvalidInput` if this is none of the ways to overlap."""
+    """Raise `InvalidInput` if this is not an `OnOverlap`."""
     if on_overlap not in get_args(OnOverlap):
         known = ", ".join(get_args(OnOverlap))
         raise InvalidInput(f"on_overlap is {on_overlap!r}; it takes one of {known}")
 
 
 def check_author(author: object) -> None:
-    """Raise `InvalidInput` unless this is None, or a name of 1 to 256 characters, no controls."""
+    """Raise `InvalidInput` unless this is None or has 1 to 256 characters, none a control."""
     if author is not None:
         check_id("author", author)
         check_short("author", author, ID_LENGTH_MAX)
@@ -192,7 +192,7 @@ def check_file(file: object) -> None:
 
 
 def _check_part(part: ImageContent | FileContent) -> None:
-    """Raise `InvalidInput` if it holds what its constructor refuses; other ways check nothing."""
+    """Raise `InvalidInput` if its constructor would refuse it: it may have been made unchecked."""
     kind = ImageContent if isinstance(part, ImageContent) else FileContent
     kind(**vars(part))
 
@@ -281,7 +281,7 @@ class Append(FromOutside[Appended | Duplicate]):
     park: bool = False
     """Keep a result whose call has not come yet, for a while, and answer when the call comes."""
     written: bytes = field(init=False, repr=False, compare=False)
-    """The event as JSON, as it was when it was checked: it goes into the log as it is here."""
+    """The event as JSON, written when the event was checked; the log gets exactly this."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "written", _write_event(self.event))
@@ -301,7 +301,7 @@ class AppendAll(FromOutside[Appended | Duplicate]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "written", tuple(map(_write_event, self.events)))
         if len({event.id for event in self.events}) < len(self.events):
-            raise InvalidInput("two of the events have the same id; each takes one of its own")
+            raise InvalidInput("two of the events have the same id; give each its own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,7 @@ class Retract(FromOutside[Appended]):
 
 @dataclass(frozen=True, slots=True)
 class Change(FromOutside[Appended | Duplicate]):
-    """Change the title, labels or owner of a conversation; the same `change_id`, once only."""
+    """Change the title, labels or owner of a conversation; only once under one `change_id`."""
 
     title: str | None = None
     labels: FrozenObject = field(default_factory=FrozenObject)
@@ -329,7 +329,7 @@ class Change(FromOutside[Appended | Duplicate]):
 
     def __post_init__(self) -> None:
         if self.title is None and self.owner is None and not self.labels:
-            raise InvalidInput("a change of nothing; give a title, labels or an owner")
+            raise InvalidInput("the change is empty; give a title, labels or an owner")
         if self.title is not None:
             check_short("title", self.title, TITLE_LENGTH_MAX)
         if self.owner is not None:
@@ -439,8 +439,8 @@ class Resume(FromOutside[bool]):
 class Answer(FromOutside[bool]):
     """Answer the calls that wait for a confirmation. False: they had these answers already.
 
-    An answer is True (run the call), False, or the reason to reject it. With one answer in place of
-    a mapping, it is the answer to each call that waits.
+    An answer is True (run the call), False, or the reason to reject it. One answer in place of a
+    mapping is the answer to every call that waits.
     """
 
     answers: Mapping[str, bool | str] | bool | str
@@ -459,8 +459,8 @@ class Answer(FromOutside[bool]):
 class Propose(Message[bool]):
     """Apply a condenser's proposal for the view it was shown; None: it has nothing to propose.
 
-    If the need is hard and the proposal cannot be applied, the owner makes room itself. The reply:
-    the view is shorter for it, or a request is answered.
+    If the need is hard and the proposal cannot be applied, the owner makes room itself. The reply
+    is True if this made the view shorter, or answered a condensation request.
     """
 
     epoch: int
@@ -506,9 +506,9 @@ class Leave(Message[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Delete(FromOutside[Deletion | None]):
-    """Delete the conversation; a message sent after this begins another of its name.
+    """Delete the conversation; a message sent after this begins another one under its id.
 
-    None: `head` is given, and the log does not end there; nothing was deleted.
+    The reply is None if `head` is given and the log does not end there: nothing was deleted.
     """
 
     head: int | None = None

@@ -4,8 +4,8 @@ A condenser runs as an effect beside the owner, so the log grows while it works.
 its proposal against the view at the time when it returns (`check_proposal`), and applies it or
 refuses it.
 
-A need is *soft* if the view is only longer than it should be: a turn goes on without. It is *hard*
-if a condensation was requested, or the view is too large for the model: the turn waits.
+A need is *soft* if the view is only longer than it should be: a turn does not wait for it. It is
+*hard* if a condensation was requested, or the view is too large for the model: the turn waits.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Summarize: TypeAlias = Callable[[str], Awaitable[str]]
 CountTokens: TypeAlias = Callable[[LLMConvertibleEvent], int]
 
 SHORTENED_LENGTH = 200
-"""The least characters that are kept of a result that is shortened."""
+"""At least this many characters of a shortened result are kept."""
 RESET_TRIES_MAX = 5
 RESET_TEXT_FACTOR = 0.8
 _CHARACTERS_PER_TOKEN = 4
@@ -89,7 +89,7 @@ class CondensationPlan:
 
     @property
     def shrinks(self) -> bool:
-        """True if the view has fewer events, or shorter ones, for it."""
+        """True if the plan gives the view fewer events, or shorter ones."""
         added = 0 if self.summary is None else 1
         return len(self.forgotten_event_ids) > added or bool(self.shortened)
 
@@ -126,10 +126,10 @@ def check_proposal(proposal: Proposal, shown: View, now: View) -> CondensationPl
         return f"{protected} events that it forgets are protected"
     start, end = places[0], places[-1] + 1
     if end - start != len(places):
-        return "what it forgets has gaps"
+        return "the events that it forgets have gaps between them"
     for cut in (start, end):
         if cut not in now.manipulation_indices:
-            return f"a cut at {cut} would tear what belongs together"
+            return f"a cut at {cut} would separate events that belong together"
     ids = tuple(event.id for event in now[start:end])
     return CondensationPlan(ids, proposal.summary, None if proposal.summary is None else start)
 
@@ -237,7 +237,11 @@ class RollingCondenser:
     def __post_init__(self) -> None:
         if self.keep_first < 0:
             raise ValueError(f"keep_first must not be negative, and is {self.keep_first}")
-        if self.keep_first >= self.max_size // 2 - 1:
+        if self.max_tokens is not None and not self.max_tokens >= 1:
+            raise ValueError(f"max_tokens must be at least 1, and is {self.max_tokens}")
+        if not 0 <= self.minimum_progress <= 1:
+            raise ValueError(f"minimum_progress must be a share, and is {self.minimum_progress}")
+        if not self.keep_first < self.max_size // 2 - 1:
             raise ValueError(
                 f"keep_first must be less than max_size // 2 - 1, which is "
                 f"{self.max_size // 2 - 1}, and is {self.keep_first}"
@@ -255,10 +259,10 @@ class RollingCondenser:
         return Proposal(tuple(event.id for event in forgotten))
 
     def find_middle(self, view: View) -> Sequence[LLMConvertibleEvent]:
-        """Return the events that the limits ask to forget; none if there is no cut, or no need.
+        """Return the events to forget, to meet the limits; none if there is no cut, or no need.
 
-        If protected events split the middle, it is the oldest run of it that brings the view under
-        its limits; if none does, the longest.
+        If protected events split the middle, return its oldest run that brings the view under the
+        limits; if no run does, the longest.
         """
         start = view.find_next(self.keep_first)
         end = view.find_next(len(view) - self._tail_length(view))
@@ -271,7 +275,7 @@ class RollingCondenser:
         return max(runs, key=len, default=())
 
     def _is_enough(self, run: Sequence[LLMConvertibleEvent], view: View) -> bool:
-        """True if the view without this run is under every limit that it is over."""
+        """True if the view without this run is under every limit: half its length, if requested."""
         left = len(view) - len(run)
         if view.unhandled_condensation_request and left > len(view) // 2:
             return False
@@ -283,11 +287,11 @@ class RollingCondenser:
         return total - sum(map(self.count_tokens, run)) <= self.max_tokens
 
     def is_progress(self, forgotten: Sequence[LLMConvertibleEvent], view: View) -> bool:
-        """True if it is worth a condensation that the events in `forgotten` leave the view."""
+        """True if it is worth a condensation to forget the events `forgotten`."""
         return len(forgotten) >= max(1, self.minimum_progress * len(view))
 
     def _tail_length(self, view: View) -> int:
-        """Return how many of the newest events to keep: the smallest number of any reason."""
+        """Return how many of the newest events to keep: the smallest number of any limit."""
         lengths = [len(view)]
         if view.unhandled_condensation_request:
             lengths.append(len(view) // 2 - self.keep_first - 1)
@@ -311,7 +315,7 @@ class RollingCondenser:
 
 @dataclass(frozen=True, slots=True)
 class SummarizingCondenser:
-    """Forgets as a `RollingCondenser` does, and puts a model's summary in the place.
+    """Forgets as a `RollingCondenser` does, and puts a model's summary in the events' place.
 
     If the need is hard and no cut makes progress, it resets: it summarises the longest run of the
     whole view that may be forgotten, with each event's text cut shorter after each try that fails.
@@ -374,7 +378,7 @@ class PipelineCondenser:
 
     async def propose(self, view: View, need: Need) -> Proposal | None:  # noqa: ARG002 - the protocol's
         for condenser in self.condensers:
-            # Soft for the one and hard for the other: each is told its own need, if it has one.
+            # A need may be soft for one and hard for another: each gets its own, if it has one.
             own_need = condenser.need(view)
             if own_need is not None:
                 proposal = await condenser.propose(view, own_need)

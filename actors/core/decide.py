@@ -124,7 +124,7 @@ def _check_expected(working: WorkingState, expected: Expected, stamp: Stamp) -> 
         if expected.begins_nothing:
             raise ConversationNotFound(name)
         return
-    # Checked first, so that another user's conversation shows nothing of itself.
+    # Checked first, so that nothing about another user's conversation is revealed.
     if expected.owner is not None and expected.owner != state.details.owner:
         raise NotYours(name)
     if expected.seq is None:
@@ -157,7 +157,7 @@ def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
             if message is not None:
                 raise MessageIdConflict(working.conversation_id, event.message_id, message.seq)
     _check_leaves_turn_alone(working, (event,))
-    if seq := working.state.seq:  # it begins nothing, so nothing goes with it
+    if seq := working.state.seq:  # the log has begun, so no first events go with this one
         return Decision((event,), Appended(seq + 1), written={event.id: command.written})
     draft = Draft(working, stamp)
     if isinstance(event, SystemPromptEvent):

@@ -23,7 +23,7 @@ _FROM_NONE = ("finished_calls_max", "files_max", "file_bytes_max", "labels_max")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much the log takes at once, and how much of a conversation is kept in memory."""
+    """The most that the log takes at once, and that memory keeps of a conversation."""
 
     known_messages_max: int = 1024
     """The message ids that the turn table holds; older ones are looked up in the journal."""
@@ -63,5 +63,5 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             least = 0 if field.name in _FROM_NONE else 2
-            if (found := getattr(self, field.name)) < least:
+            if not (found := getattr(self, field.name)) >= least:  # NaN would be no limit
                 raise InvalidInput(f"{field.name} is {found}; it takes {least} or more")

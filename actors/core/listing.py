@@ -51,13 +51,13 @@ __all__ = [
     "page_of",
 ]
 
-CURSOR_RULE = "cursor must be the one that the page before gave, with the same filters and order"
+CURSOR_RULE = "cursor must be that of the previous page, with the same filters and order"
 LIST_LIMIT_MAX = 100_000
 """The rows that one call may ask for, or look at."""
 SHOWN_LENGTH = 200
 """The characters that are shown of the last message."""
 SHOWN_CALLS_MAX = 8
-"""The tools that are named of the calls that wait."""
+"""The most waiting calls whose tools are named."""
 
 
 _ACTIVE_KINDS = frozenset(
@@ -102,7 +102,7 @@ class ListedFold:
 
     def fold(self, event: Event, view: Sequence[LLMConvertibleEvent]) -> ListedFold:
         """Return the fold after this event of the log, given the view after it."""
-        # By kind: where a class of pydantic does not match, that costs ten times as much.
+        # Matched by kind: a pydantic class that does not match costs ten times as much.
         match event.kind:
             case "user_message" | "agent_message":
                 at = _microseconds(event)
@@ -134,7 +134,7 @@ class ListedFold:
         )
 
     def _with_last(self, newest_first: Iterable[Event], active_us: int) -> ListedFold:
-        """Return the fold with the first chat message of these as the last one."""
+        """Return the fold with the first chat message among these events as the last message."""
         for event in newest_first:
             if _is_chat(event):
                 return self._after(event, active_us)
@@ -171,7 +171,7 @@ def _microseconds(event: Event) -> int:
 def changes_listing(kinds: Collection[str], *, since: int, in_turn: bool) -> bool:
     """Return True if an append of these kinds goes with a new listing.
 
-    `since`: the number of records after the last one. Messages of a turn's agent are shown when
+    `since`: the number of records after the last listing. Messages of a turn's agent are shown when
     the turn ends.
     """
     return (
@@ -246,11 +246,12 @@ class ListedConversation(NamedTuple):
     updated_at: float
     """The time of its last record, of any kind."""
     is_stale: bool
-    """The log has gone on since; the next owner, or `turnkeeper reindex`, mends it."""
+    """The log has gone on since this was written; the next owner, or `turnkeeper reindex`, writes
+    it again."""
     owned: Literal["here", "elsewhere", "none"]
     """The process that owns its log: this one, another one that is alive, or none."""
     address: str
-    """That other process, as it names itself."""
+    """The address of that other process, as its lease has it; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,7 @@ class ConversationPage:
 
     rows: Sequence[ListedConversation]
     cursor: str | None
-    """To be given for the next page; None: there are no more."""
+    """Give it for the next page; None if there are no more."""
     is_complete: bool
     """False if the search for rows stopped before the page was full; go on with the cursor."""
 
@@ -267,7 +268,7 @@ class ConversationPage:
 def page_of(page: ListPage, query: ListQuery) -> ConversationPage:
     """Return a page of the journal for readers."""
     cursor = None if page.next is None else _encode_cursor(page.next, query)
-    # All of them at once: most of the time for one is in the call.
+    # All in one call: for a single payload, the call itself would take most of the time.
     shown = json.loads(f"[{','.join([row.listing.payload or '{}' for row in page.rows])}]")
     return ConversationPage(list(map(_listed, page.rows, shown)), cursor, page.is_complete)
 
@@ -372,7 +373,7 @@ def _is_key(key: Sequence[object], order: ListOrder) -> bool:
         case [place] if order == "id":
             return _is_name(place)
         case [time_us, place] if order != "id":
-            # A row with this time has a number in databases, and its name in memory.
+            # Rows of the same time are in order by a number in databases, by name in memory.
             return _is_number(time_us) and (_is_number(place) or _is_name(place))
     return False
 

@@ -1,7 +1,7 @@
 """Results that came before their calls, parked in memory for a while.
 
-A parked result is not in the log and not acknowledged. It is lost with its owner, and its sender
-has then not been told that it was kept. The owner parks the results that admission calls
+A parked result is not in the log and not acknowledged. If its owner stops, it is lost, and its
+sender was never told that it was kept. The owner parks the results that admission calls
 unmatched, takes those that are ready after each command that brought calls, and takes those that
 are overdue when its timer fires. Parking is bounded in number and in time.
 """

@@ -18,7 +18,7 @@ from ..values.type_names import a_type
 
 __all__ = ["decode_record", "encode_record", "event_of_record", "write_event"]
 
-# A look at the kind costs a quarter of an `isinstance` that fails; so in the folds, too.
+# Found by kind, here and in the folds: it costs a quarter of an `isinstance` that fails.
 _CHAT_KINDS = ("user_message", "message_queued")
 
 
@@ -26,8 +26,8 @@ def write_event(event: Event) -> bytes:
     """Return the event as JSON. Raise `InvalidInput` if it would not be read back as it is.
 
     pydantic checks nothing in `model_construct` and `model_copy`, and a subclass may hold more than
-    its kind allows. One such record would make the log unreadable. So what is not known to be
-    checked is read back here.
+    its kind allows. One such record would make the log unreadable. So an event that is not known to
+    be checked is read back here.
     """
     checked = is_checked(event)
     try:

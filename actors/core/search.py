@@ -19,8 +19,8 @@ __all__ = ["SearchHit", "SearchResults", "make_search_query", "results_of"]
 SEARCH_LIMIT_MAX = 10_000
 """The hits that one call may ask for."""
 SCAN_MAX = 100_000
-CURSOR_RULE = "cursor must be the one that the page before gave, with the same words and filters"
-WORDS_RULE = "words must have a word: a word is of letters and digits"
+CURSOR_RULE = "cursor must be that of the previous page, with the same words and filters"
+WORDS_RULE = "words must have a word: a word consists of letters and digits"
 ASKED_LENGTH_MAX = 1_000
 ASKED_WORDS_MAX = 32
 
@@ -39,8 +39,8 @@ class SearchHit(NamedTuple):
     snippet: str
     """Up to 200 characters of it, around one of the words."""
     left_view: Literal["", "condensed", "retracted"]
-    """If the model no longer sees it: a condensation has forgotten it, or it was taken back, by a
-    retraction, an `undo`, a rollback, or a message in its place."""
+    """The reason why the model no longer sees it, if it does not: a condensation has forgotten it,
+    or it was taken back, by a retraction, an `undo`, a rollback, or a message in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class SearchResults:
 
     hits: Sequence[SearchHit]
     cursor: str | None
-    """To be given for the next page; None: there are no more."""
+    """Give it for the next page; None if there are no more."""
     is_complete: bool
     """False if the search stopped before the page was full; go on with the cursor."""
     complete_to: float | None
@@ -71,7 +71,7 @@ def make_search_query(
     check_text("words", words)
     if len(words) > ASKED_LENGTH_MAX:
         raise InvalidInput(
-            f"words has {len(words)} characters; it takes {ASKED_LENGTH_MAX}",
+            f"words has {len(words)} characters; it takes at most {ASKED_LENGTH_MAX}",
             argument="words",
             rule=f"words must have at most {ASKED_LENGTH_MAX} characters",
         )
@@ -90,11 +90,11 @@ def make_search_query(
     begins = found.pop() if found and asked.endswith("*") else ""
     whole = tuple(dict.fromkeys(found))
     if not (whole or begins):
-        said = "words has no word in it: a word is of letters and digits"
+        said = "words has no word in it: a word consists of letters and digits"
         raise InvalidInput(said, argument="words", rule=WORDS_RULE)
     if len(whole) > ASKED_WORDS_MAX:
         raise InvalidInput(
-            f"words has {len(whole)} words; it takes {ASKED_WORDS_MAX}",
+            f"words has {len(whole)} words; it takes at most {ASKED_WORDS_MAX}",
             argument="words",
             rule=f"words must be at most {ASKED_WORDS_MAX}",
         )

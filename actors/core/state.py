@@ -97,9 +97,9 @@ class Folded:
 
     def __init__(self, *, limits: Limits = Limits()) -> None:
         self.seq = 0
-        """The position of the last event that was folded; 0 before the first."""
+        """The seq of the last event that was folded; 0 before the first."""
         self.restored_seq = 0
-        """The position of the snapshot that it was read from; 0 if from none."""
+        """The seq of the snapshot that it was read from; 0 if from none."""
         self.turns = TurnTable()
         self.condensed_turns = _NO_IDS
         """The turns that run or have events in the view, and of which a part is forgotten."""
@@ -108,20 +108,20 @@ class Folded:
         self.recently_seen = NONE_SEEN
         self._metrics = _NO_METRICS
         self._new_usages: tuple[TokenUsage, ...] = ()
-        """The newest model calls, which `_metrics` has not in it yet."""
+        """The newest model calls, which are not added to `_metrics` yet."""
         self.task_list: tuple[Task, ...] = ()
         self.details = _NO_DETAILS
         """The title, the labels, and the user whose conversation it is."""
         self.listed = ListedFold()
         """The times, the last message and the parent, as lists show them."""
         self.iteration = 0
-        """The steps finished in the turn that runs, or ran last."""
+        """How many steps were finished in the turn that runs, or ran last."""
         self.answers = 0
-        """The messages, and responses with calls, of the turn that runs, or ran last."""
+        """How many messages and responses with calls the turn that runs, or ran last, has."""
         self._answered_response: str | None = None
         """The response of that turn whose calls came last; its further calls are not counted."""
         self.event_id_max = ""
-        """No event of the log has an id above this one; ids are time-ordered, so new ones have."""
+        """The highest id in the log. Ids are time-ordered, so a new event's id is above it."""
         self.unknown_kinds = _NO_IDS
         """The kinds of events that this version did not know and passed over."""
         self.limits = limits
@@ -136,7 +136,7 @@ class Folded:
         """Fold and enforce a whole log of any origin; return also the ids that left its view.
 
         If there are such ids, the owner appends a condensation without summary that forgets them,
-        before anything else: so the view is a fold of the log again.
+        before anything else, so that the view is a fold of the log again.
         """
         load = ColdLoad(limits=limits)
         for event in events:
@@ -262,7 +262,7 @@ class Folded:
             self.unknown_kinds |= {kind}
 
     def _keep(self, event: Event) -> None:
-        """Advance what is kept here, without a fold of its own."""
+        """Advance the values that are kept here and have no fold of their own."""
         match event.kind:
             case "step_finished":
                 assert isinstance(event, StepFinishedEvent), event.kind

@@ -96,7 +96,7 @@ class StatusFold:
 
     def fold(self, event: Event) -> StatusFold:
         """Return the status after this event of the log."""
-        # By kind: where a class of pydantic does not match, that costs ten times as much.
+        # Matched by kind: a pydantic class that does not match costs ten times as much.
         match event.kind:
             case "user_message":
                 return _moved(self, _IDLE) if self.status in _AT_REST else self

@@ -51,11 +51,11 @@ class RecentlySeen(tuple[SeenEvent | LLMConvertibleEvent, ...]):
 
     @classmethod
     def of(cls, newest: Sequence[SeenEvent]) -> RecentlySeen:
-        """Return those that a snapshot has kept."""
+        """Return the events that a snapshot has kept."""
         return cls(newest[-SEEN_MAX:])
 
     def fold(self, event: LLMConvertibleEvent) -> RecentlySeen:
-        """Return those after this event, which the model sees."""
+        """Return the newest events with this one added, which the model sees."""
         # By kind first: pydantic makes `isinstance` slow.
         match event.kind:
             case "user_message" if isinstance(event, UserMessageEvent) and not event.is_reminder:
@@ -82,7 +82,7 @@ class Circle:
 
     name: CircleName
     is_stuck: bool
-    """False: not stuck yet; the agent has to be told, once."""
+    """False if it is not stuck yet: then the agent is to be told, once."""
     detail: str
 
 
@@ -99,7 +99,7 @@ class StuckDetector:
     messages_max: int = 3
     """This many agent messages in a row are stuck."""
     alternations: int = 6
-    """This many actions and results that alternate between two are stuck."""
+    """This many calls in a row that alternate between two, with equal results, are stuck."""
 
     def __post_init__(self) -> None:
         if not 0 < self.window <= SEEN_MAX:

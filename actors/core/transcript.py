@@ -1,7 +1,7 @@
 """The transcript of a conversation: what people said and were told, and the calls. Pure.
 
-It leaves out what was retracted or rolled back, and keeps what was condensed: a person reads it on,
-though the model does not. Messages that still wait are its last events.
+It leaves out what was retracted or rolled back, and keeps what was condensed: a person still reads
+that, though the model does not. Messages that still wait are its last events.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Transcript:
 
     @property
     def log(self) -> Sequence[LoggedEvent]:
-        """The events of the log, those retracted too; without reminders and what waits."""
+        """The events of the log, those retracted too; without reminders and waiting messages."""
         return tuple(self._log)
 
     def is_retracted(self, event_id: str) -> bool:

@@ -372,13 +372,13 @@ def _retract_from(draft: Draft, message_id: str, why: str) -> None:
 
 
 def begin_log(draft: Draft, expected: Expected | None) -> None:
-    """If the log is empty, begin it with the system prompt and the user whose it is."""
+    """If the log is empty, begin it with the system prompt and the conversation's user."""
     add_first_prompt(draft)
     add_owner(draft, expected)
 
 
 def add_owner(draft: Draft, expected: Expected | None) -> None:
-    """Write the user who begins a conversation beside its first events."""
+    """If the log is empty, write the conversation's user beside its first events."""
     if not draft.working.state.seq and expected is not None and expected.owner is not None:
         draft.add(ConversationChangedEvent, owner=expected.owner)
 
@@ -410,7 +410,7 @@ def _queue(
     place: int | None = None,
     is_exchanged: bool = False,
 ) -> Decision:
-    """Let a new message wait; at another's place if it replaces that, and in exchange for it."""
+    """Let a new message wait; if it replaces a waiting one, in exchange for it and at its place."""
     working = draft.working
     turns = working.state.turns
     if len(turns.queued) >= working.settings.queued_messages_max and not is_exchanged:
@@ -441,7 +441,7 @@ def _queue(
 
 
 def _join(draft: Draft, waiting: MessageQueuedEvent, turn_id: str) -> None:
-    """Make a chat message that has waited one of this turn."""
+    """Let a chat message that has waited join this turn."""
     draft.add(
         UserMessageEvent,
         turn_id=turn_id,
@@ -460,7 +460,7 @@ def _join(draft: Draft, waiting: MessageQueuedEvent, turn_id: str) -> None:
 
 
 def _begin_step(draft: Draft, command: BeginStep) -> Decision:
-    """Decide between two steps of the running turn. The reply: the next step begins now."""
+    """Decide if the next step of the running turn begins now, which is the reply."""
     working = draft.working
     running = check_running(working, command.turn_id, command.epoch)
     turns = working.state.turns
@@ -479,7 +479,7 @@ def _begin_step(draft: Draft, command: BeginStep) -> Decision:
 
 
 def _suspend(working: WorkingState, running: RunningTurn, *, reply: object) -> Decision:
-    """End the agent's run, because the turn is held; `TurnPaused` if it cannot be run again."""
+    """End the agent's run, because the turn is held; raise `TurnPaused` if it is not resumable."""
     if not working.settings.is_resumable:
         raise TurnPaused(working.conversation_id, running.turn_id)
     return Decision(reply=reply, is_suspended=True)
@@ -533,7 +533,7 @@ def _fail_too_long(draft: Draft, running: RunningTurn) -> Decision:
 
 
 def _repair_view(draft: Draft, command: RepairView) -> Decision:
-    """Forget the events that break the history which a model refused, and request less of it."""
+    """Forget the events that break the history a model refused, and request a condensation."""
     check_running(draft.working, command.turn_id, command.epoch)
     shown = {event.id for event in draft.working.state.view}
     broken = tuple(event_id for event_id in command.broken if event_id in shown)
@@ -725,8 +725,8 @@ def decide_fork(
 ) -> tuple[Event, ...]:
     """Return the first events of a fork of the log of `working`, whose state is the one at `seq`.
 
-    It keeps the title and the labels, and belongs to `owner`, who made it. A turn that runs in the
-    parent does not run in the fork; messages that wait there wait there.
+    The fork keeps the title and the labels, and belongs to `owner`. A turn that runs in the parent
+    is interrupted in the fork; messages that wait in the parent do not wait in the fork.
     """
     draft = Draft(working, stamp)
     draft.add(ForkedFromEvent, conversation_id=working.conversation_id, seq=seq)
@@ -748,7 +748,7 @@ def _interrupt(
 
 
 def _roll_back(draft: Draft, running: RunningTurn, why: str) -> bool:
-    """End the running turn and take it out of the view; False if it is too late for that.
+    """End the running turn and take it out of the view; False if all of it cannot leave any more.
 
     The chat messages that had joined it wait again, each for a turn of its own.
     """
@@ -838,7 +838,7 @@ def _reject(draft: Draft, tool_call_ids: Iterable[str], turn_id: str | None, why
 def _then_next_queued(draft: Draft, *effects: TurnEffect, reply: object = None) -> Decision:
     """Start the turn of the chat message that waits longest, because no turn runs any more.
 
-    While the process is drained, it waits on.
+    While the process is drained, the message goes on waiting.
     """
     waiting = next(iter(draft.working.state.turns.queued.values()), None)
     if waiting is None or draft.working.draining:

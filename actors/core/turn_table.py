@@ -136,7 +136,8 @@ class TurnTable:
 
     running: RunningTurn | None = None
     is_paused: bool = False
-    """No step begins until it is resumed; the end of a turn, such as an interrupt, ends it too."""
+    """True if no step begins until `resume`; the end of the turn, as by an interrupt, ends it too.
+    """
     awaiting: tuple[str, ...] = ()
     """The calls of the running turn that wait for a confirmation; none of them has started."""
     confirmed: tuple[str, ...] = ()
@@ -159,8 +160,8 @@ class TurnTable:
 
     @property
     def has_work(self) -> bool:
-        """True if the owner has something to do that no person has to decide first."""
-        # Asked for twice in each commit: no call where nothing runs.
+        """True if the owner has work that does not wait for a person's decision."""
+        # Read twice in each commit: `waits_for` is not called if nothing runs.
         return (self.running is not None or bool(self._queued)) and self.waits_for is None
 
     @property
@@ -189,7 +190,7 @@ class TurnTable:
 
     def fold(self, event: Event, seq: int, *, known_max: int) -> None:
         """Advance by one event of the log; hold the newest `known_max` message ids, and answers."""
-        # By kind: where a class of pydantic does not match, that costs ten times as much.
+        # Matched by kind: a pydantic class that does not match costs ten times as much.
         match event.kind:
             case "user_message":
                 assert isinstance(event, UserMessageEvent), event.kind
@@ -214,8 +215,8 @@ class TurnTable:
                 self._queued[event.message_id] = event
                 self._know(event.message_id, event, seq, known_max)
                 if event.queued_again or event.place is not None:
-                    # It goes before those that have come since it was sent, or since the message
-                    # was sent that it replaces.
+                    # It goes before the messages that came after it was first sent, or after the
+                    # message that it replaces.
                     in_order = sorted(self._queued, key=lambda known: self._known[known].place)
                     self._queued = {known: self._queued[known] for known in in_order}
             case "message_withdrawn":

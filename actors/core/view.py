@@ -8,7 +8,7 @@
    prefix of the log gives this view. Enforcement removes nothing from such a log, and never runs
    here.
 
-Any thread may read a `View`. Both are in memory only; the log is what survives.
+Any thread may read a `View`. Both are in memory only; only the log survives.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class _SharedEvents(list[LLMConvertibleEvent]):
     def deriving(self) -> Iterator[dict[Hashable, Derivation[Any]]]:
         """Yield the derivations that readers have asked for, by key, for this thread alone.
 
-        Any thread may be the first to ask. Both are made then: most views are of conversations that
-        rest, and are asked for none. (Any: each key has its own type.)
+        The first thread that asks makes the lock and the table: most views are of conversations
+        at rest, and nothing is derived from them. (Any: each key has its own type.)
         """
         with self._lock or self._make_lock():
             if self._derived is None:
@@ -176,8 +176,8 @@ class View(Sequence[LLMConvertibleEvent]):
     def derive(self, key: Hashable, make: Callable[[], Derivation[T_co]]) -> T_co:
         """Return a derivation's value for this view, at the cost of the events that are new to it.
 
-        `make` makes the derivation, which is kept under `key` for later views. For a view that is
-        older than the newest that asked, it is made afresh.
+        `make` makes the derivation, which is kept under `key` for later views. If a newer view has
+        asked for it already, it is made afresh for this one.
         """
         shared = self._shared
         with shared.deriving() as derived:
@@ -194,7 +194,7 @@ class View(Sequence[LLMConvertibleEvent]):
         return fresh.result()
 
     def is_continuation_of(self, earlier: View) -> bool:
-        """True only if nothing has left the view since `earlier`; cheap, and may say False too."""
+        """True only if nothing has left the view since `earlier`; cheap, may be False even so."""
         return self._shared is earlier._shared and earlier._length <= self._length
 
     def is_unchanged_since(self, earlier: View) -> bool:
@@ -302,13 +302,13 @@ class ViewFold:
         return fold, fold.enforce(facts)
 
     def restore(self, events: Iterable[LLMConvertibleEvent]) -> None:
-        """Put events behind those of the view as they are: they come from another fold's view."""
+        """Append events to the view unchecked: they come from another fold's view."""
         for event in events:
             self._shared.append(event)
             self.index.fold(event)
 
     def snapshot(self, running_turn_id: str | None = None, *, seq: int = 0) -> View:
-        """Return the view as it stands, while this turn runs, at this seq of the log."""
+        """Return the view as it is now, labelled with the running turn and the seq of the log."""
         return View(
             self._shared, self.index, request=self._request, turn_id=running_turn_id, seq=seq
         )

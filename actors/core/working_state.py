@@ -42,7 +42,7 @@ P = ParamSpec("P")
 E = TypeVar("E", bound=Event)
 
 Unfinished = Literal["end", "resume"]
-"""How a turn goes on whose owner stopped: it ends as interrupted, or its agent is run again."""
+"""How a turn goes on after its owner stopped: it ends as interrupted, or its agent runs again."""
 
 
 WhileDraining = Literal["queue", "refuse"]
@@ -50,7 +50,8 @@ WhileDraining = Literal["queue", "refuse"]
 
 
 PromptPolicy = Literal["current", "pinned"]
-"""The system prompt of a conversation that has begun: the application's of now, or its first."""
+"""The system prompt of a conversation that has begun: the application's present one, or its first.
+"""
 
 
 @dataclass(slots=True)
@@ -140,7 +141,7 @@ class Decision:
     is_suspended: bool = False
     """The running turn's agent ends its run here; it is run again when the turn goes on."""
     written: Mapping[str, bytes] = field(default_factory=dict)
-    """The JSON of those events that came with theirs, by event id."""
+    """The JSON of those events whose command brought it, by event id."""
 
 
 @dataclass(slots=True, eq=False)

@@ -6,8 +6,7 @@ Authors of other journals inherit it:
         def make_journal(self, place, *, takeover=False):
             return MyJournal(place / "chats", takeover=takeover)
 
-Run it with pytest and anyio's plugin. It needs pytest, which is not among this library's own
-dependencies.
+Run it with pytest and anyio's plugin. The suite needs pytest, which this library does not install.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def _ids(prefix: str, first: int, last: int) -> list[str]:
 
 @pytest.mark.anyio
 class JournalContract:
-    """Inherit, and implement `make_journal`."""
+    """The suite: inherit it, and implement `make_journal`."""
 
     def make_journal(self, place: Path, *, takeover: bool = False) -> Journal:
         """Return a journal over the store at this place, which is an empty folder at first.

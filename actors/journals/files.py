@@ -1,12 +1,12 @@
 """An operator's tools for a journal: verify it, repair it.
 
-`verify` and `repair` are for a file and block their caller. `verify` reads beside the
-processes that use the file; `repair` needs the file to itself. `verify_logs` reads any journal
-through its port. Returning free space to the disk and deleting are methods of the journal
-(`SQLiteJournal.vacuum`, `Journal.delete`). Moving conversations between journals is in `transfer`.
+`verify` and `repair` work on a file and block their caller. `verify` runs beside the processes that
+use the file; `repair` needs the file to itself. `verify_logs` reads any journal through its port.
+Returning free space to the disk and deleting are methods of the journal (`SQLiteJournal.vacuum`,
+`Journal.delete`). Moving conversations between journals is in `transfer`.
 
-A verification always checks checksums and chains. Pass `check_folds` and `check_event` to it to
-check the meaning of the records too.
+A verification always checks checksums and chains. Pass it `check_folds` and `check_event` to check
+the meaning of the records too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def check_event(conversation_id: str, record: StoredRecord) -> str | None:
-    """Return the problem with a record that holds no event of its kind, or None."""
+    """Return the problem if a record does not hold an event of its kind, or None."""
     try:
         decode_record(conversation_id, record)
     except CorruptLog as error:
@@ -53,9 +53,9 @@ def check_event(conversation_id: str, record: StoredRecord) -> str | None:
 def check_folds(
     conversation_id: str, snapshot: Snapshot, records: Iterator[StoredRecord]
 ) -> str | None:
-    """Return the problem with a snapshot that is not the folds of its log, or None.
+    """Return the problem if a snapshot does not equal the folds of its log, or None.
 
-    A snapshot of another version is no problem: every reader ignores it.
+    A snapshot of another version is not a problem: every reader ignores it.
     """
     kept = Folded.from_snapshot(snapshot)
     if kept is None:
@@ -65,7 +65,7 @@ def check_folds(
         for record in records:
             load.fold(decode_record(conversation_id, record).event)
     except CorruptLog:
-        return None  # reported for the log itself
+        return None  # reported as a problem of the log
     folded, _ = load.finish()
     return None if folded == kept else "its snapshot is not the folds of its log"
 
@@ -73,7 +73,7 @@ def check_folds(
 def check_listing(
     conversation_id: str, listing: Listing, records: Iterator[StoredRecord]
 ) -> str | None:
-    """Return the problem with a listing that its log up to there does not give, or None."""
+    """Return the problem if a listing does not equal the fold of its log up to there, or None."""
     log = ListingOfLog(conversation_id)
     log.add(list(records))
     found = log.listing
@@ -82,7 +82,7 @@ def check_listing(
 
 @runtime_checkable
 class _HasWords(Protocol):
-    """A journal whose index of words is compared too."""
+    """A journal whose search index is compared with the logs too."""
 
     async def words_of(self, conversation_id: str) -> LogWords | None: ...
     async def words_of_none(self) -> Sequence[int]: ...
@@ -99,7 +99,7 @@ async def verify_logs(
     """Check every log of a journal by reading it, beside the processes that use it.
 
     `check_snapshot`, `check_record`, `check_listing` and `on_progress` are as for `verify`. In
-    PostgreSQL the index of words is compared with the logs, as far as it has come.
+    PostgreSQL the search index is compared with the logs, as far as they have been indexed.
     """
     problems: list[Problem] = []
     seen = conversations = 0
@@ -111,7 +111,7 @@ async def verify_logs(
         records: list[StoredRecord] = []
         words: LogWords | None = None
         try:
-            # Before the records: these may be more by then, and the index had not come so far.
+            # Read before the records: later records may not be in this reading of the index.
             if isinstance(journal, _HasWords):
                 words = await journal.words_of(name)
             snapshot = await journal.read_snapshot(name)
@@ -151,7 +151,7 @@ async def verify_logs(
 def _problems_of_words(
     name: str, words: LogWords, records: Sequence[StoredRecord]
 ) -> Iterator[Problem]:
-    """Yield what differs between an index of words and the log, which has all that it has."""
+    """Yield the differences between a search index and its log; the log decides."""
     for record in records:
         if (found := words.add(record)) is not None:
             yield Problem(name, record.seq, found)

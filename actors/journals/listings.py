@@ -17,13 +17,13 @@ _PAGE = 500
 class ListingOfLog:
     """The listing of a log, while it is read from the beginning.
 
-    `listing` is None from the first record on that holds no event: lists show the log as stale.
+    Once a record holds no event, `listing` stays None, and lists show the log as stale.
     """
 
     def __init__(self, conversation_id: str) -> None:
         self._conversation_id = conversation_id
         self._state: Folded | None = Folded()
-        self._state.watch()  # the log may be from elsewhere
+        self._state.watch()  # another program may have written the log
 
     def add(self, records: Sequence[Record | StoredRecord]) -> None:
         """Fold the next records."""
@@ -47,11 +47,11 @@ class ListingOfLog:
 async def reindex(
     journal: Journal, *, on_progress: Callable[[int], None] = lambda _done: None
 ) -> tuple[int, Sequence[str]]:
-    """Compute the listings that are stale again.
+    """Compute stale listings anew.
 
-    Runs beside the processes that use a database, and needs a file to itself. Calls `on_progress`
-    with the number of conversations that were looked at. Returns the number of listings that were
-    written, and the conversations whose logs cannot be read or hold other things than events.
+    For a database, this runs beside the processes that use it; a file it needs to itself. It calls
+    `on_progress` with the number of conversations that were checked. Returns the number of listings
+    that were written, and the conversations whose logs cannot be read or hold more than events.
     """
     written = looked_at = 0
     unreadable: list[str] = []

@@ -1,7 +1,7 @@
-"""The journal in memory: for tests, for trying things out, and as the plainest form of the port.
+"""The journal in memory: for tests, for experiments, and as the simplest form of the port.
 
-A `MemoryStore` stands for a disk: it outlives the journals that are entered over it. Each
-`MemoryJournal` stands for a process. Nothing survives the end of the real process.
+A `MemoryStore` plays the disk: it outlives the journals that are entered over it. Each
+`MemoryJournal` plays a process. Nothing survives the end of the real process.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ from .shared.limits import (
     check_new_name,
     check_page,
     check_records,
+    check_settings,
     check_snapshot,
     checked_rejections,
 )
@@ -175,7 +176,7 @@ class MemoryStore:
                 cells.remove(cell)
 
     def wake_all(self) -> None:
-        """Have every task that waits look again: a journal was left."""
+        """Wake every task that waits, since a journal was left."""
         for conversation_id in list(self._waiting):
             self.moved(conversation_id)
 
@@ -192,12 +193,13 @@ class MemoryJournal:
         rejection_age_s_max: float = 30 * 86_400.0,
         ports: Ports | None = None,
     ) -> None:
-        """Journals over one `store` share its logs, as processes share a file; none: a new one.
+        """Make a journal over `store`, or over a new store.
 
-        `address` names this journal to another one that is refused a conversation of its own.
-        `search`: keep an index of the words of chat messages. `rejection_age_s_max`: how long
-        refused messages are kept.
+        Journals over one store share its logs, as processes share a file. `address`: the name under
+        which another journal sees this one as the owner of a conversation. `search`: allow searches
+        for words of chat messages. `rejection_age_s_max`: how long refused messages are kept.
         """
+        check_settings(locals())
         if store is not None and not isinstance(store, MemoryStore):
             raise InvalidInput(
                 f"store is {a_type(store)}; it takes a MemoryStore, which journals in this process "
@@ -209,7 +211,7 @@ class MemoryJournal:
         self._rejection_age_s_max = rejection_age_s_max
         self._ports = ports or Ports()
         self._entered = 0
-        """How many have entered it and not left; the last one to leave closes it."""
+        """How many users have entered this journal and not left; the last to leave closes it."""
 
     async def __aenter__(self) -> Self:
         self._entered += 1
@@ -283,7 +285,7 @@ class MemoryJournal:
                 records, is_unfinished=is_unfinished, listing=listing, now=self._ports.now()
             )
             self._store.moved(conversation_id)
-        # After the write, as with a disk: a caller that is cancelled here has been written.
+        # A checkpoint after the write, as with a disk: a caller cancelled here has written.
         await anyio.lowlevel.checkpoint()
         return seqs
 
@@ -333,7 +335,7 @@ class MemoryJournal:
             ):
                 found.append((self._row(name, log), _key(name, listing, query)))
         is_newest_first = query.order == "activity"
-        # Keys of one order have one shape.
+        # All keys of one order have the same type.
         found.sort(key=lambda one: cast("Any", one[1]), reverse=is_newest_first)
 
         def fetch(after: ListKey | None, limit: int) -> Sequence[tuple[ListRow, ListKey]]:
@@ -383,7 +385,7 @@ class MemoryJournal:
         return page
 
     async def index(self) -> None:
-        """Do nothing: a search here looks at each message."""
+        """Do nothing: a search here reads each message, without an index."""
         self._refuse_if_left()
         self._refuse_if_search_is_off()
         await anyio.lowlevel.checkpoint()
@@ -578,7 +580,7 @@ class _Message(NamedTuple):
 
 
 def _messages(logs: Mapping[str, _Log]) -> list[_Message]:
-    """Return the chat messages of all logs, each where it was written, the newest first."""
+    """Return the chat messages of all logs, each in the log it was written to, the newest first."""
     found: list[_Message] = []
     for name, log in logs.items():
         own = log.records[log.prefix[0][1] if log.prefix else 0 :]

@@ -1,7 +1,7 @@
 """Export conversations from a journal, and import them into another, as JSON Lines.
 
-Owns the format. An export is one header line, then for each conversation a line of its own, its
-records in order, and its rejected events:
+This module owns the format. An export is one header line, then for each conversation a line about
+it, its records in order, and its rejected events:
 
     {"turnkeeper_export": 1}
     {"conversation": "alice", "head": 2, "is_unfinished": false}
@@ -9,15 +9,15 @@ records in order, and its rejected events:
     {"seq": 2, "event_id": "0199…", "kind": "agent_message", "event": {…}}
     {"rejected_at": 1759400000.0, "violation": "…", "reason": "…", "event": {…}}
 
-It promises to lose nothing that a conversation is made of: ids, order, kinds, and each event byte
-for byte. `"event"` is the stored JSON itself, or `"event_base64"` if that is not one line of UTF-8.
-Exporting an imported conversation gives the same lines, but for the users that conversations belong
-to, which an import leaves out unless told otherwise. An export leaves out the facts that belong
-to the store and not to the conversation: epochs, times of writing, snapshots, and the sharing of
-prefixes between forks.
+An export has everything that makes up a conversation: ids, order, kinds, and each event byte for
+byte. `"event"` is the stored JSON itself; if that is not one line of UTF-8, there is
+`"event_base64"` instead. Exporting an imported conversation gives the same lines, except for the
+users that own conversations: an import drops these unless `keep_owners` is set. An export leaves
+out what belongs to the store and not to the conversation: epochs, times of writing, snapshots, and
+the sharing of prefixes between forks.
 
-Both directions run beside the processes that use the journals. An export gives each conversation
-as of the moment that it reads its head. Run an interrupted import again, and it continues.
+Both directions run beside the processes that use the journals. An export has each conversation as
+of the moment when it read the conversation's head. Run an interrupted import again: it continues.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .shared.limits import PAYLOAD_BYTES_MAX
 __all__ = ["LINE_LENGTH_MAX", "Imported", "delete_unchanged", "export_lines", "import_lines"]
 
 LINE_LENGTH_MAX = PAYLOAD_BYTES_MAX // 2 * 3
-"""The characters of one line of an import."""
+"""The most characters that one line of an import may have."""
 
 _FORMAT = 1
 _APPENDED_AT_ONCE = 256
@@ -62,16 +62,16 @@ async def export_lines(
     *,
     on_progress: Callable[[int, int], None] = _no_progress,
 ) -> AsyncGenerator[str, None]:
-    """Yield the lines of an export, without line ends; of all conversations unless some are named.
+    """Yield the lines of an export, without line ends, of the named conversations or else of all.
 
-    Calls `on_progress` with the number of conversations that are done, and of all. Raises
+    Calls `on_progress` with the numbers of conversations: those done, and all. Raises
     `ConversationNotFound` for an unknown name, and `CorruptLog`.
     """
     if conversation_ids is None:
         infos: Sequence[ConversationInfo] = await journal.list()
     else:
         infos = [await journal.info(name) for name in conversation_ids]
-    # Not before: a caller that writes each line as it comes has written none for an unknown name.
+    # Yielded only now, so that for an unknown name a caller has not written any line.
     yield _dump({"turnkeeper_export": _FORMAT})
     for done, listed in enumerate(infos):
         on_progress(done, len(infos))
@@ -106,12 +106,12 @@ def _record_line(record: StoredRecord) -> str:
     return _with_event(facts, record.payload)
 
 
-# A quote inside a string of the facts is escaped, so this text occurs only before the event.
+# Quotes inside the facts' strings are escaped, so this text occurs only before the event.
 _EVENT = ',"event":'
 
 
 def _with_event(facts: dict[str, Any], payload: bytes) -> str:
-    """Return a line that ends in the stored JSON as it is, or in base64 if that is impossible."""
+    """Return a line that ends with the stored JSON unchanged, or with its base64 if it must."""
     try:
         text = payload.decode()
         is_plain = len(text.splitlines()) == 1
@@ -133,7 +133,7 @@ class Imported:
 
     conversations: int
     records: int
-    """The records that the journal did not have yet."""
+    """The number of records that the journal did not have yet."""
 
 
 async def import_lines(
@@ -143,13 +143,13 @@ async def import_lines(
     keep_owners: bool = False,
     on_progress: Callable[[int, int], None] = _no_progress,
 ) -> Imported:
-    """Bring an export into a journal.
+    """Import an export into a journal.
 
-    With `keep_owners`, conversations belong to the same users as before; otherwise to none, since
-    a name there need not be the same person here. Calls `on_progress` with the number of the
-    conversation and of the line that are being read. Raises `ImportRefused` with the number of a
-    bad line, and `InvalidInput` for ids and events that no journal takes; the lines before it are
-    imported. Raises `ConversationExists` if the journal has another conversation of the same name.
+    With `keep_owners`, conversations keep their owners. Otherwise they have none, since the same
+    name may be another person here. Calls `on_progress` with the number of the conversation and of
+    the line that are being read. Raises `ImportRefused` with the number of a bad line, and
+    `InvalidInput` for ids and events that no journal takes; the lines before it are imported.
+    Raises `ConversationExists` if the journal has a different conversation of the same name.
     """
     reader = _Lines(lines, keep_owners=keep_owners)
     reader.expect_header()
@@ -194,7 +194,7 @@ async def _import_one(journal: Journal, reader: _Lines, header: dict[str, Any]) 
 async def _compare(
     journal: Journal, name: str, after: int, records: Sequence[Record], head: int
 ) -> None:
-    """Raise `ConversationExists` unless the records that the log already has are these."""
+    """Raise `ConversationExists` unless the log's own records equal these."""
     found = await journal.read(name, after=after, limit=len(records))
     if [(one.event_id, one.payload) for one in found] != [
         (one.event_id, one.payload) for one in records
@@ -203,7 +203,7 @@ async def _compare(
 
 
 class _Lines:
-    """An export, line by line, with one line of lookahead."""
+    """Reads an export line by line, with one line of lookahead."""
 
     def __init__(self, lines: Iterable[str], *, keep_owners: bool) -> None:
         self._lines = iter(lines)
@@ -323,10 +323,10 @@ def _without_owner(payload: bytes) -> bytes:
 
 
 async def delete_unchanged(journal: Journal, info: ConversationInfo) -> Deletion | None:
-    """Delete a conversation, unless it has other records than when it was listed: then None.
+    """Delete a conversation; if its records have changed since it was listed, return None instead.
 
-    `info`: from `Journal.list`. For a journal that no `Conversations` use. Raises as `claim` and
-    `delete` do.
+    `info`: from `Journal.list`. Use it only while no `Conversations` use the journal. Raises the
+    same errors as `claim` and `delete`.
     """
     claim = await journal.claim(info.conversation_id)
     if claim.head != info.head:

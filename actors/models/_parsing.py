@@ -1,7 +1,7 @@
 """The pure part that the adapters share: reading JSON, events, calls, token counts and errors.
 
-Providers, and the servers that imitate them, send fields in any shape. Nothing here relies on a
-field: a missing one, or one of another type, reads as None, "" or 0.
+Providers, and the servers that imitate them, may send any field in any shape, or omit it. A field
+that is missing or has the wrong type reads as None, "" or 0.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def objects_at(value: object, *path: str) -> Sequence[JsonObject]:
 class SentEvents:
     """Reads the bytes of a stream of server-sent events; yields the data of each event.
 
-    Lines end with LF or CRLF, as all providers send them. An event without an empty line after it
-    does not count.
+    Lines end with LF or CRLF, as all providers send them. An event counts only once the empty line
+    after it has come.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ def tool_names(tools: Sequence[ToolSpec]) -> Mapping[str, str]:
 def tool_call(
     names: Mapping[str, str], wire_name: str, arguments: str, provider_call_id: str
 ) -> ToolCall:
-    """Return the call that a model wrote; arguments that are no JSON object stay as written."""
+    """Return the call that a model wrote; arguments that are not a JSON object stay as text."""
     name = names.get(wire_name, storable(wire_name))
     call_id = storable(provider_call_id) or None
     try:
@@ -142,7 +142,7 @@ def _object(text: str) -> FrozenObject:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The tokens of one response. `input` holds the cached and the cache-written ones too."""
+    """The tokens of one response. `input` includes tokens read from the cache and written to it."""
 
     input: int = 0
     output: int = 0
@@ -182,14 +182,14 @@ _TRANSIENT = (408, 409, 429)
 _SERVER_FAILED = 500
 
 _OVERFLOW_CODES = ("context_length_exceeded", "request_too_large", "model_context_window_exceeded")
-# The last is for a single request that is larger than a minute's tokens: repeating it after a wait
-# can never succeed.
+# The last pattern is for one request that needs more tokens than a minute allows: it can never
+# succeed, however long one waits.
 _OVERFLOW_TEXT = re.compile(
     r"maximum context length|context limit|context window|prompt is too long"
     r"|^request too large for",
     re.IGNORECASE,
 )
-# A history of too many messages or characters is one that is too long; so is none of its parts.
+# A history with too many messages or characters is too long. One part that is too long is not that.
 _TOO_MANY_CODES = ("array_above_max_length", "string_above_max_length")
 _TOO_MANY_TEXT = re.compile(r"^invalid '(messages|input)\b.*too long", re.IGNORECASE)
 _REFUSAL_CODE = re.compile(r"content_filter|invalid_prompt|\w*policy(_violation)?")
@@ -228,7 +228,7 @@ def explained(
     codes = [text_at(error, key) for key in ("code", "type") if text_at(error, key)]
     message = text_at(error, "message")
     found = _found(status, codes, message)
-    # Only then is the error about the request; a failing server may say anything.
+    # Only then is the error about the request; a server that fails may send any text.
     is_about_it = status is None or status in (*_BAD_REQUEST, _TOO_LARGE, 429)
     if status == _TOO_LARGE or (
         is_about_it
@@ -264,7 +264,7 @@ def _found(status: int | None, codes: Sequence[str], message: str) -> str:
     said = "the key was refused" if status in _KEY_REFUSED else " ".join(message.split())
     what = " ".join(str(part) for part in (status, *codes[:1]) if part is not None)
     text = ": ".join(part for part in (what, said) if part)
-    return storable(text)[:_FOUND_LENGTH_MAX] or "an error without a word"
+    return storable(text)[:_FOUND_LENGTH_MAX] or "an error without a message"
 
 
 def _any(codes: Sequence[str], known: Sequence[str]) -> bool:
@@ -280,18 +280,18 @@ def check_ending(
     is_cut: bool = False,
     has_calls: bool = False,
 ) -> None:
-    """Raise if a response that came to its end is no answer.
+    """Raise if a complete response is not an answer.
 
-    A text that was cut for its length is an answer as far as it goes; a call that was cut is not.
+    A text that was cut for its length still is an answer; a call that was cut is not.
     """
     if refusal:
         raise ModelRefusal(model, "it refused", text=storable(refusal))
     if is_filtered:
         raise ModelRefusal(model, "a filter held its answer back", text=storable(text))
     if is_cut and has_calls:
-        raise ModelError(model, "its tokens ran out while it wrote a call; allow it more")
+        raise ModelError(model, "it ran out of tokens while it wrote a call; allow it more")
     if is_cut and not text:
-        raise ModelError(model, "its tokens ran out before it said a word; allow it more")
+        raise ModelError(model, "it ran out of tokens before it wrote any text; allow it more")
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:

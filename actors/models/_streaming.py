@@ -1,4 +1,4 @@
-"""One streamed request to a provider: opened, read to its end, and closed whatever happens.
+"""One streamed request to a provider: opened, read to its end, and closed in every case.
 
 The official packages make the requests, authenticate them and raise the provider's refusals. The
 stream itself is read here. The packages' own readers leave async generators to the garbage
@@ -74,16 +74,16 @@ class Reading(ABC):
         self.is_whole = False
         """The response is complete; a stream that ends before this was cut off."""
         self.is_finished = False
-        """The response is complete, and nothing that may still follow matters."""
+        """The response is complete, and the rest of the stream can be ignored."""
         self.counts = Counts()
 
     @abstractmethod
     def take(self, event: JsonObject) -> str:
-        """Take in the next event; return the text it adds. Raises the provider's errors."""
+        """Process the next event; return the text that it adds. Raises the provider's errors."""
 
     @abstractmethod
     def response(self) -> ModelResponse:
-        """Return the whole response without its usage; raise if it is no answer."""
+        """Return the whole response without its usage; raise if it is not an answer."""
 
 
 class ProviderModel(ABC, Generic[ClientT]):
@@ -91,7 +91,7 @@ class ProviderModel(ABC, Generic[ClientT]):
 
     _shape: ClassVar[LLMShape]
     _tools_max: ClassVar[int | None] = None
-    """The tools that one request may have."""
+    """How many tools one request may have."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class ProviderModel(ABC, Generic[ClientT]):
 
     @property
     def parameters(self) -> Mapping[str, object]:
-        """The settings of its requests, beside the view and the tools."""
+        """The settings of its requests: all their fields except the view and the tools."""
         return {"api": self._shape, "model": self.model, "settings": self._settings}
 
     async def __aenter__(self) -> Self:
@@ -199,7 +199,7 @@ class ProviderModel(ABC, Generic[ClientT]):
             show_author=request.show_author,
         )
         if not messages:
-            raise MalformedHistory(self.model, "there is no message in it")
+            raise MalformedHistory(self.model, "the view has no message")
         if self._tools_max is not None and len(request.tools) > self._tools_max:
             found = f"it has {len(request.tools)} tools, and the API takes {self._tools_max}"
             raise ModelError(self.model, found)
@@ -255,7 +255,7 @@ class _Stream:
         return event if isinstance(event, dict) else {}
 
     async def close(self) -> None:
-        """Give the connection back; break it off if more is to come on it."""
+        """Return the connection to its pool; close it if the response is not read to its end."""
         # Shielded: a cancelled request must not leave its connection open. Bounded: the other side
         # may be silent.
         with anyio.CancelScope(shield=True):

@@ -143,7 +143,7 @@ def _tool(tool: ToolSpec) -> JsonObject:
 
 
 def _tools_of(messages: LLMMessages) -> Sequence[JsonObject]:
-    """Return the tools that a history names, in the order of their first calls."""
+    """Return a declaration of each tool that a history calls, in the order of their first calls."""
     names = {
         text_at(block, "name"): None
         for message in messages
@@ -218,7 +218,7 @@ class _MessageReading(Reading):
         return ""
 
     def _count(self, usage: object) -> None:
-        """Take in token counts; later ones replace earlier ones, missing ones stay."""
+        """Note token counts; a later count replaces an earlier one, unless it is missing."""
         for name in (
             "input_tokens",
             "output_tokens",
@@ -230,7 +230,7 @@ class _MessageReading(Reading):
         cached = self._tokens.get("cache_read_input_tokens", 0)
         written = self._tokens.get("cache_creation_input_tokens", 0)
         self.counts = Counts(
-            # This API counts the three apart.
+            # This API counts the three separately.
             input=self._tokens.get("input_tokens", 0) + cached + written,
             output=self._tokens.get("output_tokens", 0),
             cached=cached,

@@ -7,8 +7,8 @@ Every model promises:
 
 1. One `respond` is one attempt: it asks the provider once. The caller sees each failure and
    decides about another attempt.
-2. It raises the errors below, cancellation, and errors of `write`, and nothing else; `OpenCalls`
-   says that the view was not ready for a model.
+2. It raises only the errors below, cancellation, errors of `write`, and `OpenCalls`, which
+   says that a call in the view has no result yet.
 3. A call comes whole or not at all. A call that the model had not finished writing, because its
    stream was cut off or its tokens ran out, is left out.
 4. The pieces given to `write` are the beginning of the response's text, in order.
@@ -63,14 +63,14 @@ class ToolSpec:
     """Equal for equal tools, in every process."""
 
     def __post_init__(self) -> None:
-        """Bring the schema into the form that all providers accept; `InvalidInput` if it has none.
+        """Convert the schema to a form that all providers accept, or raise `InvalidInput`.
 
         One tool that a provider refuses makes it refuse every request.
         """
         try:
             parameters = api_schema(self.parameters)
         except ValueError as error:
-            raise InvalidInput(f"tool {self.name}: its schema does not do: {error}") from error
+            raise InvalidInput(f"tool {self.name}: its schema cannot be used: {error}") from error
         object.__setattr__(self, "parameters", parameters)
         object.__setattr__(self, "description", storable(self.description))
         digest = _digest([self.name, self.description, self.parameters])
@@ -92,12 +92,12 @@ class ModelRequest:
         names = [api_tool_name(tool.name) for tool in self.tools]
         for name in names:
             if names.count(name) > 1:
-                raise InvalidInput(f"two tools are called {name}; each takes a name of its own")
+                raise InvalidInput(f"two tools are called {name}; give each its own name")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelResponse:
-    """A model's answer: a text, or calls with the text and the thinking beside them."""
+    """A model's answer: a text, or calls with the text and the thinking that came with them."""
 
     text: str = ""
     calls: Sequence[ToolCall] = ()
@@ -121,11 +121,11 @@ class Prices:
 
 
 class Model(Protocol):
-    """Answers requests, one attempt each.
+    """Answers requests, with one attempt for each.
 
-    It may have the attributes `model`, its name, and `parameters`, a mapping of all settings that
-    its requests have; the log names both, the parameters by a digest. Traces name its `provider`,
-    such as "openai", if it has that.
+    Optional attributes: `model`, its name, and `parameters`, a mapping of all settings of its
+    requests. The log has the name and a digest of the parameters. Traces also have its `provider`,
+    such as "openai", if it has that attribute.
     """
 
     async def respond(
@@ -135,7 +135,7 @@ class Model(Protocol):
 
 
 def request_of(model: Model, request: ModelRequest) -> StepRequest:
-    """Return the request as the log names it."""
+    """Return the request in the form that the log keeps."""
     name = getattr(model, "model", None)
     parameters = getattr(model, "parameters", None)
     return StepRequest(
@@ -149,13 +149,13 @@ def request_of(model: Model, request: ModelRequest) -> StepRequest:
 
 
 def _digest(value: object) -> str:
-    """Return a digest of a value by its JSON. What JSON cannot hold counts by its `repr`."""
+    """Return a digest of a value's JSON. Parts that JSON cannot hold count by their `repr`."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class ModelUnavailable(Unavailable):
-    """No whole answer this time: a timeout, no connection, a rate limit, a server's failure."""
+    """The model gave no whole answer: a timeout, no connection, a rate limit, a server failure."""
 
     def __init__(self, model: str, found: str, *, retry_after_s: float | None = None) -> None:
         if retry_after_s is not None and not retry_after_s >= 0:
@@ -193,9 +193,10 @@ class MalformedHistory(Refused):
 
 
 class ModelRefusal(Refused):
-    """The model would not answer, or a filter kept its answer back.
+    """The model declined to answer, or a filter held its answer back.
 
-    `text` is the text it gave instead, if any. It is chat text, so the message leaves it out.
+    `text` is the text that it gave instead, if any. The error's message leaves it out, as chat
+    text.
     """
 
     def __init__(self, model: str, found: str, *, text: str = "") -> None:
@@ -209,7 +210,7 @@ class ModelRefusal(Refused):
 
 
 class ModelError(Refused):
-    """The request cannot succeed as it is: a key, a model's name, a parameter, a tool's schema."""
+    """A wrong setting makes the request fail: a key, a model name, a parameter, a tool's schema."""
 
     def __init__(self, model: str, found: str) -> None:
         super().__init__(

@@ -1,11 +1,11 @@
-"""Turns a view into messages for a model, in the shapes of the providers' APIs.
+"""Converts a view to messages for a model, in the shapes of the providers' APIs.
 
 `to_llm_messages` reassembles the model's responses: the calls of one response become one assistant
 message, with the text and the thinking that came with them, and their results follow directly. It
 promises:
 
-1. The API of the shape accepts the messages of any view without open calls, also of a malformed
-   log after enforcement: results that stand elsewhere are moved behind their calls.
+1. The shape's API accepts the messages of any view without open calls, even if the log is
+malformed: results that are elsewhere are moved behind their calls.
 2. Each event of a view is read once. The next view of the same conversation costs only its new
    events, until a condensation.
 3. Messages are immutable, and those of an earlier view never change.
@@ -13,9 +13,9 @@ promises:
 Thinking goes back to the API and the model that can read it: signed thinking to Anthropic, and to
 OpenAI's APIs the reasoning that came before calls, beside them. All other thinking is left out.
 
-The providers refuse a request for one part of it: an empty text, an image that is none, a call too
-many in one message. Such parts come from users, tools, models and old logs, so they are replaced
-here or split, never in the log.
+A single part can make a provider refuse the whole request: an empty text, an image that is not one,
+too many calls in one message. Such parts come from users, tools, models and old logs. They are
+replaced or split here, never in the log.
 """
 
 from __future__ import annotations
@@ -65,25 +65,26 @@ class OpenCalls(Refused):
     def __init__(self, tool_call_ids: Sequence[str]) -> None:
         super().__init__(
             f"no messages made of a view: calls {', '.join(tool_call_ids)} have no result yet; "
-            "take them when each call has its result"
+            "ask again when each call has its result"
         )
         self.tool_call_ids = tuple(tool_call_ids)
 
 
 class LLMMessages(Sequence[LLMMessage]):
-    """The messages of one view; immutable. A list of them costs a copy, reading them does not."""
+    """The messages of one view; immutable. Only making a list of them copies them."""
 
     __slots__ = ("_count", "_settled", "_tail", "system")
 
     def __init__(
         self, settled: list[LLMMessage], tail: tuple[LLMMessage, ...] = (), system: str = ""
     ) -> None:
-        # `settled` only grows, and these messages end at its present end.
+        # `settled` only grows; these messages end where it ends now.
         self._settled = settled
         self._count = len(settled)
         self._tail = tail
         self.system = system
-        """The system prompt, if the API takes it beside the messages (Anthropic's does)."""
+        """The system prompt, if the API takes it separately from the messages (as Anthropic's
+        does)."""
 
     def __len__(self) -> int:
         return self._count + len(self._tail)
@@ -124,11 +125,11 @@ def to_llm_messages(
 ) -> LLMMessages:
     """Return the messages for a model, in the shape of its provider's API.
 
-    `model` is the one that is asked; reasoning of another is left out. With `is_plain`, images are
-    only mentioned and thinking is left out: a provider that cannot read them refuses the whole
-    request. With `show_author`, the text of a chat message begins with the name of its author, if
-    it has one, and a colon. Raises `OpenCalls` if a call has no result. The messages are immutable
-    `dict`s, which the official packages take as they are.
+    `model` is the model that is asked; reasoning of other models is left out. With `is_plain`,
+    images are only mentioned and thinking is left out: a provider that cannot read them refuses the
+    whole request. With `show_author`, the text of a chat message begins with the name of its
+    author, if it has one, and a colon. Raises `OpenCalls` if a call has no result. The messages are
+    immutable `dict`s, which the official packages take as they are.
     """
     own = None if is_plain else thought_by(shape, model)
     return view.derive(
@@ -138,7 +139,7 @@ def to_llm_messages(
 
 
 def thought_by(shape: LLMShape, model: str) -> str:
-    """Return the mark of thinking that only this model can read, behind this API."""
+    """Return the mark of thinking that only this model, behind this API, can read."""
     return f"{shape}:{model}"
 
 
@@ -170,7 +171,7 @@ class _Responses:
         return tuple(self._missing)
 
     def fold(self, event: LLMConvertibleEvent) -> Iterator[LLMConvertibleEvent | _Calls]:
-        """Take in the next event; yield the events and responses that are whole now."""
+        """Process the next event; yield the events and responses that are now complete."""
         if isinstance(event, RESULT_CLASSES):
             if event.tool_call_id not in self._missing:
                 self._early[event.tool_call_id] = event
@@ -272,7 +273,7 @@ def _chat_messages(
 
 
 def _signed(event: LLMConvertibleEvent) -> LLMConvertibleEvent:
-    """Return a chat message with its author in front of its text; any other event as it is."""
+    """Return a chat message with its author before its text; any other event unchanged."""
     if not isinstance(event, UserMessageEvent) or event.author is None:
         return event
     signed = f"{event.author}: {event.content}" if event.content.strip() else f"{event.author}:"
@@ -280,7 +281,7 @@ def _signed(event: LLMConvertibleEvent) -> LLMConvertibleEvent:
 
 
 def _own_thinking(actions: Sequence[ActionEvent], own: str | None) -> Iterator[ThinkingBlock]:
-    """Yield the thinking before these calls that the model which is asked can read."""
+    """Yield the thinking before these calls, if the model that is asked can read it."""
     for action in actions:
         for block in action.thinking:
             if own is not None and block.made_by == own:
@@ -288,7 +289,7 @@ def _own_thinking(actions: Sequence[ActionEvent], own: str | None) -> Iterator[T
 
 
 def _chat_text(text: str) -> FrozenJson:
-    """Return this text as the content of a message; one that is too long in parts."""
+    """Return this text as the content of a message; split it into parts if it is too long."""
     pieces = _split(text, _CHAT_LENGTH_MAX)
     if len(pieces) == 1:
         return text
@@ -371,7 +372,7 @@ def _items(
 
 
 def _item_text(text: str) -> FrozenJson:
-    """Return this text as the content of an item; one that is too long in parts."""
+    """Return this text as the content of an item; split it into parts if it is too long."""
     pieces = _split(text, _ITEM_LENGTH_MAX)
     if len(pieces) == 1:
         return text
@@ -435,7 +436,7 @@ class _AnthropicMessages(Derivation[LLMMessages]):
             raise OpenCalls(self._responses.missing)
         tail = [self._last_message()] if self._blocks else []
         if self._blocks and self._role == "assistant":
-            # Newer models refuse to go on from words of their own.
+            # Newer models refuse a history that ends with an assistant message.
             tail.append(frozen(role="user", content=(_text(_GO_ON),)))
         return LLMMessages(self._messages, tuple(tail), "\n\n".join(self._system))
 
@@ -478,7 +479,8 @@ _CHAT_LENGTH_MAX = 1_048_576
 _ITEM_LENGTH_MAX = 10_485_760
 """The characters that one text of the chat API may have, and of the responses API."""
 _IMAGE_BYTES_MAX = 5_242_880
-"""The size of an image's base64, by the strictest of the three; the others take more."""
+"""The size of an image's base64 that the strictest of the three APIs takes; the others take
+more."""
 _PDF = "application/pdf"
 _PDF_LENGTH_MAX = 30 << 20
 """The characters of a PDF's base64: Anthropic takes requests of 32 MB, the others take more."""
@@ -516,7 +518,7 @@ class _Image(NamedTuple):
 
 
 def _read_image(url: str) -> _Image | None:
-    """Return the image in a `data:` URL; None if it is none that every provider reads."""
+    """Return the image in a `data:` URL; None if there is none that every provider reads."""
     parts = _DATA_URL.fullmatch(url)
     if parts is None:
         return None
@@ -526,7 +528,7 @@ def _read_image(url: str) -> _Image | None:
             data = base64.b64decode(data, validate=True)
         except Base64Error:
             return None
-    # By its first bytes: a provider refuses an image of another type than it is said to be.
+    # The first bytes decide: a provider refuses an image that does not have its declared type.
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         media_type: str | None = "image/webp"
     else:
@@ -538,7 +540,7 @@ def _read_image(url: str) -> _Image | None:
 
 
 def _image_url(image: ImageContent) -> str | None:
-    """Return the URL of an image as OpenAI's APIs take it; None if they would not."""
+    """Return the URL of an image as OpenAI's APIs take it; None if they would refuse it."""
     if not image.url.startswith("data:"):
         return image.url if _WEB_URL.fullmatch(image.url) else None
     read = _read_image(image.url)
@@ -556,7 +558,7 @@ def _image_block(image: ImageContent) -> FrozenObject:
 
 
 def _chat_file(file: FileContent, *, is_plain: bool) -> Iterator[FrozenObject]:
-    """Yield a file as parts of a message of the chat API, which takes PDFs by their bytes alone."""
+    """Yield a file as parts of a message of the chat API, which takes PDFs only as bytes."""
     url = None if is_plain else _file_image_url(file)
     if url is not None:
         yield frozen(type="image_url", image_url=frozen(url=url))
@@ -605,12 +607,12 @@ def _file_image(file: FileContent) -> ImageContent:
 
 
 def _file_image_url(file: FileContent) -> str | None:
-    """Return the URL of a file that is an image, as for other images; None for other files."""
+    """Return the URL of a file that is an image, as `_image_url` does; None for other files."""
     return _image_url(_file_image(file)) if file.media_type.startswith("image/") else None
 
 
 def _pdf(file: FileContent) -> str | None:
-    """Return a PDF in base64; None if the file is none, or the APIs would refuse it."""
+    """Return a PDF in base64; None if the file is not a PDF, or the APIs would refuse it."""
     data = file.data or ""
     if file.media_type != _PDF or len(data) > _PDF_LENGTH_MAX:
         return None
@@ -627,7 +629,7 @@ def _pdf_url(file: FileContent) -> str | None:
 
 
 def _file_text(file: FileContent) -> str:
-    """Return a file as a text: its own, or one that names it."""
+    """Return a file as a text: its own text, or one that names the file."""
     told = f"file {file.name} ({file.media_type})"
     if (text := file.text) is not None:
         return f"{told}:\n{text}"

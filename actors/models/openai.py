@@ -1,4 +1,4 @@
-"""OpenAI's models, and those of the many servers that speak its chat API; needs the extra `openai`.
+"""OpenAI's models, and those of the many servers with the same chat API; needs the extra `openai`.
 
 `OpenAIChatModel` speaks Chat Completions, `OpenAIResponsesModel` the Responses API. Both are a
 `Model` (see `models`), stream, and make one attempt for each request: the client's own retries are
@@ -8,9 +8,9 @@ Without a client they make one at the first request, on the event loop of that r
 finds its key and its address in the environment (`OPENAI_API_KEY`, `OPENAI_BASE_URL`). Leaving
 `async with model`, or `aclose()`, closes it; a client that the caller gave stays open.
 
-The Responses API is used without its memory (`store=False`): the log is the only memory. It keeps
-the reasoning before a model's calls, encrypted as it comes, which is sent back with them; so is the
-`reasoning_content` of chat servers that give one.
+The Responses API is used without its memory (`store=False`): the log is the only memory. The log
+keeps the reasoning before a model's calls, encrypted as it comes, and sends it back with the calls;
+the same holds for the `reasoning_content` of chat servers that return one.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class _ChatReading(Reading):
     def _call(self, index: int, provider_call_id: str) -> _WrittenCall:
         """Return the call that a piece belongs to.
 
-        Some servers give every call the index 0, but each an id of its own.
+        Some servers give all calls the index 0, but different ids.
         """
         call = self._call_at.get(index)
         if call is None or provider_call_id not in ("", call.provider_call_id):
@@ -241,7 +241,7 @@ class _ChatReading(Reading):
 
 
 class OpenAIResponsesModel(_OpenAIModel):
-    """A model behind OpenAI's Responses API, which is told to store nothing."""
+    """A model behind OpenAI's Responses API, with `store=False`."""
 
     _shape = "openai_responses"
 
@@ -313,7 +313,7 @@ class _ResponsesReading(Reading):
             name, arguments = text_at(item, "name"), text_at(item, "arguments")
             call = tool_call(self._names, name, arguments, text_at(item, "call_id"))
             self._calls.append(call)
-        # Without its encrypted content an item is worth nothing: the API keeps none for us.
+        # Without its encrypted content an item is useless, as the API stores nothing for us.
         elif text_at(item, "type") == "reasoning" and text_at(item, "encrypted_content"):
             summary = [text_at(part, "text") for part in objects_at(item, "summary")]
             self._thinking.append(

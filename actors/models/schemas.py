@@ -1,13 +1,13 @@
-"""JSON schemas of tools: as every provider's API accepts them, and as a check of arguments.
+"""JSON schemas of tools: converted so that every provider accepts them; and the check of arguments.
 
-`api_schema` returns the schema that a model is given. The three APIs take an object at the top, and
-no combination of schemas there; one of them wants `items` in every array, and another restricts the
-names of properties and checks the whole against draft 2020-12. A single tool that breaks one of
-these rules makes the provider refuse every request of its agent.
+`api_schema` returns the schema that a model is given. All three APIs want an object at the top, not
+a combination of schemas. One of them wants `items` in every array; another restricts the names of
+properties and checks the whole schema against draft 2020-12. A single tool that breaks one of these
+rules makes the provider refuse every request of its agent.
 
-`find_misfit` checks arguments against a schema. It knows the keywords that models get wrong: types,
-enumerations, required and additional properties, items, bounds, and combinations of schemas. It
-ignores the others (formats, patterns, conditions), which the tool itself has to check.
+`find_misfit` checks arguments against a schema. It checks the keywords that models get wrong:
+types, enumerations, required and additional properties, items, bounds, and combinations of schemas.
+It ignores other keywords (formats, patterns, conditions), which the tool itself has to check.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LISTS = (*_COMBINATIONS, "prefixItems")
 _TABLES = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
 
-# --- as the providers take them ------------------------------------------------------------------
+# --- schemas for the providers -------------------------------------------------------------------
 
 
 def api_schema(schema: Schema) -> FrozenObject:
@@ -91,7 +91,7 @@ def _referred(reference: object, root: Schema) -> Schema | bool:
 
 
 def _entry(target: object, step: str) -> object:
-    """Return what one step of a reference leads to; None if there is nothing."""
+    """Return the entry that one step of a reference leads to; None if there is none."""
     name = step.replace("~1", "/").replace("~0", "~")
     if isinstance(target, list | tuple):
         return target[int(name)] if name.isdecimal() and int(name) < len(target) else None
@@ -103,7 +103,8 @@ def _entry(target: object, step: str) -> object:
 def _check_references(schema: object, root: Schema, depth: int = 1) -> None:
     """Raise `ValueError` if a reference into the schema leads nowhere: providers refuse it.
 
-    A part with an `$id` is the root of its own references, and others lead out of the schema.
+    References that lead out of the schema are not checked, nor are parts with an `$id`: a part is
+    the root of its own references.
     """
     if depth > _DEPTH_MAX:
         raise ValueError(f"nested more than {_DEPTH_MAX} deep")
@@ -148,7 +149,7 @@ def _mended(schema: object, at: str, depth: int) -> object:
 
 
 def _mended_object(schema: Schema, at: str, depth: int) -> Mapping[str, object]:
-    """Return this schema as draft 2020-12 and the providers have it; `ValueError` if it is none."""
+    """Return this schema as draft 2020-12 and the providers want it, or raise `ValueError`."""
     mended = _brought_up_to_date(schema)
     for key, value in mended.items():
         if key in _SCHEMAS:
@@ -178,7 +179,7 @@ def _mended_object(schema: Schema, at: str, depth: int) -> Mapping[str, object]:
 
 
 def _brought_up_to_date(schema: Schema) -> dict[str, object]:
-    """Write forms of earlier drafts, which many tools still have, as draft 2020-12 does."""
+    """Rewrite forms of earlier drafts, which many tools still use, as in draft 2020-12."""
     new = dict(schema)
     items = new.get("items")
     if isinstance(items, list | tuple):
@@ -268,7 +269,7 @@ _FOUND_LENGTH_MAX = 500
 
 
 def find_misfit(schema: Schema, value: object) -> str | None:
-    """Say, with the place, why this JSON value does not fit the schema; None if it does."""
+    """Return why this JSON value does not fit the schema, with the place; None if it fits."""
     return _Check(schema).find(schema, value, "")
 
 
@@ -362,7 +363,7 @@ class _Check:
         try:
             return self.find(_referred(reference, self._root), value, at)
         except ValueError:
-            return None  # outside the schema: the tool's to check
+            return None  # outside the schema: left to the tool
 
 
 def _bound_misfits(schema: Schema, size: int, what: str, unit: str, place: str) -> Iterator[str]:
@@ -393,7 +394,7 @@ def _inside(at: str, name: object) -> str:
 
 
 def _is_same(one: object, other: object) -> bool:
-    """True if two JSON values are equal; unlike for Python, true is not 1."""
+    """True if two JSON values are equal; unlike in Python, true is not 1."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, Mapping) and isinstance(other, Mapping):
@@ -404,7 +405,7 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def _fits(type_name: object, value: object) -> bool:
-    """True if the value is of this type, or the type is none of JSON's."""
+    """True if the value has this type, or if JSON does not have such a type."""
     check = _FITS.get(str(type_name))
     return check is None or check(value)
 

@@ -26,18 +26,18 @@ from .base import ModelError, ModelRequest, ModelResponse
 __all__ = ["Reply", "ScriptedModel"]
 
 Reply: TypeAlias = str | ModelResponse | Exception
-"""An answer in words, a whole response, or an error to raise."""
+"""A text, a whole response, or an error to raise."""
 
 Scripted: TypeAlias = Callable[[ModelRequest], Reply | Awaitable[Reply]]
-"""Makes a reply of the request; an async one may wait."""
+"""Returns the reply to a request; an async one may wait."""
 
 _WORD = re.compile(r"\s*\S+\s*|\s+")
 
 
 class ScriptedModel:
-    """Answers each request with the next reply of `script`, or with what it returns if callable.
+    """Answers each request with the next reply of `script`, or by calling it if it is callable.
 
-    A text is written word by word. After the end of the list, every request is a `ModelError`.
+    A text is written word by word. After the end of the list, each request raises `ModelError`.
     """
 
     def __init__(self, script: Iterable[Reply | Scripted] | Scripted) -> None:

@@ -2,9 +2,9 @@
 
     condenser = summarizing_condenser(model, window_tokens=200_000)
 
-A model says nowhere how much it can read, so its window is given in tokens. The view is condensed
-when it fills three quarters of the window, by an estimate: that leaves room for tools and an
-answer. The model that summarises may be a smaller one than the agent's.
+A model's API does not say how much the model can read, so you give its window in tokens. The view
+is condensed when it fills an estimated three quarters of the window, which leaves room for tools
+and an answer. The model that summarises may be smaller than the agent's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WINDOW_TOKENS_MIN = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """Asks a model to summarise a history; one attempt, whose errors pass."""
+    """Asks a model to summarise a history. Makes one attempt; the model's errors pass through."""
 
     model: Model
     prompt: str = SUMMARY_PROMPT
@@ -45,7 +45,7 @@ class ModelSummary:
 
 
 async def _drop(piece: str) -> None:
-    """Take a piece of a summary, which only counts as a whole."""
+    """Ignore a piece of a summary: only the whole summary counts."""
 
 
 def summarizing_condenser(
@@ -55,16 +55,16 @@ def summarizing_condenser(
     prompt: str = SUMMARY_PROMPT,
     keep_first: int = 2,
 ) -> SummarizingCondenser:
-    """Make a condenser with a model's summaries and limits from a model's window.
+    """Return a condenser that asks a model for summaries, with limits from the agent's window.
 
-    `window_tokens`: how much the agent's model reads. `prompt`: says what a summary keeps.
-    `keep_first`: how many of the first events are never forgotten. Raises `InvalidInput`.
+    `window_tokens`: how many tokens the agent's model can read. `prompt`: says what a summary
+    keeps. `keep_first`: how many of the first events are never forgotten. Raises `InvalidInput`.
     """
     if window_tokens < WINDOW_TOKENS_MIN:
         raise InvalidInput(
-            f"window_tokens is {window_tokens}; it takes {WINDOW_TOKENS_MIN} or more"
+            f"window_tokens is {window_tokens}; it must be {WINDOW_TOKENS_MIN} or more"
         )
     if not prompt.strip():
-        raise InvalidInput("the prompt is blank; it says what a summary keeps")
+        raise InvalidInput("the prompt is blank; it must say what a summary keeps")
     limits = RollingCondenser(max_tokens=int(window_tokens * WINDOW_SHARE), keep_first=keep_first)
     return SummarizingCondenser(ModelSummary(model, prompt), limits)

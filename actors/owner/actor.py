@@ -347,7 +347,7 @@ class ConversationActor(Actor[Command | Query]):
         """Raise `InvariantViolation` if the journal has refused this owner.
 
         A refused command does not end its batch: its caller alone gets the refusal. So a refusal
-        that does is the journal's, of an append that the newest owner is always allowed.
+        that ends the batch is the journal's, which must never refuse the newest owner's append.
         """
         if isinstance(error, Refused):
             raise InvariantViolation(
@@ -370,7 +370,7 @@ class ConversationActor(Actor[Command | Query]):
             raise
 
     async def _delete(self, delivery: Delivery[Command | Query], taken: _Taken) -> None:
-        """Delete the log, end everything that runs on it, and open a new log of that name.
+        """Delete the log, end everything that runs on it, and open a new log under the same id.
 
         Messages taken before this one are deleted with the log; later ones go to the new log.
         """
@@ -392,7 +392,7 @@ class ConversationActor(Actor[Command | Query]):
         except Refused as refusal:
             delivery.fail(refusal)  # there was nothing to delete, or it is damaged
             return
-        self._working.recent.clear()  # no reader begins with them while the new log is opened
+        self._working.recent.clear()  # no reader may begin with deleted events during `_open`
         gone = ConversationDeleted(self._conversation_id)
         self._setup.subscriptions.deleted(self._conversation_id)
         waiting = list(self._held)
@@ -417,7 +417,7 @@ class ConversationActor(Actor[Command | Query]):
         ports = self._setup.ports
         now, block, has_begun = ports.now(), ports.ids.block, self._working.state.seq > 0
         return [
-            # An event that begins no log goes into it as it came.
+            # An `Append` to a log that has begun needs no new ids: its event has one.
             _Taken(
                 each.message,
                 now,
@@ -624,7 +624,7 @@ class ConversationActor(Actor[Command | Query]):
         """True if more calls of the newest response may follow this command, appended one by one.
 
         A result closes its response. So the parked results of the first calls wait for the last
-        one, unless another command comes that needs the calls answered.
+        call, unless another command comes that needs the calls answered.
         """
         if isinstance(command, Append) and isinstance(command.event, ActionEvent):
             newest = self._working.state.view[-1:]
@@ -807,7 +807,7 @@ class ConversationActor(Actor[Command | Query]):
         """Run the agent of one turn: an effect beside the loop."""
         working = self._working
         self.check_lease()
-        # From the check above to the agent's first await there is none.
+        # There is no await between the check above and the agent's first one.
         running = self.running_turn(turn_id)  # raises if it has ended before its agent began
         turn = TurnContext(self._conversation_id, turn_id, working.epoch, self, unstarted)
         with self.watcher.running(self._conversation_id, running, self._setup.agent) as note:
@@ -827,7 +827,7 @@ class ConversationActor(Actor[Command | Query]):
             if not _is_agents_own(error):
                 raise
             if isinstance(error, StaleTurn | TurnSuspended) and not self._is_going_on(turn):
-                return  # ended or held from outside, which the log has already
+                return  # the turn was ended or held from outside, and the log has that already
             failure = error
             note_failure(error)
             end = EndTurn(turn_id, epoch, type(error).__name__, error_text(error))
@@ -964,7 +964,7 @@ class ConversationActor(Actor[Command | Query]):
             return None
 
     def _is_going_on(self, turn: TurnContext) -> bool:
-        """True if this run still answers its turn; `StaleTurn` came from another turn then."""
+        """True if this run still answers its turn; a `StaleTurn` then came from another turn."""
         running = self._running
         return running is not None and running.turn_id == turn.turn_id and not turn.is_held
 

@@ -1,7 +1,7 @@
 """Draining: a process that is about to leave hands its conversations over to others.
 
-The switch is read by every owner as it decides (no turn starts any more) and as it ends (its
-conversation is given back). `hand_over` ends the owners, those at rest first.
+Every owner reads the switch when it decides (from then on it starts no turn) and when it ends (then
+it releases its conversation). `hand_over` ends the owners, those at rest first.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Drained:
 
 @dataclass(slots=True)
 class Drain:
-    """The one switch of all owners of a `Conversations`. It cannot be turned back."""
+    """The switch that all owners of a `Conversations` read. It cannot be turned off."""
 
     messages: WhileDraining | None = None
-    """The fate of new chat messages; None while the process is not drained."""
+    """The fate of new chat messages; None while the process is not draining."""
     until: float = inf
     """The end of the grace, by `loop_time` of the ports."""
 
@@ -54,7 +54,7 @@ class Drain:
 
 
 def check_drain(grace_s: float, messages: str) -> None:
-    """Raise `InvalidInput` if a process cannot be drained like this."""
+    """Raise `InvalidInput` if an argument of `drain` is invalid."""
     if messages not in get_args(WhileDraining):
         raise InvalidInput(f'messages is {messages!r}; it takes "queue" or "refuse"')
     if not 0 <= grace_s < inf:

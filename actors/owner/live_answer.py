@@ -1,8 +1,8 @@
-"""An answer while it is being written, as the readers of its conversation share it.
+"""An answer while it is being written, shared by the readers of its conversation.
 
-The owner's pieces of one attempt are kept once, here. A reader keeps the number of pieces that it
-has yielded, so what an answer costs a reader does not grow with its length, and a reader that falls
-behind, or comes in the middle, gets all that it has missed as one piece.
+The pieces of one attempt are kept once, here. A reader only counts the pieces that it has yielded:
+so its memory does not grow with the answer, and a reader that falls behind, or comes in the middle,
+gets all that it has missed as one piece.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ENDS_ANSWER: Final = frozenset({"agent_message", "action", "turn_ended"})
 
 
 def ends_answer(logged: LoggedEvent) -> bool:
-    """Return True if an event of this kind carries an answer of its turn, or ends the turn."""
+    """Return True if this event carries an answer of its turn, or ends the turn."""
     return logged.event.kind in _ENDS_ANSWER
 
 
@@ -32,9 +32,10 @@ class LiveAnswer:
         self.after = after
         """The end of the log when it began: its pieces come after the event at this seq."""
         self.is_over = False
-        """True if no more of it comes."""
+        """True if no more pieces of it come."""
         self.last: float = inf
-        """Its pieces come before the event behind this seq, which is known once it is over."""
+        """The seq of the event before the one that ended it: no piece is shown after a later event.
+        Infinite until the answer is over."""
         self.is_void = False
         """True if the answer began anew, or its owner ended: no more of it is shown."""
         self.turn_id = first.turn_id
@@ -51,7 +52,7 @@ class LiveAnswer:
 
     @property
     def length(self) -> int:
-        """The code points of it that are here."""
+        """How many code points of the answer have arrived."""
         return self.pieces[-1].end
 
     def add(self, piece: TextDelta) -> None:
@@ -60,7 +61,7 @@ class LiveAnswer:
         self._merged = None
 
     def piece_after(self, count: int) -> TextDelta:
-        """Return all but the first `count` pieces as one; there are more."""
+        """Return the pieces after the first `count` as one; there must be some."""
         first = self.pieces[count]
         if len(self.pieces) == count + 1:
             return first

@@ -1,8 +1,8 @@
 """Reading a log into its folds, to activate a conversation or to look back.
 
-A snapshot and the tail after it give the same as the whole log. The whole log is read, and
-enforced, if there is no snapshot that fits, or if the tail has an event that admission would have
-refused: a log may be written by others, too.
+A snapshot and the tail after it give the same state as the whole log. The whole log is read, and
+enforced, if no snapshot fits, or if the tail has an event that admission would have refused: other
+programs may write logs, too.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ async def _read_beside(
 
     async def read(*, task_status: TaskStatus[None]) -> None:
         nonlocal page
-        task_status.started()  # its starter goes on once the journal has the read
+        task_status.started()  # `work` begins once the read was passed to the journal
         try:
             page = await _next_page(pages)
         except Exception as error:  # noqa: BLE001 - raised below

@@ -1,12 +1,12 @@
-"""Other processes of the same journal: what this one asks of them, and what they ask of this one.
+"""Commands and pieces of answers between the processes that share a journal.
 
-Any process takes any command. If another living process owns the conversation, the command goes to
-the address in that process's lease, once: the journal alone says who owns what, and nothing here
-remembers it. Events are read from the journal everywhere; of the owner only the pieces of answers
-are asked for.
+Every process accepts commands to every conversation. If another living process owns the
+conversation, the command is forwarded to the address in that process's lease, and is not forwarded
+again from there. The owner is looked up in the journal each time, and never remembered. Every
+process reads events from the journal; only the pieces of answers come from the owner's process.
 
 A transport implements `OtherNodes` and calls a `ThisNode`; `turnkeeper.actors.gateway.Node` does so
-over HTTP. Without one, such a command raises `OwnedElsewhere`, as it always did.
+over HTTP. Without a transport, a command that would be forwarded raises `OwnedElsewhere`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _WITHOUT_A_STEP = frozenset(
     )
 )
 FORWARDED_MAX = 2
-"""How often one call asks an owner: again only if the first one said it is none."""
+"""How many owners one call asks at most; the next one only if the one before had lost the
+conversation."""
 
 
 class NotReached(Exception):
@@ -64,11 +65,11 @@ class OtherNodes(Protocol):
 
 @dataclass(slots=True)
 class Hopping:
-    """The way to other processes of one `Conversations`; it may come after its owners."""
+    """The way from one `Conversations` to other processes; it may be set after owners began."""
 
     nodes: OtherNodes | None = None
     here: ThisNode | None = None
-    """With `nodes`."""
+    """Set if `nodes` is."""
 
 
 def ask_owner(
@@ -77,8 +78,8 @@ def ask_owner(
     """Ask the owner of a conversation, here or in another process.
 
     The command is forwarded by this process only, never by the one that it is forwarded to. Raises
-    `OwnedElsewhere` if the owner's process cannot be reached, and what the last owner said if
-    `FORWARDED_MAX` of them were none any more.
+    `OwnedElsewhere` if the owner's process cannot be reached, and the last owner's error if
+    `FORWARDED_MAX` owners in a row had lost the conversation.
     """
     if hopping.nodes is None or hopping.here is None:
         return ref.ask(command)
@@ -112,12 +113,12 @@ async def _ask_any(
 
 
 class Whereabouts(NamedTuple):
-    """The owner of a conversation, as another process reads it in the journal."""
+    """Where the owner of a conversation is, as this process reads it in the journal."""
 
     owner: str | None
-    """The address of the living process that owns it; None if it is this one, or none."""
+    """The address of the other living process that owns it; None if there is none."""
     is_idle: bool
-    """No step of a turn runs: what is said next begins with an event."""
+    """True if no step of a turn runs: an event will come before the next piece."""
 
 
 class Passed(NamedTuple):
@@ -125,7 +126,7 @@ class Passed(NamedTuple):
 
     seq: int
     turn_id: str | None = None
-    """The turn whose answer this event carries, or ends; its pieces are over."""
+    """The turn, if this event carries its answer or ends it: no more pieces of that answer come."""
 
 
 class PiecesHere(AsyncIterator[Passed | TextDelta]):
@@ -150,7 +151,7 @@ class PiecesHere(AsyncIterator[Passed | TextDelta]):
 
 
 class ThisNode:
-    """Carries out commands of other processes, and takes and gives pieces; it forwards nothing."""
+    """Carries out commands of other processes, and exchanges pieces with them; forwards nothing."""
 
     def __init__(
         self, journal: Journal, region: Region[Command | Query], subscriptions: Subscriptions
@@ -177,8 +178,8 @@ class ThisNode:
     async def check_owner(self, conversation_id: str) -> None:
         """Raise `OwnedElsewhere` if another living process owns the conversation.
 
-        It reads one row, which is a fraction of a claim that is refused. If it cannot, or finds no
-        owner, the claim tells.
+        It reads one row, which costs a fraction of a refused claim. If the read fails or finds no
+        owner, nothing is raised: the claim that follows will tell.
         """
         if self._subscriptions.is_owned(conversation_id):
             return
@@ -192,14 +193,14 @@ class ThisNode:
     # --- of pieces that come from another process -------------------------------------------------
 
     async def owner_of(self, conversation_id: str) -> str | None:
-        """Return the address of the living process that owns it; None if it is this one, or none.
+        """Return the address of the other living process that owns it; None if there is none.
 
         It reads one row.
         """
         return (await self.place_of(conversation_id)).owner
 
     async def place_of(self, conversation_id: str) -> Whereabouts:
-        """Return who owns it, and whether it runs a turn. It reads one row."""
+        """Return where its owner is, and whether it runs a step. It reads one row."""
         row = await self._row_of(conversation_id)
         if row is None:
             return Whereabouts(None, is_idle=True)
@@ -207,7 +208,7 @@ class ThisNode:
         return Whereabouts(row.address if row.owned == "elsewhere" else None, is_idle)
 
     async def has_moved(self, conversation_id: str, address: str) -> bool:
-        """Return True if it is there, and the living process at this address does not own it."""
+        """Return True if the conversation exists and this address's process does not own it."""
         row = await self._row_of(conversation_id)
         return row is not None and (row.owned != "elsewhere" or row.address != address)
 
@@ -232,9 +233,9 @@ class ThisNode:
         self._subscriptions.relay_passed(conversation_id, passed.seq, passed.turn_id)
 
     def note_heard(self, conversation_id: str, *, is_heard: bool) -> None:
-        """Note whether the owner is heard; readers here are told that they get events alone."""
+        """Note whether the owner's process can be heard; if not, readers here get events alone."""
         self._subscriptions.note_heard(conversation_id, is_heard=is_heard)
 
     def drop_pieces(self, conversation_id: str) -> None:
-        """Forget the pieces that came from another process: it is not heard any more."""
+        """Forget the pieces that came from another process, which cannot be heard any more."""
         self._subscriptions.drop_relayed(conversation_id)

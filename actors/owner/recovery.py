@@ -1,9 +1,10 @@
 """Recovery: opens unfinished conversations that no living process works on.
 
-A process that was killed leaves turns to end and queued chat messages; so does one that stood still
-past its lease, and an owner here that failed too often. Opening such a conversation recovers it.
-`Conversations` looks for them as it is entered, and from then on the actor below does, so that old
-messages are answered without a new one.
+A conversation is unfinished if it has a turn to end or queued chat messages. It is left so by a
+process that was killed or that stalled for longer than its lease, and by an owner here that failed
+too often. Opening such a conversation recovers it. `Conversations` looks for them when it is
+entered, and `RecoveryActor` from then on, so that queued messages are answered even if no new one
+comes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ __all__ = ["Look", "Recovery", "RecoveryActor"]
 
 _LOOKS_SKIPPED_MAX = 64
 _SHARE_MAX = 0.05
-"""The share of the time that finding them may take: a journal without an index of what is
-unfinished reads the row of each conversation."""
+"""The share of the time that finding them may take: a journal without an index of unfinished
+conversations reads the row of every conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Look(Message[None]):
 
 @dataclass(slots=True)
 class _Backoff:
-    """The looks that leave out a conversation that could not be opened."""
+    """Counts the looks that skip a conversation which could not be opened."""
 
     skipped_next: int = 1
     skips: int = 1
@@ -58,7 +59,7 @@ class Recovery:
         return found
 
     async def open(self, found: set[str]) -> None:
-        """Open those of them that are not open here.
+        """Open the found conversations that are not active here.
 
         A conversation that cannot be opened stays as it is in the journal, and its senders get the
         error. Later looks try it again, less and less often.
@@ -117,10 +118,11 @@ class RecoveryActor(Actor[Look]):
             took_s = ports.loop_time() - began_at
             await self._recovery.open(found)
         except TurnkeeperError as error:
-            log_unavailable("unfinished conversations not looked for", error)
+            log_unavailable("search for unfinished conversations failed", error)
         self._wait(ports.loop_time() - began_at if took_s is None else took_s)
 
     def _wait(self, took_s: float) -> None:
-        # The processes that share a journal drift apart, so they do not all claim the same ones.
+        # Random, so that the processes that share a journal do not all look at the same time and
+        # claim the same conversations.
         pause_s = self._every_s * self.context.ports.random.uniform(0.75, 1.25)
         self.context.timers.once(max(pause_s, took_s / _SHARE_MAX), Look(), key="look")

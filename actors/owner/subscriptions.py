@@ -17,11 +17,12 @@ The pieces of an answer that is being written are kept once for all readers, as 
 reader keeps how much of it it has yielded, and takes the rest as one piece whenever it comes back.
 
 Each page is read from the record at the cursor on. If that record is not the one that was yielded,
-the conversation was deleted, and another of its name is there now.
+the conversation was deleted, and another was begun under its id.
 
-Pieces of an answer that another process writes come from there, if there is a way (`nodes.py`), and
-are kept as those of an owner here. The journal may have the event that ends the answer first: then
-the reader leaves out the pieces that come after it.
+If another process writes an answer, its pieces come from that process if it can be asked
+(`nodes.py`), and are kept like those of an owner here. If the journal has the event that ends the
+answer before all pieces have come, a reader waits for the next one for `PIECE_WAIT_S` at most, and
+then leaves out the rest.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ __all__ = ["EventReader", "LiveOwner", "Subscriptions"]
 PIECE_WAIT_S = 0.5
 """Seconds to wait for the next piece from another process, before the journal is followed alone."""
 OWNER_ASKED_EVERY_S = 5.0
-"""Seconds to follow a conversation that another process owns, before it is asked for again."""
+"""Seconds to follow a conversation that another process owns, before it is claimed here again."""
 
 
 class LiveOwner(Protocol):
@@ -86,12 +87,12 @@ class Subscriptions:
         self._owned: dict[str, LiveOwner] = {}
         """The conversations with an owner here."""
         self._unheard: set[str] = set()
-        """The conversations with readers here whose pieces another process writes, unheard here."""
+        """The conversations with readers here whose owner, in another process, cannot be heard."""
         self._is_closing = False
         self._is_live_over = False
         self._is_closed = False
         self.want_pieces: Callable[[str], None] | None = None
-        """Asks another process for the pieces of a conversation; None: there is no way to any."""
+        """Asks another process for the pieces of a conversation; None if none can be asked."""
 
     def publish(self, conversation_id: str, events: Sequence[LoggedEvent]) -> None:
         """Offer committed events, in order, to the readers of this conversation."""
@@ -129,7 +130,7 @@ class Subscriptions:
         """Offer a piece that another process wrote, after the event at seq `after`.
 
         A relay that was cut off begins anew, with all that was said so far as its first piece; each
-        reader leaves out what it has been given.
+        reader leaves out the part that it has yielded.
         """
         if conversation_id in self._owned:
             return  # it comes from an owner that has lost the conversation
@@ -160,7 +161,7 @@ class Subscriptions:
             reader.look_for(seq)
 
     def drop_relayed(self, conversation_id: str) -> None:
-        """Void the answer that another process was writing: that one is not heard any more."""
+        """Void the answer that another process was writing: it cannot be heard any more."""
         if conversation_id not in self._owned:
             self._void_answer(conversation_id)
 
@@ -191,9 +192,9 @@ class Subscriptions:
 
     @property
     def readers_count(self) -> int:
-        """How many live readers there are; the dropped ones count until their place is looked at.
+        """How many live readers there are, and dropped ones that are not cleaned up yet.
 
-        Asked for in any thread.
+        Any thread may read it.
         """
         return sum(map(len, list(self._readers.values())))
 
@@ -206,7 +207,7 @@ class Subscriptions:
             reader.look()
 
     def lease_lost(self) -> None:
-        """Doubt every owner here; send the readers of those that may have lost to the journal."""
+        """End each owner here that may have been replaced, and send its readers to the journal."""
         for conversation_id, owner in list(self._owned.items()):
             if owner.doubt():
                 self._owned.pop(conversation_id, None)
@@ -229,16 +230,16 @@ class Subscriptions:
 
     @property
     def is_closing(self) -> bool:
-        """True if the `Conversations` are being left, or were: no further owner starts here."""
+        """True once the `Conversations` begin to close: no further owner starts here."""
         return self._is_closing
 
     @property
     def is_closed(self) -> bool:
-        """True once the `Conversations` were left: the journal is closed, or about to be."""
+        """True once the `Conversations` are closed: the journal is closed, or about to be."""
         return self._is_closed
 
     def begin_closing(self) -> None:
-        """From now on owners end because they are told to: readers do not call them back."""
+        """Note that owners are being stopped: from now on readers do not start them again."""
         self._is_closing = True
 
     def end_live(self) -> None:
@@ -266,8 +267,8 @@ class Subscriptions:
     ) -> EventReader:
         """Make an `EventReader` of the events after `after`.
 
-        `is_for_other_node`: another process has asked for the pieces, so that they are not asked
-        for in a third one.
+        `is_for_other_node`: another process has asked for the pieces, so this one asks no third
+        process for them.
         """
         reader = EventReader(
             self,
@@ -294,7 +295,8 @@ class Subscriptions:
                 reader, lambda _: self._dropped.append(dropped)
             )
             owner = self._owned.get(conversation_id)
-            # Only with an event whose id the caller compares, since nothing is read at the cursor.
+            # Only if the caller checks that the first event is the one it knows: nothing is read at
+            # the cursor, so the reader would not notice that the log was deleted.
             if owner is not None and known_seq == after + 1:
                 reader.begin_with(owner.recent_after(after))
             if (answer := self._live_answers.get(conversation_id)) is not None:
@@ -326,7 +328,7 @@ class ReaderState(Enum):
     BEHIND = "read the journal"
     CURRENT = "take the events on offer, or wait"
     ENDING = "take the events on offer, then stop"
-    CUT_OFF = "raise ConversationsClosed: it was behind when the Conversations were left"
+    CUT_OFF = "raise ConversationsClosed: it was behind when the Conversations closed"
     DELETED = "raise ConversationDeleted"
 
 
@@ -335,11 +337,11 @@ class Signal(Enum):
 
     LOOK = "the journal may have events that were not offered"
     READ = "a page is about to be read, or memory had all events"
-    CLOSE = "the Conversations have been left"
+    CLOSE = "the Conversations have closed"
     DELETE = "the conversation was deleted"
 
 
-# Named here, since each item of each reader asks for them, and a member of an enum is looked up.
+# Named here for speed: each item of each reader needs them, and `ReaderState.X` is a slow lookup.
 _BEHIND, _CURRENT, _ENDING, _CUT_OFF, _DELETED = ReaderState
 READER_TRANSITIONS: Mapping[ReaderState, Mapping[Signal, ReaderState]] = {
     _BEHIND: {
@@ -363,22 +365,22 @@ before the page is awaited, so that a signal from then on is not lost."""
 
 
 def _wake_none() -> None:
-    """Wake no reader: it does not wait."""
+    """Do nothing: the reader does not wait."""
 
 
 class EventReader(AsyncIterator[LoggedEvent]):
     """The events of one conversation above a seq, in order, without a gap or a repeat.
 
-    A live reader ends only when its `Conversations` are left (with `ConversationsClosed` if it has
-    not caught up), and waits for a conversation that does not exist yet. Any other ends at the end
-    of the log, and raises `ConversationNotFound`. If the conversation is deleted, the reader raises
-    `ConversationDeleted`, at once if the deletion is done in this process; likewise if the log is
-    shorter than `known_seq`, which it once had.
+    A live reader ends only when its `Conversations` close (with `ConversationsClosed` if it has
+    not caught up), and waits for a conversation that does not exist yet. Any other reader stops at
+    the end of the log, and raises `ConversationNotFound`. If the conversation is deleted, the
+    reader raises `ConversationDeleted`, at once if the deletion is done in this process; likewise
+    if the log is shorter than `known_seq`, a seq that it once had.
 
     If `on_owner_ended` is given, the reader awaits it before it first waits, unless it began with
-    events of an owner here, and again after an owner has ended in this process. An error of it ends
-    the reading, except for `OwnedElsewhere`: then the reader follows the other owner, and awaits it
-    again after a while.
+    events of an owner here, and again after an owner has ended in this process. If it raises, so
+    does the reader, except for `OwnedElsewhere`: then the reader follows the other owner, and
+    awaits `on_owner_ended` again after a while.
 
     Iterate it from one task. Cancelling its wait loses nothing: it continues from its cursor.
     """
@@ -398,7 +400,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         wants_relay: bool,
     ) -> None:
         self.wants_relay = wants_relay
-        """Pieces are asked for in the process that owns the conversation."""
+        """True if pieces are asked for in the process that owns the conversation."""
         self._subscriptions = subscriptions
         self._limits = limits
         self._journal = journal
@@ -417,11 +419,12 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._answers: deque[LiveAnswer] = deque()
         """The answers whose end it has not reached; only the last may still be written."""
         self._pieces_taken = 0
-        """The pieces of the first of these answers that were yielded."""
+        """How many pieces of the first of these answers it has yielded."""
         self._piece_given: TextDelta | None = None
-        """The last piece that it has yielded of the answer before, until a piece goes beyond it."""
+        """The last piece that it has yielded of the previous answer; None once a later one goes
+        beyond it."""
         self._cut_turn_id: str | None = None
-        """The turn of the answer before, if it has yielded pieces of that, and could not go on."""
+        """The turn of the previous answer, if it has yielded pieces of it, and no more came."""
         self.short_seq = 0
         """The newest event that takes the place of pieces which were not all yielded; 0: none."""
         self._newest: LoggedEvent | None = None
@@ -442,7 +445,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._offered.extend(events)
         if len(self._offered) > self._limits.buffered_events_max:
             self._offered.clear()
-            # The one that it has begun to yield stays, and the newest one.
+            # The answer that it has begun to yield stays, and so does the newest one.
             while len(self._answers) > 2:  # noqa: PLR2004
                 del self._answers[1]
             self._note(Signal.LOOK)
@@ -461,7 +464,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def offer_answer(self, answer: LiveAnswer) -> None:
         """Take an answer that is being written."""
         if self._newest_end is not None and answer.is_ended_by(self._newest_end):
-            return  # from another process, and later than the journal
+            return  # it comes from another process, and the journal was faster
         if self._takes_pieces:
             # Only the last one can have begun anew.
             if len(self._answers) == 1 and self._answers[0].is_void:
@@ -547,33 +550,23 @@ class EventReader(AsyncIterator[LoggedEvent]):
                     continue
                 self._page.popleft()
                 return self._given(logged)
-            if state is _BEHIND:
-                await self._read_page()
-            elif state is _CUT_OFF:
-                raise ConversationsClosed(self._conversation_id)
-            elif self._offered:
-                if (offered := self._take_offered()) is not None:
-                    return offered
-            elif state is _CURRENT and self._is_live:
-                if self._has_owner_ended and self._on_owner_ended is not None:
+            if state is _CURRENT or state is _ENDING:
+                if self._offered:
+                    offered = self._offered.popleft()
+                    if offered.seq == self._cursor + 1:
+                        return self._given(offered)
+                    if offered.seq > self._cursor:
+                        self._note(Signal.LOOK)  # the journal has what is missing before it
+                elif state is _ENDING or not self._is_live:
+                    raise StopAsyncIteration
+                elif self._has_owner_ended and self._on_owner_ended is not None:
                     await self._find_owner(self._on_owner_ended)
                 else:
                     await self._wait()
+            elif state is _BEHIND:
+                await self._read_page()
             else:
-                raise StopAsyncIteration
-
-    def _take_offered(self) -> LoggedEvent | None:
-        """Take the first item on offer. Returns it if it is the event after the cursor."""
-        offered = self._offered.popleft()
-        if offered.seq == self._cursor + 1:
-            if self._takes_pieces:
-                return self._given(offered)
-            # The same, in fewer steps: each reader takes each event so.
-            self._cursor, self._cursor_id = offered.seq, offered.event.id
-            return offered
-        if offered.seq > self._cursor:
-            self._note(Signal.LOOK)  # behind a gap, the journal has the missing events
-        return None
+                raise ConversationsClosed(self._conversation_id)
 
     def _take_due_piece(self, pieces_of: str | None) -> TextDelta | None:
         """Return what was written of the answer at the cursor, since it was last asked for."""
@@ -603,9 +596,9 @@ class EventReader(AsyncIterator[LoggedEvent]):
         return None
 
     def _left_of(self, piece: TextDelta, given: TextDelta) -> TextDelta | None:
-        """Return what is new in a piece; None if nothing is.
+        """Return the part of a piece that was not yielded yet; None if all of it was.
 
-        The pieces of another process begin anew, for all readers, when their way broke.
+        If the connection to another process broke, its pieces begin anew, for all readers.
         """
         if piece.offset < given.end and given.is_of_same_attempt(piece):
             if piece.end <= given.end:
@@ -615,11 +608,10 @@ class EventReader(AsyncIterator[LoggedEvent]):
         return piece
 
     def _has_pieces_to_come(self, logged: LoggedEvent, epoch: int) -> bool:
-        """True if the owner that writes the answer has not published yet what ends it.
+        """True if this event ends the newest answer, and the last pieces may still come.
 
-        The last pieces may be published together with this event, just before it. An event of
-        another epoch is another owner's, and has none. Without an owner here, the answer comes from
-        another process.
+        The owner publishes the last pieces just before this event, which the journal may have
+        earlier. If the event has another epoch, another owner wrote it, and no pieces come.
         """
         if not self._answers or self._state not in {_BEHIND, _CURRENT}:
             return False
@@ -633,12 +625,12 @@ class EventReader(AsyncIterator[LoggedEvent]):
             return
         newest = self._answers[-1]
         if await self._wait_for_piece():
-            # The other process is not heard; the event replaces them.
+            # The other process cannot be heard; the event replaces the pieces.
             newest.void()
             self._subscriptions.note_heard(self._conversation_id, is_heard=False)
 
     async def _wait_for_piece(self) -> bool:
-        """Wait for the next word of another process; True if it did not come in time."""
+        """Wait for another process to be heard; return True if that took too long."""
         with anyio.move_on_after(PIECE_WAIT_S) as scope:
             await self._wait_for_bell()
         return scope.cancelled_caught
@@ -666,16 +658,16 @@ class EventReader(AsyncIterator[LoggedEvent]):
         return logged
 
     def _note_cut(self, turn_id: str, logged: LoggedEvent) -> None:
-        """Note that an event carries the answer whose pieces could not go on.
+        """Note that this event replaces an answer whose pieces were cut off.
 
-        The end of its turn carries none: it voids them.
+        The end of its turn carries no answer: it only voids the pieces.
         """
         if logged.event.turn_id == turn_id and logged.event.kind != "turn_ended":
             self.short_seq = logged.seq
         self._cut_turn_id = None
 
     async def _find_owner(self, on_owner_ended: Callable[[], Awaitable[object]]) -> None:
-        # The owner may have written events that it did not publish, and so may one elsewhere.
+        # The owner may have written events without publishing them, as may one in another process.
         self._note(Signal.LOOK)
         is_owned = self._subscriptions.is_owned(self._conversation_id)
         if is_owned or anyio.current_time() >= self._ask_owner_at:
@@ -686,12 +678,12 @@ class EventReader(AsyncIterator[LoggedEvent]):
             else:
                 self._has_owner_ended = False
                 return
-        # Not asked for at each of its events: asking is a claim, which the database refuses.
+        # Not at each event of the other owner: each try is a claim, which the journal refuses.
         with anyio.CancelScope(deadline=self._ask_owner_at):
             await self._follow()
 
     def _wait(self) -> Awaitable[None]:
-        # No await since nothing was found, so no offer is missed.
+        # There was no await since the reader found nothing, so no offer is missed.
         if self._subscriptions.is_owned(self._conversation_id):
             return self._wait_for_bell() if self._bell is None else self._bell.wait()
         return self._wait_for_another_process()
@@ -716,7 +708,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         if self.wants_relay:
             if self._subscriptions.want_pieces is not None:
                 self._subscriptions.want_pieces(self._conversation_id)
-            elif self._is_in_turn:  # another process runs it, and there is no way to any
+            elif self._is_in_turn:  # in another process, and none can be asked
                 self._subscriptions.note_heard(self._conversation_id, is_heard=False)
         with anyio.CancelScope() as following:
             wake, self._wake = self._wake, following.cancel
@@ -733,7 +725,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         return newest is not None and newest.turn_id is not None and newest.kind != "turn_ended"
 
     async def _read_page(self) -> None:
-        # Cleared before the journal is asked: an overflow from here on sets it again.
+        # Noted before the journal is asked, so that an overflow from here on is not lost.
         self._note(Signal.READ)
         at_cursor = 1 if self._cursor else 0
         try:

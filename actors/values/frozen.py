@@ -32,7 +32,7 @@ __all__ = [
 JSON_DEPTH_MAX = 100
 JSON_DIGITS_MAX = 2_466
 _INTEGER_BITS_MAX = 8192
-"""Any integer of more bits has more digits than that."""
+"""An integer of more bits than this has more than `JSON_DIGITS_MAX` digits."""
 
 FrozenJson: TypeAlias = "str | int | float | bool | tuple[FrozenJson, ...] | FrozenObject | None"
 

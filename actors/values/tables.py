@@ -13,13 +13,13 @@ __all__ = ["NO_TABLE"]
 
 class _NoTable(dict[Any, Any]):  # Any: it stands for tables of every type
     def __setitem__(self, key: object, value: object, /) -> NoReturn:
-        raise AssertionError(f"{key} would be put into the table of all: {value}")
+        raise AssertionError(f"{key} would be put into the shared empty table: {value}")
 
     def setdefault(self, key: object, default: object = None, /) -> NoReturn:
-        raise AssertionError(f"{key} would be put into the table of all: {default}")
+        raise AssertionError(f"{key} would be put into the shared empty table: {default}")
 
     def update(self, *args: object, **entries: object) -> NoReturn:
-        raise AssertionError(f"{args} and {entries} would be put into the table of all")
+        raise AssertionError(f"{args} and {entries} would be put into the shared empty table")
 
 
 NO_TABLE: Final[dict[Any, Any]] = _NoTable()

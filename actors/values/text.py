@@ -64,7 +64,7 @@ def error_text(error: BaseException) -> str:
     try:
         said = str(error)
     except Exception as unprintable:  # noqa: BLE001 - its __str__ may raise anything
-        said = f"its text cannot be had ({type(unprintable).__name__})"
+        said = f"its text cannot be read ({type(unprintable).__name__})"
     return storable(said)[:ERROR_LENGTH_MAX]
 
 
@@ -92,8 +92,8 @@ def check_length(what: str, length: int, length_max: int = EVENT_LENGTH_MAX) -> 
     """Raise `InvalidInput` if the texts of one event together, or one text, are too long."""
     if length > length_max:
         raise InvalidInput(
-            f"{what} has {length:,} characters; it takes {length_max:,}; nothing was written; "
-            "keep large content elsewhere, and send its address",
+            f"{what} has {length:,} characters; it takes at most {length_max:,}; nothing was "
+            "written; keep large content elsewhere, and send its address",
             argument=what,
             rule=f"{what} must have at most {length_max} characters",
         )
@@ -163,9 +163,9 @@ def check_id(what: str, text: object) -> None:
 def check_new_id(what: str, text: object) -> None:
     """As `check_id`; also raise if it has a control character.
 
-    Older ids may have one, so what is merely asked for is not checked by this.
+    Older ids may have one, so this is not for ids that are only looked up.
     """
-    # The usual one is not looked at letter by letter; a NUL cannot be printed.
+    # The usual id is not checked letter by letter; a NUL is not printable.
     if isinstance(text, str) and text.isascii() and text.isprintable():
         if not 0 < len(text) <= ID_LENGTH_MAX:
             check_id(what, text)
@@ -176,9 +176,9 @@ def check_new_id(what: str, text: object) -> None:
 
 
 def are_plain_ids(first: str, second: str, third: str | None) -> bool:
-    """True if `check_new_id` takes all of these, the third only if there is one; quickly.
+    """True only if `check_new_id` takes all of these; the third may be None.
 
-    It may say False of such ids too: of long ones, and of those beyond ASCII.
+    Cheap, and may be False for ids that it takes, too: long ones, and those beyond ASCII.
     """
     if type(first) is not str or type(second) is not str or not first or not second:
         return False
@@ -191,12 +191,12 @@ def are_plain_ids(first: str, second: str, third: str | None) -> bool:
 
 
 def check_conversation_id(conversation_id: object) -> None:
-    """As `check_id`; raise `InvalidConversationId` for a str that no conversation has as its id."""
+    """As `check_id`; raise `InvalidConversationId` for a str that cannot be a conversation's id."""
     _check_as_conversation_id(check_id, conversation_id)
 
 
 def check_new_conversation_id(conversation_id: object) -> None:
-    """As `check_new_id`; raise `InvalidConversationId`, also for what means a place in a path.
+    """As `check_new_id`; raise `InvalidConversationId`, also for an id with a meaning in a path.
 
     Ids become parts of addresses, of file names, and of the ids of a gateway.
     """
@@ -225,8 +225,8 @@ def _check_letters(what: str, text: str) -> None:
     for at, letter in enumerate(text):
         if letter < " " or "\x7f" <= letter < "\xa0":
             raise InvalidInput(
-                f"{what} has the control character {letter!r} at position {at}; use letters that "
-                "can be seen",
+                f"{what} has the control character {letter!r} at position {at}; use printable "
+                "characters",
                 argument=what,
                 rule=f"{what} must not have control characters",
             )

@@ -1,4 +1,4 @@
-"""The words of a text, as search knows them: the same for what is stored and for what is asked.
+"""The words of a text, as search knows them: the same for stored texts and for queries.
 
 A text is normalized (NFKD) and case-folded. Words are its longest runs of letters, digits and the
 signs that stand inside words; all else separates. Accents are left out, so `café` is `cafe` and
@@ -83,7 +83,7 @@ def _first(text: str) -> str:
 def snippet(text: str, words: Sequence[str], begins: str = "") -> str:
     """Return up to 200 characters of a text around one of these words, on one line.
 
-    `begins` is how a further word begins. Without any of them in it, the text's beginning.
+    `begins` is how a further word begins. If the text has none of them, return its beginning.
     """
     text = _first(text)
     at = _place(text, tuple(words), begins)
@@ -121,11 +121,11 @@ def _place(text: str, words: Sequence[str], begins: str) -> int:
             word in words or (begins and word.startswith(begins)) for word in find_words(part)
         )
 
-    # It stands there with accents, or among others without a space.
+    # The word has accents there, or is in a run of words without spaces.
     for segment in _SEGMENT.finditer(text):
         part = segment.group()
         if is_found(part):
-            # Of a long run without spaces, the ideograph.
+            # In a long run without spaces, return the place of the ideograph.
             letters = enumerate(part) if len(part) > _BEFORE else ()
             return segment.start() + next((at for at, one in letters if is_found(one)), 0)
     return 0

@@ -164,7 +164,7 @@ def test_a_call_is_refused_outside_of_the_block_and_in_a_forked_process(
     conversations: Conversations, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = Blocking(conversations, backend=backend)
-    with pytest.raises(RuntimeError, match=r"not open|were left"):
+    with pytest.raises(RuntimeError, match=r"not open|are closed"):
         call(conversations["c"].exists)
     with call:
         process = os.getpid()
@@ -173,7 +173,7 @@ def test_a_call_is_refused_outside_of_the_block_and_in_a_forked_process(
             with pytest.raises(RuntimeError, match="after the fork"):
                 call(conversations["c"].exists)
         assert not call(conversations["c"].exists)
-    with pytest.raises(RuntimeError, match=r"not open|were left"):
+    with pytest.raises(RuntimeError, match=r"not open|are closed"):
         call(conversations["c"].exists)
 
 

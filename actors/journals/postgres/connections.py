@@ -1,9 +1,9 @@
-"""Connections to PostgreSQL on which every wait has an end.
+"""Connections to PostgreSQL on which every wait is bounded.
 
-Owns how this library connects, and the bounds of every wait: for the server to accept a connection,
-for a lock, for an answer, and for a peer that has gone silent. A job that is not answered in time
-loses its connection, so its outcome is unknown; a server that is still working on it gives it up a
-little earlier. A connection that was lost is made again, with a pause after each failure.
+This module owns how the library connects, and the bound of every wait: for the server to accept a
+connection, for a lock, for an answer, and for a peer that has gone silent. If a job gets no answer
+in time, its connection is closed, so its outcome is unknown; a server that still works on the job
+stops a little earlier. A lost connection is made again, with a pause after each failure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 _LOCK_WAIT_S = 5.0
 _SERVER_SHARE = 0.8
-"""The server gives a statement up after this share of its job's bound, so that it can say so."""
+"""The server stops a statement after this share of its job's bound, so that it can still report
+it."""
 _RETRY_PAUSE_S_MIN = 0.05
 _RETRY_PAUSE_S_MAX = 5.0
 _PROBES_LOST_MAX = 3
@@ -48,11 +49,11 @@ class BoundedConnection(psycopg.Connection[Any]):
         self.begin_job()
 
     def begin_job(self) -> None:
-        """Count the bound from here: it is on all waits together, up to the next call."""
+        """Begin to count the bound, which is on all waits together, up to the next call."""
         self._until = self._monotonic() + self._answer_s
 
     def allow(self, answer_s: float) -> None:
-        """Let this job alone wait for so many seconds from here."""
+        """Let only this job wait for up to this many seconds from now."""
         self._until = self._monotonic() + answer_s
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401 - psycopg's own
@@ -60,7 +61,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         return super().wait(self._bounded(gen), *args, **kwargs)
 
     def _bounded(self, gen: PQGen[T]) -> PQGen[T]:
-        # psycopg sends 0 whenever its interval (0.1 s) has passed and nothing has come.
+        # psycopg sends 0 whenever its interval (0.1 s) has passed without an answer.
         try:
             waits_for = next(gen)
             while True:
@@ -88,9 +89,9 @@ def connect(
     """Connect in autocommit mode, with a bound on every wait.
 
     Raises `JournalRefused` if something between here and the server drops these settings. A process
-    that stops must hold nothing, so no statement waits long for a lock, no transaction
-    idles, and a connection to a server that has gone is given up. Unless `is_read_only`, only a
-    server that takes writes is accepted: after a failover, the new primary among several hosts.
+    that is suspended must hold nothing, so no statement waits long for a lock, no transaction
+    idles, and a connection to a server that is gone is closed. Unless `is_read_only`, only a server
+    that accepts writes is used: after a failover, the new primary among several hosts.
     """
     given = conninfo_to_dict(conninfo)
     probe_s = answer_s / _PROBES_LOST_MAX
@@ -134,8 +135,8 @@ def connect(
 def _check_session(connection: BoundedConnection, schema: str) -> None:
     """Raise `JournalRefused` if the settings of this session are not ours.
 
-    A pooler may drop them, or give each transaction another session. The tables would be looked for
-    in another schema, and waits would have no bounds.
+    A pooler may drop them, or run each transaction in another session. Then tables would be
+    searched in another schema, and waits would be unbounded.
     """
     row = connection.execute("SHOW search_path").fetchone()
     found = row[0] if row else None
@@ -157,7 +158,7 @@ def _quoted(schema: str) -> str:
 
 
 class Link:
-    """A thread's connection, which is made again when it is lost. Used by that thread alone."""
+    """A thread's connection, which is made again when it is lost. Only that thread uses it."""
 
     def __init__(
         self,
@@ -173,10 +174,10 @@ class Link:
         self._failure: Exception | None = None
 
     def begin_job(self) -> None:
-        """Have a connection for the next job.
+        """Ensure that there is a connection for the next job.
 
-        Raises `JournalUnavailable` if none can be made, and at once while the pause after the last
-        failure lasts. Each pause is twice the one before, up to 5 s.
+        Raises `JournalUnavailable` if none can be made, and at once during the pause after a
+        failure. Each pause is twice as long as the previous one, up to 5 s.
         """
         if not self.connection.closed:
             self.connection.begin_job()

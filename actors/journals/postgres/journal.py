@@ -1,12 +1,12 @@
 """The journal in PostgreSQL: durable, fenced, and written by many processes at once.
 
 Needs psycopg 3 (`turnkeeper[postgres]`). While it is entered, the journal holds a lease: a row that
-says until when this process is alive, by the database's clock. A heartbeat renews it. Claiming a
-conversation whose owner holds a valid lease raises `OwnedElsewhere`. Leaving gives the lease back;
-a process that was killed or stopped loses it when it runs out. One thread writes the waiting
-appends of all conversations in one statement that checks each epoch, a second one reads, and a
-third keeps the lease and listens for other processes' commits. The event loop never waits for the
-database.
+says until when this process counts as alive, by the database's clock. A heartbeat renews it.
+Claiming a conversation whose owner holds a valid lease raises `OwnedElsewhere`. Leaving gives the
+lease back; a process that was killed or stopped loses it when it runs out. One thread writes the
+waiting appends of all conversations in one statement that checks each epoch, a second one reads,
+and a third keeps the lease and listens for other processes' commits. The event loop never waits for
+the database.
 
 Beyond the port's promises: a process that stops holds no transaction, so another can take over when
 its lease has run out, and no row of its epoch is written afterwards. A connection that breaks is
@@ -47,7 +47,7 @@ from ...journal import (
 )
 from ..shared.database_journal import DatabaseJournal, sorted_by_id
 from ..shared.job_thread import Job, JobThread, Worker
-from ..shared.limits import check_asked, check_new_name, check_records
+from ..shared.limits import check_asked, check_new_name, check_records, check_settings
 from ..shared.log_watch import LogWatch, mark_of
 from ..shared.searching import LogWords
 
@@ -68,7 +68,7 @@ def _no_failpoint(_: str) -> None:
 
 
 _ANSWERS_MAX = 10
-"""More waits for the server than a thread can be in, one after the other, for one group."""
+"""More than the number of waits for the server that one group can cause, one after the other."""
 
 
 def _ignore() -> None:
@@ -99,24 +99,25 @@ class PostgresJournal(DatabaseJournal):
         ports: Ports | None = None,
         failpoint: Callable[[str], None] = _no_failpoint,
     ) -> None:
-        """Open nothing yet; entering does.
+        """Set up a journal; it connects only when it is entered.
 
         `conninfo`: as libpq takes it. `read_only`: own nothing and change nothing. `lease_s`: how
         long this process owns its conversations if it does not renew its lease. `tcp_timeout_s`:
-        how long the server's host may be silent. `poll_s`: how often readers look for what another
-        process has written, should no notification come.
-        `stop_wait_s`: how long leaving waits for what was submitted. `queued_events_max`,
-        `queued_bytes_max`: what may wait for the writing thread; appends beyond it wait.
-        `group_events_max`, `group_bytes_max`: the most that one commit holds.
-        `active_conversations_max`: of how many conversations the writer keeps the end in memory.
-        `rejection_age_s_max`: how long refused messages are kept.
+        how long the server's host may be silent. `poll_s`: how often readers check if another
+        process has written, if no notification comes.
+        `stop_wait_s`: how long leaving waits for calls under way. `queued_events_max`,
+        `queued_bytes_max`: the bounds of the writing thread's queue; further appends wait outside.
+        `group_events_max`, `group_bytes_max`: the bounds of one commit.
+        `active_conversations_max`: for how many conversations the writer keeps the end of the log
+        in memory. `rejection_age_s_max`: how long refused messages are kept.
 
-        `search` keeps an index of the words of chat messages; a schema that has none gets it bit by
-        bit, beside its use. `address` names this process to those that are refused a conversation
-        of its own.
+        `search` keeps an index of the words of chat messages. If the schema has none yet, it is
+        built bit by bit, while the journal is used. `address` is the name of this process for
+        processes that are refused because it owns a conversation.
         `failpoint` is for tests: the writing thread calls it with "begin" before and "committed"
         after each statement. Raises `ValueError` if `schema` is not a plain name.
         """
+        check_settings(locals())
         if not _SCHEMA.fullmatch(schema):
             raise ValueError(f"schema {schema!r}: a lower-case name of up to 51 characters")
         self._conninfo = conninfo
@@ -142,7 +143,7 @@ class PostgresJournal(DatabaseJournal):
             queued_items_max=queued_events_max,
             queued_bytes_max=queued_bytes_max,
             stop_wait_s=stop_wait_s,
-            # The bounds on the connection end every wait long before a thread counts as hung.
+            # The connection's own bounds end every wait long before a thread counts as hung.
             answer_wait_s=_ANSWERS_MAX * (lease_s + tcp_timeout_s),
         )
         self._make_writer = partial(
@@ -204,7 +205,7 @@ class PostgresJournal(DatabaseJournal):
         presence, self._presence = self._presence, None
         if presence is not None:
             presence.stop()
-            # Shielded and bounded: a lease that cannot be given back runs out.
+            # Shielded and bounded: a lease that cannot be given back simply runs out.
             with anyio.move_on_after(self._stop_wait_s, shield=True):
                 await self._presence_ended.wait()
         self._writer = self._make_writer()
@@ -230,9 +231,9 @@ class PostgresJournal(DatabaseJournal):
     def lease_failure(self) -> BaseException | None:
         """Why the lease is not being renewed: the last error; None while renewals succeed.
 
-        A health value: it stays set if the thread that renews the lease has ended, which only
-        leaving the journal and entering it again mends. Until then all writes are refused with
-        `JournalUnavailable`.
+        Use it as a health value. It stays set if the thread that renews the lease has ended; to
+        recover from that, leave the journal and enter it again. Until then all writes are refused
+        with `JournalUnavailable`.
         """
         return None if self._presence is None else self._presence.failure
 
@@ -280,8 +281,8 @@ class PostgresJournal(DatabaseJournal):
     async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
         """Delete a conversation; its text leaves the server's files with the next vacuum.
 
-        The conversation is gone with the first of several transactions. If this is cancelled or
-        the process ends later on, the next process that writes removes what is left.
+        The conversation is gone after the first of several transactions. If the call is cancelled
+        or the process ends after that, the next process that writes removes the remaining records.
         """
         check_asked(conversation_id)
         kept, forks, log = await self._change(
@@ -307,7 +308,7 @@ class PostgresJournal(DatabaseJournal):
     async def list(self) -> Sequence[ConversationInfo]:
         from .reader import PostgresReader  # noqa: PLC0415 - needs psycopg
 
-        # Each slice is a read of its own, so none passes the bound on an answer.
+        # Each slice is a separate read, so that none exceeds the bound on an answer.
         found: list[ConversationInfo] = []
         after: int | None = -1
         while after is not None:
@@ -329,7 +330,7 @@ class PostgresJournal(DatabaseJournal):
         )
 
     async def words_of(self, conversation_id: str) -> LogWords | None:
-        """Return what the index of words has of a log, for `verify_logs` to compare it.
+        """Return the search index's entries for a log, for `verify_logs` to compare.
 
         None if the schema has no index.
         """
@@ -356,7 +357,7 @@ class PostgresJournal(DatabaseJournal):
         if self._is_read_only:
             raise JournalRefused(f"schema {self._schema} is open read-only; nothing was written")
         if self._presence is not None:
-            # Refused at once, and not behind a statement that the database does not answer.
+            # Refused at once, instead of waiting behind a statement that gets no answer.
             self._presence.check()
         return self._writer.submit(job)
 
@@ -449,14 +450,14 @@ class PostgresJournal(DatabaseJournal):
         )
 
     def _show_own(self, names: Collection[str]) -> None:
-        """Call readers here that wait for one of these logs. Called in the writing thread."""
+        """Wake readers here that wait for one of these logs. Called in the writing thread."""
         if self._watch.is_awaited:
             self._hear({mark_of(name) for name in names})
 
     def _hear(self, marks: Collection[int] | None) -> None:
-        """Call readers here that wait for a log with one of these marks; None: for any log.
+        """Wake readers here that wait for a log with one of these marks; None: for any log.
 
-        Called in the threads. Most commits are awaited by no reader here, and wake no loop.
+        Called in the threads. No reader here waits for most commits, so these wake no event loop.
         """
         if marks is None or self._watch.awaits(marks):
             self._call_in_loop(partial(self._watch.call, marks))
@@ -465,7 +466,7 @@ class PostgresJournal(DatabaseJournal):
         self._on_lease_loss()
 
     def _leave_demoted_server(self) -> None:
-        """Have the reader connect again; called in the threads that write, which know."""
+        """Make the reader connect again; called by the writing threads, which notice a failover."""
         if self._reading is not None and not self._is_read_only:
             self._reading.leave_server()
 

@@ -1,17 +1,18 @@
 """The listings in PostgreSQL: written in the statement of the append, read a page at a time.
 
-A page reads one range of one index, whatever the number of conversations, and with it the rows that
-have changed last. These stand apart, in `listing_recent`, as in the SQLite file: a turn changes the
-status and the time of activity, and would write an entry in each of ten indexes each time that it
-does. So an owner that knows what is in `listing` writes a row that differs in nothing else there,
-in place. When many stand apart, a writer folds those that have come to rest into `listing`.
+A page reads one range of one index, whatever the number of conversations, and also the rows that
+have changed recently, which are in a separate table, `listing_recent`, as in the SQLite file. A
+turn changes the status and the time of activity, and would write an entry in each of ten indexes
+each time. So if an owner knows that a row differs from the one in `listing` only in these, it
+writes the row to `listing_recent`, in place. When there are many recent rows, a writer folds those
+at rest into `listing`.
 
-Invariants. A row in `listing_recent` stands for the one in `listing` unless that has a higher seq,
-which a process of a version without `listing_recent` has written. A statement that writes either
-holds the lock of the conversation's row. A page is read in one statement, and sees each
-conversation in one of both.
+Invariants. A row in `listing_recent` replaces the row in `listing` unless that has a higher seq,
+which only a process of a version without `listing_recent` writes. A statement that writes to either
+table holds the lock of the conversation's row. A page is read in one statement, and sees each
+conversation in one of the two tables.
 
-A listing is computed again from its log by the next owner, or by `turnkeeper reindex`.
+Listings are a cache: the next owner, or `turnkeeper reindex`, computes them again from the log.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ def listed_parameters(
 ) -> tuple[dict[str, object], bool, bool]:
     """Return the parameters of these listings, whether some are recent, and whether some are not.
 
-    There is an entry for each conversation that the statement moves. Each tail is told what its
-    row in `listing` holds once the statement has moved it.
+    There is an entry for each conversation that the statement appends to. Each tail notes the
+    contents of its row in `listing` after the statement.
     """
     places: list[object] = []
     numbers: list[str] = []
@@ -160,12 +161,12 @@ def listed_parameters(
 
 
 def array(values: Iterable[object]) -> str:
-    """Return an array in PostgreSQL's notation, of what needs no quotes."""
+    """Return an array in PostgreSQL's notation, of values that need no quotes."""
     return "{" + ",".join(map(str, values)) + "}"
 
 
 def text_array(values: Iterable[str | None]) -> str:
-    """Return the same for texts; psycopg takes three times as long for a few."""
+    """Do the same for texts; psycopg would take three times as long for a few."""
     quoted = [
         "NULL" if value is None else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
         for value in values
@@ -183,7 +184,7 @@ _ROW = f"""
     )
 """
 _COLUMNS = ", ".join(f"l.{column}" for column in ("conversation", "name", *_STORED))
-# Not as a join, so that few rows are looked up whatever the planner believes of these tables.
+# Not as a join, so that few rows are looked up whatever the planner assumes about these tables.
 _RECENT = """
     WITH recent AS MATERIALIZED (
         SELECT * FROM listing_recent r WHERE OF_OWNER
@@ -211,9 +212,9 @@ def read_page(connection: psycopg.Connection[Any], query: ListQuery, node: int) 
 def page_statement(
     query: ListQuery, after: ListKey | None, limit: int
 ) -> tuple[str, Sequence[object]]:
-    """Return the statement that reads so many rows of the query's drive, behind a key.
+    """Return the statement that reads `limit` rows of the query's drive, after a key.
 
-    It reads as many rows of `listing`, and as many recent ones, each in order.
+    It reads up to `limit` rows of `listing` and up to `limit` recent rows, each in order.
     """
     of_owner, owners = ("", []) if query.owner is None else ("r.owner = %s AND", [query.owner])
     part = drive_range(query, after, "%s")
@@ -293,19 +294,19 @@ def store_listing(
 
 
 def erase_listing(connection: psycopg.Connection[Any], number: int) -> None:
-    """Remove all that lists show of a conversation: the recent row too, by a rule of the schema."""
+    """Remove a conversation from all lists; a rule of the schema removes its recent row too."""
     connection.execute("DELETE FROM label WHERE conversation = %s", (number,))
     connection.execute("DELETE FROM listing WHERE conversation = %s", (number,))
 
 
 RECENT_LISTINGS_MAX = 256
-"""The rows beyond which some are folded. Each page of a list looks at all that are not folded."""
+"""Above this many recent rows, some are folded. Each page of a list reads all recent rows."""
 LISTINGS_FOLDED_MAX = 256
-"""At a time, in one transaction, which takes some milliseconds."""
+"""How many rows are folded at a time, in one transaction, which takes some milliseconds."""
 LISTINGS_BETWEEN = 128
-"""A process counts the rows again when it has written those of so many conversations."""
+"""A process counts the recent rows again when it has written those of this many conversations."""
 
-# Those at rest first: the others will change again soon. It skips a row that an append is writing,
+# Rows at rest first: the others will change again soon. It skips a row that an append is writing,
 # so that no append and no fold wait for each other.
 _OLDEST = f"""
     SELECT r.conversation FROM listing_recent r JOIN conversation c ON c.id = r.conversation

@@ -1,7 +1,7 @@
 """Finding the records of a log in PostgreSQL, and checking them.
 
 As in the SQLite file, a conversation's row says where its log ends, a fork's prefix stays in the
-logs that it was forked from, and each record is checked against the one before it.
+logs that it was forked from, and each record is checked against the previous one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Tail:
     """The owner, time of creation and labels of its row in `listing`, if this process wrote it."""
 
     def parts(self, after: int, upto: int) -> list[tuple[int, int, int]]:
-        """Return the logs that hold the records above `after` up to `upto`: log, above, up to."""
+        """Return the logs that hold the records after `after` up to `upto`: log, after, up to."""
         parts = []
         bases = (*(seq for _, seq in self.prefix), 0)
         for (log, last), base in zip(((self.log, self.head), *self.prefix), bases, strict=True):

@@ -1,22 +1,23 @@
 """A process's lease, and its LISTEN connection.
 
-Owns the node's row, one connection, and one thread. The thread renews the row's lease three times
-within its length. Rivals judge the lease by the database's clock. This process judges it by its
-own monotonic clock, counted from before the renewal was sent and less a margin, so it gives up
-before a rival may take over. The lease is politeness: the epoch in every append is what makes two
+It owns the node's row, one connection, and one thread. The thread renews the row's lease three
+times in each lease period. Rivals judge the lease by the database's clock. This process judges it
+by its own monotonic clock, counted from before the renewal was sent and less a margin, so it stops
+writing before a rival may take over. The lease is politeness: the epoch in every append makes two
 writers impossible.
 
-The thread is also the first to know that the lease has run out, or that it had when it was renewed,
-and says so. No error ends it: it logs the error and connects again. If it does end, the lease ends
-with it, and `check` says why.
+The thread is also the first to notice that the lease has run out, or had run out before it was
+renewed, and reports that. No error ends the thread: it logs the error and connects again. If it
+does end, the lease ends with it, and `check` says why.
 
 The same connection listens for other processes' commits, once a reader here waits for one, and
-tells them of this one's. A notification names the conversations by marks of 32 bits, so that a
-process wakes only the readers of these; an empty one stands for all. They are sent behind the
-commits, at most one in `told_every_s`, whatever the number of commits: PostgreSQL wakes each
-listening process for each of them. The more processes listen, the longer that is, so that each
-hears at most 1,000 a second of all others together. One that is lost, with this process or its
-connection, costs readers elsewhere the time until they look by themselves.
+notifies them of this process's commits. A notification names the conversations by marks of 32 bits,
+so that a process wakes only their readers; an empty notification stands for all conversations.
+Notifications are sent after the commits, at most one in `told_every_s`, whatever the number of
+commits, because PostgreSQL wakes each listening process for each notification. That interval grows
+with the number of listening processes, so that each hears at most 1,000 a second from all others
+together. If a notification is lost, with this process or its connection, readers elsewhere find the
+commits when they next poll.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _RETRY_PAUSE_S_MIN = 0.1
 _KEPT_NODES_S = 86_400
 CHANNEL = "turnkeeper"
 _UNDER_WAY_S = 1.0
-"""A statement that began before this process was known to listen tells it nothing. All logs are
-looked at once more when so much time has passed."""
+"""A statement that began before this process was known to listen does not notify it. So all logs
+are checked once more after this time."""
 _TOLD_EVERY_S_MIN = 0.005
 _TOLD_EVERY_S_A_LISTENER = 0.001
 MARKS_MAX = 900
@@ -71,7 +72,7 @@ _TELL = b"t"
 
 
 def told_every_s(listeners: int) -> float:
-    """Return how far apart the notifications of a process are if so many others listen."""
+    """Return the interval between notifications of a process if this many others listen."""
     return max(_TOLD_EVERY_S_MIN, _TOLD_EVERY_S_A_LISTENER * listeners)
 
 
@@ -87,7 +88,7 @@ def marks_of(payload: str) -> Collection[int] | None:
             int(payload[at : at + _MARK_DIGITS], 16) for at in range(0, len(payload), _MARK_DIGITS)
         }
     except ValueError:
-        return None  # of a version to come
+        return None  # sent by a newer version
     return found or None
 
 
@@ -107,11 +108,11 @@ class Presence:
         on_demoted: Callable[[], None],
         on_ended: Callable[[], None],
     ) -> None:
-        """Start nothing yet. The callbacks are called in the thread.
+        """Set up without starting the thread, in which the callbacks are called.
 
         `on_notify`: another process may have written. `on_lease_loss`: the lease has run out, or
-        had run out before it was renewed. `on_demoted`: the server takes no writes any more.
-        `on_ended`: the thread does nothing after this.
+        had run out before it was renewed. `on_demoted`: the server no longer accepts writes.
+        `on_ended`: the last call of the thread.
         """
         self._connect = connect
         self.node = node
@@ -122,7 +123,7 @@ class Presence:
         self._on_lease_loss = on_lease_loss
         self._on_demoted = on_demoted
         self._on_ended = on_ended
-        # Written by the presence thread alone, read by all: a float is replaced as a whole.
+        # Written only by the presence thread, read by all threads: assigning a float is atomic.
         self._valid_until = 0.0
         self._unbroken_since = 0.0
         self._asked_at = 0.0
@@ -153,7 +154,7 @@ class Presence:
         """Raise `JournalUnavailable` if the lease has run out, and say why it was not renewed."""
         if self.is_lease_valid():
             return
-        reason = "this process stood still" if self._failure is None else repr(self._failure)
+        reason = "this process was suspended" if self._failure is None else repr(self._failure)
         what_to_do = (
             "its thread has ended: leave the journal and enter it again"
             if self._has_ended
@@ -173,7 +174,7 @@ class Presence:
 
     def start(self) -> None:
         self._wake, self._woken = socket.socketpair()
-        # A send must not wait: what is in the buffer already wakes the thread.
+        # A send must not wait: if the buffer is full, the thread is being woken anyway.
         self._wake.setblocking(False)
         self._ports.start_thread(f"presence of {self._address}", self._run)
 
@@ -184,7 +185,7 @@ class Presence:
             self._call()
 
     def tell(self, names: Collection[str], listeners: int) -> None:
-        """Notify other processes soon that these logs have changed; so many of them listen."""
+        """Notify other processes soon that these logs have changed; `listeners` of them listen."""
         self._listeners = listeners
         marks = {mark_of(name) for name in names}
         with self._untold_lock:
@@ -218,8 +219,8 @@ class Presence:
         was_gone = row is None or row[0]
         is_unbroken = answered_at < self._valid_until and not was_gone
         if not is_unbroken:
-            # It ended some time before this: a rival may own what was claimed under it. A claim
-            # that began at this very reading of the clock began before the renewal.
+            # It ended some time before this: a rival may own conversations claimed under it. A
+            # claim that began at this very reading of the clock began before the renewal.
             is_first = not self._asked_at
             self._unbroken_since = answered_at if is_first else nextafter(answered_at, inf)
         self._asked_at = asked_at
@@ -255,7 +256,7 @@ class Presence:
             self._on_ended()
 
     def _fail(self, error: Exception) -> None:
-        """Pause before the next try, and tell if the lease runs out meanwhile."""
+        """Pause before the next try, and report it if the lease runs out meanwhile."""
         self._failure = error
         pause_s, longest_s = self._retry_pause_s, self._lease_s / RENEWALS_PER_LEASE
         self._retry_pause_s = min(pause_s * 2, longest_s)
@@ -291,8 +292,8 @@ class Presence:
         connection.execute("DELETE FROM node WHERE id = %s", (self.node,))
 
     def _wait(self, connection: BoundedConnection) -> None:
-        """Wait until it is time to renew or this process calls; hand notifications on."""
-        # From when it was asked for: a process that stood still meanwhile renews at once.
+        """Wait until it is time to renew or this process calls; pass notifications on."""
+        # Counted from when the wait began: a process that was suspended meanwhile renews at once.
         until = self._asked_at + self._lease_s / RENEWALS_PER_LEASE
         while (now := self._ports.monotonic()) < until and not self._is_stopping:
             if self._untold and now >= self._tell_at:
@@ -308,7 +309,7 @@ class Presence:
                 return
 
     def _tell(self, connection: BoundedConnection) -> None:
-        """Send what is untold. It is kept if the connection breaks, and sent on the next one."""
+        """Send pending notifications; if the connection breaks, they are sent on the next one."""
         with self._untold_lock:
             untold, self._untold = self._untold, set()
         try:
@@ -320,7 +321,7 @@ class Presence:
             raise
 
     def _hear(self, connection: BoundedConnection) -> None:
-        """Hand notifications on, including those that came with an answer."""
+        """Pass notifications on, including those that came with an answer."""
         own = connection.info.backend_pid
         for notice in connection.notifies(timeout=0):
             if notice.pid != own:
@@ -329,7 +330,7 @@ class Presence:
     def _wait_for_call(self, seconds: float, *others: BoundedConnection) -> bytes:
         """Wait that long, or until this process calls or a connection has something to read.
 
-        Return what this process calls for.
+        Return the calls of this process.
         """
         watched: list[socket.socket | BoundedConnection] = [self._woken, *others]
         with _Selector() as selector:

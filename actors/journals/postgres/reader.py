@@ -1,8 +1,8 @@
 """Reads from PostgreSQL, which need no ownership.
 
-Owns the reading connection; runs in a thread of its own. Each read is one read-only transaction
-over a single snapshot of the database, but for pages of lists and of searches. The next read
-replaces a connection that broke.
+The reader owns the reading connection and runs in a separate thread. Each read is one read-only
+transaction over a single snapshot of the database, except for pages of lists and of searches. If
+the connection broke, the next read makes a new one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Read(Job[T]):
     def __init__(
         self, apply: Callable[[PostgresReader], T], *, is_one_snapshot: bool = True
     ) -> None:
-        """If it is not `is_one_snapshot`, each statement of the read may see other commits."""
+        """Unless `is_one_snapshot`, each statement of the read may see newer commits."""
         super().__init__()
         self.apply = apply
         self.is_one_snapshot = is_one_snapshot
@@ -94,7 +94,7 @@ class PostgresReader:
     def leave_server(self) -> None:
         """Connect again before the next read: the server was found to be a standby.
 
-        Reads from it would go on to succeed, and lack what the new primary has. Thread-safe.
+        Reads from a standby would still succeed, but lack the new primary's commits. Thread-safe.
         """
         self._is_server_demoted = True
 
@@ -112,7 +112,7 @@ class PostgresReader:
                 self._connection.close()
             try:
                 self._link.begin_job()
-                # A transaction is two more messages to the server, and their answers.
+                # A transaction costs two more round trips to the server.
                 together = self._connection.transaction() if job.is_one_snapshot else nullcontext()
                 with together:
                     job.settle(job.apply(self))

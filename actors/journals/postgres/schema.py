@@ -1,8 +1,8 @@
 """The tables in PostgreSQL, and their migrations.
 
-Owns one schema of the database (`turnkeeper` by default), which the library makes and migrates
-under an advisory lock. A conversation's row says where its log ends and which node owns it. A
-node's row says until when that process is alive, by the database's clock.
+This module owns one schema of the database (`turnkeeper` by default), which the library makes and
+migrates under an advisory lock. A conversation's row says where its log ends and which node owns
+it. A node's row says until when that process counts as alive, by the database's clock.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ UNENCODABLE = (psycopg.DataError, UnicodeError)
 
 @contextmanager
 def refusal(schema: str) -> Iterator[None]:
-    """Raise the database's errors as the journal's own while a journal is opened."""
+    """Convert the database's errors to the journal's own while a journal is opened."""
     try:
         yield
     except (
@@ -216,9 +216,9 @@ def refusal(schema: str) -> Iterator[None]:
 
 
 def unencodable(error: Exception) -> InvalidInput:
-    """Return what the caller sees of one of the errors in `UNENCODABLE`."""
+    """Return the error that the caller gets for one of the errors in `UNENCODABLE`."""
     outcome = InvalidInput(
-        f"PostgreSQL has no text for an id or a name in this call: {error}; nothing was written; "
+        f"PostgreSQL cannot store an id or a name in this call: {error}; nothing was written; "
         "use ids without NUL and without lone surrogates"
     )
     outcome.__cause__ = error
@@ -239,7 +239,7 @@ def bring_up_to_date(
 ) -> None:
     """Make or migrate the tables. Raises `JournalRefused` if they are newer than this code.
 
-    `allow` lets the connection wait for so many seconds, if there is something to do.
+    If there is something to do, it calls `allow` to let the connection wait longer.
     """
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema_number(schema),))

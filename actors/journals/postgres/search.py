@@ -1,13 +1,13 @@
 """The index of words in PostgreSQL: filled in slices by one process at a time, read by pages.
 
 Once a process has asked for search, each append of a chat message notes its log in a queue, which
-costs a row without an index. One process at a time takes logs from it: a slice is a transaction
-that holds an advisory lock, so two processes never index twice, and a process that is killed leaves
-its slice to the next one. A slice locks the rows of its conversations only against deletion, so
-appends go on beside it.
+costs a row without an index. One process at a time takes logs from the queue: a slice is a
+transaction that holds an advisory lock, so no message is indexed twice, and if a process is killed,
+the next one does its slice. A slice locks the rows of its conversations only against deletion, so
+appends go on meanwhile.
 
-The words are lexemes of a `tsvector` under a GIN index. They were found in Python, so that every
-journal has the same.
+The words are lexemes of a `tsvector` under a GIN index. Python splits texts into words, so that
+every journal has the same words.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ _SWEPT_MAX = 500
 _EVENTS_MAX = 512
 _MESSAGES_MAX = 64
 _BYTES_MAX = 512 << 10
-"""A slice takes so many messages of about so many bytes in each log: some milliseconds."""
+"""A slice takes at most this many messages, of about this many bytes, in each log: some
+milliseconds."""
 _OWNERS_MAX = 200
 _ERASED_MAX = 1_000
 _POLL_S = 0.5
@@ -85,12 +86,12 @@ QUEUED = """
 
 
 def start_search(connection: psycopg.Connection[Any]) -> None:
-    """Make an empty index, unless there is one by these rules."""
+    """Make an empty index, unless there already is one with these rules."""
     with connection.transaction():
         row = connection.execute("SELECT rules FROM search").fetchone()
         if row is not None and row[0] == WORD_RULES:
             return
-        # An append that has not seen the row is over by then: it would not be in the queue.
+        # Wait for appends that began before there was a queue, since they do not note their logs.
         connection.execute("LOCK TABLE conversation IN SHARE MODE")
         row = connection.execute("SELECT rules FROM search").fetchone()
         if row is not None and row[0] == WORD_RULES:
@@ -103,13 +104,13 @@ def start_search(connection: psycopg.Connection[Any]) -> None:
 
 
 class Indexing(Job[bool]):
-    """Does a slice; its value is True if there is more to be indexed."""
+    """A job that indexes a slice; its outcome is True if there is more to index."""
 
     __slots__ = ()
 
 
 class PostgresIndexer:
-    """A `Worker` that fills the index while it rests; a job is one more slice."""
+    """A `Worker` that fills the index while it has no jobs; a job indexes one more slice."""
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class PostgresIndexer:
                 job.refuse(bug)
 
     def rest(self) -> float | None:
-        """Do a slice; as much time is left between two of them."""
+        """Index a slice; the pause until the next one is as long as the slice took."""
         began = self._ports.monotonic()
         try:
             is_more = self._slice(waits=False)
@@ -163,7 +164,7 @@ class PostgresIndexer:
                 is_more = _index_slice(connection)
                 self._failpoint("index commit")
         except OSError:
-            connection.close()  # raised by a failpoint, in place of the connection
+            connection.close()  # raised by a failpoint instead of the connection
             raise
         if connection.closed:
             # psycopg does not raise when it leaves a transaction whose connection is gone.
@@ -172,7 +173,7 @@ class PostgresIndexer:
         return is_more
 
     def _lock(self, connection: BoundedConnection, *, waits: bool) -> bool:
-        """Be the one that indexes; return False if another process is, unless this waits."""
+        """Take the indexing lock; return False if another process has it, unless `waits`."""
         if waits:
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (self._key,))
             return True
@@ -206,7 +207,7 @@ def _index_slice(connection: psycopg.Connection[Any]) -> bool:
 
 
 def _sweep(connection: psycopg.Connection[Any]) -> bool:
-    """Put some logs in the queue that were there before the index; True if there may be more."""
+    """Queue some logs that are older than the index; return True if there may be more."""
     row = connection.execute("SELECT swept FROM search").fetchone()
     if row is None or row[0] is None:
         return False
@@ -241,9 +242,10 @@ def _index_log(
 ) -> tuple[int, bool]:
     """Index the next messages of a log; return how many, and True if these were the last.
 
-    Nothing of a deleted conversation: its words are not to be found, even if a fork needs them.
+    Messages of deleted conversations are skipped: their words must not be found, even if a fork
+    needs the records.
     """
-    # The lock keeps a deletion out, and nothing else: no append has to wait for it.
+    # The lock blocks only a deletion; appends need not wait for it.
     row = connection.execute(
         "SELECT id, name, head, forked_at FROM conversation WHERE log = %s FOR KEY SHARE", (log,)
     ).fetchone()
@@ -340,7 +342,7 @@ def _insert(
 
 
 def _free_numbers(connection: psycopg.Connection[Any], wanted: Sequence[int]) -> list[int]:
-    """Return a number of no other message for each of these, as near as it can be."""
+    """Return for each of these numbers one that no other message has: itself or a higher one."""
     rows = connection.execute(
         "SELECT id FROM search_message WHERE id = ANY(%s::bigint[])", (list(wanted),)
     )
@@ -362,9 +364,9 @@ def _free_numbers(connection: psycopg.Connection[Any], wanted: Sequence[int]) ->
 
 
 def _has_other_owner(connection: psycopg.Connection[Any], facts: _Facts) -> bool:
-    """Return True if the newest message has another owner's word than the listing has.
+    """Return True if the newest message has the word of another owner than the listing's.
 
-    The owner of a listing changes without an event if a caller without listings wrote that.
+    The owner of a listing changes without an event if a caller that writes no listings changed it.
     """
     row = connection.execute(
         "SELECT owner FROM search_message WHERE log = %s ORDER BY seq DESC LIMIT 1", (facts.log,)
@@ -373,7 +375,7 @@ def _has_other_owner(connection: psycopg.Connection[Any], facts: _Facts) -> bool
 
 
 def _exchange_owner(connection: psycopg.Connection[Any], facts: _Facts) -> bool:
-    """Give some messages of a log the word of its owner; return True if there may be more."""
+    """Replace the owner's word of some messages of a log; return True if there may be more."""
     rows = connection.execute(
         "SELECT id, owner FROM search_message WHERE log = %s AND owner <> %s LIMIT %s",
         (facts.log, facts.owner, _OWNERS_MAX),
@@ -418,14 +420,14 @@ def erase_words(connection: psycopg.Connection[Any], log: int) -> int:
 # --- pages ----------------------------------------------------------------------------------------
 
 _NEAR_MAX = 512
-"""How many of an owner's newest messages a search compares one by one, before it asks the index of
-words: the index names every message with the words, and only then is known which are the newest."""
+"""How many of an owner's newest messages a search compares one by one before it uses the index of
+words. The index is slower for common words: it returns every message with the words, unsorted."""
 _AFTER_ALL = (1 << 63) - 1
 
-# One statement, which is a snapshot of its own: a transaction is two more exchanges with the
-# server. `far` runs only if `near` has too few. `id + 0` is in no index: the one over ids would
-# name most of the table. The index of words may be stale, so a message's conversation says whether
-# it is shown; of those that are, as many records are read as a page has.
+# One statement, which is its own snapshot: a transaction would cost two more round trips. `far`
+# runs only if `near` has too few. `id + 0` keeps the planner from the index over ids, which would
+# return most of the table. The index of words may be stale, so the message's conversation decides
+# if it is shown; of the messages that are, only as many records are read as a page has.
 _PAGE = """
     WITH near AS MATERIALIZED (
         SELECT id, log, seq, left_view
@@ -467,7 +469,8 @@ def read_search_page(
 ) -> SearchPage:
     """Return a page of the messages that the index has. Raises `SearchIsOff` if there is none.
 
-    Usually one statement; each further one goes on behind the last, as the next page does.
+    Usually this takes one statement; each further one continues after the last, as a next page
+    does.
     """
     statement = page_statement(query).encode()
     label, value = query.label or (None, None)
@@ -524,7 +527,7 @@ def page_statement(query: SearchQuery) -> str:
 
 
 def _tsquery(query: SearchQuery) -> str:
-    # Words have no quotation marks, nor anything else that a tsquery would obey.
+    # Words contain no quotation marks, and nothing else that a tsquery would treat as syntax.
     words = [f"'{word}'" for word in (*query.words, *scope_words(query))]
     if query.begins:
         words.append(f"'{query.begins}':*")
@@ -545,7 +548,7 @@ def _found(query: SearchQuery, one: Candidate) -> FoundMessage:
 
 
 def _said(record: Sequence[Any]) -> Said | None:
-    """Return what a record says, or None if it is missing or fails its checksum."""
+    """Return the chat message in a record, or None if it is missing or fails its checksum."""
     log, seq, epoch, event_id, kind, message_id, mark, before, payload = record
     before = first_mark(log) if seq == 1 else before
     if before is None:
@@ -571,7 +574,7 @@ _LOGS_OF_NONE = """
 
 
 def read_words(connection: psycopg.Connection[Any], name: str) -> LogWords | None:
-    """Return what the index has of a conversation, in one snapshot; None if there is no index."""
+    """Return the index's entries for a conversation, in one snapshot; None if there is no index."""
     row = connection.execute(_INDEXED, (name, WORD_RULES)).fetchone()
     if row is None:
         return None

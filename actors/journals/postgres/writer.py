@@ -1,13 +1,14 @@
 """Writes to PostgreSQL: one statement for the waiting appends of all conversations.
 
-Owns the writing connection; runs in one thread. A group of appends is one autocommit statement that
-moves the tails and inserts the events. The statement itself checks the epoch and head of each
-conversation, so a process that is stopped holds no transaction. It leaves a conversation alone if
-its tail is not where it was expected; the writer then tries that conversation's appends one by one,
-and the whole group if the log already has an id in it. The claims of a group are one statement too.
+The writer owns the writing connection and runs in one thread. A group of appends is one autocommit
+statement that moves the tails and inserts the events. The statement itself checks the epoch and
+head of each conversation, so a suspended process holds no transaction. The statement skips a
+conversation if its tail is not as expected; the writer then tries that conversation's appends one
+by one. If a log already has one of the ids, it tries the whole group one by one. The claims of a
+group are one statement too.
 
-What was committed is told to other processes' readers by the presence, behind the commit: a
-transaction that notifies holds a lock of the whole server while it waits for the disk.
+The presence notifies other processes' readers after the commit, since a transaction that notifies
+holds a lock of the whole server while it waits for the disk.
 
 The tails kept in memory are hints, which the statement checks. If the server reports an error,
 nothing was written. If the connection broke, the outcome is unknown; the next group makes a new
@@ -84,7 +85,7 @@ from .search import QUEUED, erase_words, move_owner
 T = TypeVar("T")
 
 _RACES_MAX = 3
-# While jobs wait, so many times more listings are written before the recent ones are counted.
+# While jobs wait, this many times more listings are written before the recent ones are counted.
 _BUSY_FACTOR = 4
 
 
@@ -136,8 +137,8 @@ _APPENDS = {
     for is_recent, is_listed, is_said in product((False, True), repeat=3)
 }
 
-# One that another process owns is found by reading: to lock its row would be a write, and a flush.
-# The insert decides, as its owner may have changed meanwhile.
+# A conversation that another process owns is found by reading first: locking its row would be a
+# write and a flush. The insert decides, as the owner may have changed meanwhile.
 _CLAIM = f"""
     WITH ENDED asked AS (
         SELECT * FROM unnest(%(names)b::text[], %(logs)s::bigint[], %(tips)s::bigint[])
@@ -178,7 +179,7 @@ _ERASURES_LOOK_S = 10.0
 _DROP_REJECTIONS = """
     DELETE FROM rejection WHERE id IN (SELECT id FROM rejection WHERE log = %s LIMIT %s)
 """
-# The newest first, and at least one, however large it is.
+# The newest records first, and at least one, however large it is.
 _DROP_EVENTS = """
     DELETE FROM event WHERE log = %(log)s AND seq IN (
         SELECT seq FROM (
@@ -203,7 +204,7 @@ class Claiming(Job[Claim]):
 
 
 class Change(Job[T]):
-    """Any other write, in a transaction of its own."""
+    """Any other write, in a separate transaction."""
 
     __slots__ = ("apply", "changed")
 
@@ -232,10 +233,10 @@ class PostgresWriter:
         tails_max: int,
         rejection_age_s_max: float,
     ) -> None:
-        """Take the connection over.
+        """Take over the connection.
 
-        `on_demoted` is called when the server is found to take no writes any more; `on_commit` with
-        the names of the conversations whose logs have changed, behind their commit.
+        `on_demoted` is called when the server turns out to accept no writes any more; `on_commit`
+        is called after a commit, with the names of the conversations whose logs have changed.
         """
         self._link = link
         self._presence = presence
@@ -253,11 +254,11 @@ class PostgresWriter:
         self.now_us = 0
         self._all_erased_at = -math.inf
         self._is_connected = False
-        """True once there was a connection for the group that is being done."""
+        """True once there was a connection for the current group."""
 
     @property
     def connection(self) -> BoundedConnection:
-        """The connection of the job that is being done."""
+        """The connection of the current job."""
         return self._link.connection
 
     def close(self) -> None:
@@ -288,7 +289,7 @@ class PostgresWriter:
             self._tails.popitem(last=False)
 
     def _answer(self, jobs: Sequence[Job[Any]], act: Callable[[], None]) -> None:
-        """Act; if that raises, refuse these jobs with the error that their callers should see."""
+        """Call `act`; if it raises, refuse these jobs with the error for their callers."""
         try:
             # The lease may have run out while they waited for their turn.
             self._presence.check()
@@ -305,13 +306,13 @@ class PostgresWriter:
             for job in jobs:
                 job.refuse(_outcome(error, is_known=is_known))
             if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-                self.connection.close()  # the next job looks for the new primary
+                self.connection.close()  # the next job connects to the new primary
                 self._on_demoted()
         except TurnkeeperError as error:
             for job in jobs:
                 job.refuse(error)
         except OSError as error:
-            # Raised by a failpoint, in place of the connection.
+            # Raised by a failpoint instead of the connection.
             self.connection.close()
             self._tails.clear()
             for job in jobs:
@@ -321,10 +322,11 @@ class PostgresWriter:
                 job.refuse(_bug(error))
 
     def _connect_once(self) -> None:
-        """Have a connection for the whole group, whose bound is that of one job.
+        """Ensure a connection for the whole group, with the bound of one job.
 
-        Raises `JournalUnavailable` if it was lost earlier in the group, so that no caller waits for
-        more than two silent statements: the one of the group before its own, and one of its own.
+        Raises `JournalUnavailable` if the connection was lost earlier in this group, so that no
+        caller waits for more than two unanswered statements: one of the group before, one of its
+        own.
         """
         if not self._is_connected:
             self._link.begin_job()
@@ -414,7 +416,7 @@ class PostgresWriter:
         return _Statement(self._node, self.now_us)
 
     def _tell(self, statement: _Statement) -> None:
-        """Tell the readers of what this statement has committed, here and in other processes."""
+        """Wake the readers of the logs that this statement changed, here and in other processes."""
         self._listed.update(statement.listed)
         if statement.moved:
             self._tell_of(statement.moved, statement.listeners)
@@ -494,7 +496,7 @@ class PostgresWriter:
                 job.settle(Claim(tail.epoch, tail.head))
 
     def _owner_of(self, name: str) -> str:
-        """Return the address of the process that was faster than a claim of this one."""
+        """Return the address of the process that claimed a conversation just before this one."""
         row = self.connection.execute(
             "SELECT node.address FROM conversation c JOIN node ON node.id = c.owner "
             "WHERE c.name = %s AND node.lease_until > clock_timestamp()",
@@ -559,7 +561,7 @@ class PostgresWriter:
         )
 
     def write_listing(self, name: str, listing: Listing, epoch: int) -> None:
-        """Replace a listing that is not newer."""
+        """Write a listing, unless the one in the database is newer."""
         tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
@@ -649,7 +651,7 @@ class PostgresWriter:
     def delete(self, name: str, epoch: int) -> tuple[int, Sequence[str], int]:
         """Delete a conversation; return how many records stay, for which forks, and its log.
 
-        The log's records are unreachable from here on, and are to be removed by `erase_slice`.
+        From now on the log's records cannot be reached; `erase_slice` has to remove them.
         """
         self._lock()
         tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
@@ -683,7 +685,7 @@ class PostgresWriter:
     def erase_slice(self, log: int) -> int | None:
         """Remove some records of a deleted log; return the log to go on with, or None at the end.
 
-        That is the same log, or one that it was forked from and that was kept for it alone.
+        The log to go on with is the same log, or its parent, if that was kept only for this fork.
         """
         self._lock()
         done = self.connection.execute(_DROP_REJECTIONS, (log, _ERASED_MAX)).rowcount
@@ -711,9 +713,9 @@ class PostgresWriter:
         self.connection.execute("INSERT INTO erasure VALUES (%s) ON CONFLICT DO NOTHING", (log,))
 
     def _erase_more(self) -> None:
-        """Remove a slice of a deletion that did not come to its end, here or elsewhere.
+        """Remove a slice of a deletion that was not completed, here or elsewhere.
 
-        Before the jobs of a group: if it gets no answer, none of them has been sent.
+        This runs before the jobs of a group: if it gets no answer, none of them has been sent.
         """
         if self._ports.monotonic() - self._all_erased_at < _ERASURES_LOOK_S:
             return
@@ -726,7 +728,7 @@ class PostgresWriter:
                 else:
                     self.erase_slice(row[0])
 
-        # In place of a job that a caller waits for: an error means that it is tried again.
+        # No caller waits for this job: after an error it is tried again.
         self._answer([Job[None]()], erase)
 
     def _fold_listings(self) -> None:
@@ -745,7 +747,7 @@ class PostgresWriter:
         return int(row[0]) if row else 0
 
     def _lock(self) -> None:
-        """Let forks and deletions happen one at a time: they are rare, and read many logs."""
+        """Serialize forks and deletions: they are rare, and read many logs."""
         self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema_number(self._schema),))
 
     def _store(self, tail: Tail) -> None:
@@ -791,15 +793,15 @@ def _rounds(jobs: Sequence[Claiming]) -> list[list[Claiming]]:
 
 
 class _Statement:
-    """The parameters of one `_APPEND`, gathered append by append."""
+    """The parameters of one append statement, gathered append by append."""
 
     def __init__(self, node: int, now_us: int) -> None:
         self._node = node
         self._now_us = now_us
         self.moved: Sequence[str] = ()
-        """The names of the conversations that it has moved, once it was run."""
+        """After it was run: the names of the conversations that it has appended to."""
         self.listeners = 0
-        """How many other processes listened when it was run."""
+        """After it was run: how many other processes listened."""
         # By conversation: the tail as the statement leaves it, and the appends that move it there.
         self._by_name: dict[str, tuple[Tail, list[Append]]] = {}
         self._heads_before: list[int] = []
@@ -816,7 +818,7 @@ class _Statement:
 
     @property
     def listed(self) -> Iterable[int]:
-        """The numbers of the conversations whose listings it has."""
+        """The numbers of the conversations whose listings it writes."""
         return self._listings.keys()
 
     @property

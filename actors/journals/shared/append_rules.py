@@ -1,8 +1,8 @@
 """The rules by which a journal refuses an append, in the order in which every journal applies them.
 
-A journal answers an append whose ids are all in the log before it applies these rules, whatever
-the epoch. Then ownership comes first, so that a fenced owner learns nothing about a rival's ids;
-then ids that the log has; then the expected seq.
+First, and whatever the epoch, a journal answers an append whose ids are all in the log. Then these
+rules apply. Ownership comes first, so that a fenced owner learns nothing about a rival's ids; then
+ids that the log has; then the expected seq.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .job_thread import Job
 from .limits import check_records
 
 REJECTIONS_DROPPED_MAX = 1_000
-"""Old rejections that go when new ones come, beyond as many as those: no write takes long."""
+"""How many more old rejections than new ones one write removes at most, so that it stays short."""
 
 
 class Append(Job[Sequence[int]]):
@@ -62,7 +62,7 @@ def check_append(
     known_events: Mapping[str, int],
     known_messages: Mapping[str, int],
 ) -> None:
-    """Raise if a rule forbids this append; the known ids are those that the log has."""
+    """Raise if a rule forbids this append. The known ids are ids of the append that the log has."""
 
     def fenced() -> Fenced:
         return Fenced(
@@ -84,7 +84,7 @@ def check_append(
 
 
 def check_deletion(conversation_id: str, *, epoch: int, found_epoch: int, head: int) -> None:
-    """Raise unless there is a log to delete, and its newest owner asks for it."""
+    """Raise unless there is a log to delete, and the request is from its newest owner."""
     if not head:
         raise ConversationNotFound(conversation_id)
     if epoch != found_epoch:
@@ -96,9 +96,9 @@ def check_deletion(conversation_id: str, *, epoch: int, found_epoch: int, head: 
 def check_snapshot_epoch(
     conversation_id: str, seq: int, *, epoch: int, found_epoch: int, head: int
 ) -> None:
-    """Raise `Fenced` if the snapshot's last record has a later epoch than its writer knows of.
+    """Raise `Fenced` if the snapshot's last record has a later epoch than its writer's.
 
-    The writer folded another log then, which was deleted; this one has begun under the same name.
+    Then the writer folded an earlier log of the same name, which was deleted since.
     """
     if found_epoch > epoch:
         raise Fenced(
@@ -107,7 +107,7 @@ def check_snapshot_epoch(
 
 
 def check_listing_place(conversation_id: str, seq: int, head: int) -> None:
-    """Raise `InvariantViolation` if a listing is of a seq that the log does not have."""
+    """Raise `InvariantViolation` if a listing has a seq that the log does not have."""
     if not 1 <= seq <= head:
         raise InvariantViolation(
             f"listing of conversation {conversation_id} at seq {seq}, which has no record; "

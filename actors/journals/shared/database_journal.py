@@ -1,7 +1,8 @@
-"""The half of the port that is the same over every database: each call is a job for a thread.
+"""The part of the port that is the same for every database: each call is a job for a thread.
 
-A journal over a database inherits it, and says how a job gets to its writing and to its reading
-thread. Claims, forks, deletions, lists of all and waiting differ, and are its own.
+A journal over a database inherits this class, and implements how a job gets to its writing and its
+reading thread. It also implements the parts that differ: claims, forks, deletions, complete lists,
+and waiting.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ _SAMPLES = 10
 
 
 async def sorted_by_id(infos: Sequence[ConversationInfo]) -> Sequence[ConversationInfo]:
-    """Return these in the order of their ids, without holding up the loop: a million take a second.
+    """Return these in the order of their ids, without blocking the loop: a million take a second.
 
-    They are dealt out by some of the ids, and each part is sorted alone.
+    They are partitioned by a sample of the ids, and each part is sorted separately.
     """
     if len(infos) <= _SORTED_AT_ONCE:
         return sorted(infos, key=_id_of)
@@ -91,10 +92,10 @@ def _erase_slice(log: int, writer: LogWriter) -> int | None:
 
 
 class DatabaseJournal:
-    """Inherit, and implement `_submit`, `_change`, `_read` and `_refuse_if_search_is_off`."""
+    """Base class; implement `_submit`, `_change`, `_read` and `_refuse_if_search_is_off`."""
 
     def _refuse_if_search_is_off(self) -> None:
-        """Raise `SearchIsOff` unless this journal was asked to search."""
+        """Raise `SearchIsOff` unless this journal was opened with search."""
         raise NotImplementedError
 
     def _submit(self, job: Job[T]) -> Awaitable[T]:
@@ -102,11 +103,11 @@ class DatabaseJournal:
         raise NotImplementedError
 
     async def _change(self, apply: Callable[[LogWriter], T], size: int = 0) -> T:
-        """Return the result of a write of `size` bytes."""
+        """Run a write of `size` bytes in the writing thread; return its result."""
         raise NotImplementedError
 
     async def _read(self, apply: Callable[[LogReader], T]) -> T:
-        """Return the result of a read."""
+        """Run a read in the reading thread; return its result."""
         raise NotImplementedError
 
     def append(
@@ -194,7 +195,7 @@ class DatabaseJournal:
         return await self._read(lambda reader: reader.read_snapshot(conversation_id))
 
     async def _erase_log(self, log: int) -> None:
-        """Remove the records of a deleted log, a transaction for each slice."""
+        """Remove the records of a deleted log, with one transaction for each slice."""
         left: int | None = log
         while left is not None:
             left = await self._change(partial(_erase_slice, left))

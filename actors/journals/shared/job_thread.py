@@ -10,10 +10,10 @@ taking it from the queue and handing its group back.
 
 Cancelling a caller does not cancel its job, unless the job still waits for room.
 
-No caller waits for ever. A thread that is at one group, or at opening, for longer than
-`answer_wait_s`, and what a large file or job adds to it, counts as hung: all callers get their
-errors, and nothing more is taken. A second thread looks at that, since the event loop may have no
-timer of ours and the first one hangs.
+No caller waits for ever. The bound on one group, and on opening, is `answer_wait_s`, plus some time
+for a large file or job. A thread that takes longer counts as hung: all callers get errors, and no
+more jobs are accepted. A second thread checks this, because the first one hangs and the event loop
+may be one in which we have no timer.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ _WATCH_INTERVAL_S = 5.0
 
 
 class Job(OneShot[T]):
-    """A task for a worker, and the one-shot that its caller awaits for the outcome."""
+    """A piece of work for a worker, and the one-shot on which its caller awaits the outcome."""
 
     more_s: float = 0.0
-    """The seconds that the worker may take for it beyond the bound of any other job."""
+    """How many seconds longer than any other job it may take."""
 
     __slots__ = ("bytes", "items", "refusal", "settled")
 
     def __init__(self, items: int = 1, size: int = 0) -> None:
-        # Written out, and not through super(): this runs once an append.
+        # Written out instead of calling super(), for speed: this runs for each append.
         self.is_done = False
         self.value = self.error = self.wake = None
         self.items = items
         self.bytes = size
-        # The worker's, until the thread hands its group back: a caller that was told that the
-        # thread hangs must not see what the thread still writes here.
+        # Belongs to the worker until the thread hands its group back: a caller that got the error
+        # of a hung thread must not see what the thread still writes here.
         self.settled: T | None = None
         self.refusal: Exception | None = None
 
     def settle(self, value: T) -> None:
-        """Set the outcome to this value. Called by the worker; it may still be replaced."""
+        """Set the outcome to this value. Called by the worker, which may still replace it."""
         self.settled = value
         self.refusal = None
 
@@ -71,17 +71,17 @@ class Worker(Protocol):
     """The code that runs in the thread."""
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
-        """Settle or refuse each job. Raises only if the worker itself is broken."""
+        """Settle or refuse each job. Raise only if the worker itself is broken."""
 
     def rest(self) -> float | None:
-        """Do a little work of its own while no job waits.
+        """Do a little background work while no job waits.
 
-        Returns the seconds until it is called again, unless a job comes before; None: not until
-        after the next group. Raises only if the worker itself is broken.
+        Return the seconds after which to call this again, unless a job comes before, or None to be
+        called only after the next group. Raise only if the worker itself is broken.
         """
 
     def close(self) -> None:
-        """Release resources. This is the last call, and comes from the same thread."""
+        """Release resources. This is the last call, in the same thread."""
 
 
 class JobThread:
@@ -114,12 +114,12 @@ class JobThread:
         self._queued_items = 0
         self._queued_bytes = 0
         self._waiting: deque[Job[object]] = deque()
-        # The group that the thread works on. Only the thread replaces it, as a whole.
+        # The group that the thread works on. Only the thread sets it, in one assignment.
         self._in_hand: Sequence[Job[object]] = ()
         # When the thread counts as hung, by the monotonic clock; None while it waits for jobs.
         self._until: float | None = None
         self.more_s = 0.0
-        """Set by the worker: the seconds that opening, or any group, may take beyond the bound."""
+        """Set by the worker: how many seconds longer than the bound opening or a group may take."""
         self._rest: Callable[[], float | None]
         self._is_over = threading.Event()
         self.is_hung = False
@@ -160,7 +160,7 @@ class JobThread:
         return await self.submit(job)
 
     def submit(self, job: Job[T]) -> Job[T]:
-        """Submit a job and return it, for one caller to await its outcome."""
+        """Submit a job and return it; one caller may await its outcome."""
         if not self._is_open:
             if self.is_hung:
                 raise self._hung("nothing was done")
@@ -189,7 +189,7 @@ class JobThread:
             self._is_over.set()
 
     def _give_up(self) -> None:
-        """Answer all callers that wait for a thread that hangs."""
+        """Refuse the jobs of all callers that wait for a thread that hangs."""
         self._hold.release()
         waiting = [*self._drain(), *self._waiting]
         self._waiting.clear()
@@ -211,13 +211,13 @@ class JobThread:
         )
 
     def _note_hung(self) -> None:
-        """Answer all callers of a thread that does not come back, and take nothing more."""
+        """Refuse all waiting jobs of a thread that hangs, and accept no more jobs."""
         self.is_hung = True
         self._is_open = False
         self._give_up()
 
     def _watch(self, call_in_loop: Callable[[Callable[[], None]], None]) -> None:
-        """Note when the thread hangs. Runs in a thread of its own, until that ends."""
+        """Notice if the thread hangs. Runs in another thread, until the first one ends."""
         while not self._is_over.wait(_WATCH_INTERVAL_S):
             until = self._until
             if until is not None and self._ports.monotonic() >= until:
@@ -225,7 +225,7 @@ class JobThread:
                 return
 
     def _end(self) -> None:
-        """Note that the thread has ended; if it died, answer all callers that wait for it."""
+        """Note that the thread has ended; if it died, refuse all jobs that wait for it."""
         self._is_open = False
         self._give_up()
         self._ended.set(None)
@@ -303,7 +303,7 @@ class JobThread:
                         job.refuse(outcome)
                 self._until = None
                 call_in_loop(partial(self._finish, group))
-                self._in_hand = group = ()  # what is done is kept by no one while the thread waits
+                self._in_hand = group = ()  # drop the finished group before the thread waits
         finally:
             self._is_over.set()
             try:
@@ -323,7 +323,7 @@ class JobThread:
                 return self._queue.get(timeout=pause_s)
 
     def _take(self) -> list[Job[object]]:
-        """Return the waiting jobs, up to the limits of a group; none if the thread shall end."""
+        """Return the waiting jobs, up to the limits of a group; none if the thread must end."""
         job = self._wait()
         if job is None:
             return []
@@ -333,7 +333,7 @@ class JobThread:
             while items < self._group_items_max and size < self._group_bytes_max:
                 job = self._queue.get_nowait()
                 if job is None:
-                    self._queue.put(None)  # no job is put after it
+                    self._queue.put(None)  # no job comes after it
                     break
                 group.append(job)
                 items += job.items

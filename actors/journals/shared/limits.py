@@ -1,14 +1,14 @@
-"""The limits that every journal sets to what it is given, at one place.
+"""The limits that every journal puts on its input, in one place.
 
-They hold for new data alone: what a journal has is read whatever it is, and a conversation that
-has an odd name already goes on under it. What is asked for need only be a text, or a number that
-makes sense: what no journal can have is not found.
+They hold for new data only: a journal reads whatever it has stored, and an existing conversation
+with an unusual name continues. An id in a query need only be a storable text, and a number must
+make sense; an id that no journal can have is simply not found.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...errors import ConversationNotFound, InvalidConversationId, InvalidInput
 from ...journal import Journal, Record, Rejection, Snapshot
@@ -26,16 +26,28 @@ __all__ = [
     "check_new_name",
     "check_page",
     "check_records",
+    "check_settings",
     "check_snapshot",
     "checked_rejections",
 ]
 
 PAYLOAD_BYTES_MAX = 256 << 20
-"""The bytes of one event's JSON: more than any event that passes `check_length` can have."""
+"""The most bytes that one event's JSON may have: more than any event that passes `check_length`."""
+
+
+def check_settings(arguments: Mapping[str, object]) -> None:
+    """Raise `InvalidInput` if seconds (`_s`) or a bound (`_max`) of a journal make no sense."""
+    for name, found in arguments.items():
+        is_time = name.endswith(("_s", "_s_max"))
+        if not is_time and not name.endswith("_max"):
+            continue
+        least = 0 if is_time else 1
+        if not (isinstance(found, int | float) and found >= least):  # NaN is not
+            raise InvalidInput(f"{name} is {found!r}; it must be a number from {least} on")
 
 
 def check_records(records: Sequence[Record]) -> int:
-    """Return the bytes of the records; raise `InvalidInput` if one is beyond the limits."""
+    """Return the size of the records in bytes; raise `InvalidInput` if one is beyond the limits."""
     size = 0
     for event_id, kind, payload, message_id in records:
         size += len(payload)
@@ -51,14 +63,14 @@ def check_records(records: Sequence[Record]) -> int:
 
 
 def check_asked(conversation_id: str, ids: Sequence[str] = ()) -> None:
-    """Raise `InvalidInput` if a name or an id that is asked for is no text that could be stored."""
+    """Raise `InvalidInput` if a name or an id in a query is not a text that could be stored."""
     check_text("conversation id", conversation_id)
     for one in ids:
         check_text("id", one)
 
 
 def check_page(after: int, limit: int) -> None:
-    """Raise `InvalidInput` if no records can be meant."""
+    """Raise `InvalidInput` if the bounds of a read make no sense."""
     if after < 0 or limit < 0:
         raise InvalidInput(
             f"a read of {limit} records after seq {after}; nothing was read; both are 0 or more"
@@ -98,8 +110,8 @@ def _check_size(what: str, payload: bytes) -> None:
 async def check_new_name(journal: Journal, conversation_id: str, *, any_name: bool = False) -> None:
     """Raise `InvalidConversationId` for a name that no new conversation can have.
 
-    The journal may have a conversation of that name already: then it goes on. With `any_name`, it
-    need only be a name that each journal can keep.
+    If the journal already has a conversation of this name, that continues. With `any_name`, every
+    name is accepted that each journal can store.
     """
     check_conversation_id(conversation_id)
     if any_name:

@@ -1,9 +1,9 @@
 """Pages of a list, the same for every journal.
 
-A journal has its listings in order under a few *drives*: all of them, those of one owner, those of
-one owner that have a status or a label. `fill_page` takes the drive that fits best, walks it in
-order, and leaves out the rows that the rest of the query does not want; it looks at `scan_max` rows
-at most. The owner is always in the drive, so no conversation of another user is ever looked at.
+A journal can walk a few sets of listings in order, called *drives*: all listings, those of one
+owner, and those of one owner with a status or a label. `fill_page` takes the drive that fits best,
+walks it in order, and skips the rows that the rest of the query excludes; it reads `scan_max` rows
+at most. The owner is always part of the drive, so the conversations of other users are never read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 ListKey = Sequence[str | int]
-"""The place of a row in the order of a query: what the order compares."""
+"""The place of a row in the order of a query: the values that the order compares."""
 
 Drive = Literal["all", "owner", "status", "label"]
 
@@ -67,7 +67,7 @@ class _Found(NamedTuple):
 def fill_page(
     query: ListQuery, fetch: Callable[[ListKey | None, int], Sequence[tuple[ListRow, ListKey]]]
 ) -> ListPage:
-    """Return a page; `fetch` returns so many rows of the drive behind a key, in order."""
+    """Return a page. `fetch(after, limit)` returns rows of the drive after a key, in order."""
     drive = drive_of(query)
     has_rest = (
         (query.prefix and query.order != "id")
@@ -97,33 +97,33 @@ def fill_page(
 
 
 def _behind_prefix(prefix: str) -> str | None:
-    """Return the first text behind all that begin with this one; None if there is none.
+    """Return the first text after all texts that begin with this one; None if there is none.
 
-    By code points, which is the order of the ids in every journal.
+    The order is by code points, as for ids in every journal.
     """
     for at in range(len(prefix) - 1, -1, -1):
         behind = chr(min(ord(prefix[at]) + 1, sys.maxunicode))
         if behind != prefix[at]:
-            # A surrogate is no character of its own.
+            # Surrogates are not characters.
             return prefix[:at] + ("\ue000" if "\ud800" <= behind <= "\udfff" else behind)
     return None
 
 
 def is_surely_stale(listing: Listing, head: int) -> bool | None:
-    """Return whether a listing is stale if its seq tells; None: look at the kinds behind it."""
+    """Return whether a listing is stale, or None if that depends on the kinds of later records."""
     if not listing.seq or not 0 <= head - listing.seq < LISTING_AGE_MAX:
         return True
     return False if listing.seq == head else None
 
 
-# --- what databases store -------------------------------------------------------------------------
+# --- listings in databases ------------------------------------------------------------------------
 
 
 class DriveRange(NamedTuple):
-    """The rows of a query's drive behind a key, in order, as parts of an SQL statement."""
+    """The rows of a query's drive after a key, in order, as parts of an SQL statement."""
 
     is_by_label: bool
-    """True if it walks the labels (`k`, which has a listing's columns too), and not the listings
+    """True if it walks the labels (`k`, which have a listing's columns too) instead of the listings
     (`l`)."""
     conditions: str
     """Empty, or behind a WHERE."""
@@ -139,9 +139,9 @@ class DriveRange(NamedTuple):
 def drive_range(
     query: ListQuery, after: ListKey | None, mark: str, *, is_in_labels: bool = True
 ) -> DriveRange:
-    """Return the range; `mark` stands for a value in the database's SQL.
+    """Return the range; `mark` is the placeholder for a value in the database's SQL.
 
-    The rows of a label are walked in the order that the labels have, or the listings.
+    The rows of a label are walked in the order of the labels or of the listings.
     """
     drive = drive_of(query)
     of = "k" if drive == "label" and is_in_labels else "l"
@@ -178,19 +178,19 @@ def drive_range(
 
 
 def bare_listing(now_us: int) -> Listing:
-    """Return the listing of a conversation of which no more is known than that it was written."""
+    """Return the listing of a conversation that was written, if nothing else is known about it."""
     return Listing(0, created_us=now_us, active_us=now_us)
 
 
 def labels_text(listing: Listing) -> str:
-    """Return the labels as JSON; the same for equal labels."""
+    """Return the labels as JSON; equal labels give equal JSON."""
     if not listing.labels:
         return "{}"
     return json.dumps(dict(sorted(listing.labels.items())), ensure_ascii=False)
 
 
 def listing_columns(name: str, listing: Listing) -> Sequence[Any]:
-    """Return a listing as it is stored: its columns from the seq to the seal."""
+    """Return the columns in which a listing is stored, from the seq to the seal."""
     labels = labels_text(listing)
     return (
         listing.seq,
@@ -212,7 +212,7 @@ def listing_seal(name: str, listing: Listing, labels: str) -> int:
 
 
 def stored_listing(name: str, facts: Sequence[Any], seal: object) -> Listing:
-    """Return a stored listing; if it fails its checksum, one that says nothing.
+    """Return a stored listing; if it fails its checksum, an empty one.
 
     `facts` are its columns, from the seq to the payload.
     """

@@ -1,10 +1,10 @@
 """Tasks that wait for logs to change, served by one query of the store for all of them.
 
-Each journal has one watch, which runs no task. One of the waiting tasks leads: it queries the store
-for those that `call` named, and for all of them whenever `call` named none or the poll interval has
-passed. When the leader leaves, it wakes another waiter, which leads from then on. So the number of
-queries does not grow with the number of waiting tasks, and a query that follows a commit reads the
-rows of the logs that it changed.
+Each journal has one watch, which runs no task of its own. One of the waiting tasks leads: it
+queries the store for the logs that `call` named. If `call` named none, or when the poll interval
+has passed, it queries for all logs that are waited for. When the leader leaves, it wakes another
+waiter, which leads from then on. So the number of queries does not grow with the number of waiting
+tasks, and a query that follows a commit reads the rows of the logs that it changed.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class LogWatch:
     async def _lead(self, leader: _Waiter) -> None:
         while not leader.has_moved:
             if not (self._is_called or self._called_for):
-                # Calls for some logs do not put off the look at all of them.
+                # Calls for some logs do not delay the query for all of them.
                 with anyio.CancelScope(deadline=self._poll_at):
                     self._calling = OneShot()
                     await self._calling.wait()
@@ -130,7 +130,7 @@ class LogWatch:
                 if names:
                     self._see(waiters, await self._read_heads(names))
             except BaseException:
-                self._is_called = True  # the query failed: the next leader makes it
+                self._is_called = True  # the query failed: the next leader repeats it
                 raise
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Large parts of a payload, stored beside the log and not in it.
+"""Large parts of a payload, which are stored beside the log.
 
 An image or a huge result is one long string in an event's JSON. `split` cuts such strings out byte
 for byte, so that `join` returns exactly the same payload, whatever it holds. Equal parts are
@@ -36,7 +36,7 @@ def split(payload: bytes) -> tuple[bytes, str, Sequence[tuple[bytes, bytes]]]:
 
 
 def _long_strings(payload: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of the contents of long JSON strings; possibly none if it is not JSON."""
+    """Yield the bounds of the contents of long JSON strings; if it is not JSON, maybe none."""
     at = payload.find(b'"')
     # A string that never closes ends the search: it cannot be JSON, and each further try would
     # read to the end.

@@ -1,13 +1,13 @@
-"""Search, as far as it is the same for every journal: what is indexed, and how a page is filled.
+"""The parts of search that are the same for every journal: which words are indexed, and pages.
 
-Indexed are the chat messages of users and agents. A message has a number, by which the index is
-sorted: its time, and then its seq. Messages of one time and seq in different conversations would
-share it, so a journal moves the later one up a little.
+The index has the chat messages of users and agents. Each message has a number, by which the index
+is sorted: its time, and then its seq. Messages of one time and seq in different conversations would
+share a number, so a journal gives the later one a slightly higher number.
 
-In the databases, each message is stored with its words and with two words more, which no text has:
+In the databases, each message is stored with its words and with two more words that no text has:
 one stands for the conversation's owner, one for its id up to the first slash or colon. So a search
-among one user's conversations looks at no message of another. The owner of a listing may change;
-then the job exchanges that word.
+among one user's conversations reads no message of another user. If the owner of a listing changes,
+the indexing job replaces that word.
 """
 
 from __future__ import annotations
@@ -46,22 +46,24 @@ __all__ = [
 
 SAID_KINDS = ("user_message", "agent_message")
 LEFT: dict[str, int] = {"condensation": 1, "retraction": 2}
-"""The kinds that take messages out of the view, as `left_view` is stored; the highest counts."""
+"""The kinds that take messages out of the view, with the numbers stored as `left_view`; the highest
+number of a message counts."""
 CHANGES_OWNER = "conversation_changed"
 SEARCHED_KINDS = (*SAID_KINDS, *LEFT, CHANGES_OWNER)
-"""The kinds of records that an index looks at."""
+"""The kinds of records that an index reads."""
 
 _LEFT_VIEW: Sequence[Literal["", "condensed", "retracted"]] = ("", "condensed", "retracted")
 _decode = json.JSONDecoder().decode
-_SEQS = 11  # bits of a number that are of the seq
+_SEQS = 11  # the bits of a number that hold the seq
 _TIME_MAX = (1 << (62 - _SEQS)) - 1
 NUMBER_SPAN = 1 << 31
-"""A message whose number is taken comes behind all that follow it in this span: a second."""
+"""If a message's number is taken, it gets the number after all that follow within this span: a
+second."""
 _CANDIDATES_AT_ONCE = 256
 
 
 class Said(NamedTuple):
-    """The chat message that a record holds: its text, its side, its author and its time."""
+    """The chat message in a record: its text, its side, its author and its time."""
 
     by: Literal["user", "agent"]
     author: str | None
@@ -70,7 +72,7 @@ class Said(NamedTuple):
 
 
 def find_said(kind: str, payload: bytes) -> Said | None:
-    """Return the chat message that a record holds, or None if it holds none."""
+    """Return the chat message in a record, or None if it has none."""
     if kind not in SAID_KINDS:
         return None
     fields = _fields(payload)
@@ -110,12 +112,12 @@ def _time(fields: dict[str, Any]) -> int:
 
 
 def message_number(at_us: int, seq: int) -> int:
-    """Return the number that a message has unless it is taken."""
+    """Return the number that a message gets, unless the number is taken."""
     return min(at_us, _TIME_MAX) << _SEQS | seq & ((1 << _SEQS) - 1)
 
 
 def owner_word(owner: str) -> str:
-    """Return the word that stands for an owner; it begins with a character of no word."""
+    """Return the word that stands for an owner; its first character occurs in no word of a text."""
     return "\ue000" + blake2b(owner.encode("utf-8", "replace"), digest_size=10).hexdigest()
 
 
@@ -129,13 +131,13 @@ def folder_of(conversation_id: str) -> str:
 
 
 def folder_word(conversation_id: str) -> str:
-    """Return the word that stands for the folder of an id; no text has it."""
+    """Return the word that stands for the folder of an id; it occurs in no text."""
     folder = folder_of(conversation_id).encode("utf-8", "replace")
     return "\ue001" + blake2b(folder, digest_size=10).hexdigest()
 
 
 def scope_words(query: SearchQuery) -> list[str]:
-    """Return the words, of those that no text has, that the messages of a query have."""
+    """Return the words for the owner and the folder that a query is limited to."""
     words = [] if query.owner is None else [owner_word(query.owner)]
     if folder_of(query.prefix):
         words.append(folder_word(query.prefix))
@@ -143,7 +145,7 @@ def scope_words(query: SearchQuery) -> list[str]:
 
 
 def stored_words(owner: str, conversation_id: str, text: str) -> Sequence[str]:
-    """Return all words that a message is stored with; the one that may be exchanged is first."""
+    """Return all words that a message is stored with, first the owner's word, which may change."""
     return (owner_word(owner), folder_word(conversation_id), *words_of(text))
 
 
@@ -151,18 +153,18 @@ def stored_words(owner: str, conversation_id: str, text: str) -> Sequence[str]:
 
 
 class Candidate(NamedTuple):
-    """A message with the words and the owner of a query."""
+    """A message that has the words and the owner of a query."""
 
     number: int
     conversation_id: str
     is_shown: bool
-    """False if its conversation has not the label of the query, or is another owner's by now."""
+    """False if its conversation lacks the label of the query, or has another owner by now."""
     place: Any
     """Names the record to its journal."""
 
 
 def has_rest(query: SearchQuery) -> bool:
-    """Return True if an index of words finds messages that the query does not want."""
+    """Return True if the search index may find messages that the query excludes."""
     return query.prefix != folder_of(query.prefix) or query.label is not None
 
 
@@ -172,7 +174,7 @@ def fill_search_page(
     show: Callable[[Sequence[Candidate]], Sequence[FoundMessage]],
     complete_to_us: int | None,
 ) -> SearchPage:
-    """Return a page. `find` returns so many candidates below a number, the highest first."""
+    """Return a page. `find(after, limit)` returns candidates below a number, the highest first."""
     is_scan = has_rest(query)
     at_once = min(_CANDIDATES_AT_ONCE, query.scan_max) if is_scan else query.limit + 1
     wanted: list[Candidate] = []
@@ -204,7 +206,7 @@ def found_message(
     number: int,
     left: int,
 ) -> FoundMessage:
-    """Return a message as it is found; `said` is None if its record is damaged."""
+    """Return a message as a search result; `said` is None if its record is damaged."""
     if said is None:
         at_us = number >> _SEQS
         return FoundMessage(
@@ -219,7 +221,7 @@ def found_message(
 
 
 class IndexedMessage(NamedTuple):
-    """A message of a log as an index has it."""
+    """A message of a log, as it is in an index."""
 
     left_view: int
     owner: str
@@ -237,7 +239,7 @@ class LogWords:
         after: int = 0,
         upto: int | None = None,
     ) -> None:
-        """Compare what lies behind `after`, where a fork begins, up to `upto`."""
+        """Compare the records after `after`, where a fork begins, up to `upto`."""
         self._name = conversation_id
         self._indexed = indexed
         self._after = after
@@ -261,14 +263,14 @@ class LogWords:
         one = self._indexed.get(seq)
         if one is None:
             return "the index of words lacks it"
-        # Other texts may have other words in another version of Unicode.
+        # Another version of Unicode may split some texts into other words.
         expected = set(stored_words(one.owner, self._name, said.text))
         if said.text.isascii() and set(one.words) != expected:
             return "the index of words differs from it"
         return None
 
     def end(self) -> tuple[int, str] | None:
-        """Return the seq of a message that the log does not have so, and the problem; or None."""
+        """Return the seq of a message that differs from the log, and the problem; or None."""
         for seq, one in self._indexed.items():
             if seq not in self.messages:
                 return seq, "the index of words has a message that the log has not"

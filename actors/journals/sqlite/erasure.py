@@ -1,12 +1,13 @@
 """Removes the records of deleted conversations, a slice at a time, so that no deletion is long.
 
 A deletion gives the name another log, in one short transaction that also lists the old log in the
-table `erasure`. From then on no reader finds it. Each slice is a transaction of its own, which
-removes the newest records that are left and notes how far it came. A process that ends in between
-leaves the rest to the next owner of the file.
+table `erasure`. From then on no reader finds the old log. Each slice is a separate transaction,
+which removes the newest remaining records and notes how far it got. If the process ends in between,
+the next owner of the file removes the rest.
 
-Owns the rule that a record stays as long as a fork needs it: a log is needed exactly up to the
-highest seq at which a fork of it begins. Deletions and slices run in the writer's transactions.
+This module owns the rule that a record stays as long as a fork needs it: a log is needed exactly up
+to the highest seq at which a fork of it begins. Deletions and slices run in the writer's
+transactions.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _DROP_REJECTIONS = """
 
 
 def begin_erasure(connection: sqlite3.Connection, log: int, last: int, head: int) -> None:
-    """List a log for its records to be removed; `last` is the id of its newest one, at `head`."""
+    """List a log whose records are to be removed; `last` is the id of its newest one, at `head`."""
     connection.execute(
         "INSERT OR REPLACE INTO erasure VALUES (?, ?, ?, ?)",
         (log, last, head, erasure_seal(log, last, head)),
@@ -72,8 +73,8 @@ def needed(connection: sqlite3.Connection, log: int) -> int:
 def erase_slice(connection: sqlite3.Connection, log: int) -> int | None:
     """Remove some records of a listed log; return the log to go on with, or None at the end.
 
-    That is the same log, or one that it was forked from and that was kept for it alone. Raises
-    `CorruptLog` if its records do not lead to each other.
+    The log to go on with is the same log, or its parent, if that was kept only for this fork.
+    Raises `CorruptLog` if the records are not linked to each other.
     """
     row = connection.execute(
         "SELECT last, head, seal FROM erasure WHERE log = ?", (log,)
@@ -114,7 +115,7 @@ def erase_slice(connection: sqlite3.Connection, log: int) -> int | None:
 def _drop_newest(
     connection: sqlite3.Connection, log: int, last: int, head: int, first: int
 ) -> tuple[int, int]:
-    """Remove the newest records, none below `first`; return the id and the seq of what is left."""
+    """Remove the newest records, none below `first`; return id and seq of the newest one left."""
     lowest = max(first, head - _RECORDS_MAX + 1)
     seq, before, size = head + 1, last, 0
     for seq, before, bytes_ in connection.execute(  # noqa: B007 - the lowest that is removed

@@ -1,9 +1,9 @@
-"""Keeps the writer's file in its place, and its stamp in step with its log.
+"""Checks that the writer's file is still in its place, and keeps its stamp in step with its log.
 
-Owned by the writer, which calls `check` before a group of jobs, at most once a second, between
-transactions, and looks once more on leaving. A file that was deleted or replaced under its owner
-would swallow all further commits without an error, since SQLite goes on writing the file that it
-has open. So what is acknowledged into such a file is at most what was written within a second.
+The writer owns the guard. It calls `check` between transactions, before a group of jobs and at most
+once a second, and checks once more on leaving. If a file is deleted or replaced while it is open,
+SQLite goes on writing the open file without an error, and all further commits would be lost. With
+the guard, at most the commits of one second are acknowledged into such a file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FileGuard:
         self._stamp()
 
     def check(self) -> None:
-        """Raise `JournalRefused` if the file is not in its place; else catch up on upkeep."""
+        """Raise `JournalRefused` if the file is not in its place; otherwise do pending upkeep."""
         self.refuse_if_moved()
         if self._is_erasing:
             self.erase()
@@ -39,7 +39,7 @@ class FileGuard:
             self._stamp()
 
     def refuse_if_moved(self) -> None:
-        """Raise `JournalRefused` if the file or its log is not in its place any more."""
+        """Raise `JournalRefused` if the file or its log is no longer in its place."""
         if self._look() != self._files:
             raise JournalRefused(
                 f"{self._path}, or its write-ahead log, was deleted or replaced while it was open; "
@@ -48,9 +48,9 @@ class FileGuard:
             )
 
     def erase(self) -> bool:
-        """Fold the log into the file and cut it to nothing; False if a reader is in the way.
+        """Fold the log into the file and truncate it; return False if a reader is in the way.
 
-        It waits for no reader, since all appends would wait with it; `check` tries again.
+        It does not wait for readers, since all appends would wait too; `check` tries again.
         """
         (wait_ms,) = self._connection.execute("PRAGMA busy_timeout").fetchone()
         self._connection.execute("PRAGMA busy_timeout = 0")
@@ -62,11 +62,11 @@ class FileGuard:
         return not is_busy
 
     def _stamp(self) -> None:
-        """Mark the file as one that needs its log, and its log as the one that it needs.
+        """Mark the file as incomplete without its log, and stamp it with the log that it needs.
 
-        The mark gets into the file by a checkpoint, and the log that follows begins by clearing it.
-        Then the stamp moves on to that log, so that a copy of the one before is outdated once this
-        is folded in. If a reader is in the way of the checkpoint, the file keeps its older stamp.
+        A checkpoint writes the mark into the file, and the next log begins by clearing it. Then the
+        stamp moves on to that next log, so that a copy of the previous log is outdated once the
+        next one is folded in. If a reader blocks the checkpoint, the file keeps its older stamp.
         """
         salt = log_salt(self._path)
         try:
@@ -81,7 +81,7 @@ class FileGuard:
             self._connection.execute("UPDATE log_stamp SET salt = ?", (self._salt or 0,))
 
     def _clear_mark(self) -> None:
-        """Clear the mark, by a second try after an error: closing would fold it into the file."""
+        """Clear the mark, after an error by a second try: closing would fold it into the file."""
         statement = "UPDATE log_stamp SET is_log_needed = 0"
         try:
             self._connection.execute(statement)

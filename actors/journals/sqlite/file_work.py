@@ -1,9 +1,9 @@
-"""Runs an operator's work on a file, with an end to the wait for a disk that does not answer.
+"""Runs an operator's work on a file, and stops waiting for a disk that does not answer.
 
-The work runs in a thread of its own, because no call in the caller's thread could be left. It says
-again and again that it gets on. Once it has said nothing for `answer_wait_s`, and a second more for
-each 4 MiB of the file, or its caller is interrupted, the caller leaves, and the work ends at the
-next thing that it does.
+The work runs in a separate thread, because a call in the caller's own thread could not be
+abandoned. The work reports progress again and again. If it reports nothing for `answer_wait_s`,
+plus a second for each 4 MiB of the file, or if its caller is interrupted, the caller leaves, and
+the work ends at its next step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ T = TypeVar("T")
 ANSWER_WAIT_S = 60.0
 
 DISK_BYTES_S_MIN = 4 << 20
-"""A disk that reads or writes less in a second counts as hung."""
+"""A disk that reads or writes less than this in a second counts as hung."""
 
 _LOOK_S = 0.5
 _LEAVE_WAIT_S = 5.0
-_STEPS_BETWEEN = 100_000  # of SQLite's machine: a few milliseconds
+_STEPS_BETWEEN = 100_000  # instructions of SQLite's virtual machine: a few milliseconds
 
 
 class FileWork(Generic[T]):
@@ -78,11 +78,11 @@ class FileWork(Generic[T]):
             self._more_s = (path.stat().st_size + log_bytes(path)) / DISK_BYTES_S_MIN
 
     def watch(self, connection: sqlite3.Connection) -> None:
-        """Count what this connection does as getting on, and interrupt it once it is given up."""
+        """Count this connection's activity as progress; interrupt it if the work is given up."""
         connection.set_progress_handler(self._go_on, _STEPS_BETWEEN)
 
     def note(self) -> None:
-        """Say that the work gets on. Raises `JournalUnavailable` if its caller has left."""
+        """Report progress. Raises `JournalUnavailable` if the caller has left."""
         if self._go_on():
             raise JournalUnavailable(f"{self._name} has been given up; run it again")
 

@@ -1,7 +1,7 @@
 """Forks and deletion: logs share prefixes, and a deletion keeps the records that a fork needs.
 
-A fork names the log that has its last shared record. A deletion takes a name's log away; `erasure`
-removes the records afterwards. All of this runs in the writer's transaction.
+A fork names the log that has its last shared record. A deletion separates a name from its log, and
+`erasure` removes the records afterwards. All functions here run in the writer's transaction.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def fork(
 def delete(writer: SQLiteWriter, name: str, epoch: int) -> tuple[int, Sequence[str], int]:
     """Delete a conversation; return how many records stay, the forks they serve, and its log.
 
-    The log's records are unreachable from here on, and are to be removed by `erase_slice`.
+    From now on the log's records cannot be reached; `erase_slice` has to remove them.
     """
     tail = writer.load(name)
     if tail is None:

@@ -42,7 +42,7 @@ from ...errors import (
 from ...journal import Claim, ConversationInfo, Deletion, Listing, Record
 from ..shared.database_journal import DatabaseJournal, sorted_by_id
 from ..shared.job_thread import Job, JobThread, Worker
-from ..shared.limits import check_asked, check_new_name, check_records
+from ..shared.limits import check_asked, check_new_name, check_records, check_settings
 from ..shared.log_watch import LogWatch
 from .file_work import DISK_BYTES_S_MIN
 from .forks import delete, fork
@@ -66,7 +66,7 @@ _DAY_S = 86_400.0
 _LOCK_PAUSE_S = 0.05
 
 _LOOK_S_MAX = 1.0
-"""The longest time until a process finds out that another one has taken its file over."""
+"""The longest time until a process notices that another one has taken its file over."""
 
 
 def _ignore() -> None:
@@ -122,27 +122,28 @@ class SQLiteJournal(DatabaseJournal):
         """Set up a journal; it opens nothing until it is entered.
 
         `path`: the file; it is made if it does not exist. `read_only`: read beside the process that
-        owns the file, and change nothing. `takeover`: own the file at once, though another process
-        does; its next write is refused. `synchronous`: SQLite's setting; with "NORMAL" a power cut
-        may lose the last commits. `owner_wait_s`: how long entering waits for an owner to leave.
-        `busy_wait_s`: how long a statement waits for another connection to the file. `poll_s`: how
-        often readers look for what another process has written.
-        `stop_wait_s`: how long leaving waits for what was submitted. `queued_events_max`,
-        `queued_bytes_max`: what may wait for the writing thread; appends beyond it wait.
-        `group_events_max`, `group_bytes_max`: the most that one commit holds.
-        `active_conversations_max`: of how many conversations the writer keeps the end in memory.
-        `rejection_age_s_max`: how long refused messages are kept.
+        owns the file, and change nothing. `takeover`: own the file at once, even if another process
+        owns it; the next write of that process is refused. `synchronous`: SQLite's setting; with
+        "NORMAL" a power cut may lose the last commits. `owner_wait_s`: how long entering waits for
+        another owner to leave. `busy_wait_s`: how long a statement waits for another connection to
+        the file. `poll_s`: how often readers check if another process has written.
+        `stop_wait_s`: how long leaving waits for calls under way. `queued_events_max`,
+        `queued_bytes_max`: the bounds of the writing thread's queue; further appends wait outside.
+        `group_events_max`, `group_bytes_max`: the bounds of one commit.
+        `active_conversations_max`: for how many conversations the writer keeps the end of the log
+        in memory. `rejection_age_s_max`: how long refused messages are kept.
 
-        `search` keeps an index of the words of chat messages; a file that has none gets it bit by
-        bit, beside its use.
-        `address` names this process to writers that are refused because it owns the file. A disk
-        that does not answer for `answer_wait_s`, and a second more for each 4 MiB of a long
-        write-ahead log, counts as hung: all that wait for it get an error, and the journal takes
-        nothing more.
+        `search` keeps an index of the words of chat messages. If the file has none yet, the writer
+        builds it bit by bit, while the journal is used.
+        `address` is the name of this process for writers that are refused because it owns the file.
+        If a disk does not answer for `answer_wait_s`, plus a second for each 4 MiB of a long
+        write-ahead log, it counts as hung: all calls that wait for it get an error, and the journal
+        accepts no more.
         `failpoint` is called in the writing thread with the name of each boundary of a commit:
         "begin" and "committed", with "written" and "commit" in between if the group holds more
-        than appends. Tests stop, delay or fail there.
+        than appends. Tests stop, delay or fail at these points.
         """
+        check_settings(locals())
         self._path = real_path(path)
         self._is_read_only = read_only
         self._is_takeover = takeover
@@ -216,7 +217,7 @@ class SQLiteJournal(DatabaseJournal):
         )
 
     def _watch_lock(self, is_left: threading.Event) -> None:
-        """Look whether another process has taken the file over; runs in a thread of its own."""
+        """Watch if another process takes the file over; runs in a separate thread."""
         while not is_left.wait(self._look_s):
             try:
                 self._lock.check()
@@ -241,7 +242,7 @@ class SQLiteJournal(DatabaseJournal):
                 return
 
     async def _on_disk(self, act: Callable[[], None]) -> None:
-        """Take or release the owner's lock in a thread, since the disk may not answer."""
+        """Run `act`, which takes or releases the owner's lock, in a thread: the disk may hang."""
         is_late = threading.Event()
 
         def act_in_time() -> None:
@@ -261,14 +262,14 @@ class SQLiteJournal(DatabaseJournal):
     async def _leave(self) -> None:
         self._is_left.set()
         # The last connection to leave folds the write-ahead log into the file, if it may write.
-        # After an error nothing is folded in: the log stays for the next opening to check.
+        # After an error nothing is folded in: the next opening checks the log.
         threads = [self._reader, self._writer]
         if self._closed_by is not None:
             threads.reverse()
         for thread in threads:
             await thread.stop()
-        # A thread that hangs may come back and write: then no other process may begin before this
-        # one has ended.
+        # A thread that hangs may wake up and write, so no other process may open the file before
+        # this one has ended.
         if not self._is_read_only and not self._writer.is_hung:
             with contextlib.suppress(JournalUnavailable):  # it is free when this process ends
                 await self._on_disk(self._lock.release)
@@ -303,8 +304,8 @@ class SQLiteJournal(DatabaseJournal):
         return await self._change(lambda writer: writer.claim(conversation_id))
 
     async def list(self) -> Sequence[ConversationInfo]:
-        # Each slice is a read of its own, so that however large the file is, none passes the bound
-        # on an answer.
+        # Each slice is a separate read, so that none exceeds the bound on an answer, however large
+        # the file is.
         found: list[ConversationInfo] = []
         rows, part = 0, ListSlice([], 0, -1, is_last=False)
         while not part.is_last:
@@ -315,7 +316,8 @@ class SQLiteJournal(DatabaseJournal):
         return await sorted_by_id(found)
 
     async def find_abandoned(self) -> Sequence[ConversationInfo]:
-        # The file has one owner, which is this process if any is alive. In slices, as a list.
+        # The file has one owner, which is this process if any is alive. Read in slices, as in
+        # `list`.
         found: list[ConversationInfo] = []
         after: int | None = -1
         while after is not None:
@@ -324,7 +326,7 @@ class SQLiteJournal(DatabaseJournal):
         return await sorted_by_id(found)
 
     async def release(self, conversation_id: str, *, epoch: int) -> None:  # noqa: ARG002 - the port's
-        """Do nothing: the file is given back as a whole, on leaving."""
+        """Do nothing: leaving the journal releases the whole file."""
         check_asked(conversation_id)
 
     async def fork(
@@ -359,8 +361,8 @@ class SQLiteJournal(DatabaseJournal):
     async def delete(self, conversation_id: str, *, epoch: int) -> Deletion:
         """Delete a conversation; overwrite the records that no fork needs, and empty the log.
 
-        The conversation is gone with the first of several transactions. If this is cancelled or
-        the process ends later on, the writer, or the next one, removes what is left.
+        The conversation is gone after the first of several transactions. If the call is cancelled
+        or the process ends after that, this writer or the next one removes the remaining records.
         """
         check_asked(conversation_id)
         kept, forks, log = await self._change(lambda writer: delete(writer, conversation_id, epoch))
@@ -386,8 +388,8 @@ class SQLiteJournal(DatabaseJournal):
     async def vacuum(self) -> int:
         """Return the space of deleted records to the disk; return the number of bytes freed.
 
-        It writes the whole file again, so it needs as much free space while it runs, and appends
-        wait meanwhile. The bound on their wait is a second longer for each 4 MiB of the file.
+        It rewrites the whole file, so it needs as much free space again, and appends wait
+        meanwhile. The bound on their wait is longer by a second for each 4 MiB of the file.
         """
         self._refuse_if_read_only()
         size = await self._read(lambda reader: reader.size())
@@ -423,8 +425,8 @@ class SQLiteJournal(DatabaseJournal):
         connection = open_for_writing(
             self._path, synchronous=self._synchronous, busy_wait_s=self._busy_wait_s
         )
-        # If the file cannot be stamped, its log must stay. So another connection, which cannot
-        # fold it into the file, is open while this one closes.
+        # If the file cannot be stamped, its log must stay. So another connection, which cannot fold
+        # the log into the file, stays open while this one closes.
         with (
             refusals(self._path),
             closing_on_error(connection),

@@ -1,16 +1,15 @@
 """The listings in the SQLite file: written in the statement of the append, read a page at a time.
 
-A page reads one range of one index, whatever the number of conversations, and with it the rows that
-have changed last. These stand apart, in `listing_recent`: a turn changes the status and the time of
-activity, and would move entries in five indexes each time that it does. So it writes its row there,
-and the writer folds the rows that have come to rest into `listing`, some at a time.
+A page reads one range of one index, whatever the number of conversations, and also the rows that
+have changed recently, which are in a separate table, `listing_recent`. A turn changes the status
+and the time of activity, and would move entries in five indexes each time. So a turn writes its row
+to `listing_recent`, and the writer folds rows at rest into `listing`, some at a time.
 
-Invariants. A row in `listing_recent` stands for the one in `listing` that it differs from in what a
-turn changes, and in nothing else; so there always is one. A page is read in one statement, and sees
-each conversation in one of the two.
+Invariants. A row in `listing_recent` replaces the row of its conversation in `listing`, which
+always exists, and differs from it only in the columns that a turn changes. A page is read in one
+statement, and sees each conversation in one of the two tables.
 
-Nothing here is the truth: a listing is computed again from its log by the next owner, or by
-`turnkeeper reindex`.
+Listings are a cache: the next owner, or `turnkeeper reindex`, computes them again from the log.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ NO_LISTING = (-1,) * LISTING_WIDTH
 LISTING_COLUMNS = ", ".join(f"0 AS listing_{name}" for name in _STORED)
 
 RECENT_LISTINGS_MAX = 256
-"""The rows beyond which some are folded. Each page of a list looks at all that are not folded."""
+"""Above this many recent rows, some are folded. Each page of a list reads all recent rows."""
 LISTINGS_FOLDED = 128
-"""So many at a time, which takes some milliseconds."""
+"""How many rows are folded at a time, which takes some milliseconds."""
 
-# What a turn changes; whatever else changes goes into `listing` at once, and into its labels. A
-# label that damage has taken is put back so, too.
+# The columns that a turn changes. Other changes go into `listing` and its labels at once, which
+# also restores a label that was lost by damage.
 _MOVING = ("seq", "status", "active_us", "payload", "seal")
 _ALL = ", ".join(f"NEW.listing_{name}" for name in _STORED)
 _CHANGED_COLUMNS = ", ".join(f"0 AS listing_{name}" for name in _STORED)
@@ -110,7 +109,7 @@ WRITE_LISTING = f"""
 """  # noqa: S608 - our own text
 
 _RECENT = "SELECT conversation FROM listing_recent"
-# Those at rest first: the others will change again soon.
+# Rows at rest first: the others will change again soon.
 _OLDEST = f"""
     SELECT json_group_array(conversation) FROM (
         SELECT conversation FROM listing_recent ORDER BY status NOT IN {AT_REST}, active_us LIMIT ?
@@ -137,7 +136,7 @@ def recent_listings(connection: sqlite3.Connection) -> set[int]:
 
 
 def fold_listings(connection: sqlite3.Connection, many: int) -> None:
-    """Fold so many of the oldest rows of `listing_recent` into `listing`, and into the labels."""
+    """Fold this many of the oldest rows of `listing_recent` into `listing` and the labels."""
     found = connection.execute(_OLDEST, (many,)).fetchone()
     for statement in _FOLD:
         connection.execute(statement, found)
@@ -158,7 +157,7 @@ def store_listing(connection: sqlite3.Connection, number: int, name: str, listin
 
 
 def erase_listing(connection: sqlite3.Connection, number: int) -> None:
-    """Remove all that lists show of a conversation."""
+    """Remove a conversation from all lists."""
     connection.execute("DELETE FROM listing_recent WHERE conversation = ?", (number,))
     connection.execute("DELETE FROM label WHERE conversation = ?", (number,))
     connection.execute("DELETE FROM listing WHERE conversation = ?", (number,))
@@ -197,15 +196,15 @@ def read_page(
     *,
     owned: Callable[[], tuple[Owned, str]],
 ) -> ListPage:
-    """Return a page; `owned` says who owns the file."""
+    """Return a page; `owned` is the process that owns the file."""
     owned_by = owned()
     of_time = {"id": None, "created": 3, "activity": 4}[query.order]
     new = tuple.__new__
 
     def fetch(after: ListKey | None, limit: int) -> Sequence[tuple[ListRow, ListKey]]:
         statement, values = page_statement(query, after, limit)
-        # All rows at once: each further fetch would wait for a busy event loop. Their payloads are
-        # JSON, so they stand apart: to quote JSON in JSON, and to read that, takes long.
+        # All rows at once: each further fetch would wait for a busy event loop. The payloads, which
+        # are JSON, are returned separately: quoting JSON inside JSON is slow to write and read.
         both = connection.execute(statement, values).fetchone()
         folded = rows_of(*both[:2])
         recent = rows_of(*both[2:])
@@ -235,9 +234,9 @@ def read_page(
 def page_statement(
     query: ListQuery, after: ListKey | None, limit: int
 ) -> tuple[str, Sequence[object]]:
-    """Return the statement that reads so many rows of the query's drive, behind a key.
+    """Return the statement that reads `limit` rows of the query's drive, after a key.
 
-    It reads as many folded rows, and as many recent ones, each in order.
+    It reads up to `limit` folded rows and up to `limit` recent rows, each in order.
     """
     part = drive_range(query, after, "?")
     tables = f"listing l {_HEADS}"
@@ -253,7 +252,7 @@ def page_statement(
 
 
 def has_moved(connection: sqlite3.Connection, listing: Listing, head: int, last: int) -> bool:
-    """Return True if a log that ends at `head`, in row `last`, has gone on since its listing."""
+    """Return True if a log that ends at `head`, in row `last`, has outdated its listing."""
     is_stale = is_surely_stale(listing, head)
     if is_stale is None:
         found = connection.execute(_HAS_MOVED, {"entry": last, "first": listing.seq + 1})
@@ -262,7 +261,7 @@ def has_moved(connection: sqlite3.Connection, listing: Listing, head: int, last:
 
 
 def read_listing(connection: sqlite3.Connection, number: int) -> tuple[Listing, bool] | None:
-    """Return the listing of a conversation, and whether it and its labels are whole; or None."""
+    """Return the listing of a conversation, and if it and its labels are undamaged; or None."""
     folded, recent = (
         connection.execute(
             f"{_STORED_ROW} FROM {table} WHERE conversation = ?", (number,)

@@ -1,9 +1,9 @@
 """Finds the records of a log in the file, and checks each one that it reads.
 
-Owns the layout that `schema` declares: a conversation's row says where its log ends, each record
-names the one before it, and every 64th is in an index. A fork's first record names a record of its
-parent's log, so following the chain leads through the parent too. Only ids and anchors have to be
-looked up under the logs that hold the prefix.
+This module owns the layout that `schema` declares: a conversation's row says where its log ends,
+each record names the previous one, and every 64th record is in an index (an anchor). A fork's first
+record names a record of its parent's log, so the chain leads through the parent too. Only ids and
+anchors have to be looked up separately under the logs that hold the prefix.
 
 Nothing here writes. All functions must be called within one transaction.
 """
@@ -119,7 +119,7 @@ _INCARNATIONS_LOOKED_FOR = 8
 
 
 def _refuse_if_hidden(connection: sqlite3.Connection, name: str) -> None:
-    """Raise `CorruptLog` if no row was found for a name, and yet the file has records of it."""
+    """Raise `CorruptLog` if the file has records of a name for which no row was found."""
     logs = [log_number(name, incarnation) for incarnation in range(_INCARNATIONS_LOOKED_FOR)]
     if connection.execute(_FIND_LOGS, logs).fetchone():
         raise CorruptLog(name, 0, "an index hides its own row")
@@ -182,8 +182,8 @@ _FIND_ONE = (
     f"{CHAIN} SELECT e.id, e.mark FROM chain c JOIN event e ON e.id = c.id WHERE c.seq = :first"  # noqa: S608 - our own text
 )
 
-# SQLite gathers all rows into a single result, newest first, as the chain runs. Fetching row by
-# row would release the interpreter lock for each, and wait for a busy event loop each time.
+# SQLite aggregates all rows into one result, newest first, in the order of the chain. Fetching row
+# by row would release the interpreter lock and wait for a busy event loop each time.
 _READ_EVENTS = f"""
     {CHAIN}
     SELECT json_group_array(json_array(
@@ -220,8 +220,8 @@ def read_records(
 ) -> list[StoredRecord]:
     """Return the records above `after` up to and including `upto`, each checked.
 
-    Each mark is checked against the mark before it. The mark at `after` itself is trusted: a
-    caller that reads from the beginning has checked it on the page before.
+    Each mark is checked against the previous mark. The mark at `after` itself is trusted: a caller
+    that reads from the beginning has checked it with the previous page.
     """
     entry = find_entry(connection, tail, upto)
     try:
@@ -295,7 +295,7 @@ def find_messages(
     return _find(connection, "message_id", tail, message_ids)
 
 
-# An id that is in fewer logs than this is looked for in all of them at once.
+# An id that is in fewer logs than this is found by one statement over all logs.
 _LOGS_AT_ONCE = 16
 
 

@@ -1,8 +1,8 @@
-"""Tells a page that the disk cannot read from a page that is damaged, which SQLite does not.
+"""Distinguishes a page that the disk cannot read from a damaged page, which SQLite does not.
 
-SQLite reports EIO of a read as SQLITE_CORRUPT. A caller would be told to repair a file that may be
-whole on the disk. So when SQLite reports damage, the files are read here in plain, and if that
-works, the attempt is made once more.
+SQLite reports the EIO of a read as SQLITE_CORRUPT. The caller would then be told to repair a file
+that may be whole on the disk. So when SQLite reports damage, this module reads the files directly,
+and if that works, it makes the attempt once more.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ...errors import JournalUnavailable
 T = TypeVar("T")
 
 _BLOCK_BYTES = 1 << 20
-_BYTES_MAX = 4 << 30  # of a larger file the rest is taken to be readable
+_BYTES_MAX = 4 << 30  # of a larger file, only this much is tried
 
-# Closing a descriptor of a file takes away the locks that SQLite holds on that file in this
-# process. So the one that a file was read by stays open, for the next time.
+# Closing any descriptor of a file releases the locks that SQLite holds on that file in this
+# process. So the descriptor that was used stays open, and is used again.
 _descriptors: dict[tuple[int, int], int] = {}
 
 
@@ -40,7 +40,7 @@ def unless_misread(path: Path, attempt: Callable[[], T]) -> T:
 
 
 def is_corrupt(error: BaseException | None) -> bool:
-    """Return True if SQLite reported damage by this error, or by the one that caused it."""
+    """Return True if this error, or the one that caused it, is SQLite's report of damage."""
     while error is not None:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT:
             return True

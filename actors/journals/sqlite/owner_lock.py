@@ -1,9 +1,9 @@
 """The lock that names the process which writes a file: a sidecar, locked in the kernel.
 
-Owns the rule "one writing process per file". The kernel frees the lock when its process dies,
-however it dies, so a restart never waits. A process that is merely stopped still holds it; only
-`take_over` gets past it, by replacing the sidecar. The lock is politeness. The generation, which
-every transaction checks, is the safety that makes two writers impossible.
+This module owns the rule "one writing process per file". The kernel frees the lock when its process
+dies, however it dies, so a restart never waits. A process that is only suspended still holds the
+lock; `take_over` alone gets past it, by replacing the sidecar. The lock is politeness. Safety comes
+from the generation, which every transaction checks: it makes two writers impossible.
 
 The sidecar is never removed, because removing it would race with a process about to lock it.
 """
@@ -23,7 +23,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def _lock(descriptor: int) -> None:
-        os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # behind the text, which stays readable
+        os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # after the text, which stays readable
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
 else:
     import fcntl
@@ -78,8 +78,8 @@ class OwnerLock:
     def is_held(self) -> bool:
         """Return True if a process that is alive has the file open for writing.
 
-        It looks by taking a shared lock for a moment; a file that cannot be locked counts as held
-        by none.
+        To check, it takes a shared lock for a moment; a file that cannot be locked counts as not
+        held.
         """
         if sys.platform == "win32":
             return False
@@ -101,7 +101,7 @@ class OwnerLock:
         """Take the lock from its holder, whose next write is refused."""
         draft = Path(f"{self._sidecar}-{os.getpid()}")
         with contextlib.suppress(OSError):
-            draft.unlink()  # of a process that had this number before
+            draft.unlink()  # left by a process that had this number before
         descriptor = self._open(draft)
         try:
             _lock(descriptor)
@@ -116,7 +116,7 @@ class OwnerLock:
     def check(self) -> None:
         """Raise `OwnedElsewhere` if another process has taken over. Thread-safe.
 
-        A sidecar that was removed takes nothing away: the generation in the file still holds.
+        If the sidecar was removed, the generation in the file still protects it.
         """
         descriptor = self._descriptor
         if descriptor is None:
@@ -137,7 +137,8 @@ class OwnerLock:
     def _keep(self, descriptor: int) -> None:
         self._descriptor = descriptor
         _held.add(descriptor)
-        # The name is for those who are refused; the lock holds without it, as on a full disk.
+        # The name is only for error messages; the lock holds without it, for example on a full
+        # disk.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)

@@ -1,7 +1,7 @@
 """Reads from the SQLite file, and checks all that it reads.
 
-Owns the reading connection; runs in its own thread, and needs no ownership. Each read is one
-transaction, so it sees the file as of one commit.
+The reader owns the reading connection, runs in its own thread, and needs no ownership of the file.
+Each read is one transaction, so it sees the file as of one commit.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ _COUNT = """
 
 
 class ListSlice(NamedTuple):
-    """Some rows of conversations, in the order of their numbers."""
+    """A slice of the conversations, in the order of their rows' numbers."""
 
     infos: Sequence[ConversationInfo]
-    """Those that have records."""
+    """The conversations in it that have records."""
     rows: int
     last: int
     """The number of the last row."""
@@ -139,8 +139,8 @@ class SQLiteReader:
     def do(self, apply: Callable[[SQLiteReader], T]) -> T:
         """Run one read in one transaction.
 
-        Damage is reported only if a second connection finds it too: a failed allocation or read
-        can leave the first one with a page, or an answer, that the file does not have.
+        Damage is reported only if a second connection finds it too: after a failed allocation or
+        read, the first one may have a wrong page in its cache, or give a wrong answer.
         """
         try:
             return self._do(apply)
@@ -210,7 +210,7 @@ class SQLiteReader:
     def _open(self) -> None:
         state = () if self._is_owner else self._look()
         if not self._is_owner and not OwnerLock(self._path, "a reader").is_held():
-            refuse_bad_log(self._path)  # an owner checked it when it opened the file
+            refuse_bad_log(self._path)  # the owner checked the log when it opened the file
         self.connection = open_for_reading(
             self._path, busy_wait_s=self._busy_wait_s, is_immutable=self._is_immutable(state)
         )
@@ -219,11 +219,11 @@ class SQLiteReader:
         self._state = state
 
     def _is_migrated(self) -> bool:
-        """Return True if the connection was made for an older schema than the file has by now."""
+        """Return True if the file has a newer schema now than when the connection was made."""
         return self._opened_version < SCHEMA_VERSION and self._version != self._opened_version
 
     def _look(self) -> tuple[int, ...]:
-        """Return a state that changes when a writer opens or closes the file, or wrote it since.
+        """Return a state that changes when a writer opens, closes or writes the file.
 
         Beside a live writer, only the file's identity counts: SQLite's own locks do the rest.
         """
@@ -279,7 +279,7 @@ class SQLiteReader:
         return sorted(found, key=lambda info: info.conversation_id)
 
     def list_slice(self, after: int) -> ListSlice:
-        """Return the conversations of the next rows behind this number."""
+        """Return the conversations of the next rows after this number."""
         (rows,) = self.connection.execute(_LIST, (after, _LIST_PAGE)).fetchone()
         tails = list(map(tail_of_row, _parsed(rows)))
         infos = [_info(tail) for tail in tails if tail.head]
@@ -287,10 +287,10 @@ class SQLiteReader:
         return ListSlice(infos, len(tails), last, len(tails) < _LIST_PAGE)
 
     def check_index(self, rows: int, last: int) -> None:
-        """Raise `JournalRefused` unless the index over names has so many rows up to this number.
+        """Raise `JournalRefused` unless the index over names has `rows` rows up to number `last`.
 
-        Otherwise one of them hides conversations. A row is never removed, and a new one has a
-        higher number, so this holds whatever is written meanwhile.
+        If the counts differ, the table or its index hides conversations. Rows are never removed,
+        and new rows get higher numbers, so writes do not disturb the check.
         """
         (count,) = self.connection.execute(_COUNT, (last,)).fetchone()
         if rows != count:
@@ -302,8 +302,8 @@ class SQLiteReader:
     def unfinished(self, after: int) -> tuple[Sequence[ConversationInfo], int | None]:
         """Return the unfinished conversations among the next rows, and the last row's number.
 
-        The number is None at the end. The rows of finished conversations are passed over
-        unchecked: this is called again and again, also in a file that has a million of them.
+        The number is None at the end. Rows of finished conversations are skipped without a check,
+        because this runs again and again, even for a file with a million of them.
         """
         count, last, rows = self.connection.execute(_UNFINISHED, (after, _SLICE)).fetchone()
         infos = [_info(tail) for tail in map(tail_of_row, _parsed(rows)) if tail.head]
@@ -311,7 +311,7 @@ class SQLiteReader:
 
     @property
     def has_listings(self) -> bool:
-        """False if the file is of a version that had none."""
+        """False if the file has a schema version without listings."""
         return self._version >= LISTING_VERSION
 
     @property
@@ -341,7 +341,7 @@ class SQLiteReader:
         return page
 
     def _owned(self) -> tuple[Literal["here", "elsewhere", "none"], str]:
-        """Return the process that owns the file, as far as a reader knows."""
+        """Return the process that owns the file, as far as a reader can know."""
         if self._is_owner:
             return "here", ""
         if not OwnerLock(self._path, "a reader").is_held():

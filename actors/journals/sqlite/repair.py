@@ -4,7 +4,7 @@ A repair builds a new file beside the old one from every record that can still b
 state the indexes are in. A log is good as far as its chain of checksums reaches from its first
 record. Rows that do not fit a chain go into a separate file (`…aside.jsonl`), one JSON object a
 line. Then the old file, with its write-ahead log, becomes the backup (`….damaged-1`), and the new
-one takes its place. After a kill in between, running the repair again finishes it.
+one takes its place. If the repair is killed in between, run it again to finish it.
 
 A log that was cut off is marked unfinished, and every epoch is raised, so that the next owner
 looks at the end of the log.
@@ -77,7 +77,7 @@ class Repair:
     backup: Path
     """The file as it was, with its write-ahead log beside it."""
     aside: Path
-    """The file with the rows that fit no chain, one JSON object a line."""
+    """The file with the rows that fit no chain, one JSON object on each line."""
     set_aside: int
     conversations: int
     records: int
@@ -92,9 +92,9 @@ def repair(
 ) -> Repair | None:
     """Repair a journal file that no process has open; return None if nothing is damaged.
 
-    Calls `on_progress` in a thread of its own. Raises `OwnedElsewhere` while a process has the file
-    open for writing, `JournalRefused` if nothing of it can be read, and `JournalUnavailable` if the
-    disk does not answer for `answer_wait_s`; then run it again.
+    Calls `on_progress` in a separate thread. Raises `OwnedElsewhere` while a process has the file
+    open for writing, `JournalRefused` if nothing in it can be read, and `JournalUnavailable` if the
+    disk does not answer for `answer_wait_s`: then run it again.
     """
 
     def work(under_way: FileWork[Repair | None]) -> Repair | None:
@@ -131,7 +131,7 @@ def _repair(
 
 @dataclass(slots=True)
 class _End:
-    """The end of the good part of a log; the last record may be in the log it was forked from."""
+    """The end of the undamaged part of a log; its last record may be in the parent's log."""
 
     head: int
     last: int
@@ -216,7 +216,7 @@ class _Repair:
         )
 
     def _connect_old(self) -> sqlite3.Connection:
-        # A log that is another file's would be mixed in: then the file is read alone.
+        # SQLite would mix in a log that belongs to another file: then the file is read alone.
         end = "" if is_log_of(self._path) else "&immutable=1"
         return _connect(self._path, f"ro{end}")
 
@@ -241,7 +241,7 @@ class _Repair:
     # --- reading all readable rows ----------------------------------------------------------------
 
     def _rows(self, table: str, key: str) -> Iterator[Sequence[Any]]:
-        """Yield every row that a scan from the front, or else one from the back, can reach."""
+        """Yield every row that a scan from the front can reach, and then one from the back."""
         seen: set[object] = set()
         for order, beyond, start in (("", ">", -(1 << 63)), (" DESC", "<", (1 << 63) - 1)):
             at = start
@@ -365,7 +365,7 @@ class _Repair:
         lengths = self._branch_lengths(log)
         kept: set[int] = set()
         while True:
-            # Where a write to the disk was lost and the log went on from an older end, several
+            # If a write to the disk was lost and the log went on from an older end, several
             # records follow this one. The longest branch stays whole; of equal ones, the newest.
             candidates = [
                 (lengths[row.id], row.id, row, mark)
@@ -393,7 +393,7 @@ class _Repair:
         return end
 
     def _branch_lengths(self, log: int) -> dict[int, int]:
-        """Return for each record of a log how many follow it, itself included, by `previous`."""
+        """Return for each record the length of the longest chain, by `previous`, that it begins."""
         lengths: dict[int, int] = {}
         behind: dict[int, int] = {}
         for number, previous in self._new.execute(
@@ -408,7 +408,7 @@ class _Repair:
         return [EventRow(*row) for row in rows]
 
     def _base(self, log: int, first: int) -> _End:
-        """Return the end of a log's prefix: empty, or a record of the log it was forked from."""
+        """Return the end of a log's prefix: empty, or a record of the parent's log."""
         place = self._forks.get(log)
         if place is None and first:
             # The fork's own row is lost, but its first record names its parent too.
@@ -603,7 +603,7 @@ def _refuse_stranger(connection: sqlite3.Connection, path: Path) -> None:
     except _UNREADABLE as error:
         raise refusal(path, error) from error
     if application_id != APPLICATION_ID:
-        raise JournalRefused(f"{path}: it is no turnkeeper journal; nothing was changed")
+        raise JournalRefused(f"{path}: it is not a turnkeeper journal; nothing was changed")
     if version > SCHEMA_VERSION:
         raise JournalRefused(
             f"{path} has schema version {version}, and this code repairs 1 to {SCHEMA_VERSION}; "

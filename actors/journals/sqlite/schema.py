@@ -25,7 +25,7 @@ from .wal import LogStamp, fits, has_lost_commits, log_salt
 
 Synchronous = Literal["FULL", "EXTRA", "NORMAL"]
 
-# How files are made: for their owner's eyes, and never through a link that lies in their place.
+# New files are readable by their owner only, and are never created through an existing link.
 PRIVATE = 0o600
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
@@ -222,7 +222,7 @@ MIGRATIONS: tuple[str, ...] = (
 
 SCHEMA_VERSION = len(MIGRATIONS)
 
-# The oldest version that is read as it is; an older one has to be migrated first.
+# The oldest version that can be read without a migration.
 READABLE_VERSION_MIN = 1
 _STAMPED_VERSION_MIN = 2
 
@@ -260,20 +260,22 @@ _SQLITE_VERSION_MIN = (3, 38)
 def real_path(path: str | PathLike[str]) -> Path:
     """Return the absolute path of a file, with all symbolic links followed; it need not exist.
 
-    SQLite names the log after the file that it opens. Two names of one file would mean two logs,
-    so every entrance resolves the name first. Raises `JournalRefused` for links in a circle, and
-    for a folder, a pipe or a device, where SQLite would fail, or wait for ever.
+    SQLite names the log after the file that it opens, so two names of one file would give it two
+    logs. Everything that opens a file resolves its name first. Raises `JournalRefused` for circular
+    links, and for a folder, a pipe or a device, where SQLite would fail or wait for ever.
     """
     is_other = False
     try:
         found = Path(path).resolve()
-        # Python 3.13 tells of links in a circle here, older ones in the line above.
+        # Python 3.13 reports circular links here, older versions in the line above.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             is_other = not stat.S_ISREG(found.stat().st_mode)
     except (OSError, RuntimeError, ValueError) as error:
         raise JournalRefused(f"no journal can be at {path}: {error}; nothing was done") from error
     if is_other:
-        raise JournalRefused(f"{path} cannot be opened: it is no regular file; nothing was changed")
+        raise JournalRefused(
+            f"{path} cannot be opened: it is not a regular file; nothing was changed"
+        )
     return found
 
 
@@ -326,7 +328,7 @@ def open_for_reading(path: Path, *, busy_wait_s: float, is_immutable: bool) -> s
 
 
 def log_bytes(path: Path) -> int:
-    """Return the size of the write-ahead log beside a file; 0 if there is none to be seen."""
+    """Return the size of the write-ahead log beside a file; 0 if none can be seen."""
     with contextlib.suppress(OSError):
         return Path(f"{path}-wal").stat().st_size
     return 0
@@ -334,7 +336,7 @@ def log_bytes(path: Path) -> int:
 
 @contextlib.contextmanager
 def log_holder(path: Path) -> Iterator[None]:
-    """Keep the log beside a file that is open for writing, even if that is closed meanwhile."""
+    """Keep the log beside a file, even if the connection that writes the file is closed."""
     with contextlib.closing(_connect(path, "ro", 0)) as connection:
         connection.execute("SELECT generation FROM journal").fetchone()
         yield
@@ -342,7 +344,7 @@ def log_holder(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusals(path: Path) -> Iterator[None]:
-    """Raise the errors of opening a file as those that its caller can act on."""
+    """Convert errors of opening a file to errors that its caller can act on."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError, MemoryError, OSError) as error:
@@ -351,7 +353,7 @@ def refusals(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def closing_on_error(connection: sqlite3.Connection) -> Iterator[None]:
-    """Close a connection that could not be set up."""
+    """Close a connection if setting it up fails."""
     try:
         yield
     except BaseException:
@@ -362,7 +364,7 @@ def closing_on_error(connection: sqlite3.Connection) -> Iterator[None]:
 def refuse_bad_log(path: Path) -> None:
     """Raise `JournalRefused` if SQLite would misread the log beside a file.
 
-    Call this only while no process has the file open for writing: its stamp moves meanwhile.
+    Call this only while no process has the file open for writing: a writer moves the stamp.
     """
     # Twice: a process that closed the file in between has folded its log into it.
     if not is_log_of(path) and not is_log_of(path):
@@ -401,7 +403,7 @@ def is_log_of(path: Path) -> bool:
             )
             stamp = LogStamp(bool(is_log_needed), int(salt))
     except (sqlite3.Error, JournalRefused, TypeError, ValueError) as error:
-        # A file of an older version has no stamp; of damage the checks that follow find out more.
+        # A file of an older version has no stamp; damage is examined by the checks that follow.
         cannot_be_read = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM)
         if error_code(error) in cannot_be_read:
             raise
@@ -416,7 +418,7 @@ def error_code(error: BaseException) -> int:
 def is_damage(error: BaseException) -> bool:
     """Return True if an error means that the file's content differs from what was written.
 
-    Python, and not SQLite, finds values of the wrong type and text that is not valid UTF-8.
+    Values of the wrong type and text that is not valid UTF-8 are found by Python, not by SQLite.
     """
     code = error_code(error)
     return (
@@ -428,7 +430,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def _refuse_links(path: Path) -> None:
-    """Raise if the file has a second name, or a side file is a link to another place."""
+    """Raise if the file has a second name, or if one of its side files is a link."""
     with contextlib.suppress(FileNotFoundError):
         facts = path.stat()
         if stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1:
@@ -454,10 +456,10 @@ _STALE = f"""
 
 
 def _refuse_stale_rows(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise if one of the newest records lies behind the end of its log, as its row has it.
+    """Raise if one of the newest records is after the end of its log in the conversation's row.
 
-    A write of a page that the disk lost leaves an older row, which is whole and names an earlier
-    end; appending there would write over the records behind it.
+    If the disk lost the write of a page, an older row is left. It is undamaged but names an earlier
+    end, and appending there would conflict with the records after it.
     """
     row = connection.execute(_STALE).fetchone()
     if row is not None:
@@ -486,7 +488,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> int:
     """Return the file's schema version; raise `JournalRefused` if this code cannot use it."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     if application_id != APPLICATION_ID:
-        found = "an empty file" if not path.stat().st_size else "no turnkeeper journal"
+        found = "an empty file" if not path.stat().st_size else "not a turnkeeper journal"
         raise JournalRefused(
             f"{path} is {found}; nothing was changed; give another path, restore the journal, or "
             "move the file away"
@@ -539,7 +541,7 @@ def _migrate(connection: sqlite3.Connection, version: int) -> None:
     if version == SCHEMA_VERSION:
         return
     if version >= _STAMPED_VERSION_MIN:
-        # The log of a migration is a new one, which a process that dies half-way leaves unstamped:
+        # The log of a migration is new, and a process that dies half-way leaves it unstamped:
         # the file must take it for its own.
         connection.execute("UPDATE log_stamp SET is_log_needed = 0, salt = 0")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -580,7 +582,7 @@ def make_file(path: Path) -> None:
     """Create an empty journal at `path`, replacing any file there."""
     for leftover in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         leftover.unlink(missing_ok=True)
-    # SQLite gives the log the permissions of the file.
+    # SQLite gives the log the same permissions as the file.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINKS, PRIVATE))
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA page_size = 8192")  # records of a kilobyte fill it better
@@ -627,7 +629,7 @@ def refusal(path: Path, error: Exception) -> JournalRefused | JournalUnavailable
         )
     match code:
         case sqlite3.SQLITE_NOTADB:
-            found = "it is no turnkeeper journal"
+            found = "it is not a turnkeeper journal"
             advice = "give another path, or move the file away"
         case _ if is_damage(error):
             found = f"it is damaged ({error})"

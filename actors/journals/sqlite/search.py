@@ -1,12 +1,12 @@
 """The index of words in the SQLite file: filled in slices, read a page at a time.
 
-The writer's thread fills it between its commits, behind a cursor: the id of the last event that was
-looked at. A slice is one transaction. It is of bounded size, and few statements: each one releases
-the interpreter lock, and waits for a busy event loop to get it back.
+The writer's thread fills it between its commits, after a cursor: the id of the last event that was
+read. A slice is one transaction, of bounded size and with few statements, since each statement
+releases the interpreter lock and may have to wait for a busy event loop to get it back.
 
-The words are in an FTS5 table over the column `search_message.words`. They were found in Python,
-so that every journal has the same; the tokenizer `ascii` leaves them as they are. The index is no
-truth: a file that has lost it is indexed again.
+The words are in an FTS5 table over the column `search_message.words`. Python splits texts into
+words, so that every journal has the same words; the tokenizer `ascii` leaves them unchanged. The
+index can be rebuilt: a file that has lost it is indexed again.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ __all__ = [
 _EVENTS_MAX = 512
 _MESSAGES_MAX = 64
 _BYTES_MAX = 512 << 10
-"""A slice looks at so many events, and takes messages of about so many bytes: some milliseconds."""
+"""A slice reads this many events at most, and indexes messages of about this many bytes, which
+takes some milliseconds."""
 _OWNERS_MAX = 32
 _ERASED_MAX = 64
 _MERGED_PAGES = 64
 _MERGED_MESSAGES_MAX = 50_000
-"""Merging the pages of so many messages takes about half a second."""
+"""Merging the pages of this many messages takes about half a second."""
 _SECURE_DELETE_MIN = (3, 42)
 
 _CREATE = """
@@ -107,7 +108,7 @@ def start_search(connection: sqlite3.Connection) -> None:
 
 
 def _erase_at_once(connection: sqlite3.Connection) -> None:
-    """Have FTS5 overwrite what is deleted, if it can; `merge_slice` is for when it cannot."""
+    """Have FTS5 overwrite deleted words, if it can; `merge_slice` is for versions that cannot."""
     if sqlite3.sqlite_version_info >= _SECURE_DELETE_MIN:
         connection.execute(
             "INSERT INTO search_word (search_word, rank) VALUES ('secure-delete', 1)"
@@ -168,7 +169,7 @@ _DELETE_WORDS = """
     SELECT 'delete', m.id, m.words
     FROM json_each(?) j CROSS JOIN search_message m ON m.id = j.value
 """
-# Of a log whose owner changed without an event, as a caller without listings leaves it.
+# For a log whose owner changed without an event, because its caller writes no listings.
 _NOTE_OWNERS = """
     INSERT OR IGNORE INTO search_again SELECT j.value ->> 0 FROM json_each(?) j
     WHERE (SELECT owner FROM search_message WHERE log = j.value ->> 0 ORDER BY seq DESC LIMIT 1)
@@ -184,10 +185,10 @@ _MARK_LEFT = """
 
 
 def index_slice(connection: sqlite3.Connection, now_us: int) -> bool:
-    """Look at the next events; return True if there are more to be looked at.
+    """Index the next events; return True if there are more.
 
-    Events of deleted conversations are passed over: their words are not to be found, even if a fork
-    needs them.
+    Events of deleted conversations are skipped: their words must not be found, even if a fork needs
+    the events.
     """
     row = connection.execute("SELECT cursor FROM search").fetchone()
     if row is None:
@@ -210,7 +211,7 @@ def index_slice(connection: sqlite3.Connection, now_us: int) -> bool:
 
 
 def _first_of(facts: Sequence[_Facts], last: int) -> tuple[Sequence[_Facts], int]:
-    """Return as many of the events as a slice takes, and the id that it comes to."""
+    """Return the events that one slice takes, and the id at which the slice ends."""
     size = 0
     for at, one in enumerate(facts):
         size += one.size + (one.parts is not None) * _BYTES_MAX // 2  # parts may be large
@@ -268,7 +269,7 @@ def _whole(connection: sqlite3.Connection, payload: bytes, parts: str | None) ->
     try:
         return join(payload, parts, fetch)
     except (ValueError, TypeError):
-        return None  # reads of the log say so
+        return None  # reads of the log report the damage
 
 
 def _insert(connection: sqlite3.Connection, messages: Sequence[tuple[_Facts, Said]]) -> None:
@@ -280,7 +281,7 @@ def _insert(connection: sqlite3.Connection, messages: Sequence[tuple[_Facts, Sai
         (number, one.log, one.seq, one.id, one.owner, _words(one, said))
         for number, (one, said) in zip(numbers, messages, strict=True)
     ]
-    rows.sort()  # FTS5 writes what it has gathered if a lower id follows
+    rows.sort()  # sorted, since FTS5 flushes its buffer when a lower id follows
     connection.execute(_INSERT, (json.dumps(rows),))
     connection.execute(_INSERT_WORDS, (json.dumps([row[0] for row in rows]),))
 
@@ -290,7 +291,7 @@ def _words(one: _Facts, said: Said) -> str:
 
 
 def _free_numbers(connection: sqlite3.Connection, wanted: Sequence[int]) -> list[int]:
-    """Return a number of no other message for each of these, as near as it can be."""
+    """Return for each of these numbers one that no other message has: itself or a higher one."""
     (found,) = connection.execute(
         "SELECT json_group_array(m.id) FROM json_each(?) j CROSS JOIN search_message m "
         "ON m.id = j.value",
@@ -321,7 +322,7 @@ def _is_any_again(connection: sqlite3.Connection) -> bool:
 
 
 def _exchange_owners(connection: sqlite3.Connection) -> bool:
-    """Give some messages of one log the word of its owner; return True if there are more."""
+    """Replace the owner's word of some messages of one log; return True if there are more."""
     row = connection.execute("SELECT log FROM search_again LIMIT 1").fetchone()
     if row is None:
         return False
@@ -381,14 +382,14 @@ def _delete_words(connection: sqlite3.Connection, ids: str) -> None:
 def merge_slice(connection: sqlite3.Connection, *, is_forced: bool = False) -> bool:
     """Merge some pages of FTS5's index; return True if there are more to merge.
 
-    FTS5 of SQLite below 3.42 only marks what is deleted: the words leave the file when all segments
-    have been merged into one. That takes as long as the index is large, so a large one is left
-    alone unless `is_forced`.
+    Before SQLite 3.42, FTS5 only marks deleted words: they leave the file when all segments have
+    been merged into one. The time for that grows with the index, so a large index is not merged
+    unless `is_forced`.
     """
     if is_clean(connection) or not (is_forced or _is_small(connection)):
         return False
     before = connection.total_changes
-    # Negative: all segments into one; a merge that is under way goes on.
+    # A negative number merges all segments into one, or continues a merge that has begun.
     connection.execute(
         "INSERT INTO search_word (search_word, rank) VALUES ('merge', ?)", (-_MERGED_PAGES,)
     )
@@ -401,7 +402,7 @@ def merge_slice(connection: sqlite3.Connection, *, is_forced: bool = False) -> b
 def join_slice(connection: sqlite3.Connection) -> bool:
     """Join some segments of about the same length; return True if there are more.
 
-    Each slice of the index makes one, and a search looks into all of them.
+    Each slice of the index makes a segment, and a search reads all segments.
     """
     before = connection.total_changes
     connection.execute(
@@ -420,7 +421,7 @@ def _is_small(connection: sqlite3.Connection) -> bool:
 
 
 class FileWords:
-    """Compares what the file's index has of a log with the log's own records, given one by one."""
+    """Compares the file's index of a log with the log's own records, given one by one."""
 
     def __init__(self, connection: sqlite3.Connection, log: int, name: str) -> None:
         self._connection = connection
@@ -473,7 +474,7 @@ _RECORDS = """
 """
 
 
-# The same of a candidate, behind its own columns.
+# The same columns for a candidate, after its own columns.
 _RECORD = """
     , e.payload, e.parts, p.mark AS before, e.log, e.seq AS event_seq, e.epoch, e.event_id, e.kind,
     e.message_id, e.mark
@@ -483,7 +484,7 @@ _RECORD_SHOWN = """
 """
 _RECORD_FROM = "LEFT JOIN event e ON e.id = m.event LEFT JOIN event p ON p.id = e.previous"
 _CONTENT = "CAST(group_concat(payload, '') AS BLOB)"
-_SIZE_AT = 3  # in the place of a candidate: the size of its payload, and then the payload
+_SIZE_AT = 3  # replaced, for each candidate, by the size of its payload and then the payload
 
 
 def read_search_page(connection: sqlite3.Connection, query: SearchQuery) -> SearchPage | None:
@@ -494,7 +495,7 @@ def read_search_page(connection: sqlite3.Connection, query: SearchQuery) -> Sear
     _, cursor, complete_us, newest, is_again = row
     complete_to_us = None if cursor >= newest and not is_again else int(complete_us)
 
-    # Few are found, and all but one are shown: their records come with them.
+    # Few candidates are found, and all but one are shown, so their records are read with them.
     with_records = not has_rest(query)
 
     def find(after: int | None, limit: int) -> Sequence[Candidate]:
@@ -521,8 +522,8 @@ def read_search_page(connection: sqlite3.Connection, query: SearchQuery) -> Sear
 def search_statement(
     query: SearchQuery, after: int | None, limit: int, *, with_records: bool
 ) -> tuple[str, Sequence[object]]:
-    """Return the statement that finds so many candidates below a number, with their records."""
-    # Words have no quotation marks, nor anything else that FTS5 would obey.
+    """Return the statement that finds `limit` candidates below a number, with their records."""
+    # Words contain no quotation marks, and nothing else that FTS5 would treat as syntax.
     words = [f'"{word}"' for word in (*query.words, *scope_words(query))]
     if query.begins:
         words.append(f'"{query.begins}" *')
@@ -534,7 +535,7 @@ def search_statement(
         conditions.append("w.rowid < ?")
         values.append(after)
     if query.owner is not None:
-        # A listing may have another owner by now than its messages in the index.
+        # A listing may have a newer owner than its messages in the index.
         conditions.append("l.owner = ?")
         values.append(query.owner)
     if query.label is not None:
@@ -592,7 +593,7 @@ def _shown(connection: sqlite3.Connection, query: SearchQuery, one: Candidate) -
 
 
 def _said(payload: bytes | None, before: int | None, *facts: Any) -> Said | None:  # noqa: ANN401 - of SQLite
-    """Return what a record says, or None if it fails its checksum."""
+    """Return the chat message in a record, or None if the record fails its checksum."""
     log, seq, epoch, event_id, kind, message_id, mark = facts
     before = first_mark(log) if seq == 1 else before
     if payload is None or before is None:

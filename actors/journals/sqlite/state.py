@@ -1,15 +1,16 @@
 """A conversation's state for synchronous code: in memory, or over a SQLite journal.
 
-It owns one log and its folds. `append_event` checks an event, keeps it and folds it. With a folder
-it returns when the event is durable; `conversations.db` in that folder is an ordinary journal file.
+A state owns one log and its folds. `append_event` checks an event, stores it and folds it. With a
+folder it returns when the event is durable; `conversations.db` in that folder is an ordinary
+journal file.
 
-It promises: an append that has returned is durable, so ending the program waits for nothing; until
-the first append the file is only read, and that append takes the next epoch, as any owner does; of
-two states of one conversation, the one that appended last has shut out the other.
+It promises: an append that has returned is durable, so the program may end at once. Until the first
+append, the file is only read; the first append takes the next epoch, as any owner does. Of two
+states of one conversation, the one that took the later epoch shuts the other out.
 
-It does not run agents. A state is used by one thread at a time, without locks; a view that it
-returned never changes and may go anywhere. For each journal file that states of this process use,
-there is one event loop in a daemon thread, which all of them share.
+It does not run agents. Only one thread at a time may use a state, which has no locks; a view that
+it returned never changes and may be passed anywhere. For each journal file there is one event loop
+in a daemon thread, which all states over that file in this process share.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ _CLOSE_WAIT_S = 300.0
 
 
 class ConversationState:
-    """All that is known of a conversation, for synchronous code.
+    """The state of a conversation, for synchronous code.
 
         state = ConversationState()                                        # in memory
         state = ConversationState(persistence_dir="./chats", conversation_id="my-task-123")
@@ -104,16 +105,16 @@ class ConversationState:
     ) -> None:
         """Make an empty state, or open that of a conversation in `persistence_dir`.
 
-        `admission="observe"` admits every event and keeps the violations in `violations`: for
-        looking at logs from elsewhere.
+        `admission="observe"` admits every event and lists violations in `violations`: use it to
+        look at logs that other programs wrote.
         """
         self.conversation_id = conversation_id
         self.violations: tuple[Violation, ...] = ()
-        """The violations that admission would have refused, if it only observes."""
+        """The violations of events that were admitted because admission only observes."""
         self._mode = admission
         self._ports = ports or Ports()
         self._folded = Folded()
-        # What enforcement took out of a log from elsewhere, as long as the log does not say so.
+        # Events that enforcement took out of a foreign log, until the log says so itself.
         self._broken: tuple[str, ...] = ()
         self._is_past = False
         self._depth = 0
@@ -133,7 +134,7 @@ class ConversationState:
         *,
         ports: Ports | None = None,
     ) -> Self:
-        """Open a conversation of the folder `persistence_dir`; only read it.
+        """Open a conversation of the folder `persistence_dir`, for reading until the first append.
 
         Raises `ConversationNotFound`.
         """
@@ -147,7 +148,8 @@ class ConversationState:
         """Write a snapshot beside the log, which has every event already.
 
         A snapshot is a cache. None is written while the log needs a repair, which the next append
-        makes, or if admission only observed a violation: the next load then reads the whole log.
+        makes, or after a violation that admission only observed: the next load then reads the whole
+        log.
         """
         is_sound = not self._broken and not self.violations
         self._log.save(self._folded.to_snapshot() if is_sound else None)
@@ -180,7 +182,7 @@ class ConversationState:
 
     @property
     def agent_execution_status(self) -> AgentExecutionStatus:
-        """The state that the agent is in."""
+        """The execution status of the agent."""
         return self._folded.agent_execution_status
 
     @property
@@ -190,7 +192,7 @@ class ConversationState:
 
     @property
     def iteration(self) -> int:
-        """The steps finished in the turn that runs, or ran last."""
+        """The number of steps finished in the running turn, or in the last one."""
         return self._folded.iteration
 
     @property
@@ -210,16 +212,16 @@ class ConversationState:
 
     @property
     def events(self) -> Sequence[Event]:
-        """The log, read from the journal as it is asked for."""
+        """The log; its events are read from the journal on demand."""
         return _Events(self._log, self.seq)
 
     @property
     def conversation_history(self) -> tuple[LLMConvertibleEvent, ...]:
-        """All events of the log that a model saw, those forgotten since included."""
+        """All events of the log that were ever in the view, even if they were forgotten since."""
         return tuple(filter(is_seen_by_model, self.events))
 
     def at(self, seq: int) -> ConversationState:
-        """Return the state as it was when the log ended at `seq`; it takes no appends."""
+        """Return the state as it was when the log ended at `seq`; it cannot be appended to."""
         if not 0 <= seq <= self.seq:
             raise ValueError(f"seq {seq} is not in 0..{self.seq}")
         past = ConversationState(conversation_id=self.conversation_id, admission=self._mode)
@@ -250,10 +252,10 @@ class ConversationState:
     @overload
     def append_event(self, event: Event, *, raises: bool) -> AppendResult: ...
     def append_event(self, event: Event, *, raises: bool = True) -> AppendResult:
-        """Append one event to the log, if admission lets it.
+        """Append one event to the log, if admission allows it.
 
-        Raises `AdmissionRefused`, or returns it as `Rejected` unless `raises`. Raises
-        `EventIdConflict` if the id is in the log with other content.
+        If not, raises `AdmissionRefused`, or returns a `Rejected` if `raises` is False. Raises
+        `EventIdConflict` if the log has the event's id with other content.
         """
         if self._is_past:
             raise JournalRefused(
@@ -279,7 +281,7 @@ class ConversationState:
         return Appended(self.seq)
 
     def _own(self) -> None:
-        """Open the log as its owner, and fold the events that others have written meanwhile."""
+        """Open the log as its owner, and fold the events that others wrote meanwhile."""
         head = self._log.own()
         if head > self.seq:
             self._folded.watch()
@@ -339,13 +341,13 @@ class _Log(Protocol):
 
     @property
     def is_owner(self) -> bool:
-        """True if an append may follow; if not, `own` first."""
+        """True if appends are possible; if not, call `own` first."""
 
     def exists(self) -> bool:
         """True if there is a log to read."""
 
     def own(self) -> int:
-        """Open it for appends; return the seq that it ends at."""
+        """Open it for appends; return the seq at which it ends."""
 
     def append(self, event: Event, *, expected_seq: int, is_unfinished: bool) -> None: ...
     def find(self, event_id: str) -> int | None: ...
@@ -409,7 +411,7 @@ class _MemoryLog:
 
 
 class _Events(Sequence[Event]):
-    """The first `length` events of a log, read as they are asked for."""
+    """The first `length` events of a log, read on demand."""
 
     def __init__(self, log: _Log, length: int) -> None:
         self._log = log
@@ -482,11 +484,11 @@ class _SharedJournal:
         return answer.result(0)
 
     def end(self) -> None:
-        """Close the file, soon; `ended` is set when it is done. Any thread may call."""
+        """Begin to close the file; `ended` is set when that is done. Any thread may call this."""
         self._call_in_loop(self._stop.set)
 
     def let_go_soon(self) -> None:
-        """Count one user less, in the thread of the file; it takes no lock here."""
+        """Count one user less, later, in the file's thread; this call takes no lock."""
         self._call_in_loop(self._let_go)
 
     def _let_go(self) -> None:
@@ -554,7 +556,7 @@ class _FileLog:
         self._path = real_path(Path(persistence_dir) / _FILE_NAME)
         self._epoch: int | None = None
         self._newest_epoch = 0
-        """The newest that this state knows of, its own or another owner's."""
+        """The newest epoch that this state knows, its own or another owner's."""
         self._lost: OwnershipLost | None = None
         self._ports = ports
         self._is_closed = False
@@ -566,7 +568,7 @@ class _FileLog:
         return self._epoch is not None
 
     def own(self) -> int:
-        """Take the next epoch; return the seq that the log ends at, for good."""
+        """Take the next epoch; return the seq at which the log ends: older owners are shut out."""
         if self._lost is not None:
             raise self._lost
         claim = self._call(lambda journal: journal.claim(self._conversation_id), writes=True)
@@ -602,7 +604,7 @@ class _FileLog:
                 )
             )
         except OwnershipLost as lost:
-            # A newer owner is at work; taking the conversation back would only start a fight.
+            # There is a newer owner; if this state took the conversation back, they would compete.
             self._lost = lost
             raise
         except Refused:
@@ -649,7 +651,7 @@ class _FileLog:
         return self._call(lambda journal: journal.read_snapshot(self._conversation_id))
 
     def save(self, snapshot: Snapshot | None) -> None:
-        """Keep a snapshot, if there is one; it may be lost without harm."""
+        """Write a snapshot, if there is one; losing it does no harm."""
         if snapshot is None:
             return
         self._call(
@@ -663,7 +665,7 @@ class _FileLog:
         """Release the file; if no other state uses it, wait until it is closed."""
         self._is_closed = True
         shared, self._shared = self._shared, None
-        # Another state may own the conversation by the time that this one is opened again.
+        # Another state may own the conversation when this one is opened again.
         self._epoch = None
         if shared is None or self._if_collected is None or not self._if_collected.detach():
             return

@@ -47,7 +47,7 @@ class Verification:
     records: int
     problems: tuple[Problem, ...]
     stale: tuple[str, ...] = ()
-    """The conversations that lists show as of earlier; this is no damage."""
+    """The conversations whose rows in lists are out of date, which does not count as damage."""
 
 
 CheckListing = Callable[[str, Listing, Iterator[StoredRecord]], str | None]
@@ -70,11 +70,11 @@ def verify(
 ) -> Verification:
     """Check a whole journal file, beside the processes that use it; blocks its caller.
 
-    `check_snapshot`, `check_record`, `check_listing`: what else to check of each snapshot, record
-    and row of a list, such as `check_folds`, `check_event` and `check_listing` of `files`; they
-    return the problem, or None. `busy_wait_s`: how long to wait for another program's lock. Calls
-    `on_progress` with the number of conversations that are done, and of all, in a thread of its
-    own. Raises `JournalRefused` if the file cannot be opened at all, and `JournalUnavailable`
+    `check_snapshot`, `check_record`, `check_listing`: further checks of each snapshot, record and
+    row of a list, such as `check_folds`, `check_event` and `check_listing` of `files`; they return
+    the problem, or None. `busy_wait_s`: how long to wait for another program's lock. Calls
+    `on_progress`, in a separate thread, with the numbers of conversations: those done, and all.
+    Raises `JournalRefused` if the file cannot be opened at all, and `JournalUnavailable`
     if the disk does not answer for `answer_wait_s`.
     """
 

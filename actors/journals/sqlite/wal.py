@@ -2,20 +2,20 @@
 
 Owns two checks that run before SQLite may recover the log, since recovering folds it into the file.
 
-*Lost commits.* After a crash SQLite reads its log up to the first frame with a wrong checksum, and
-takes the rest for a write that never finished. That is right for the last transaction, but hides
-damage anywhere before it: each transaction is synced before the next one's frames are written. So
-if the log has frames behind the end of a finished transaction that SQLite does not reach, SQLite
-would drop acknowledged commits without an error. SQLite itself says how far it reads a copy of the
-log, beside an empty scratch database: that takes a hundredth of the time it would take in Python.
+*Lost commits.* After a crash, SQLite reads its log up to the first frame with a wrong checksum, and
+takes the rest for a write that never finished. That is right for the last transaction only: each
+transaction is synced before the next one's frames are written, so a bad frame with a finished
+transaction after it is damage. SQLite would then drop acknowledged commits without an error. To
+find out how far SQLite reads, this module lets it read a copy of the log beside an empty scratch
+database, in a hundredth of the time that Python would need.
 
-*Another file's log.* SQLite folds in any log that lies beside a file, also that of another journal,
-of an older backup, or of a newer one. The file therefore holds a stamp (`LogStamp`): the first salt
-of its log, which SQLite raises by one whenever it restarts the log, and a mark that the file
-without its log is incomplete. The stamp with the mark is only in the file; the log itself begins by
-clearing it. So a copy that SQLite makes of both (`.backup`, `VACUUM INTO`) has no mark.
+*Another file's log.* SQLite folds in any log that lies beside a file, even the log of another
+journal, or of an older or newer backup. The file therefore holds a stamp (`LogStamp`): the first
+salt of its log, which SQLite raises by one whenever it restarts the log, and a mark that the file
+without its log is incomplete. The mark is only in the file itself; the log begins by clearing it.
+So a copy that SQLite makes of file and log together (`.backup`, `VACUUM INTO`) has no mark.
 
-Commits that are missing off the end of a log cannot be told from commits that never were. The
+Commits that are missing at the end of a log look the same as commits that never happened. The
 format is at https://www.sqlite.org/fileformat2.html#walformat. This module opens only the log
 itself: opening and closing the database file or the `-shm` file here would release the locks that
 SQLite holds on them in this process.
@@ -49,7 +49,7 @@ _RESTARTS_MAX = 1 << 16  # between two stamps, which are about a second apart
 
 @dataclass(frozen=True, slots=True)
 class LogStamp:
-    """The facts in a file about its log, as of the last time that the file was stamped."""
+    """The facts that a file holds about its log, as of the last time that it was stamped."""
 
     is_log_needed: bool
     salt: int
@@ -67,10 +67,10 @@ def log_salt(database: Path) -> int | None:
 
 
 def fits(database: Path, stamp: LogStamp, opening_pages: Container[int]) -> bool:
-    """Return True if the log beside a file is the one that continues it, as far as can be told.
+    """Return True if the log beside a file is its own, as far as that can be determined.
 
-    `opening_pages` are those that opening the file writes before it is stamped: a process that was
-    killed in between leaves a log of these alone, which no stamp knows and which does no harm.
+    `opening_pages` are the pages that opening the file writes before it is stamped: a process that
+    was killed in between leaves a log of only these, which fits no stamp and does no harm.
     """
     salt = log_salt(database)
     if salt is None:
@@ -101,8 +101,8 @@ def has_lost_commits(database: Path) -> bool:
                 file, header, _frames_read(database, file)
             ):
                 return True
-            # A writer restarted the log, or had half written a frame, in the meantime.
-    return False  # a log that restarts that often has a writer, who has checked it
+            # Meanwhile a writer restarted the log, or had written half a frame.
+    return False  # a log that restarts this often has a writer, which has checked it
 
 
 def _open(database: Path) -> io.FileIO:
@@ -167,8 +167,8 @@ def _has_commits_behind(file: io.FileIO, header: bytes, frames_read: int) -> boo
 def _frames_read(database: Path, log: io.FileIO) -> int:
     """Return the number of frames that SQLite would recover from this log.
 
-    Raises `JournalUnavailable` if it recovers nothing for a reason of its own, such as a full disk
-    or a failed allocation: zero frames would be taken for damage.
+    Raises `JournalUnavailable` if SQLite fails for another reason, such as a full disk or a failed
+    allocation: to return zero frames would look like damage.
     """
     try:
         with tempfile.TemporaryDirectory(
@@ -185,7 +185,7 @@ def _frames_read(database: Path, log: io.FileIO) -> int:
 def _frames_recovered(scratch: Path, log: io.FileIO) -> int:
     """Have SQLite recover a copy of the log, beside an empty database of this path."""
     with contextlib.closing(sqlite3.connect(scratch, isolation_level=None)) as connection:
-        # A size that is none is ignored; SQLite takes such a log for none.
+        # SQLite ignores an invalid page size, and takes a log with one for no log.
         connection.execute(f"PRAGMA page_size = {_page_bytes(_header(log))}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("CREATE TABLE scratch (x)")
@@ -199,7 +199,9 @@ def _frames_recovered(scratch: Path, log: io.FileIO) -> int:
         try:
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         except sqlite3.Error as error:
-            failure = error  # once the log is recovered, its pages may make no sense alone
+            failure = (
+                error  # the recovered pages alone may make no sense, which does not matter here
+            )
         index = Path(f"{scratch}-shm")
         content = index.read_bytes() if failure is None or index.exists() else b""
     if failure is not None and not _is_recovered(content):

@@ -1,15 +1,16 @@
 """Writes the waiting jobs of all conversations in one commit.
 
-Owns the writing connection; runs in one thread. There are three ways to run a group of jobs. If
-one meets anything unexpected, the writer falls back to the next:
+The writer owns the writing connection and runs in one thread. There are three ways to run a group
+of jobs. If one way meets anything unexpected, the writer falls back to the next:
 
-1. *In one statement*, which is its own commit: for appends alone, as nearly all groups are.
+1. *In one statement*, which is its own commit: for groups of appends only, as nearly all groups
+are.
 2. *Together*, in one transaction and in the order of the jobs: for groups with other jobs too.
 3. *One by one*, each under a savepoint of one transaction, so that a bad job is refused alone and
    with the exact reason.
 
 Invariants. Epoch and head of a conversation, and the file's generation, are checked in the
-statement that moves them, so no other process can come between. The tails kept in memory equal the
+statement that changes them, so no other process can interfere. The tails kept in memory equal the
 file as of the last commit, or are dropped. A job has an outcome only once its transaction has one:
 no outcome is final before the commit has returned.
 
@@ -77,14 +78,14 @@ T = TypeVar("T")
 
 _log = Logger("turnkeeper.actors.journals")
 
-# So many times more listings may stand apart while jobs wait: a fold is a commit of its own, and
-# took a quarter of the thread's time with a thousand conversations.
+# While jobs wait, this many times more recent listings are allowed: a fold is a separate commit,
+# and took a quarter of the thread's time with a thousand conversations.
 _BUSY_FACTOR = 4
 _MANY_JOBS = 32
 _LOG_PAGES_SHORT = 256
 _LOG_PAGES_LONG = 2_000
 
-_INDEX_PAUSE_S = 0.25  # without a job, before what was written is indexed
+_INDEX_PAUSE_S = 0.25  # without a job, before new records are indexed
 _INDEX_LAG_S_MAX = 1.0
 _INDEX_RETRY_S = 10.0
 
@@ -114,10 +115,10 @@ _INCOMING = """
     END;
     {write_listing}
 """
-# The words of messages stand with the owner that the listing had when they were indexed.
+# Messages are indexed with the owner that the listing had at that time.
 _MOVE_OWNER = "INSERT OR IGNORE INTO search_again SELECT ? FROM search"
-# The numbers of rows that a statement may have, so that few statement texts stay prepared. The
-# triggers skip the unused rows, which are few.
+# Statements exist only for these numbers of rows, so that few of them stay prepared. The triggers
+# skip the unused rows, which are few.
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
@@ -134,7 +135,7 @@ def _insert(size: int) -> str:
 
 
 class Change(Job[T]):
-    """Any other write. It runs in the transaction, and again if that is rolled back."""
+    """Any other write. It runs in the group's transaction, and again if that is rolled back."""
 
     __slots__ = ("apply",)
 
@@ -185,11 +186,11 @@ class SQLiteWriter:
         # current transaction changed.
         self._tails: OrderedDict[str, Tail] = OrderedDict()
         self._touched: set[str] = set()
-        # Rows of appends that are decided and not yet passed to SQLite.
+        # Rows of appends that are decided but not yet passed to SQLite.
         self._rows: list[object] = []
         self._parts: list[tuple[int, int, bytes, bytes]] = []
         self._log_pages = 0
-        # Deleted logs whose records do not lead to each other; a repair removes them.
+        # Deleted logs whose records are not linked to each other; a repair removes them.
         self._damaged: set[int] = set()
         self.now_us = 0
         self._generation = self._take_generation(owner)
@@ -208,7 +209,7 @@ class SQLiteWriter:
             "SELECT ifnull(max(id), 0) FROM "
             "(SELECT max(id) AS id FROM event UNION ALL SELECT cursor FROM search)"
         ).fetchone()
-        # The conversations with a recent row, and some that have none.
+        # The conversations with a recent row, and perhaps some without.
         self._recent = recent_listings(connection)
         self._is_searching = is_searching
         self._has_worked = False
@@ -229,7 +230,7 @@ class SQLiteWriter:
     def rest(self) -> float | None:
         """Fold recent listings, then fill the index of words, a slice at a time.
 
-        As much time is left between two slices of the index as one of them takes.
+        The pause between two slices of the index is as long as one slice takes.
         """
         if self._closed_by is None and len(self._recent) > RECENT_LISTINGS_MAX:
             self._fold_more()
@@ -246,7 +247,7 @@ class SQLiteWriter:
         return since is not None and self._ports.monotonic() - since >= _INDEX_LAG_S_MAX
 
     def _index_more(self) -> float | None:
-        """Do a slice; return the seconds until the next one, or None if nothing is left to do."""
+        """Index a slice; return the seconds until the next one, or None if nothing is left."""
         began = self._ports.monotonic()
         job: Job[object] = Change(SQLiteWriter.tend_index)
         if not self._transact([job], self._together):
@@ -272,7 +273,7 @@ class SQLiteWriter:
             _log.error(
                 "listings not folded", journal=str(self._path), error=type(job.refusal).__name__
             )
-        # After an error, it is tried again when as many others are there.
+        # After an error, it is tried again when as many more have come.
         self._recent = job.settled if job.refusal is None and job.settled is not None else set()
 
     def work(self, jobs: Sequence[Job[object]]) -> None:
@@ -305,9 +306,9 @@ class SQLiteWriter:
     def _set_checkpoint(self, jobs: int) -> None:
         """Set the length at which SQLite copies the write-ahead log into the file and restarts it.
 
-        A commit that extends the log takes half as long again as one that overwrites it, so a
-        short log is faster for few appends at a time. For many, a long log saves writing the same
-        pages to the file again and again.
+        A commit that extends the log takes 1.5 times as long as one that overwrites it, so with few
+        appends at a time a short log is faster. With many, a long log avoids writing the same pages
+        to the file again and again.
         """
         pages = _LOG_PAGES_SHORT if jobs < _MANY_JOBS else _LOG_PAGES_LONG
         if pages != self._log_pages:
@@ -315,11 +316,11 @@ class SQLiteWriter:
             self._log_pages = pages
 
     def _check_file(self) -> bool:
-        """Have the file looked at if that was not done for a while; return False if it was lost."""
+        """Have the file checked if that was not done for a while; return False if it was lost."""
         now = self._ports.monotonic()
         if now - self._checked_at >= CHECK_INTERVAL_S:
             self._checked_at = now
-            if self._is_ours():  # or its stamp is another process's business
+            if self._is_ours():  # otherwise another process keeps the stamp
                 self.guard.check()
                 self._on_log_bytes(log_bytes(self._path))
                 self._erase_more()
@@ -328,7 +329,7 @@ class SQLiteWriter:
         return self._closed_by is None
 
     def _erase_more(self) -> None:
-        """Remove another slice of the records of a deletion that did not come to its end."""
+        """Remove another slice of the records of a deletion that was not completed."""
         for log in erasures(self.connection):
             if log not in self._damaged:
                 job: Job[object] = Change(partial(SQLiteWriter.erase_slice, log=log))
@@ -382,7 +383,7 @@ class SQLiteWriter:
         except Exception as error:  # noqa: BLE001 - of any kind
             if _is_of_one_job(error):
                 return self._forget()
-            # The statement is its own commit, so how far it came cannot be told.
+            # The statement is its own commit, so its outcome is unknown.
             self._abandon(jobs, error, is_known=False)
         self._trim_tails()
         return True
@@ -435,7 +436,7 @@ class SQLiteWriter:
         except Exception as worse:  # noqa: BLE001 - of any kind
             worse.__context__ = error
             error = worse
-            self.connection.close()  # which rolls back; nothing is written any more
+            self.connection.close()  # closing rolls back; nothing is written any more
         code = error_code(error)
         is_full = code == sqlite3.SQLITE_FULL
         if is_full or code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
@@ -470,7 +471,7 @@ class SQLiteWriter:
         return outcome
 
     def _together(self, jobs: Sequence[Job[object]]) -> bool:
-        """Run all jobs; return False at the first one that has to be done alone."""
+        """Run all jobs; return False at the first one that has to run alone."""
         if not self._is_ours():
             return False
         try:
@@ -536,7 +537,7 @@ class SQLiteWriter:
     # --- appends ----------------------------------------------------------------------------------
 
     def _gather(self, job: Append) -> bool:
-        """Decide one append of many; return False if it has to be done alone."""
+        """Decide one append of many; return False if it has to run alone."""
         tail = self.load(job.conversation_id)
         if tail is None or job.epoch != tail.epoch or job.expected_seq != tail.head + 1:
             return False
@@ -741,7 +742,7 @@ class SQLiteWriter:
             )
 
     def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int) -> None:
-        """Keep a snapshot with the mark of the record at its seq, so that it fits no other log."""
+        """Store a snapshot with the mark of the record at its seq, so that it fits no other log."""
         tail = self.load(name)
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
@@ -775,25 +776,25 @@ class SQLiteWriter:
         return erase_slice(self.connection, log)
 
     def index_slice(self) -> bool:
-        """Index some of what was written, or clear away what was deleted; True if there is more."""
+        """Index some new records, or remove some deleted words; return True if there is more."""
         from .search import index_slice, merge_slice  # noqa: PLC0415 - as above
 
         return index_slice(self.connection, self.now_us) or merge_slice(self.connection)
 
     def tend_index(self) -> bool:
-        """As `index_slice`; also make searches faster, while there is time for it."""
+        """Do the same as `index_slice`; also make searches faster while there is time for it."""
         from .search import join_slice  # noqa: PLC0415 - as above
 
         return self.index_slice() or join_slice(self.connection)
 
     def merge_slice(self, *, is_forced: bool = False) -> bool:
-        """Clear some words of deleted messages out of the index; True if there are more."""
+        """Clear some words of deleted messages out of the index; return True if there are more."""
         from .search import merge_slice  # noqa: PLC0415 - as above
 
         return merge_slice(self.connection, is_forced=is_forced)
 
     def write_listing(self, name: str, listing: Listing, epoch: int) -> None:
-        """Replace a listing that is not newer."""
+        """Write a listing, unless the one in the file is newer."""
         tail = self.load(name)
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
@@ -813,7 +814,7 @@ class SQLiteWriter:
     # --- the file's generation --------------------------------------------------------------------
 
     def _take_generation(self, owner: str) -> int:
-        """Shut out every process that opened the file before, and return the new generation."""
+        """Shut out every process that opened the file earlier; return the new generation."""
         (generation,) = self._execute(
             "UPDATE journal SET generation = generation + 1, owner = ? RETURNING generation",
             (owner,),
@@ -831,8 +832,8 @@ class SQLiteWriter:
         return outcome
 
 
-# Values that SQLite cannot take, ids that an index has, and refusals: all are found in a job's own
-# data. UnicodeError and OverflowError come from Python as it passes a value on.
+# Values that SQLite cannot store, ids that an index already has, and refusals: all concern one
+# job's data. Python raises UnicodeError and OverflowError when it passes a value to SQLite.
 _OF_ONE_JOB = (
     TurnkeeperError,
     sqlite3.IntegrityError,
@@ -844,7 +845,7 @@ _OF_ONE_JOB = (
 
 
 def _is_of_one_job(error: Exception) -> bool:
-    """Return True if an error is known to concern one job alone; not so the file, disk, memory."""
+    """Return True if an error is known to concern only one job, not the file, disk or memory."""
     return isinstance(error, _OF_ONE_JOB) or is_damage(error)
 
 

@@ -107,7 +107,7 @@ class Unprintable(Exception):
     ("error", "said"),
     [
         (FileNotFoundError("f\udcff"), "FileNotFoundError: f\ufffd"),
-        (Unprintable(), "Unprintable: its text cannot be had (RuntimeError)"),
+        (Unprintable(), "Unprintable: its text cannot be read (RuntimeError)"),
     ],
 )
 async def test_an_error_without_a_decent_text_is_a_result_or_an_outcome_all_the_same(

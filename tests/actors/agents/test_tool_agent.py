@@ -841,6 +841,17 @@ async def test_no_model_call_is_made_once_the_tokens_are_spent() -> None:
         ToolAgent(model, token_budget=0)
 
 
+LIMITS = ("max_iterations", "attempts_max", "retry_s_max", "budget", "token_budget")
+
+
+@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("limit", [math.nan, -1])
+def test_a_limit_that_limits_nothing_is_refused(name: str, limit: float) -> None:
+    wrong: Any = {name: limit}
+    with pytest.raises(InvalidInput, match=f"^{name} is {limit}; it takes "):
+        ToolAgent(scripted("hello"), **wrong)
+
+
 @pytest.mark.parametrize("limit", [{"budget": 0.5}, {"token_budget": 1}, {"max_iterations": 1}])
 async def test_a_turn_that_ends_by_a_limit_of_its_agent_is_told_in_one_line(
     limit: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -195,9 +195,9 @@ def nämed(at: int) -> None: ...  # noqa: PLC2401 - that is the case
     ("make", "found"),
     [
         (lambda: FunctionTool(untyped), "no type"),
-        (lambda: FunctionTool(many), "not a parameter that is given by its name"),
-        (lambda: FunctionTool(named), "not a parameter that is given by its name"),
-        (lambda: FunctionTool(positional), "not a parameter that is given by its name"),
+        (lambda: FunctionTool(many), "cannot be given by name, as models do"),
+        (lambda: FunctionTool(named), "cannot be given by name, as models do"),
+        (lambda: FunctionTool(positional), "cannot be given by name, as models do"),
         (lambda: FunctionTool(unknown_type), "types cannot be read"),
         (lambda: FunctionTool(no_schema), "no JSON schema"),
         (lambda: FunctionTool(partial(fine, 1)), "a name"),

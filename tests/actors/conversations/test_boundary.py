@@ -8,6 +8,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from copy import copy
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +32,7 @@ from turnkeeper.actors import (
     agent,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
+from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import (
     InvalidConversationId,
     InvalidInput,
@@ -43,7 +45,7 @@ from turnkeeper.actors.events import (
     UserMessageEvent,
     decode_event,
 )
-from turnkeeper.runtime import Ports
+from turnkeeper.runtime import NotDelivered, Ports
 
 pytestmark = pytest.mark.anyio
 
@@ -192,9 +194,9 @@ async def test_uses_that_would_wait_for_ever_or_mislead_are_refused_with_what_to
         with pytest.raises(TypeError, match=r"await conversations\.list\(\)\)\.rows"):
             _ = [row async for row in conversations]
         await turn.end()
-    with pytest.raises(RuntimeError, match="were left; make new"):
+    with pytest.raises(RuntimeError, match="are closed; make new"):
         conversations["c"]
-    with pytest.raises(RuntimeError, match="were left; make new"):
+    with pytest.raises(RuntimeError, match="are closed; make new"):
         await conversations.delete("c")
 
 
@@ -402,6 +404,9 @@ async def test_files_that_are_none_are_refused_with_how_to_write_them(files: obj
         {"name": 5},
         {"idle_s": math.nan},
         {"active_max": 0},
+        {"active_max": math.nan},
+        {"answer_length_max": math.nan},
+        {"recover_max": math.nan},
         {"park_s": math.nan},
         {"configure": ConversationConfig()},
     ],
@@ -410,6 +415,13 @@ async def test_files_that_are_none_are_refused_with_how_to_write_them(files: obj
 def test_a_wrong_setting_is_refused_before_anything_is_opened(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(wrong))):
         Conversations(echo, journal=MemoryJournal(), **wrong)
+
+
+@pytest.mark.parametrize("limit", [math.nan, -1])
+def test_a_limit_that_limits_nothing_is_refused(limit: Any) -> None:  # noqa: ANN401 - a wrong one
+    for field in fields(Limits):
+        with pytest.raises(InvalidInput, match=f"^{field.name} is {limit}"):
+            Limits(**{field.name: limit})
 
 
 async def test_a_configuration_that_is_none_is_refused_with_that() -> None:
@@ -423,3 +435,13 @@ async def test_a_configuration_that_is_none_is_refused_with_that() -> None:
             await opened["it"].send("?")
         with pytest.raises(InvalidInput, match="system_prompt"):
             await opened["other"].send("?")
+
+
+async def test_a_configure_that_raises_leaves_the_message_undelivered() -> None:
+    def configure(conversation_id: str) -> ConversationConfig:
+        raise KeyError(conversation_id)
+
+    async with Conversations(echo, journal=MemoryJournal(), configure=configure) as opened:
+        with pytest.raises(NotDelivered, match="could not start: KeyError; nothing happened"):
+            await opened["c"].send("?")
+        assert not await opened["c"].exists()

@@ -128,7 +128,7 @@ async def attempt(scene: Scene, row: str) -> None:
         if inspect.isawaitable(result):
             await result
     except (TurnkeeperError, RuntimeError) as error:
-        is_told = re.search("nothing|not open|not served|were left|only read", str(error))
+        is_told = re.search("nothing|not open|not served|are closed|only read", str(error))
         scene.outcome = f"`{type(error).__name__}`" if is_told else repr(error)
     else:
         scene.outcome = "done"

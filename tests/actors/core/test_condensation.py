@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -132,6 +134,13 @@ async def test_soft_progress_below_the_minimum_is_none_and_hard_takes_what_there
     view = _talk(30)
     assert await condenser.propose(view, "soft") is None
     assert _places(view, await condenser.propose(view, "hard")) == (2, 23)
+
+
+@pytest.mark.parametrize("limit", ["max_size", "max_tokens", "minimum_progress"])
+def test_a_limit_of_a_condenser_that_limits_nothing_is_refused(limit: str) -> None:
+    wrong: Any = {limit: math.nan}
+    with pytest.raises(ValueError, match=limit):
+        RollingCondenser(**wrong)
 
 
 @pytest.mark.parametrize(("max_size", "keep_first"), [(20, 9), (20, -1), (4, 1)])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -12,7 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from turnkeeper.actors import MemoryJournal, PostgresJournal, SQLiteJournal
-from turnkeeper.actors.errors import InvalidConversationId, JournalRefused
+from turnkeeper.actors.errors import InvalidConversationId, InvalidInput, JournalRefused
 from turnkeeper.actors.journal import Journal, Record, Rejection, Snapshot
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.memory import MemoryStore
@@ -126,6 +128,19 @@ async def outcome(journal: Journal, call: Call) -> str:
     except InvariantViolation as error:
         return f"NOT TYPED: {error}"
     return repr(list(value) if isinstance(value, Sequence) else value)
+
+
+@pytest.mark.parametrize(
+    "make", [MemoryJournal, partial(SQLiteJournal, "a.db"), partial(PostgresJournal, "")]
+)
+def test_a_setting_that_makes_no_sense_is_refused_before_anything_is_opened(
+    make: Callable[..., Journal],
+) -> None:
+    arguments = inspect.signature(make).parameters
+    for name in [name for name in arguments if name.endswith(("_s", "_max"))]:
+        for odd in (math.nan, -1, "5", None):
+            with pytest.raises(InvalidInput, match=f"{name} is {odd!r}; it must be a number from"):
+                make(**{name: odd})
 
 
 async def test_all_journals_answer_alike_whatever_they_are_given(journals: list[Journal]) -> None:

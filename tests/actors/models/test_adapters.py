@@ -409,7 +409,7 @@ async def test_a_malformed_history_is_refused_and_told_as_one(api: str) -> None:
             with pytest.raises(MalformedHistory) as caught:
                 await one.ask(request=ModelRequest(view, [LOOK]))
             assert isinstance(caught.value, Refused)
-            said = "400 invalid_request_error: " if pattern else "there is no message in it"
+            said = "400 invalid_request_error: " if pattern else "the view has no message"
             assert caught.value.found.startswith(said), name
         assert len(one.server.bodies) == len(MALFORMED) - 1
         good = GivenView(careless(api, "S U A1 R1 A U"))
@@ -671,7 +671,7 @@ async def test_a_call_that_was_cut_off_for_its_length_is_no_call(api: str) -> No
     async with asking(api) as one:
         with pytest.raises(ModelError) as caught:
             await one.ask(answer)
-        assert "tokens ran out" in str(caught.value)
+        assert "ran out of tokens" in str(caught.value)
 
         whole = replace(answer, calls=[Call("look", ['{"at": "x"}'])])
         with pytest.raises(ModelError):

@@ -20,7 +20,7 @@ from turnkeeper.actors.values.tables import NO_TABLE
     ids=["an item", "a default", "an update"],
 )
 def test_nothing_can_be_put_into_the_table_that_all_share(fill: Callable[[Any], object]) -> None:
-    with pytest.raises(AssertionError, match="would be put into the table of all"):
+    with pytest.raises(AssertionError, match="would be put into the shared empty table"):
         fill(NO_TABLE)
 
     assert NO_TABLE == {}

@@ -718,11 +718,11 @@ def make_newer_journal(path: Path) -> None:
 
 STRANGERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (Path.touch, "empty file"),
-    "text": (lambda path: path.write_text("hello, " * 1_000), "no turnkeeper journal"),
-    "database": (make_other_database, "no turnkeeper journal"),
+    "text": (lambda path: path.write_text("hello, " * 1_000), "not a turnkeeper journal"),
+    "database": (make_other_database, "not a turnkeeper journal"),
     "newer": (make_newer_journal, f"schema version {SCHEMA_VERSION + 1}.*newer turnkeeper"),
-    "folder": (Path.mkdir, "no regular file"),
-    "pipe": (os.mkfifo, "no regular file"),
+    "folder": (Path.mkdir, "not a regular file"),
+    "pipe": (os.mkfifo, "not a regular file"),
     "log alone": (lambda path: Path(f"{path}-wal").write_text("frames"), "chats.db-wal"),
 }
 
