@@ -13,7 +13,7 @@ def main() -> None:
         raise SystemExit("the turnkeeper command needs its extra: pip install 'turnkeeper[cli]'")
     from ._app import app  # noqa: PLC0415 - needs the extra
 
-    # A terminal that cannot show a character gets its code, not a traceback.
+    # A character that the terminal cannot show is printed as its code, and raises no error.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     app(prog_name="turnkeeper")

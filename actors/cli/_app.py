@@ -1,8 +1,8 @@
-"""The commands: `demo`, `replay`, `stress`, `simulate`, `serve`, …, those about a journal.
+"""The commands: `demo`, `replay`, `stress`, `simulate`, `serve`, …, and those about a journal.
 
-Results go to standard output, everything else to standard error. Exit status: 0 if everything is as
-promised; 1 if a promise is broken, the worker failed, or a log cannot be read; 2 if the arguments
-or a part of the input cannot be used (the rest of the input has run); 130 if stopped by Ctrl-C.
+Results go to standard output, everything else to standard error. Exit status: 0 if every promise
+held; 1 if a promise was broken, the worker failed, or a log cannot be read; 2 if the arguments or a
+part of the input cannot be used (the rest of the input has run); 130 if stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ __all__ = ["app"]
 
 _SECTIONS: Mapping[str, Mapping[str, str]] = {
     "Try it": {
-        "demo": "Play sample conversations, kill the worker, count every event.",
+        "demo": "Play sample conversations, kill the worker, and count every event.",
         "replay": "Do the same with your own recorded conversations.",
         "stress": "Load your own machine and database with conversations.",
-        "simulate": "Run conversations under simulated faults, check every promise.",
+        "simulate": "Run conversations under simulated faults, and check every promise.",
         "torture": "Play unruly users of a chat server over HTTP, check its answers.",
     },
     "Serve an agent": {
         "serve": "Serve an agent over HTTP, until a signal.",
         "token": "Make a token for a client.",
     },
-    "Look into a journal": {
-        "show": "List conversations, or print one, whole or up to a seq.",
+    "Read a journal": {
+        "show": "List conversations, or print one, in full or up to a seq.",
         "inspect": "Show conversations in a browser.",
-        "export": "Write conversations to a file.",
-        "import": "Bring in conversations from files.",
+        "export": "Export conversations to a file.",
+        "import": "Import conversations from files.",
     },
-    "Look after a journal": {
-        "verify": "Check every record, and what is derived from them.",
+    "Maintain a journal": {
+        "verify": "Check every record, and all data derived from the records.",
         "repair": "Repair a damaged file.",
-        "reindex": "Write again the rows of lists that are out of date.",
+        "reindex": "Rewrite the rows of lists that are out of date.",
         "vacuum": "Return the space of deleted records to the disk.",
         "delete": "Delete conversations.",
     },
@@ -76,7 +76,7 @@ _SECTIONS: Mapping[str, Mapping[str, str]] = {
 
 
 class _Formatter(Protocol):
-    """The part of click's formatter that is used here; typer brings a click of its own."""
+    """The part of click's formatter that is used here; typer ships its own copy of click."""
 
     def section(self, name: str) -> AbstractContextManager[None]: ...
 
@@ -96,7 +96,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     cls=_Commands,
-    # Plain help: frames take the room that words need at 80 columns.
+    # Plain help without frames: at 80 columns, the words need their room.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -125,13 +125,13 @@ _DEMO_POLICIES: Sequence[OnOverlap] = ("queue", "interrupt", "reject")
 _DEMO_OVERLAP = 0.5
 _DEMO_KILLS = 3
 _DEMO_PACE_S = 0.05
-# How long a view may get before it is condensed. The samples are shorter than real ones.
+# How long a view may get before it is condensed. Sample conversations are shorter than real ones.
 _DEMO_VIEW_EVENTS_MAX = 24
 _REPLAY_VIEW_EVENTS_MAX = 40
 
 
 class Policy(StrEnum):
-    """The fate of a message that comes while a turn runs."""
+    """Says what happens to a message that comes while a turn runs."""
 
     QUEUE = "queue"
     INTERRUPT = "interrupt"
@@ -185,8 +185,9 @@ def demo(
 ) -> None:
     """Play about fifty sample conversations, kill the worker, and account for every event.
 
-    The users send messages while their agents are answering, a third of them with each of the
-    policies queue, interrupt and reject. Long conversations are condensed. No network is needed.
+    The users send messages while their agents answer: a third of them with the policy queue, a
+    third with interrupt, a third with reject. Long conversations are condensed. No network is
+    needed.
     """
     policies = cycle(_DEMO_POLICIES)
     parts = [
@@ -364,13 +365,13 @@ def _audited(
     try:
         return anyio.run(audit)
     except (JournalRefused, JournalUnavailable) as error:
-        fail(BROKEN, f"what was acknowledged cannot be looked for: {error}")
+        fail(BROKEN, f"the acknowledged events cannot be checked: {error}")
 
 
 def _names_taken(db: Path | None) -> frozenset[str]:
     """Return the names of the conversations that a journal holds already."""
     if db is not None and printable(str(db)) != str(db):
-        fail(UNUSABLE, f"{printable(str(db))} is no name that a journal can have")
+        fail(UNUSABLE, f"{printable(str(db))} cannot be the name of a journal")
     if db is not None and not db.parent.is_dir():
         fail(UNUSABLE, f"{db} cannot be written: there is no folder {db.parent}")
     if db is None or not db.exists():

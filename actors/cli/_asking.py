@@ -1,4 +1,4 @@
-"""The questions and answers of the commands about a journal, and the options that they share."""
+"""What the commands about a journal share: options, questions to the user, and messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before replac
 
 
 def without_password(db: str) -> str:
-    """Return a path or a URL as it may be shown."""
+    """Return a path, or a URL without its password, so that it may be shown."""
     return _PASSWORD.sub("//", db)
 
 

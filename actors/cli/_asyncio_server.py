@@ -1,7 +1,7 @@
-"""How `serve` answers HTTP on asyncio: uvicorn, with an end for the head of a request.
+"""The HTTP server of `--backend asyncio`: uvicorn, with a time limit for the head of a request.
 
-uvicorn waits for a whole head for as long as the client likes, so that as many clients as the
-process may open files could keep all others out.
+uvicorn waits for a request's head as long as the client likes. So clients that never finish one
+could use up the files that the process may open, and keep all other clients out.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ HEAD_S = 10.0
 async def serve_on_asyncio(
     app: ASGIApp, listener: socket.socket, is_over: anyio.Event, *, stop_s: int
 ) -> None:
-    """Serve at this listener, and close it when it is over.
+    """Serve at this listener until `is_over`, then close it.
 
-    From then on connections that wait for a request are closed, and the others have `stop_s`
-    seconds to end.
+    Connections that wait for a request are then closed at once; the others get `stop_s` seconds to
+    end.
     """
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
     server = _Server(
@@ -54,17 +54,17 @@ async def serve_on_asyncio(
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the program, which drains before the server stops."""
+        """Leave the signals to the program, because it drains before the server stops."""
         yield
 
 
 class _Connection(H11Protocol):
-    """Closes a connection whose client does not end the head of a request in time."""
+    """Closes a connection if the client does not complete the head of a request in time."""
 
     _forget: Callable[[], None] | None = None
-    """Cancels the end that is set while a head is awaited."""
+    """Cancels the timer that closes the connection if no whole head comes."""
 
-    # Any: the transports of the loop, which has a module of its own.
+    # Any: transports are the event loop's, and another loop has other types.
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401
         super().connection_made(transport)
         self._bound_head()
@@ -90,5 +90,5 @@ class _Connection(H11Protocol):
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Return False for the traceback of a request that uvicorn has cancelled, as it says itself."""
+    """Return False for the traceback of a cancelled request: uvicorn logs that separately."""
     return not (record.exc_info and isinstance(record.exc_info[1], anyio.get_cancelled_exc_class()))

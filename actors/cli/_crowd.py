@@ -1,15 +1,16 @@
-"""The clients of a stress run and their messages, as a pure machine that a seed decides.
+"""The clients of a stress run and their messages, as a pure state machine driven by a seed.
 
-Chat messages arrive at a rate, as from independent people (a Poisson process), also while no worker
+Chat messages arrive at a rate, as from independent people (a Poisson process), even while no worker
 runs. Time and the worker's reports go in; orders to the worker come out. Each conversation has
-several senders. A sender sends its next message when the one before is acknowledged, so its
+several senders. A sender sends its next message when the previous one is acknowledged, so its
 messages have an order. The latency of a message counts from when it was due until it is durable or
-refused, so an outage is in the latency of every message that was due during it. After a refusal the
-count begins anew.
+refused, so an outage adds to the latency of every message that was due during it. After a refusal,
+the latency of the repeated message is counted separately.
 
-A worker may die between any two reports. `orders_for_new_worker` gives the orders that the next one
-needs: unacknowledged messages are sent again under their message ids, and acknowledged ones too, to
-hear how their turns end. Acknowledgements go into the receipts, for the audit.
+A worker may die between any two reports. `orders_for_new_worker` returns the orders that the next
+worker needs: it sends unacknowledged messages again under their message ids, and also acknowledged
+ones whose turns have not ended, to hear how they end. Acknowledgements go into the receipts, for
+the audit.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class _Message:
     number: int
     due: float
     is_known: bool = False
-    """True if an earlier worker may have written it: then a duplicate is no breach."""
+    """True if an earlier worker may have written it: then a duplicate breaks no promise."""
     is_refused: bool = False
     was_refused: bool = False
     is_waiting: bool = False
-    """True if it has to be sent again a little later."""
+    """True if it will be sent again a little later."""
     resends: int = 0
     resend_at: float = 0.0
 
@@ -68,7 +69,8 @@ class _Chat:
     sent: list[int]
     """The number of messages of each sender so far."""
     in_flight: dict[int, deque[_Message]] = field(default_factory=dict)
-    """By sender: the message that is on its way, and those that are due after it."""
+    """By sender: the message that was sent and not acknowledged, and those that are due after
+    it."""
     open: dict[int, _Message] = field(default_factory=dict)
     """By number: the messages that were sent and whose turn has not ended."""
 
@@ -115,17 +117,17 @@ class Crowd:
 
     @property
     def open(self) -> int:
-        """The number of chat messages that have come and whose turns have not ended."""
+        """The number of chat messages that have arrived and whose turns have not ended."""
         return self.sent - self.ended
 
     @property
     def is_done(self) -> bool:
-        """True once all chat messages have come and every turn has ended."""
+        """True once all chat messages have arrived and every turn has ended."""
         return self._next_arrival is None and not self.open
 
     @property
     def next_due(self) -> float | None:
-        """The time of the next order that needs no report; None if there is none."""
+        """The time of the next order that does not depend on a report; None if there is none."""
         times = [self._resends[0][0]] if self._resends else []
         if self._next_arrival is not None:
             times.append(self._next_arrival)
@@ -141,7 +143,7 @@ class Crowd:
         return max(self._by_name[conversation].sent) * self._senders
 
     def stop(self) -> None:
-        """Let no more chat messages come."""
+        """Stop the arrival of chat messages."""
         self._next_arrival = None
 
     def take_due(self, now: float) -> Sequence[Order]:
@@ -171,7 +173,7 @@ class Crowd:
     def note(
         self, report: Accepted | Refused | Unserved | Logged | Ended, now: float
     ) -> Sequence[Order]:
-        """Take in a report about a conversation; return the orders that follow."""
+        """Process a report about a conversation; return the orders that follow."""
         chat = self._by_name[report.conversation]
         match report:
             case Logged():
@@ -207,7 +209,7 @@ class Crowd:
             yield self._begin(message)
 
     def _draw_chat(self) -> _Chat:
-        """Draw one in which a turn runs, for the share that overlaps; else each in rotation."""
+        """Draw a conversation with a running turn for the overlapping share; else take the next."""
         if self._random.random() < self._overlap:
             running = [chat for chat in self._recent if chat.open]
             if running:
@@ -227,7 +229,7 @@ class Crowd:
         events = chat.receipts.events
         known = events.setdefault(report.event_id, report.seq)
         if known != report.seq:
-            what = f"event {report.event_id} was told at {known} and at {report.seq}"
+            what = f"event {report.event_id} was reported at seq {known} and at {report.seq}"
             self._wrong(chat, what)
         self.logged += 1
 
@@ -236,7 +238,8 @@ class Crowd:
         messages = chat.receipts.messages
         if number in messages:
             if not report.is_duplicate or seq != messages[number]:
-                what = f"message {number}, known at seq {messages[number]}, is again at {seq}"
+                known = messages[number]
+                what = f"message {number}, known at seq {known}, was reported again at seq {seq}"
                 self._wrong(chat, what)
             return
         message = chat.open[number]
@@ -277,7 +280,7 @@ class Crowd:
             message.is_waiting = True
             message.resend_at = now + min(RESEND_S * 2**message.resends, RESEND_S_MAX)
             message.resends += 1
-            self._resend_count += 1  # so that two of one time are never compared further
+            self._resend_count += 1  # breaks ties, so that messages are never compared
             heappush(self._resends, (message.resend_at, self._resend_count, message))
 
     def _wrong(self, chat: _Chat, problem: str) -> None:

@@ -58,7 +58,7 @@ class Display:
             self._say(f"worker killed (SIGKILL, {replay.kills} of {kills}) {at}")
         if replay.restarts > self._restarts:
             self._restarts = replay.restarts
-            self._say("worker started again, and has recovered what was unfinished")
+            self._say("worker started again, and has recovered the unfinished turns")
         if not self._console.is_terminal:
             milestone = _MILESTONES * replay.acknowledged // self._messages
             if milestone > self._milestone:
@@ -76,7 +76,7 @@ class Display:
 
 
 def print_list(console: Console, title: str, lines: Sequence[str]) -> None:
-    """Print a title, and under it as many lines as people care to read."""
+    """Print a title, and under it at most `LISTED_MAX` lines."""
     console.print(Text(title), soft_wrap=True)
     for line in lines[:LISTED_MAX]:
         console.print(Text(f"  {printable(line)}"), soft_wrap=True)
@@ -124,7 +124,7 @@ def _style(breaches: int) -> str:
 _ROWS = (
     ("conversations", "conversations", False),
     ("chat messages sent", "sent", False),
-    ("… before the answer to the one before", "overlapped", False),
+    ("… before the previous one was answered", "overlapped", False),
     ("… refused, and sent again later", "rejected", False),
     ("turns", "turns", False),
     ("… interrupted", "interrupted", False),

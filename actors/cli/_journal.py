@@ -90,7 +90,7 @@ def export(
         Target | None,
         typer.Option(
             "--to",
-            help="Write the chats in the format of another program, which not every event fits: "
+            help="Write the chats in the format of another program, which cannot hold every event: "
             "`openai`, JSON Lines of chats; `openhands`, a folder of event files for each "
             "conversation, in the folder --output.",
             show_default="turnkeeper's own",
@@ -237,14 +237,14 @@ def import_(
 
 
 def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -> None:
-    """Check every record of a journal, and what is derived from the records.
+    """Check every record of a journal, and all data derived from the records.
 
     It checks each record's checksum, its link to the record before it, its ids and its event, and
     that snapshots agree with the log. It runs beside the processes that use the journal, and
     changes nothing.
 
-    Exit status: 0, everything is as it was written; 1, something is not; 2, the journal cannot be
-    opened.
+    Exit status: 0, everything is as it was written; 1, something is damaged; 2, the journal cannot
+    be opened.
     """
     with told(db), progress("conversations") as on_progress:
         if is_url(db):
@@ -281,18 +281,18 @@ def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) ->
             console.print(Text("everything is as it was written", style="green"))
         if report.stale:
             say(
-                f"lists show {many(len(report.stale), 'conversation')} as of earlier; bring them "
-                f"up to date with: turnkeeper reindex {without_password(db)}"
+                f"lists show an old state of {many(len(report.stale), 'conversation')}; update "
+                f"them with: turnkeeper reindex {without_password(db)}"
             )
     if report.problems:
         raise typer.Exit(BROKEN)
 
 
 def reindex(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -> None:
-    """Write again the rows of lists that are out of date.
+    """Rewrite the rows of lists that are out of date.
 
-    A row is out of date if the log has gone on since it was written. The next owner of the
-    conversation would write it again too. A SQLite file must not be open for writing elsewhere; a
+    A row is out of date if the log has grown since the row was written. The next owner of the
+    conversation would rewrite it too. A SQLite file must not be open for writing elsewhere; a
     database may be in use.
 
     Exit status: 0, all rows are up to date; 1, some logs cannot be read.
@@ -314,13 +314,13 @@ def reindex(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -
 def repair(db: File, *, as_json: AsJson = False, yes: Yes = False) -> None:
     """Repair a damaged journal file: keep every whole record, set the rest aside.
 
-    No other process may have the file open. It builds a new file, which takes the place of the old
-    one; the old one stays as a backup. If it is killed, run it again.
+    No other process may have the file open. The command builds a new file, which replaces the old
+    one; the old one stays as a backup. If the command is killed, run it again.
     """
     refuse_url(db)
     with told(db):
         if Path(db).exists():
-            confirm(f"a new file will take the place of {db}, which stays as a backup", yes=yes)
+            confirm(f"a new file will take the place of {db}, which is kept as a backup", yes=yes)
         with progress("records") as on_progress:
             done = repair_file(db, on_progress=on_progress)
     if as_json:
@@ -456,7 +456,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
 }
 
 
-# --- what they say -------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------
 
 
 def _print_deleted(deleted: Mapping[str, Deletion], *, is_file: bool) -> None:

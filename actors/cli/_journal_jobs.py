@@ -67,11 +67,11 @@ __all__ = [
 
 _URLS = ("postgresql://", "postgres://")
 LEASE_S = 15.0
-"""The lease of a process in a database, if nothing else is said."""
+"""The lease of a process in a database, by default."""
 _OWNER_WAIT_S = 1.0
-"""Seconds that a command waits for the owner of a file to leave, before it is refused."""
+"""Seconds that a command waits for another process to close a file, before it gives up."""
 CHATS_BYTES_MAX = 1 << 30
-"""The bytes of a file of recorded chats, which is read whole."""
+"""The largest size of a file of recorded chats, which is read into memory as a whole."""
 _EXPORT_BEGINS = b'{"turnkeeper_export"'
 
 OnProgress = Callable[[int, int], None]
@@ -90,10 +90,10 @@ def open_journal(
     lease_s: float = LEASE_S,
     owner_wait_s: float = _OWNER_WAIT_S,
 ) -> SQLiteJournal | PostgresJournal:
-    """Return the journal of this path or URL, not entered yet.
+    """Return the journal at this path or URL, not entered yet.
 
-    `address` and `lease_s`: of this process, in a database. `owner_wait_s`: how long entering waits
-    for the owner of a file to leave.
+    `address` and `lease_s`: for a database, this process's address and lease. `owner_wait_s`: for a
+    file, how long entering waits for another process to close it.
     """
     if not is_url(db):
         return SQLiteJournal(db, read_only=read_only, owner_wait_s=owner_wait_s)
@@ -164,10 +164,10 @@ async def read(
         while True:
             try:
                 records = await journal.read(conversation_id, after=len(log), limit=limit)
-                # One by one, so that the events before an unreadable one are kept.
+                # One by one, to keep the events before an unreadable one.
                 log.extend(decode_record(conversation_id, record) for record in records)
             except CorruptLog as error:
-                # Read ever smaller pages, to show all whole records before the damage.
+                # Read smaller and smaller pages, to get all whole records before the damage.
                 if limit == 1:
                     return log, str(error)
                 limit //= 8
@@ -238,7 +238,7 @@ async def export_chats(
 
 
 async def export_to(db: str, schema: str, names: Sequence[str], output: Path) -> tuple[int, int]:
-    """Export into a file, which is written whole or not at all; return as `export` does."""
+    """Export into a file, which is written whole or not at all; return the same as `export`."""
     is_file = output.is_file() or not output.exists()
     draft = output.with_name(f"{output.name}.part") if is_file else output
     try:
@@ -268,7 +268,7 @@ class ImportResult:
     """The events that the journal did not have yet."""
     problems: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    """Parts of conversations that were imported without them."""
+    """Warnings: the parts that were left out of conversations that were imported."""
 
 
 async def import_all(
@@ -279,9 +279,9 @@ async def import_all(
     keep_owners: bool = False,
     source: str | None = None,
 ) -> ImportResult:
-    """Import these files; report those that cannot be used as problems.
+    """Import these files; report files that cannot be used as problems.
 
-    `source` is the program that they are of; by default they are exports, and chats.
+    `source` is the program that wrote them; by default they are exports or chats.
     """
     result = ImportResult()
     peer = None if source is None else PEERS.get(source)
@@ -297,9 +297,9 @@ async def import_all(
     exports: list[Path] = []
     for path in files:
         try:
-            # It is read twice, and a pipe without a writer would be waited for for ever.
+            # A file is read twice, and opening a pipe without a writer would wait for ever.
             if not stat.S_ISREG(path.stat().st_mode):
-                result.problems.append(f"{path}: cannot be read: it is no regular file")
+                result.problems.append(f"{path}: cannot be read: it is not a regular file")
                 continue
             with path.open("rb") as file:
                 is_export = source is None and file.read(len(_EXPORT_BEGINS)) == _EXPORT_BEGINS
@@ -362,7 +362,7 @@ def _note(parsed: Sequence[Parsed], result: ImportResult) -> None:
 async def _import_parsed(
     journal: Journal, files: Sequence[Path], parsed: Sequence[Parsed], result: ImportResult
 ) -> None:
-    """Write what could be read of each file."""
+    """Write the conversations that could be read from each file."""
     _note(parsed, result)
     found = [(n, one) for n, of_file in enumerate(parsed) for one in of_file.conversations]
     names = conversation_names(found, files)
@@ -384,7 +384,7 @@ async def vacuum(db: str) -> int:
 
 
 async def reindex(db: str, schema: str) -> tuple[int, Sequence[str]]:
-    """Compute the listings that are stale again; return as `files.reindex` does."""
+    """Rewrite the listings that are stale; return the same as `files.reindex`."""
     async with open_journal(db, schema, read_only=False) as journal:
         with progress("conversations") as on_progress:
             return await reindex_journal(journal, on_progress=lambda done: on_progress(done, done))

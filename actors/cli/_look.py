@@ -1,4 +1,4 @@
-"""The command `show`: the conversations of a journal; one of them, whole, in part, or as it was.
+"""The command `show`: lists a journal's conversations, or prints one: whole, in part, or as it was.
 
 It takes no ownership, and works beside the process that writes.
 """
@@ -43,7 +43,7 @@ _COMPLETED_MAX = 200
 
 
 def _complete(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of conversations for a shell to choose from; none rather than an error."""
+    """Return the names of conversations for a shell's completion; on an error, return none."""
     db = ctx.params.get("db")
     if not isinstance(db, str) or jobs.is_url(db):
         return []
@@ -190,7 +190,7 @@ def _refuse_together(*groups: dict[str, object]) -> None:
 
 def _list(db: str, schema: str, choice: _Choice, *, as_json: bool) -> None:
     with told(db):
-        infos = anyio.run(jobs.list_all, db, schema)  # it also finds what an index hides
+        infos = anyio.run(jobs.list_all, db, schema)  # also finds what an index hides
         rows = anyio.run(jobs.list_rows, db, schema)
         listed = {row.conversation_id: row for row in rows}
         word = choice.match
@@ -231,7 +231,7 @@ def _print_found(events: Sequence[LoggedEvent]) -> None:
 def _view(
     db: str, schema: str, conversation: str, log: Sequence[LoggedEvent], seq: int
 ) -> Sequence[LoggedEvent]:
-    """Return the view at a seq, each event with its place in the log; 0 if it has none."""
+    """Return the view at a seq, each event with its seq; 0 for an event that is not in the log."""
     places = {event.id: place for place, event in log}
     events = anyio.run(jobs.read_view, db, schema, conversation, seq)
     return [LoggedEvent(places.get(event.id, 0), event) for event in events]

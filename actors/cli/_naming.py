@@ -20,9 +20,9 @@ def conversation_names(
     files: Sequence[Path],
     taken: frozenset[str] = frozenset(),
 ) -> Sequence[str]:
-    """Return an id for each: its own name if that can be an id, else its file and its item.
+    """Return an id for each conversation: its name if that can be an id, else its file and item.
 
-    If the journal has had one of them before, all are followed by the run.
+    If the journal has had one of these ids before, the ids of all of them get the run as a suffix.
     """
     stems = [printable(file.stem)[:_STEM_LENGTH_MAX] for file in files]
     if len(set(stems)) < len(stems):
@@ -49,5 +49,5 @@ def own_name(recorded: RecordedConversation) -> str | None:
 
 
 def is_text(value: str) -> bool:
-    """False if an argument had bytes that are not text; no name in a journal has such bytes."""
+    """True unless an argument has bytes that are not text, which no name in a journal has."""
     return value.encode(errors="replace").decode() == value

@@ -1,7 +1,7 @@
 """The protocol between the command line and its worker: one JSON object on a line.
 
-`Start` is the first line the worker reads; the end of its input tells it to stop. Exchanges are
-named by conversation and number, so that a line means the same after a restart.
+`Start` is the first line that the worker reads; the end of its input tells it to stop. Exchanges
+are named by conversation and number, so a line means the same after a restart.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ __all__ = [
 
 
 class Line(BaseModel):
-    """One line, either way."""
+    """One line, in either direction."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Part(Line):
-    """One conversation as its agent plays it."""
+    """One conversation, as its agent plays it."""
 
     conversation: str
     recorded: RecordedConversation
     held: dict[int, int]
-    """The step of each of these exchanges at which the agent waits until it is released."""
+    """For some exchanges: the step at which the agent waits until it is released."""
 
 
 # --- to the worker -------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ class Start(Line):
     kind: Literal["start"] = "start"
     db: str
     is_own_journal: bool
-    """True if the journal has nothing else, so all unfinished turns are this replay's."""
+    """True if the journal has no other conversations, so all unfinished turns are this replay's."""
     started_at: datetime
     pace_s: float
     view_events_max: int
@@ -79,7 +79,7 @@ class StartStress(Line):
 
 
 class Send(Line):
-    """The user's message of an exchange. Sent again, it is the same message."""
+    """Send the user's message of an exchange. A repeated order sends the same message."""
 
     kind: Literal["send"] = "send"
     conversation: str
@@ -96,7 +96,7 @@ class Release(Line):
 
 
 class GetViews(Line):
-    """Report the views of these conversations; everything else is over."""
+    """Report the views of these conversations; all turns have ended."""
 
     kind: Literal["get_views"] = "get_views"
     conversations: tuple[str, ...]
@@ -111,7 +111,7 @@ orders: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="k
 
 
 class Ready(Line):
-    """The journal is open, and the turns that a crash cut off are recovered."""
+    """The journal is open, and the turns that a crash interrupted are recovered."""
 
     kind: Literal["ready"] = "ready"
 
@@ -189,9 +189,9 @@ class Vitals(Line):
     memory_max: int
     """Bytes of memory that this process has needed so far."""
     late: tuple[int, ...]
-    """How often the loop was looked at since the last report, by how late it was."""
+    """A histogram of how late the event loop was, measured since the last report."""
     late_s_max: float
-    """How late it was at most."""
+    """The longest delay of the event loop since the last report."""
 
 
 class Failed(Line):

@@ -1,11 +1,11 @@
-"""Plays a replay: starts the worker, passes reports and orders on, kills it, starts it again.
+"""Plays a replay: starts the worker, exchanges reports and orders, kills it, starts it again.
 
 The users live here, in a process that is not killed, so they hold the same acknowledgements as real
 clients would. A report counts from the moment it is read. The pipe of a killed worker is read to
-its end, since everything in it had been sent.
+its end, since the worker had sent everything in it.
 
-Runs in one task. If that is cancelled, as by Ctrl-C, the worker is told to stop, and is killed if
-it has not stopped after `STOP_GRACE_S`.
+A replay runs in one task. If the task is cancelled, as by Ctrl-C, it tells the worker to stop, and
+kills it if it has not stopped after `STOP_GRACE_S`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WORKER: Sequence[str] = (sys.executable, "-P", "-m", "turnkeeper.actors.cli.work
 
 STOP_GRACE_S = 10.0
 SILENCE_S_MAX = 120.0
-"""A worker that reports nothing for so long, and its pace, is lost: it hangs, or stands still."""
+"""A worker that reports nothing for this long, plus its pace, is lost: it hangs."""
 _ERROR_LINES_MAX = 5
 
 
@@ -145,7 +145,7 @@ class Replay:
                     self._by_name[name].receipts.view_ids = ids
                 return ()
             case Vitals() | Unserved():
-                raise WorkerLost(f"the worker tells {report.kind}, which no replay asks for")
+                raise WorkerLost(f"the worker reports {report.kind}, which no replay asks for")
             case _:
                 pass
         user = self._by_name[report.conversation]
@@ -186,9 +186,9 @@ class Worker:
         return self._process.returncode
 
     async def order(self, *orders: Order) -> None:
-        """Send it orders. A live worker always reads on, so this never waits for its reports.
+        """Send orders. A live worker always reads them, so this never waits for its reports.
 
-        If the worker has gone, the end of its reports tells.
+        If the worker has ended, this does nothing: the end of its reports shows that.
         """
         assert self._process.stdin is not None
         if not orders:
@@ -199,10 +199,10 @@ class Worker:
             async with self._ordering:
                 await self._process.stdin.send(lines)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass  # its reports end too, and there it is told why
+            pass  # its reports end too, and their reader says why
 
     async def reports(self) -> AsyncGenerator[Report, None]:
-        """Yield each whole line that it writes; a line that its death cut off was never sent."""
+        """Yield each whole line that it writes; a line that a kill cut off counts as not sent."""
         assert self._process.stdout is not None
         rest = b""
         async for chunk in self._process.stdout:
@@ -216,13 +216,13 @@ class Worker:
         self.is_killed = True
 
     async def stop(self) -> None:
-        """Tell it to stop by ending its input, wait, and kill it if it does not."""
+        """Tell it to stop by ending its input, wait, and kill it if it does not stop."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with anyio.move_on_after(STOP_GRACE_S, shield=True):
             await self._process.stdin.aclose()
             async for _ in self._process.stdout:
-                pass  # read and dropped, so that it does not wait for room to write
+                pass  # read its output and drop it, so that it never waits for room to write
             await self._process.wait()
         if self._process.returncode is None:
             self._is_overdue = True

@@ -23,12 +23,12 @@ class Report:
     by_policy: Mapping[str, Mapping[str, int]]
     """The same counts for the users of each `on_overlap`."""
     broken: Sequence[str]
-    """Everything that is not as promised, in words."""
+    """A sentence about each broken promise."""
     seed: int | None = None
     kills: int = 0
     seconds: float = 0.0
     stopped: str | None = None
-    """The reason why it was not played to its end, if it was not."""
+    """Why the replay was stopped before its end; empty or None if it was not."""
 
     @property
     def events_per_second(self) -> float:

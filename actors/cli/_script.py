@@ -1,7 +1,7 @@
 """The script of a stress run: each exchange of each conversation is a pure function of a seed.
 
-The clients, the agent in the worker and the audit each compute it for themselves. So none of it has
-to travel, and a damaged log cannot agree with a damaged script.
+The clients, the agent in the worker and the audit each compute the script themselves. So it is
+never sent, and a damaged log cannot agree with a damaged script.
 """
 
 from __future__ import annotations

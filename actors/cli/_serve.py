@@ -1,9 +1,9 @@
 """The commands of the gateway: `serve`, which serves an agent over HTTP, `inspect` and `token`.
 
-A signal drains: new streams end at once, turns may end within the grace, the conversations are
-handed over, and then the server stops. A second signal ends the grace.
+A signal starts the drain: new streams end at once, turns may end within the grace period, the
+conversations are handed over, and then the server stops. A second signal ends the grace period.
 
-A server that starts while its database is away waits for it, with a bound.
+A server that starts while its database is away waits for it, for a limited time.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 __all__ = ["inspect", "serve", "token"]
 
 STOP_S = 5
-"""Seconds that requests have to end once the conversations are handed over."""
+"""Seconds that requests get to end once the conversations are handed over."""
 OWNER_WAIT_S = 5.0
-"""Seconds that a server waits for the one before it to leave the file."""
+"""Seconds that a server waits for the previous one to close the file."""
 DATABASE_WAIT_S = 60.0
 DATABASE_PAUSE_S = 0.5
 """Seconds between two attempts to open a database that is away."""
@@ -58,14 +58,15 @@ Backend = Literal["asyncio", "trio"]
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SCOPES = ("read", "write", "admin", "inspector")
 _PRINCIPAL_LENGTH_MAX = 64
-"""As the gateway has it, which needs an extra that this command does not."""
+"""The same as in the gateway, which this command cannot import without its extra."""
 
 
 def serve(
     agent: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE:AGENT", help="A module or the path of a file, and the agent's name."
+            metavar="MODULE:AGENT",
+            help="A module or the path of a file, and the name of the agent in it.",
         ),
     ],
     *,
@@ -94,7 +95,7 @@ def serve(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="The clients that may connect, as `turnkeeper token` writes them.",
+            help="The file with the tokens' hashes, as `turnkeeper token` writes it.",
         ),
     ] = None,
     allow_host: Annotated[
@@ -209,7 +210,7 @@ def serve(
 
     found = _load_agent(agent)
     try:
-        check_drain(grace, "queue")  # not when it is too late to give another one
+        check_drain(grace, "queue")  # checked now, not when the drain begins
         with ExitStack() as listening:
             nodes = None
             if node_address is not None and node_key_file is not None:
@@ -294,7 +295,7 @@ def _check_extra(command: str, backend: Backend = "asyncio") -> None:
 
 
 class _NoAgent:
-    """Stands for the agent of conversations that are only read."""
+    """The agent of conversations that are only read, which never runs."""
 
     async def run(self, turn: TurnContext) -> None:  # noqa: ARG002 - the port's
         raise AssertionError("a turn of a journal that is only read")
@@ -339,7 +340,7 @@ def token(
 
 
 def _add_line(file: Path, line: str) -> None:
-    """Add a line to a file, also to one whose last line has no end."""
+    """Add a line to a file, even if its last line has no line end."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "rb+", buffering=0) as opened:
         if opened.seek(0, os.SEEK_END):
@@ -350,7 +351,7 @@ def _add_line(file: Path, line: str) -> None:
 
 
 def _load_agent(place: str) -> Agent:
-    """Return the agent that is named, from a module or from a file."""
+    """Return the named agent from a module or from a file."""
     name, _, attribute = place.rpartition(":")
     if not name or not attribute:
         fail(UNUSABLE, f"{place!r} names no agent; write MODULE:AGENT, as in serve_me.py:support")
@@ -380,7 +381,7 @@ def _load_module(name: str) -> ModuleType:
 def _load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -395,11 +396,11 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
         fail(UNUSABLE, f"cannot listen on {host}:{port}: {error.strerror}")
-    # Its connections inherit this. Without it the first words of an answer wait until the client
-    # has acknowledged the head of the response, which takes 40 ms.
+    # Connections inherit this option. Without it, the first piece of an answer waits until the
+    # client has acknowledged the head of the response, which takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # The guard cannot cancel hypercorn's writes to a client that takes nothing. The kernel ends
-    # them after the same time, if it has this option.
+    # The guard cannot cancel hypercorn's writes to a client that reads nothing. With this option,
+    # if the kernel has it, the kernel ends them after the same time.
     if sys.platform == "linux":
         stall_ms = int(1_000 * GatewayLimits().write_stall_s)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
@@ -416,7 +417,7 @@ class _Nodes:
 
 
 def _listen_for_nodes(url: str, listen: str | None, keys: NodeKeys) -> _Nodes:
-    """Listen for other machines; port 0 in the URL is any that is free."""
+    """Listen for other machines; port 0 in the URL takes any free port."""
     from ..gateway import node_address  # noqa: PLC0415 - an extra
 
     try:
@@ -424,12 +425,12 @@ def _listen_for_nodes(url: str, listen: str | None, keys: NodeKeys) -> _Nodes:
         place = urlsplit(f"//{listen}") if listen else parts
         host, port = place.hostname, place.port
     except ValueError as error:
-        fail(UNUSABLE, f"{url} is no address of a machine: {error}; write http://HOST:PORT")
+        fail(UNUSABLE, f"{url} is not the address of a machine: {error}; write http://HOST:PORT")
     if not host or port is None:
         fail(
             UNUSABLE,
-            f"{listen or url} is no address of a machine; write one like http://10.0.0.3:8101, "
-            "or 0.0.0.0:8101 for --node-listen",
+            f"{listen or url} is not the address of a machine; write one like "
+            "http://10.0.0.3:8101, or 0.0.0.0:8101 for --node-listen",
         )
     listener = _listen(host, port)
     if parts.port == 0:
@@ -468,7 +469,7 @@ class _Served:
                 try:
                     conversations = await self._open(stack, signals)
                 except TurnkeeperError as error:
-                    failure = error  # raised below, where no group of tasks wraps it
+                    failure = error  # raised below, where no task group wraps it
                 else:
                     if conversations is not None:
                         await self._serve_open(conversations, stack, signals)
@@ -484,7 +485,7 @@ class _Served:
             self.agent,
             journal=self.journal,
             unfinished="resume" if is_resumable and not self.ends_unfinished else "end",
-            # A reader takes up nothing that others left.
+            # A reader does not resume turns that others left.
             recover="on_message" if self.is_read_only else "on_enter",
             recover_every_s=self.recover_every_s,
         )
@@ -510,10 +511,10 @@ class _Served:
     async def _wait_for_database(
         self, until: float, signals: AsyncIterator[signal.Signals]
     ) -> bool:
-        """Wait until the journal can be opened, or for too long; False if a signal came.
+        """Wait until the journal can be opened or the time is up; return False if a signal came.
 
-        Meanwhile requests are told that this server is not open yet, and `healthz` is well: a
-        supervisor that restarted it would not bring the database back.
+        Meanwhile requests get the problem `not-open`, and `healthz` answers well: a restart by a
+        supervisor would not bring the database back.
         """
         is_over, waiting, listening = anyio.Event(), anyio.CancelScope(), anyio.CancelScope()
 
@@ -536,7 +537,7 @@ class _Served:
         return not waiting.cancel_called
 
     async def _is_there(self) -> bool:
-        """True if the journal can be opened, or says why it never can be."""
+        """True if the journal can be opened, or raises an error that waiting will not end."""
         with suppress(JournalRefused):
             async with self.journal:
                 pass
@@ -564,7 +565,7 @@ class _Served:
         stack: AsyncExitStack,
         signals: AsyncIterator[signal.Signals],
     ) -> None:
-        """Serve conversations that are open, until a signal and the drain that it begins."""
+        """Serve open conversations until a signal, and then until they are drained."""
         from ..gateway import Node  # noqa: PLC0415 - an extra
 
         node = None
@@ -631,9 +632,9 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _say(line: str) -> None:
-    """Tell the operator. A server goes on, and drains, also if its standard error is closed."""
+    """Tell the operator. If standard error is closed, the server still goes on and drains."""
     try:
         print(f"turnkeeper: {line}", file=sys.stderr, flush=True)
     except OSError:
-        # What was not written would be written again at the exit, and change its status.
+        # Python would try to write the rest again at exit, and that would change the exit status.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

@@ -119,7 +119,7 @@ def _about(row: ListedConversation | None) -> str:
         return ""
     waits = f", waits for {row.waits_for}" if row.waits_for else ""
     queued = f", {row.queued} queued" if row.queued else ""
-    stale = ", as of earlier" if row.is_stale and row.status else ""
+    stale = ", out of date" if row.is_stale and row.status else ""
     parts = [f"{row.status.replace('_', ' ')}{waits}{queued}{stale}" if row.status else ""]
     if row.title:
         parts.append(f"“{printable(row.title)}”")
@@ -149,7 +149,7 @@ def conversation_json(conversation_id: str, log: Sequence[LoggedEvent]) -> Mappi
 
 
 def view_json(conversation_id: str, seq: int, view: Sequence[LoggedEvent]) -> Mapping[str, object]:
-    """Return a view; what condensation has made has no seq."""
+    """Return a view; an event that condensation made has no seq."""
     return {
         "conversation": conversation_id,
         "at": seq,
@@ -202,12 +202,12 @@ def print_rejection(console: Console, rejection: Rejection) -> None:
 
 
 def print_chat(console: Console, events: Sequence[LoggedEvent]) -> None:
-    """Print events as a chat: seq, time, author, text. A line says each new day."""
+    """Print events as a chat: seq, time, author, text; a line announces each new day."""
     day = ""
     width = max([3, *(len(str(seq)) for seq, _ in events)])
     for seq, event in events:
         if isinstance(event, CondensationSummaryEvent):
-            head = " " * (width + 10)  # the view has made it: it has neither seq nor time
+            head = " " * (width + 10)  # made by a condensation: it has no seq and no time
         else:
             at = event.timestamp
             if f"{at:%Y-%m-%d}" != day:
@@ -273,7 +273,7 @@ def said_by(event: Event, *, is_whole: bool = False) -> tuple[str, str, str]:
 
 
 def _said_in_short(event: Event) -> tuple[str, str, str] | None:
-    """Return as `said_by` an event whose fields say little to a reader of the chat."""
+    """Do the same as `said_by` for events that matter little to a reader of the chat."""
     match event:
         case TurnStartedEvent():
             return "dim", "turn", "started"
@@ -309,7 +309,7 @@ def _signed(event: UserMessageEvent | MessageQueuedEvent) -> str:
 
 def _fields(rest: Mapping[str, object], length_max: int | None) -> Iterator[str]:
     for key, value in rest.items():
-        if value or value is False:  # what is empty says nothing
+        if value or value is False:  # empty fields are left out
             yield f"{key}={_cut(_compact(value), length_max)}"
 
 

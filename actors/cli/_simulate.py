@@ -17,7 +17,7 @@ from turnkeeper.runtime import Ports
 
 from ._exits import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, print_json
 
-if TYPE_CHECKING:  # the simulator takes longer to load than all other commands together
+if TYPE_CHECKING:  # loading the simulator takes longer than loading all other commands
     from turnkeeper.runtime.testing import Policy, Run
 
     from ..simulation import Campaign
@@ -162,7 +162,7 @@ def _replay(path: Path, *, as_json: bool) -> None:
     try:
         file = TapeFile.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        fail(UNUSABLE, f"{path} is no tape: {error}")
+        fail(UNUSABLE, f"{path} is not a tape: {error}")
     run = play_tape(file)
     if as_json:
         print_json(
@@ -186,7 +186,7 @@ def _replay(path: Path, *, as_json: bool) -> None:
 
 
 class _Progress:
-    """A line that shows how far the runs are, on a terminal only."""
+    """A line that shows the progress of the runs, on a terminal only."""
 
     def __init__(self, console: Console, seeds: int | None) -> None:
         self._console = console

@@ -31,11 +31,11 @@ from .stress_worker import is_postgres, open_journal
 
 __all__ = ["stress"]
 
-# How long each step of the agent takes at most, and each half of it: so turns overlap.
+# The longest time that a step of the agent takes; long enough that turns overlap.
 _PACE_S = 0.1
 _VIEW_EVENTS_MAX = 40
 _OF_ONE = ("conversations", "senders", "overlap", "rate", "db", "report")
-"""The options that mean nothing to several machines."""
+"""The options that cannot be used with several machines."""
 
 
 class Backend(StrEnum):
@@ -163,7 +163,7 @@ def stress(
     seed = ports.random.randrange(SEEDS) if seed is None else seed
     ports.random.seed(seed)
     started_at = datetime.fromtimestamp(ports.now(), UTC)
-    # Of this run alone, also where others have run on the same journal, or run now.
+    # Unique to this run, even if other runs use the same journal.
     run = f"stress-{started_at:%Y%m%dT%H%M%S}-{seed}"
     options = {
         "conversations asked for": conversations,
@@ -224,7 +224,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None:
-    """Exit with a sentence, before anything runs, if the arguments cannot be used."""
+    """Exit with a message, before anything runs, if the arguments cannot be used."""
     if report is not None and not can_draw():
         fail(UNUSABLE, "--report needs its extra: pip install 'turnkeeper[report]'")
     if report is not None and not report.parent.is_dir():
@@ -239,7 +239,7 @@ def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None
                 UNUSABLE, "a PostgreSQL journal needs its extra: pip install 'turnkeeper[postgres]'"
             )
     elif printable(db) != db:
-        fail(UNUSABLE, f"{printable(db)} is no name that a journal can have")
+        fail(UNUSABLE, f"{printable(db)} cannot be the name of a journal")
     elif not Path(db).parent.is_dir():
         fail(UNUSABLE, f"{db} cannot be written: there is no folder {Path(db).parent}")
 
@@ -247,7 +247,7 @@ def _check_usable(db: str | None, backend: Backend, report: Path | None) -> None
 def _run(
     stress: Stress, display: StressDisplay, errors: Console, options: Mapping[str, object]
 ) -> tuple[StressReport, int]:
-    """Run it, audit its journal, and give the reason if it stopped."""
+    """Run it, audit its journal, and report why it stopped if it did."""
     stopped, status = None, 0
     try:
         anyio.run(stress.run)
@@ -269,4 +269,4 @@ def _run(
     try:
         return anyio.run(audit), status
     except TurnkeeperError as error:
-        fail(BROKEN, f"what was acknowledged cannot be looked for: {error}")
+        fail(BROKEN, f"the acknowledged events cannot be checked: {error}")

@@ -18,13 +18,13 @@ from ._stress_run import Stress
 __all__ = ["StressDisplay", "print_stress_report"]
 
 _LATEST = 5
-"""The number of samples that count as now."""
+"""The number of samples over which current rates are computed."""
 _REDRAW_S = 0.25
 _LINES_ELSEWHERE = 10
 
 
 class StressDisplay:
-    """A table that is kept up to date on a terminal, a plain line now and then elsewhere."""
+    """A table that is kept up to date on a terminal; elsewhere, a plain line at intervals."""
 
     def __init__(self, console: Console, duration_s: float) -> None:
         self._console = console
@@ -94,7 +94,7 @@ class StressDisplay:
             "chat messages",
             f"{crowd.acknowledged:,} acknowledged, {messages_per_s:,.0f}/s; {crowd.open:,} open",
         )
-        table.add_row("events", f"{crowd.logged:,} told to agents, {events_per_s:,.0f}/s")
+        table.add_row("events", f"{crowd.logged:,} reported to agents, {events_per_s:,.0f}/s")
         shown = ", ".join(f"{name} {ms:,.1f}" for name, ms in latency_ms.items())
         table.add_row("latency, ms", shown)
         if sample is not None:

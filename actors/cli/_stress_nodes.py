@@ -1,7 +1,8 @@
-"""`turnkeeper stress --nodes`: several processes on one PostgreSQL, and all that fails around them.
+"""`turnkeeper stress --nodes`: several processes on one PostgreSQL database, under many failures.
 
-The users, their history and its checker are those of `turnkeeper torture`; here are the processes,
-which serve an agent of the library's own, and the relays between them and before the database.
+The users, their history and its checker are those of `turnkeeper torture`. This module runs the
+processes, which serve the library's own test agent, and the relays between them and in front of the
+database.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ def stress_nodes(
     restart: str | None = None,
     beside: Path | None = None,
 ) -> NoReturn:
-    """Run it, check what happened, say so, and exit."""
+    """Run the nodes, check the history, print the verdict, and exit."""
     for package, extra in (("psycopg", "postgres"), ("fastapi", "gateway"), ("h11", "torture")):
         if importlib.util.find_spec(package) is None:
-            fail(UNUSABLE, f"--nodes needs turnkeeper[{extra}]: there is no {package} here")
+            fail(UNUSABLE, f"--nodes needs turnkeeper[{extra}]: {package} is not installed")
     from ..torture.checker import check  # noqa: PLC0415 - an extra
     from ..torture.machines import KINDS, Beside, Machines  # noqa: PLC0415 - with it
     from ..torture.server import ServerLost  # noqa: PLC0415 - with it
@@ -122,7 +123,7 @@ def stress_nodes(
 
 
 def _agent_of_others(folder: Path) -> str:
-    """Write the agent down for another version, which may have none; return where it is."""
+    """Write the agent to a file, as another version may not have it; return the path."""
     text = Path(__file__).with_name("stress_agent.py").read_text(encoding="utf-8")
     path = folder / "agent.py"
     path.write_text(text.replace("from ..", f"from {__package__.rpartition('.')[0]}."))

@@ -1,6 +1,6 @@
 """The report of a stress run: the audit of its journal, the latencies, and the page with plots.
 
-The numbers are plain; the page needs matplotlib (the extra `report`), which draws into it.
+The numbers need nothing else; the page's plots need matplotlib (the extra `report`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["StressReport", "can_draw", "make_stress_report", "page_of", "quantil
 
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
-# Of each log so many prefixes are rebuilt; all of them would take hours for ten thousand logs.
+# How many prefixes of each log are rebuilt; all of them would take hours for ten thousand logs.
 _PREFIXES_MAX = 6
 
 
@@ -48,7 +48,7 @@ class StressReport:
 
     @property
     def is_ok(self) -> bool:
-        """True if everything is as promised, and the run came to its end."""
+        """True if every promise held, and the run came to its end."""
         return self.account.exit_status == 0
 
     @property
@@ -57,12 +57,12 @@ class StressReport:
 
     @property
     def late_ms(self) -> Mapping[str, float]:
-        """How late the workers' event loops ran what was due."""
+        """How late the workers' event loops ran their timers."""
         return {name: 1e3 * self.lateness.quantile_s(part) for name, part in QUANTILES.items()}
 
     @property
     def late_histogram(self) -> Mapping[str, int]:
-        """How many looks at these loops found them no later than each bound, and above the last."""
+        """How many measurements of these loops are up to each bound, and above the last."""
         names = [f"≤ {1e3 * bound:g} ms" for bound in LATE_BOUNDS_S]
         return dict(zip([*names, "later"], self.lateness.counts, strict=True))
 

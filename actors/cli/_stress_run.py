@@ -1,12 +1,12 @@
-"""Runs a stress: starts the worker, carries orders and reports, kills it, records the course.
+"""Runs a stress: starts the worker, exchanges orders and reports, kills it, takes samples.
 
-The clients live here, in a process that is not killed; the worker process is the one of `_replay`.
-Two tasks move the clients' machine, and neither awaits while it does: one reads the reports; the
-other gives the orders that are due, kills, and takes a sample each second. Time is in seconds since
-the first worker was ready.
+The clients live here, in a process that is not killed; the worker process is `Worker` of `_replay`.
+Two tasks change the clients' state machine, and neither awaits while it does: one reads the
+reports; the other sends the orders that are due, kills, and takes a sample each second. Time is in
+seconds since the first worker was ready.
 
-A worker that reports nothing, or makes no progress, for `SILENCE_S_MAX` ends the run: a hang is a
-breach as well.
+A worker that reports nothing, or makes no progress, for `SILENCE_S_MAX` ends the run: a hang counts
+as a broken promise too.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Stress:
                         has_told_all = await self._follow(worker)
                         group.cancel_scope.cancel()
             except ExceptionGroup as lost:
-                # The two tasks have one way to fail each, and the first to fail ends the other.
+                # Each of the two tasks can fail in one way, and the first to fail ends the other.
                 raise lost.exceptions[0] from None
             if not self._will_restart(worker):
                 if not has_told_all or worker.status != 0:
@@ -167,12 +167,12 @@ class Stress:
                     receipts.view_ids = report.event_ids[receipts.conversation_id]
                 return self._get_views()
             case Held():
-                raise WorkerLost("the worker tells held, which no stress asks for")
+                raise WorkerLost("the worker reports held, which no stress asks for")
             case _:
                 return self.crowd.note(report, self._now())
 
     def _ending(self) -> Sequence[Order]:
-        """Return the orders that begin the end, once, when it is due."""
+        """Return the orders that begin the end of the run, once, when all turns have ended."""
         if self.is_ending or not self._is_ready or not self.crowd.is_done:
             return ()
         self.is_ending = True
@@ -234,12 +234,12 @@ class Stress:
             self._moved, self._moved_at = moved, now
         if now - self._heard_at > SILENCE_S_MAX:
             raise WorkerLost(f"the worker has said nothing for {SILENCE_S_MAX:g} s")
-        # A worker that has stopped is told as silent, though nothing goes on in it either: stuck is
-        # one that reported long after.
+        # A worker that has stopped is called silent, although it makes no progress either. It is
+        # stuck only if it still reported long after its last progress.
         still_reports = self._heard_at - self._moved_at > SILENCE_S_MAX / 2
         if still_reports and now - self._moved_at > SILENCE_S_MAX:
             raise WorkerLost(
-                f"nothing has gone on for {SILENCE_S_MAX:g} s; {self.crowd.open:,} chat messages "
+                f"nothing has happened for {SILENCE_S_MAX:g} s; {self.crowd.open:,} chat messages "
                 "are not answered"
             )
 

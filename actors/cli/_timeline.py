@@ -1,7 +1,7 @@
 """A conversation as one page of HTML: a timeline of each turn above its chat.
 
-The page needs nothing else: no script, no font, no picture, no network. Everything that the
-conversation holds is text in it, and a policy in its head forbids the rest to whatever reads it.
+The page needs nothing else: no script, no font, no picture, no network. All content of the
+conversation is plain text in it, and a policy in its head tells browsers to load and run nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ section {{ border: 1px solid var(--line); border-radius: 8px; padding: .8rem 1re
 <body>
 """
 _SHOWN_WHOLE: Final = 100_000
-"""The characters of a text that the page keeps."""
+"""How many characters of a text the page keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Bar:
 
 @dataclass(slots=True)
 class _Section:
-    """A turn with all that was logged while it ran, or what was logged between two turns."""
+    """A turn with all events that were logged while it ran, or the events between two turns."""
 
     turn_id: str | None
     events: list[LoggedEvent] = field(default_factory=list)
@@ -113,7 +113,7 @@ def timeline(conversation_id: str, log: Sequence[LoggedEvent]) -> str:
 
 
 def _sections(log: Sequence[LoggedEvent]) -> Sequence[_Section]:
-    """Cut a log at the starts and ends of its turns, and find what took time in each."""
+    """Cut a log at the starts and ends of its turns, and find the bars of each section."""
     sections: list[_Section] = []
     here: _Section | None = None
     open_bars: dict[str, tuple[str, str, datetime]] = {}
@@ -130,7 +130,7 @@ def _sections(log: Sequence[LoggedEvent]) -> Sequence[_Section]:
 
 
 def _bars(logged: LoggedEvent, begun: dict[str, tuple[str, str, datetime]]) -> Iterator[_Bar]:
-    """Yield what ends with this event; note in `begun` what begins with it."""
+    """Yield the bars that end with this event; note in `begun` those that begin with it."""
     event = logged.event
     at = event.timestamp
 
@@ -222,5 +222,5 @@ def _seconds(seconds: float) -> str:
 
 
 def _text(text: str) -> str:
-    """Return text as HTML shows it: nothing of it is markup, and no control is hidden in it."""
+    """Return text escaped for HTML: none of it is markup, and control characters are visible."""
     return escape(printable(text))

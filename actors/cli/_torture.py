@@ -1,4 +1,4 @@
-"""The command `torture`: many users of a server, over the wire alone, who give it a hard time."""
+"""The command `torture`: many unruly users of a server, who know it only through its HTTP API."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Protocols(StrEnum):
 
 
 _MEANT = {
-    "lost": "acknowledged or shown, and not there",
-    "doubled": "there more than once",
-    "reordered": "not in its place",
-    "unanswered": "no end of its turn, or no answer",
-    "blind": "the model did not see what it had to",
-    "foreign": "not sent here, or refused",
-    "torn": "no end of a stream, or pieces misfit",
+    "lost": "acknowledged or shown, but missing",
+    "doubled": "present more than once",
+    "reordered": "out of order",
+    "unanswered": "a turn without an end, or without an answer",
+    "blind": "the model saw too little, or something taken back",
+    "foreign": "present, but not sent here, or refused",
+    "torn": "a stream without an end, or with the wrong pieces",
 }
 
 
@@ -130,7 +130,7 @@ def torture(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Torture a chat server over HTTP, and check what it did against its promises.
+    """Torture a chat server over HTTP, and check that it kept its promises.
 
     Users send while their agents answer, cut connections at any byte, retry, and reconnect with
     and without a cursor. With --server or --kill the server is killed too. Its agent must answer
@@ -186,7 +186,7 @@ def torture(
     from ..torture.checker import check as check_history  # noqa: PLC0415 - as above
 
     if made.unread:
-        print_list(errors, "these could not be read at the end:", made.unread)
+        print_list(errors, "these conversations could not be read at the end:", made.unread)
     report_verdict(
         check_history(made.history.records),
         as_json=as_json,
@@ -253,7 +253,7 @@ def _made(
         protocols=spoken[protocol],
         kills=kills,
         tokens=tokens,
-        # A path names the route of another protocol, and the server may have nothing else.
+        # A path is the route of another protocol, which may be the server's only route.
         has_log=protocol in (Protocols.OWN, Protocols.ALL) or not site.path,
     )
     return Torture(plan, site, server=disturbed, file=file, ports=ports, changed=changed)
@@ -313,7 +313,7 @@ class Display:
         self._progress.stop()
 
     def show(self, made: Torture) -> None:
-        """Show this one's progress from now on."""
+        """Show the progress of this run from now on."""
         self._made = made
 
     def changed(self) -> None:
@@ -393,7 +393,7 @@ _ROWS = (
     ("… attempts refused", "refused"),
     ("… attempts of unknown outcome", "unknown"),
     ("… acknowledged", "known"),
-    ("answers that were told", "answered"),
+    ("answers that users saw", "answered"),
     ("streams and pages", "opened"),
     ("… events in them", "seen"),
     ("… pieces of answers in them", "piece"),

@@ -1,9 +1,9 @@
-"""The HTTP server of `--backend trio`: hypercorn's connections, each on its own.
+"""The HTTP server of `--backend trio`: hypercorn's connections, isolated from each other.
 
-`hypercorn.trio.serve` has them all in one nursery, so a connection that fails ends the server: one
-request with a byte too many behind its upgrade does it. It also shields its writes, so a client
-that takes nothing keeps the server from stopping. Here a connection that fails ends alone, and
-those that have not ended in time are closed.
+`hypercorn.trio.serve` runs all connections in one nursery, so one that fails ends the server: a
+request with one byte too many after its upgrade is enough. It also shields its writes, so a client
+that reads nothing keeps the server from stopping. Here a connection that fails ends alone, and
+connections that have not ended in time are closed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _logger = Logger("turnkeeper.gateway")
 async def serve_on_trio(
     app: ASGIApp, listener: socket.socket, is_over: anyio.Event, *, stop_s: float
 ) -> None:
-    """Serve at this listener, and close it when it is over.
+    """Serve at this listener until `is_over`, then close it.
 
-    From then on connections that wait for a request are closed, and the others have `stop_s`
-    seconds to end. A cancellation closes all at once.
+    Connections that wait for a request are then closed at once; the others get `stop_s` seconds to
+    end. A cancellation closes all connections at once.
     """
     wrapped = ASGIWrapper(app)  # type: ignore[arg-type]  # it has protocol types of its own
     config = Config()
@@ -64,7 +64,7 @@ async def serve_on_trio(
             connections.cancel()
         finally:
             for stream in streams:
-                stream.socket.close()  # ends a write too, which is shielded
+                stream.socket.close()  # also ends a write, although it is shielded
 
     async with trio.open_nursery() as closing:
         async with trio.open_nursery() as connections:

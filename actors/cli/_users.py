@@ -1,14 +1,13 @@
-"""The users of a replay, as pure machines, and the plan that a seed gives.
+"""The users of a replay, as pure state machines, and the plan that is drawn from a seed.
 
 A `User` plays one recorded conversation from the user's side. Reports from the worker go in,
-orders to the worker come out; it neither waits nor looks at the world. Acknowledgements go into its
-receipts, for the audit. A worker may die between any two reports: `orders_for_new_worker` gives the
-orders that the next one needs. They repeat earlier orders under the same message ids, so nothing
-that the dead worker had written is written twice.
+orders to the worker come out; a `User` never waits and does no I/O. Acknowledgements go into its
+receipts, for the audit. A worker may die between any two reports: `orders_for_new_worker` returns
+the orders that the next worker needs. They repeat earlier orders under the same message ids, so
+nothing that the dead worker had written is written twice.
 
-An overlapping message is sent before the answer to the one before it. To make sure, the agent waits
-at a step that the seed chose, and is released when the overlapping message has been accepted or
-refused.
+An overlapping message is sent before the previous message is answered. To ensure this, the agent
+waits at a step that the seed chose, until the overlapping message was accepted or refused.
 """
 
 from __future__ import annotations
@@ -27,12 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Kill", "User", "plan_kills", "plan_users"]
 
-# A kill is some lines after an acknowledgement, so that it also hits between a call and its result.
+# A kill comes some lines after an acknowledgement, so it may also fall between a call and its
+# result.
 _LINES_BEFORE_KILL_MAX = 20
 
 
 class Kill(NamedTuple):
-    """The moment of a kill, in terms of progress and not of time."""
+    """The moment of a kill, measured by progress instead of time."""
 
     acknowledged: int
     """After this many acknowledged chat messages…"""
@@ -54,9 +54,9 @@ class User:
     problems: list[str] = field(default_factory=list)
     _next: int = 0
     _is_in_flight: bool = False
-    """True if the next message was sent, and is neither accepted nor refused yet."""
+    """True if the next message was sent, and was not accepted or refused yet."""
     _is_refused: bool = False
-    """True if the next message was refused; it is sent again when the turn before has ended."""
+    """True if the next message was refused; it is sent again when the running turn has ended."""
     _is_given_up: bool = False
     _held: set[int] = field(default_factory=set)
 
@@ -66,25 +66,27 @@ class User:
         return self._is_given_up or len(self.receipts.ended) == len(self.part.recorded.exchanges)
 
     def orders_for_new_worker(self) -> Sequence[Order]:
-        """Return the orders for a new worker: everything that has not ended, and the next message.
+        """Return the orders for a new worker: for all exchanges that have not ended, and the next.
 
-        Call it before the first report is taken in: a recovered turn may be held at once.
+        Call it before `note` gets the worker's first report: a recovered turn may be held at once.
         """
         self._held.clear()
         open_ones = [n for n in self.receipts.messages if n not in self.receipts.ended]
         if self._is_in_flight:
             open_ones.append(self._next)
-            # The dead worker may have written it: a duplicate is no breach now.
+            # The dead worker may have written it, so a duplicate breaks no promise.
             self._is_refused = False
         return [*map(self._send, open_ones), *self._send_next()]
 
     def note(self, report: Accepted | Refused | Logged | Held | Ended) -> Sequence[Order]:
-        """Take in a report about this conversation; return the orders that follow."""
+        """Process a report about this conversation; return the orders that follow."""
         match report:
             case Logged():
                 known = self.receipts.events.setdefault(report.event_id, report.seq)
                 if known != report.seq:
-                    self._wrong(f"event {report.event_id} was told at {known} and at {report.seq}")
+                    self._wrong(
+                        f"event {report.event_id} was reported at seq {known} and at {report.seq}"
+                    )
                 return ()
             case Accepted():
                 return [*self._accepted(report), *self._send_next()]
@@ -112,7 +114,7 @@ class User:
         exchange, seq = report.exchange, report.seq
         if self._is_in_flight and exchange == self._next:
             if self._is_refused and report.is_duplicate:
-                self._wrong(f"message {exchange} was refused, and written all the same")
+                self._wrong(f"message {exchange} was refused, but was written")
             self.receipts.messages[exchange] = seq
             self._next += 1
             self._is_in_flight = self._is_refused = False
@@ -171,7 +173,7 @@ def plan_users(
     overlap: float,
     random: Random,
 ) -> Sequence[User]:
-    """Return a user for each conversation id; a share of `overlap` of their messages overlap."""
+    """Return a user for each conversation id; the share `overlap` of their messages overlaps."""
     candidates = [
         (conversation, n) for conversation, one, _ in recorded for n in range(1, len(one.exchanges))
     ]

@@ -1,7 +1,7 @@
 """The agent that `turnkeeper stress --nodes` serves: it names all messages that its model saw.
 
-As examples/torture_me.py: the checker sees from outside if one is missing. It is resumable, so a
-turn whose process dies goes on in another one.
+So the checker sees from outside if one is missing, as with examples/torture_me.py. The agent is
+resumable: if its process dies, its turn goes on in another process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def look() -> str:
 
 
 class Echo:
-    """A model that answers by its view alone, word by word."""
+    """A model that answers from its view only, word by word."""
 
     async def respond(
         self, request: ModelRequest, write: Callable[[str], Awaitable[None]]

@@ -1,8 +1,8 @@
 """The worker of a stress run: one process that holds all conversations and may be killed any time.
 
-Started as `python -m turnkeeper.actors.cli.stress_worker BACKEND`; it speaks as `worker` does. Its
-agent answers as `_script` says. If an error allows the caller to repeat the message, it is reported
-as such and the client repeats; any other error ends the run.
+It is started as `python -m turnkeeper.actors.cli.stress_worker BACKEND`, and uses the same protocol
+as `worker`. Its agent follows `_script`. If an error allows the caller to repeat the message, the
+worker reports it and the client repeats; any other error ends the run.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _MEMORY_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def is_postgres(db: str) -> bool:
-    """True if this names a server and not a file."""
+    """True if this is the URL of a server instead of a path."""
     return db.startswith(("postgresql://", "postgres://"))
 
 
 def open_journal(db: str, *, read_only: bool = False) -> Journal:
     """Return the journal at a path or at a server's URL, not entered yet."""
     if is_postgres(db):
-        # A killed worker is taken over when its lease is out, so a short one.
+        # A short lease: the next worker takes over when the killed worker's lease runs out.
         return PostgresJournal(db, read_only=read_only, lease_s=_LEASE_S)
     return SQLiteJournal(db, read_only=read_only)
 
@@ -82,7 +82,7 @@ class _Answerer:
         self._random = Random(start.seed)
 
     async def run(self, turn: TurnContext) -> None:
-        # Each message in turn; messages that steer join while earlier ones are answered.
+        # One message after another; steering messages join while earlier ones are answered.
         answered = 0
         while answered < len(turn.messages):
             _, _, number = (turn.messages[answered].message_id or "").rpartition("/")
@@ -97,7 +97,7 @@ class _Answerer:
 
 
 class _Desk:
-    """Takes the orders, each as a task of its own, until they end."""
+    """Carries out the orders, each in its own task, until they end."""
 
     def __init__(
         self, start: StartStress, conversations: Conversations, report: Callable[[Report], None]
@@ -105,7 +105,7 @@ class _Desk:
         self._start = start
         self._conversations = conversations
         self._report = report
-        # Counted here: looking into ten thousand mailboxes would hold them all up each time.
+        # Counted here, since reading the length of ten thousand mailboxes would block the loop.
         self._waiting: Counter[str] = Counter()
         self._lateness = Lateness()
 
@@ -193,7 +193,7 @@ async def _main(
         journal=journal(start.db),
         condenser=RollingCondenser(max_size=start.view_events_max),
         limits=limits,
-        # Turns that other programs left unfinished are not ours to end or to answer.
+        # Turns that other programs left unfinished are not ended or answered here.
         recover="on_enter" if start.is_own_journal else "on_message",
     ) as conversations:
         await _Desk(start, conversations, report).work(lines)

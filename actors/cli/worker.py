@@ -1,8 +1,8 @@
 """The worker: runs the conversations of a replay in a process that may be killed at any moment.
 
-Started by the command line as `python -m turnkeeper.actors.cli.worker`; reads orders from its
+The command line starts it as `python -m turnkeeper.actors.cli.worker`. It reads orders from its
 standard input and writes reports to its standard output, one JSON object on a line. It ends when
-its input does, so it never outlives the process that started it. A report is written only after its
+its input ends, so it never outlives the process that started it. A report is written only after its
 content is durable, and in one piece before anything else happens.
 """
 
@@ -65,7 +65,7 @@ _READ_SIZE = 1 << 16
 
 
 class _Player:
-    """The agent: it answers as recorded, and reports each event that became durable."""
+    """The agent: it answers as recorded, and reports each event once it is durable."""
 
     def __init__(self, start: Start, report: Callable[[Report], None]) -> None:
         self._pace_s = start.pace_s
@@ -79,7 +79,7 @@ class _Player:
         self._held: dict[tuple[str, int], anyio.Event] = {}
 
     async def run(self, turn: TurnContext) -> None:
-        # Each message in turn; messages that steer join while earlier ones are answered.
+        # One message after another; steering messages join while earlier ones are answered.
         answered = 0
         while answered < len(turn.messages):
             message = turn.messages[answered].message_id or ""
@@ -155,7 +155,7 @@ async def perform(
 
 
 class _Desk:
-    """Takes the orders."""
+    """Carries out the orders."""
 
     def __init__(self, start: Start, player: _Player, report: Callable[[Report], None]) -> None:
         self._start = start
@@ -164,7 +164,7 @@ class _Desk:
         self._parts = {part.conversation: part for part in start.parts}
 
     async def work(self, conversations: Conversations, orders_: AsyncIterator[Order]) -> None:
-        """Follow the orders until they end; turns that run then are left to the journal."""
+        """Carry out the orders until they end; turns that still run stay unfinished."""
         async with anyio.create_task_group() as group:
             self._report(Ready())
             async for order in orders_:
@@ -210,7 +210,7 @@ class _Desk:
     async def _open(self, conversation: Conversation, part: Part) -> None:
         """Begin the log with the events before the first user message.
 
-        The same ids and the same time after every restart make these the same events.
+        Ids and time are the same after every restart, so these are the same events.
         """
         at = self._start.started_at
         begin: list[Event] = [
@@ -229,7 +229,7 @@ class _Desk:
 
 
 async def views_of(conversations: Conversations, names: Iterable[str]) -> Views:
-    """Return the views of some conversations, as their owners have them."""
+    """Return the views of some conversations, read from their owners."""
     views = {name: await conversations[name].view() for name in names}
     return Views(event_ids={name: tuple(e.id for e in view) for name, view in views.items()})
 
@@ -237,8 +237,8 @@ async def views_of(conversations: Conversations, names: Iterable[str]) -> Views:
 async def read_orders(ports: Ports) -> AsyncGenerator[Order, None]:
     """Yield the orders, to the end of the input.
 
-    A thread of its own reads them, also while the reports wait to be read. Otherwise both sides
-    could wait for each other.
+    A separate thread reads them, even while the reports wait to be read. Otherwise both sides could
+    wait for each other.
     """
     call = thread_caller()
     lines: deque[bytes] = deque()
@@ -249,7 +249,7 @@ async def read_orders(ports: Ports) -> AsyncGenerator[Order, None]:
         more.set()
 
     def read() -> None:
-        # Not `sys.stdin`: a thread blocked in its lock would hold up the end of the process.
+        # Not `sys.stdin`: a thread that waits with its lock would block the end of the process.
         while chunk := os.read(0, _READ_SIZE):
             call(partial(take, chunk))
         call(partial(take, b""))
@@ -279,7 +279,7 @@ async def _main(
         player,
         journal=journal(start.db),
         condenser=RollingCondenser(max_size=start.view_events_max),
-        # Turns that other programs left unfinished are not ours to end or to answer.
+        # Turns that other programs left unfinished are not ended or answered here.
         recover="on_enter" if start.is_own_journal else "on_message",
     ) as conversations:
         await _Desk(start, player, report).work(conversations, lines)
@@ -289,8 +289,8 @@ def serve(
     work: Callable[[Callable[[Report], None], AsyncIterator[Order]], Awaitable[None]],
     backend: str = "asyncio",
 ) -> None:
-    """Run `work`, which is given how to report and the orders, until the standard input ends."""
-    # Nothing else may get between the reports, so prints go to standard error.
+    """Run `work` with a function that reports, and with the orders, until standard input ends."""
+    # Prints go to standard error, so that nothing mixes with the reports.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     # One line for each record; by default structlog draws tracebacks, and slowly.

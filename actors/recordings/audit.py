@@ -1,12 +1,13 @@
-"""Checks a journal against what was acknowledged from it: the account after a replay.
+"""Checks a journal against the acknowledgements that it gave: the audit after a replay.
 
-A conversation's receipts hold everything that its user and its agent were told is durable, and
-the recording of their exchanges. `audit_log` compares one log with them. It is pure, and trusts
-nothing that the owner of the log said about itself: it derives order, turns, calls and views from
-the events alone. `audit_journal` reads the logs through the journal port, which takes no ownership.
+A conversation's receipts hold everything that was acknowledged to its user and its agent as
+durable, and the recording of their exchanges. `audit_log` compares one log with them. It is pure,
+and trusts nothing that the log's owner reported about itself: it derives order, turns, calls and
+views from the events alone. `audit_journal` reads the logs through the journal port, which takes no
+ownership.
 
-`Audit` has the counts. Its `problems` say in words everything that is not as promised, also if no
-count exists for it, so an audit `is_clean` only if there are none.
+`Audit` has the counts. Its `problems` describe each broken promise in words, even if no count
+exists for it, so an audit `is_clean` only if there are none.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def message_id(conversation_id: str, exchange: int) -> str:
 class Receipts:
     """The acknowledgements of one conversation. Filled while it runs; the audit only reads it.
 
-    With several `senders`, they send the exchanges in rotation. The messages of one sender keep
-    their order; messages of different senders have no order among each other.
+    Several `senders` send the exchanges in rotation. The messages of one sender keep their order;
+    there is no order between messages of different senders.
     """
 
     conversation_id: str
@@ -62,15 +63,15 @@ class Receipts:
     events: dict[str, int | None] = field(default_factory=dict)
     """The agent's own events by id, each with its seq, or None if the report had no seq."""
     ended: dict[int, str] = field(default_factory=dict)
-    """How the turns of exchanges ended, as their users were told."""
+    """How the turns of exchanges ended, as it was reported to their users."""
     view_ids: tuple[str, ...] | None = None
     """The ids of the owner's own view at the end, if it was asked for."""
     on_overlap: OnOverlap | None = None
     """The policy that every message was sent with; None if the audit is not to hold the log to it.
     """
     cuts_max: int | None = None
-    """How often its worker was killed, so how many turns the next one may have interrupted; None if
-    that is not known."""
+    """How often its worker was killed, which bounds how many turns were interrupted by a restart;
+    None if that is unknown."""
     is_finished: bool = False
     """True once the user has heard the end of every turn; until then a log may end in a turn."""
 
@@ -82,13 +83,13 @@ class Receipts:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The findings. All counts are over the audited conversations together."""
+    """The findings. All counts are totals over the audited conversations."""
 
     conversations: int = 0
     events: int = 0
     turns: int = 0
     acknowledged: int = 0
-    """Chat messages that users, and events that agents, were told are durable."""
+    """How many chat messages and agent events were acknowledged as durable."""
     found: int = 0
     lost: int = 0
     duplicated: int = 0
@@ -100,13 +101,13 @@ class Audit:
     interrupted: int = 0
     rolled_back: int = 0
     joined: int = 0
-    """The chat messages that joined a turn which ran, and shared its answer."""
+    """How many chat messages joined a running turn, and shared its answer."""
     condensations: int = 0
     problems: tuple[str, ...] = ()
 
     @property
     def is_clean(self) -> bool:
-        """True if everything is as promised."""
+        """True if no promise was broken."""
         return not self.problems
 
     def counts(self) -> dict[str, int]:
@@ -129,8 +130,8 @@ async def audit_journal(
 ) -> Audit:
     """Audit each conversation that has receipts, one after the other.
 
-    Holds one log at a time, so `receipts` may be a generator over very many. Of each log,
-    `prefixes_max` prefixes at most are rebuilt for the view.
+    It holds one log in memory at a time, so `receipts` may be a generator over very many. For each
+    log, it rebuilds the view of at most `prefixes_max` prefixes.
     """
     audits = []
     for one in receipts:
@@ -149,7 +150,7 @@ async def audit_journal(
 
 
 def audit_log(receipts: Receipts, log: Sequence[LoggedEvent], *, prefixes_max: int = 100) -> Audit:
-    """Audit one log. Of its prefixes, `prefixes_max` at most are rebuilt for the view."""
+    """Audit one log. Rebuild the view of at most `prefixes_max` of its prefixes."""
     reading = _Reading(receipts, log)
     reading.check_seqs()
     reading.check_messages()
@@ -255,7 +256,7 @@ class _Reading:
                 self._wrong("out_of_order", what)
 
     def check_events(self) -> None:
-        """Check that each event that the agent was told of is there, at its seq."""
+        """Check that each event that was acknowledged to the agent is there, at its seq."""
         seqs = {event.id: seq for seq, event in reversed(self._log)}
         for event_id, seq in self._receipts.events.items():
             if event_id not in seqs:
@@ -267,7 +268,7 @@ class _Reading:
                 self._wrong("out_of_order", what)
 
     def check_turns(self) -> None:
-        """Check that turns do not overlap, that each ends once, and that it has its recording."""
+        """Check that turns do not overlap, that each ends once, and that each is as recorded."""
         running: str | None = None
         turns: dict[str, list[Event]] = {}
         for seq, event in self._log:
@@ -338,11 +339,11 @@ class _Reading:
         return self._steered.get(message.queued_event_id or "")
 
     def check_policy(self) -> None:
-        """Check that the log has only what its overlap policy can lead to.
+        """Check that the log has only events that its overlap policy can lead to.
 
-        Messages wait under `queue` and `steer` only, and under `steer` each names the turn that
-        runs. A message cuts a turn off under `interrupt` and `rollback` only, and takes it out of
-        the view under `rollback` only.
+        Messages wait only under `queue` and `steer`, and under `steer` each names the running turn.
+        A message cuts a turn off only under `interrupt` and `rollback`, and takes it out of the
+        view only under `rollback`.
         """
         policy = self._receipts.on_overlap
         if policy is None:
@@ -380,7 +381,7 @@ class _Reading:
                 self._wrong(None, f"event {kept.id} of a turn that was rolled back is in the view")
 
     def check_calls(self) -> None:
-        """Check that each call has an id of its own, and exactly one result."""
+        """Check that each call has a unique id, and exactly one result."""
         calls = Counter(e.tool_call_id for _, e in self._log if isinstance(e, ActionEvent))
         answers = Counter(
             e.tool_call_id
@@ -400,7 +401,7 @@ class _Reading:
                 self._wrong(None, f"there is a result for {call_id}, and no call")
 
     def check_views(self, prefixes_max: int) -> None:
-        """Check that the view kept event by event equals the rebuilt one, at the end and before."""
+        """Check that the view kept event by event equals the rebuilt one, at some prefixes."""
         fold = ViewFold()
         events = [event for _, event in self._log]
         stride = len(events) // prefixes_max + 1

@@ -1,7 +1,8 @@
-"""Conversations, written for other programs: what was said, called and answered. Pure.
+"""Exports conversations for other programs: chat messages, answers, calls and results. Pure.
 
-Left out: what was retracted or rolled back, calls without a result yet, reminders, and all that is
-not said, such as turns and condensations. Use an export of our own to keep everything.
+These are left out: events that were retracted or rolled back, calls without a result yet,
+reminders, and events that are not part of the chat, such as turns and condensations. To keep
+everything, use `turnkeeper export` without `--to`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def openai_line(conversation_id: str, log: Sequence[LoggedEvent]) -> str:
 def openhands_files(conversation_id: str, log: Sequence[LoggedEvent]) -> Mapping[str, str]:
     """Return the event files of a conversation, by their places in the folder of all.
 
-    Its folder is named after a digest of its id, in the form that OpenHands gives its own.
+    The folder is named by a digest of the conversation's id, in the form of OpenHands' own names.
     """
     system, said = _said(log)
     call_ids = _call_ids(said)
@@ -86,7 +87,7 @@ def openhands_files(conversation_id: str, log: Sequence[LoggedEvent]) -> Mapping
 
 
 def _said(log: Sequence[LoggedEvent]) -> tuple[SystemPromptEvent | None, Sequence[Event]]:
-    """Return the newest system prompt, and what was said, without calls that are open."""
+    """Return the newest system prompt and the events of the chat, without open calls."""
     transcript = Transcript.of(log)
     prompts = [event for _, event in transcript.kept if isinstance(event, SystemPromptEvent)]
     said = [event for _, event in transcript.said]
@@ -99,7 +100,7 @@ def _said(log: Sequence[LoggedEvent]) -> tuple[SystemPromptEvent | None, Sequenc
 
 
 def _call_ids(said: Sequence[Event]) -> Mapping[str, str]:
-    """Return the id of each call as its provider knows it, by its id in the log."""
+    """Return the provider's id of each call, by its id in the log."""
     return {
         event.tool_call_id: event.provider_call_id or event.tool_call_id
         for event in said
@@ -115,7 +116,7 @@ def _openai_call(event: ActionEvent, call_id: str) -> Mapping[str, object]:
 def _openhands_fields(
     event: Event, call_ids: Mapping[str, str], actions: Mapping[str, ActionEvent]
 ) -> Mapping[str, object]:
-    """Return the fields of an event that are of its kind."""
+    """Return the fields that depend on the event's kind."""
     match event:
         case SystemPromptEvent():
             prompt = _openhands_text(event.content)
@@ -201,7 +202,7 @@ def _openhands_text(text: str) -> Mapping[str, object]:
 
 
 def _openhands_id(event_id: str) -> str:
-    """Return the id if an event can have it there, else a digest of it."""
+    """Return the id if OpenHands can use it for an event, else a digest of it."""
     return event_id if _OPENHANDS_ID.fullmatch(event_id) else _hex(event_id)
 
 

@@ -1,4 +1,4 @@
-"""Conversations of other programs, read where these keep them.
+"""Reads conversations of other programs from their own files.
 
 - The OpenAI Agents SDK: the SQLite file of its `SQLiteSession`; each session is a conversation.
 - Hermes: its database `state.db`; each session, as Hermes itself goes on with it: without messages
@@ -6,10 +6,10 @@
 - OpenHands: the folder of a conversation, with its `events`, or a folder of such; of a
   conversation with branches, the one that it stands on.
 
-Each becomes messages of the OpenAI chat format, which `transcripts` reads and checks. Text, images,
-calls and results come along. A part that has no place there is left out, and named. A call that was
-cut off gets a result that says so. Files are opened for reading only, beside the program that uses
-them. Pure but for that.
+Each conversation is converted to messages of the OpenAI chat format, which `transcripts` reads and
+checks. Text, images, calls and results are kept. A part that the format cannot hold is left out and
+reported. A call that was cut off gets a result that says so. Files are only read, even while the
+program uses them; apart from that, this module is pure.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _SKIPPED_EVENTS: Final = frozenset(
         "TokenEvent",
     )
 )
-"""Events that hold nothing which was said; what a condensation has forgotten is still there."""
+"""Events without any part of the chat; messages that a condensation has forgotten are still
+there."""
 _ROOT: Final = "__root__"
 
 
@@ -122,7 +123,7 @@ def read_peer(peer: Peer, path: Path) -> Parsed:
 def _answered(
     messages: Sequence[_Message], places: Sequence[str]
 ) -> tuple[Sequence[_Message], Sequence[str]]:
-    """Put each result behind the message with its call; answer the calls that have none."""
+    """Move each result behind the message with its call; add a result for calls without one."""
     results: dict[tuple[int, object], tuple[_Message, str]] = {}
     at_of: dict[object, int] = {}
     strays: set[int] = set()
@@ -176,7 +177,7 @@ def _open(path: Path, *tables: str) -> sqlite3.Connection:
         missing = set(tables) - {name for (name,) in rows}
     except sqlite3.DatabaseError as error:
         database.close()
-        raise _Unreadable(f"it is no SQLite database ({error})") from error
+        raise _Unreadable(f"it is not an SQLite database ({error})") from error
     if missing:
         database.close()
         _unreadable(f"it has no table {' and no table '.join(sorted(missing))}")
@@ -184,7 +185,7 @@ def _open(path: Path, *tables: str) -> sqlite3.Connection:
 
 
 def _loaded(text: object) -> object:
-    """Return the value of a JSON text; what is none stays as it is, for the reader to name."""
+    """Return the value of a JSON text; other text stays as it is, and the reader reports it."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError):
@@ -209,7 +210,7 @@ def _add_item(chat: _Chat, place: str, item: object) -> None:
     """Add an item of the Responses API."""
     match item:
         case {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}:
-            # Side by side in the session: the calls of one response, unless a result is between.
+            # Adjacent calls in the session belong to one response, unless a result is between them.
             last = chat.messages[-1] if chat.messages else {}
             response = last.get("response") if last.get("tool_calls") else None
             chat.add_call(place, "", _call(call_id, name, arguments), response or place)
@@ -226,7 +227,7 @@ def _add_item(chat: _Chat, place: str, item: object) -> None:
 
 
 def _parts(chat: _Chat, content: object) -> object:
-    """Return a content with its parts as the chat format has them."""
+    """Return a content with its parts in the chat format."""
     if not isinstance(content, list):
         return content
     parts: list[object] = []

@@ -2,15 +2,15 @@
 
 A file is a JSON list, or JSON Lines; each item is a list of messages, or an object that has them
 under `messages` or `traj`, and may have its name under `id`, `conversation_id` or `session_id`. A
-list or lines of messages are one conversation. Functions as they were called before tools
-(`function_call`, and results with the role `function`) are read too. An item that cannot be used is
-left out and reported as an `InputProblem` that names file, item, message and field; the others are
-still read. Items and messages are counted from 1, and an item of JSON Lines by its line.
+list of messages, or lines of messages, are one conversation. The older form of tool calls
+(`function_call`, and results with the role `function`) is read too. An item that cannot be used is
+left out and reported as an `InputProblem` that names file, item, message and field; other items are
+still read. Items and messages are counted from 1; the number of a JSON Lines item is its line.
 
 Providers reuse call ids within one conversation. Results are matched with the calls that are open,
 so a reused id does no harm; it is kept as `provider_call_id` only.
 
-Pure: it neither reads files nor waits.
+This module is pure: it does not read files or wait.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Recorded(BaseModel):
-    """A part of a recording: a frozen value that travels as JSON."""
+    """A part of a recording: a frozen value that can be sent as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -112,7 +112,7 @@ class Parsed(NamedTuple):
     conversations: tuple[RecordedConversation, ...]
     problems: tuple[InputProblem, ...]
     left_out: tuple[str, ...] = ()
-    """The parts that were left out of conversations that can be used otherwise."""
+    """The parts that were left out of otherwise usable conversations."""
 
 
 class NamedMessages(NamedTuple):
@@ -142,7 +142,7 @@ def parse_recorded(content: bytes, file: str) -> Parsed:
 
 
 def parse_messages(chats: Sequence[NamedMessages], file: str) -> Parsed:
-    """Read conversations whose messages were taken from elsewhere; `file` only names it."""
+    """Read conversations whose messages come from another program's `file`, which is only named."""
     conversations: list[RecordedConversation] = []
     problems: list[InputProblem] = []
     for number, chat in enumerate(chats, 1):
@@ -336,7 +336,7 @@ class _Reader:
         call.result = message.text()
 
     def _function(self, message: _Message) -> None:
-        """Take a result of the time before tools, which names its function and has no id."""
+        """Take a result in the older form, which names its function and has no id."""
         name = message.string("name")
         call = next((call for call in self._calls.values() if call.name == name), None)
         if call is None or call.result is not None:
@@ -372,7 +372,7 @@ class _Reader:
 
 
 def _name_of(value: object) -> str | None:
-    """Return the name that an item has for itself."""
+    """Return the name that an item gives its conversation."""
     if isinstance(value, dict):
         for field in ("conversation_id", "session_id", "id"):
             match value.get(field):
@@ -489,7 +489,7 @@ class _Message:
         return calls
 
     def _function_call(self) -> dict[str, _OpenCall]:
-        """Return the call of the time before tools, under an id of our own."""
+        """Return a call in the older form, with a generated id."""
         found = self._fields.get("function_call")
         if found is None:
             return {}
@@ -512,4 +512,4 @@ class _Message:
         try:
             return FrozenObject(arguments)
         except ValueError as error:
-            self.unusable(f"arguments that cannot be kept: {error}", field=field)
+            self.unusable(f"arguments that cannot be stored: {error}", field=field)

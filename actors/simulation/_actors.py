@@ -1,9 +1,9 @@
 """The actor world: two actors, and senders that hurry, wait for room, and leave.
 
-It has no conversations. It looks at the promises of the runtime that they rest on, in runs that are
-much shorter. One actor takes a message at a time, the other several at once. Drawn are: how many
-may wait, how long each takes and whether it fails, who gives up when, and whether an actor is
-stopped.
+This world has no conversations. It checks the promises of the runtime that they rely on, in runs
+that are much shorter. One actor takes a message at a time, the other several at once. A run draws
+how many messages may wait, how long each takes and whether it fails, which senders give up and
+when, and whether an actor is stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["ActorWorld"]
 
 _SENDERS = 3
 _SENDS = 5
-"""Together fewer than 16: after so many, a tell lets others go first."""
+"""Together fewer than 16: after that many, a tell yields to other tasks."""
 _DONE_S = 120.0
 _RESTARTS_MAX = 100
 _BATCH_MAX = 3
@@ -60,7 +60,7 @@ class _WorkRefused(Refused):
 
 @dataclass(frozen=True)
 class _Work(Message[int]):
-    """A piece of work; its number is the answer."""
+    """A message; its number is also the answer."""
 
     number: int
     takes: _Takes
@@ -96,7 +96,7 @@ class _Batching(Actor[_Work]):
 
 
 class ActorWorld:
-    """One run of it: an actor of each kind, in a process of its own."""
+    """One run of the world: an actor of each kind, each in its own process."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -121,9 +121,9 @@ class _Office:
         self._begun: list[_Work] = []
         """The messages that were handled, in that order."""
         self._accepted: set[int] = set()
-        """The numbers of those that were told."""
+        """The numbers of the messages that were told, not asked."""
         self._undone: set[int] = set()
-        """The numbers of those whose senders know that they are not handled."""
+        """The numbers of the messages whose senders know that they are not handled."""
         self._dead: list[int] = []
         """The numbers of the dead letters."""
 
@@ -168,7 +168,7 @@ class _Office:
             await self._simulation.delay("sender rests", 0.3, 1.0)
 
     async def _send(self, ref: Ref[_Work]) -> None:
-        """Send one message, and note what its sender knows of it then."""
+        """Send one message, and note what its sender knows about it afterwards."""
         simulation = self._simulation
         how: _How = simulation.pick("how", get_args(_How))
         takes: _Takes = simulation.pick("takes", get_args(_Takes))
@@ -205,7 +205,7 @@ class _Office:
     # --- the actor -------------------------------------------------------------------------------
 
     def begins(self, batch: Sequence[_Work]) -> None:
-        """Take in that these messages are being handled."""
+        """Note that these messages are now being handled."""
         for earlier, later in pairwise(batch):
             if later.is_control and not earlier.is_control:
                 self._broken("A1", f"{earlier} is before {later} in one batch")
@@ -236,7 +236,7 @@ class _Office:
         return any(work.number == number for work in self._begun)
 
     async def _check_handled(self) -> None:
-        """Wait until all that was accepted is handled, or a dead letter."""
+        """Wait until every accepted message was handled or became a dead letter."""
         with anyio.move_on_after(_DONE_S):
             while self._accepted - {work.number for work in self._begun} - set(self._dead):
                 await self._simulation.sleep(1.0)

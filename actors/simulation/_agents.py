@@ -1,10 +1,10 @@
 """Agents that misbehave, for the turns of the simulated world, with their models and tools.
 
-The tape draws what an agent does; the boring one answers at once. A plain one may think, say
-several things, stream, call tools side by side, raise, hang, end without a word, swallow its
-cancellation for a while, and go on after its turn has ended. The other one is the production
-`ToolAgent`, with a model that streams, calls tools that are there or not, writes no JSON, fails in
-every way it may, and breaks off in the middle.
+The tape decides what an agent does; by default it answers at once. A plain agent may think, say
+several things, stream, call tools side by side, raise, hang, end without an answer, swallow its
+cancellation for a while, and go on after its turn has ended. The other agent is the production
+`ToolAgent`, with a model that streams, calls existing and missing tools, writes invalid JSON, fails
+in every way that models may, and breaks off in the middle.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ToolBroke(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Outside:
-    """The surroundings that agents and tools of one node act on, and how badly they behave."""
+    """The outside world of one node's agents and tools, and how badly they behave in it."""
 
     simulation: Simulation
     oracles: Oracles
@@ -75,7 +75,7 @@ class _Outside:
         self.oracles.saw_view(turn.conversation_id, view, f"turn {turn.turn_id}", floor=0)
 
     async def act(self, conversation_id: str, call_id: str, *, is_idempotent: bool) -> str:
-        """Act on the outside world: the one thing here that no journal can take back."""
+        """Act on the outside world: the only thing here that no journal can take back."""
         simulation, ledger = self.simulation, self.oracles.tools
         self.journal.node.check_alive()
         self.oracles.starts_tool(
@@ -191,7 +191,7 @@ class SimulatedAgent:
         self.oracles.saw_event(turn.conversation_id, logged, "an agent")
 
     async def _be_a_zombie(self, turn: TurnContext) -> None:
-        """Go on where it should have ended: what it says must not land anywhere else."""
+        """Go on after the turn has ended: the agent's output must not land anywhere else."""
         self.simulation.mark("zombie agent")
         for n in range(4):
             try:
@@ -331,7 +331,7 @@ class _SimulatedModel:
 
 @dataclass(frozen=True, slots=True)
 class SummaryModel:
-    """Asked for a summary: slow, and it fails now and then."""
+    """A model for summaries that is slow and fails now and then."""
 
     simulation: Simulation
 
@@ -344,7 +344,7 @@ class SummaryModel:
 
 @dataclass(frozen=True, slots=True)
 class CarelessCondenser:
-    """Proposes any run of the view: it is the owner who has to see what would tear."""
+    """Proposes any range of the view: the owner has to notice which proposals would tear it."""
 
     simulation: Simulation
 

@@ -1,4 +1,4 @@
-"""Campaigns: many seeds of the conversation world, one after the other, and what came of them."""
+"""Campaigns: many seeds of the conversation world, one after the other, and their results."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = [
 ]
 
 MARKS_SEEDS_MIN = 1_000
-"""A campaign of so many seeds must have reached every mark; a shorter one is not long enough."""
+"""A campaign of this many seeds must have reached every mark; a shorter one need not."""
 SHRINK_RUNS_MAX = 200
 _CHECKED_EVERY = 20
-"""One seed in so many is run again from its tape, and must leave the same trace."""
+"""One in this many seeds is run again from its tape, and must leave the same trace."""
 _COLLECTED_EVERY = 8
-"""After so many runs their garbage is collected."""
+"""Garbage is collected once in this many runs."""
 _REPORTED_EVERY_S = 0.25
 _STEPS_MAX = 8_000
 _NOTES_OF_A_REPLAY = 100_000
@@ -53,14 +53,14 @@ class Campaign:
     """How many seeds were run a second time, from their tapes."""
     marks: Counter[str] = field(default_factory=Counter)
     failures: list[Run] = field(default_factory=list)
-    """The runs in which an invariant was broken, made smaller; the first few."""
+    """The first few runs in which an invariant was broken, shrunk."""
     failed: int = 0
     """How many seeds failed in all."""
     trace: str = ""
-    """The same for the same seeds, in whichever process."""
+    """A digest of the runs: the same for the same seeds, in any process."""
     elapsed_s: float = 0.0
     places: int = 0
-    """How many different places the runs have come to, in one process; see `_search.py`."""
+    """How many different places the runs of one process have reached; see `_search.py`."""
 
     @property
     def missing_marks(self) -> Sequence[str]:
@@ -75,7 +75,7 @@ class Campaign:
 
 @dataclass(frozen=True, slots=True)
 class TapeFile:
-    """A tape with what it takes to play it again."""
+    """A tape with everything needed to replay it."""
 
     seed: int
     policy: Policy
@@ -115,12 +115,12 @@ def run_campaign(
     ports: Ports | None = None,
     jobs: int = 1,
 ) -> Campaign:
-    """Run seeds from `first_seed` on, until there were so many, or the time is up.
+    """Run `seeds` seeds from `first_seed` on, or until the time is up.
 
-    It goes on after a failure, and gives up at `failures_max` of them. With more than one of
-    `jobs`, the seeds are dealt out to forked processes, a block to each; without a number of
-    seeds, the blocks begin a million apart. If a process cannot be forked here, or other threads
-    are running, this one does it all.
+    It goes on after a failure, and stops after `failures_max` failures. If `jobs` is above 1,
+    forked processes share the seeds, with a block for each; without a number of seeds, the blocks
+    begin a million apart. If this process cannot be forked, or has other threads, it runs all seeds
+    itself.
     """
 
     def run(block: Block, report: Callable[[Campaign], None]) -> Campaign:
@@ -165,7 +165,7 @@ def _failures_of(parts: Sequence[Campaign]) -> int:
 
 
 def _merged(first_seed: int, parts: Sequence[Campaign], failures_max: int) -> Campaign:
-    """Return what several campaigns have come to, as one."""
+    """Return the results of several campaigns as one."""
     failures = sorted((run for part in parts for run in part.failures), key=lambda run: run.seed)
     return Campaign(
         first_seed,
@@ -217,7 +217,7 @@ def _run_block(
             campaign.seeds += 1
             if campaign.seeds % _COLLECTED_EVERY == 0:
                 gc.collect()
-                gc.freeze()  # what the search keeps is looked at no more
+                gc.freeze()  # the collector need not examine what the search keeps
             campaign.steps += run.steps
             campaign.virtual_s += run.seconds
             campaign.marks.update(run.marks)
@@ -248,7 +248,7 @@ def _shrunk(world: Callable[[], ConversationWorld], run: Run) -> Run:
 
 
 def replay(file: TapeFile) -> Run:
-    """Play a tape, and keep every note."""
+    """Replay a tape, and keep every note of the run."""
     with silent_logs():
         return simulate(
             ConversationWorld(),
@@ -262,10 +262,10 @@ def replay(file: TapeFile) -> Run:
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Collect no garbage but when told to, and never look at what was there before.
+    """Collect garbage only on request, and never examine the objects that existed before.
 
-    A collection would look at every object of the program, which takes as long as a run or two:
-    so there is none before the first run, either.
+    A collection would examine every object of the program, which takes as long as a run or two: so
+    there is none before the first run, either.
     """
     was_enabled = gc.isenabled()
     gc.freeze()

@@ -1,25 +1,26 @@
 """The simulated disk, and the journals over it: the fault model, in prose.
 
-The disk holds what `MemoryStore` holds, and outlives every node. A *journal* is one node's way to
-it. A write is a request to the disk: it lands at one instant, of its own, also when its caller
-has gone away or its node has crashed meanwhile; the epoch is checked at that instant. What can go
-wrong with a call:
+The disk has the contents of a `MemoryStore`, and outlives every node. A *journal* is one node's
+access to it. A write is a request to the disk. It lands at one instant of its own, even if its
+caller has gone away or its node has crashed meanwhile, and the epoch is checked at that instant. A
+call can have these faults:
 
-- `refused`: the disk says no before anything is written (`JournalUnavailable`).
+- `refused`: the disk refuses before anything is written (`JournalUnavailable`).
 - `lost`: the answer is lost and nothing was written (`JournalOutcomeUnknown`).
-- `unheard`: it is written and the answer is lost (`JournalOutcomeUnknown`).
-- `broken`: as `unheard` or `lost`, and the journal is closed for writing from then on, as after
-  an I/O error in a commit; reads go on, and the node must be started again.
-- `crash_before`, `crash_after`: the node dies around the write.
-- `slow`: it takes seconds. `stuck`: it takes until the disk is healed. `mute`: so does this call,
-  and every later one of this journal.
+- `unheard`: everything is written, but the answer is lost (`JournalOutcomeUnknown`).
+- `broken`: like `unheard` or `lost`, and from then on the journal is closed for writing, as after
+an I/O error in a commit; reads go on, and the node must be started again.
+- `crash_before`, `crash_after`: the node dies before or after the write.
+- `slow`: the call takes seconds. `stuck`: it takes until the disk is healed. `mute`: this call and
+  every later one of this journal take until then.
 
 Reads can be refused, slow, stuck and mute.
 
-A journal holds its conversations by a lease that its node's heartbeat renews. Rivals judge it by
-the disk's clock; its own node judges by its own monotonic clock, counted from before the renewal
-was sent and with a margin. A crashed node's lease runs out by itself. With `lock`, liveness is a
-lock that the kernel frees when the node dies, and a frozen node still holds.
+A journal holds its conversations by a lease that its node's heartbeat renews. Rivals judge the
+lease by the disk's clock; its own node judges it by its own monotonic clock, counted from before
+the renewal was sent and with a margin. A crashed node's lease simply runs out. With `lock`, there
+is a lock instead of a lease: the kernel frees it when the node dies, and a frozen node still holds
+it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ READ_FAULTS: Sequence[Fault] = ("refused", "slow", "stuck", "mute")
 LEASE_S = 10.0
 SLOW_S_MAX = 20.0
 LOOK_S = 1.0
-"""How often a process looks whether its lock on the disk was taken over."""
+"""How often a process checks if its lock on the disk was taken over."""
 _LEASE_MARGIN = 0.2
 
 
@@ -62,11 +63,11 @@ class JournalStrike:
 
     fault: Fault
     call: int
-    """Which call of all, counted from 1."""
+    """The number of the call among all calls, from 1."""
 
 
 class WatchedStore(MemoryStore):
-    """Logs that tell an observer of each write, in the very step in which it lands."""
+    """Logs that notify an observer of each write, in the very step in which it lands."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class Disk:
     store: WatchedStore = field(default_factory=WatchedStore)
     has_locks: bool = False
     has_cells: bool = True
-    """An append gives a `OneShot`, as where a thread writes, and no coroutine."""
+    """An append returns a `OneShot`, as the journals with threads do, and not a coroutine."""
     strike: JournalStrike | None = None
     fault_chances: dict[Fault, float] = field(default_factory=dict)
     is_healed: bool = False
@@ -98,15 +99,15 @@ class Disk:
     lost_by_force: set[tuple[SimulatedJournal, str]] = field(default_factory=set)
     """Each journal and conversation that it lost by force, before its lease had run out."""
     on_fault: Callable[[str], None] = lambda _: None
-    """Called with what goes wrong with a call."""
+    """Called with the fault of a call."""
     on_append: Callable[[SimulatedJournal, str, Sequence[Record]], None] = lambda *_: None
-    """Called with each append as a process asks for it, before anything goes wrong."""
+    """Called with each append that a process requests, before any fault."""
     on_snapshot: Callable[[str, Snapshot], None] = lambda *_: None
     """Called with each snapshot as it is written."""
     _stuck: list[OneShot[None]] = field(default_factory=list)
 
     def heal(self) -> None:
-        """No faults from now on, and whatever is stuck goes on."""
+        """Cause no faults from now on, and let stuck calls go on."""
         self.is_healed = True
         stuck, self._stuck = self._stuck, []
         for cell in stuck:
@@ -136,7 +137,7 @@ class Disk:
 def _call(
     method: Callable[Concatenate[MemoryJournal, P], Coroutine[Any, Any, R]], *, is_write: bool
 ) -> Callable[Concatenate[SimulatedJournal, P], Coroutine[Any, Any, R]]:
-    """Return the same method as a request to the disk, which may fail."""
+    """Decorate a method so that it is a request to the disk, which may fail."""
     name = method.__name__
 
     async def call(self: SimulatedJournal, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -154,7 +155,7 @@ class SimulatedJournal(MemoryJournal):
         self.is_broken = False
         """Closed for writing after an I/O error."""
         self.was_frozen = False
-        """Its node has stood still."""
+        """Its node was suspended."""
         self.is_mute = False
         """It answers nothing until the disk is healed."""
         self.lease_until = disk.simulation.now() + LEASE_S
@@ -164,7 +165,7 @@ class SimulatedJournal(MemoryJournal):
         self._disk = disk
         self._takes_over = takeover
         self._is_robbed = False
-        """A rival has taken something over by force; noticed at the next look at the disk."""
+        """A rival has taken something over by force; noticed at the next check of the disk."""
         self._on_lease_loss: Callable[[], None] = lambda: None
 
     # --- the lease -------------------------------------------------------------------------------
@@ -192,11 +193,11 @@ class SimulatedJournal(MemoryJournal):
         return self._is_entered and self._disk.simulation.now() < self.lease_until
 
     def _is_rival(self, owner: MemoryJournal | None) -> bool:
-        # By the disk's clock: a crashed node's own clock and lock say nothing any more.
+        # By the disk's clock: the clock and the lock of a crashed node mean nothing.
         return isinstance(owner, SimulatedJournal) and owner is not self and owner.is_held()
 
     async def keep_lease(self) -> None:
-        """Renew the lease, or look at the lock, again and again; runs in the node."""
+        """Renew the lease, or check the lock, again and again; runs in the node."""
         has_locks = self._disk.has_locks
         while True:
             asked_at = self.node.monotonic()
@@ -205,7 +206,7 @@ class SimulatedJournal(MemoryJournal):
             await self.node.sleep(LOOK_S if has_locks else LEASE_S / 3)
 
     def renew(self, *, asked_at: float) -> None:
-        """Renew the lease now, as the answer to what was asked then."""
+        """Renew the lease now, as the answer to a request of the time `asked_at`."""
         self.lease_until = self._disk.simulation.now() + LEASE_S
         has_run_out = not self._disk.has_locks and self.node.monotonic() >= self._valid_until
         is_lost = has_run_out or self._is_robbed
@@ -321,7 +322,7 @@ class SimulatedJournal(MemoryJournal):
         disk.granted[key] = self
         return claim
 
-    # The port says Awaitable; that its base says more is no promise.
+    # The port promises only an Awaitable, whatever its base class returns.
     def append(  # type: ignore[override]
         self,
         conversation_id: str,
@@ -344,7 +345,8 @@ class SimulatedJournal(MemoryJournal):
         )
         if not self._disk.has_cells:
             return self.ask("append", do, is_write=True)
-        # As the journals with threads do: the answer comes from outside of every task of the node.
+        # As with the journals that have threads, the answer comes from outside all tasks of the
+        # node.
         answer: OneShot[Sequence[int]] = OneShot()
         self._disk.simulation.start_soon(self._append, do, answer)
         return answer
@@ -417,9 +419,10 @@ class SimulatedJournal(MemoryJournal):
 async def linger(
     simulation: Simulation, label: str, probability: float = 0.3, seconds_max: float = 0.1
 ) -> None:
-    """Wait for a while, now and then; unlike `Simulation.delay`, do not yield otherwise.
+    """Wait for a while, now and then; otherwise do not even yield, unlike `Simulation.delay`.
 
-    For places that are followed by a wait in any case: a step that only yields finds nothing.
+    Use it in places that are followed by a wait anyway: a step that only yields there finds
+    nothing.
     """
     if simulation.chance(f"{label} waits", probability):
         share = (1 + simulation.draw(f"{label} waits for", 100)) / 100

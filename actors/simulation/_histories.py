@@ -1,8 +1,8 @@
-"""The world of histories: logs of any origin, event by event, and what folds make of them.
+"""The world of histories: logs of any origin, event by event, and their folds.
 
-Nothing runs side by side here. It looks at the promises of the core, which the owners of
-conversations rest on, at logs that no owner of ours would write: calls without results, results
-without calls, and cuts through the middle of what belongs together.
+Nothing runs concurrently here. This world checks the promises of the core, which owners rely on,
+with logs that our owners would never write: calls without results, results without calls, and cuts
+through the middle of related events.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class HistoryWorld:
         self._simulation = simulation
 
     async def play(self) -> None:
-        """Draw logs, and check what is made of each prefix of them."""
+        """Draw logs, and check the folds of each of their prefixes."""
         left = _EVENTS
         while left > 0:
             left -= self._play_one()
@@ -82,11 +82,11 @@ class HistoryWorld:
             if loaded != kept:
                 self._broken("V7", f"{_brief(log)}: {loaded}, not {kept}")
             if gone:
-                break  # of what follows, every load looks at all
+                break  # from here on, every load reads the whole log
         return len(log)
 
     def _next(self, n: int, state: Folded) -> Event:
-        """Draw the next event; mostly one that admission would let through."""
+        """Draw the next event, mostly one that admission would allow."""
         event = self._event(n, state)
         if self._simulation.chance("is of elsewhere", 0.3):
             return event

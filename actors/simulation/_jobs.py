@@ -1,8 +1,8 @@
-"""One campaign in several processes: each runs a block of the seeds, as a campaign of its own.
+"""One campaign in several processes: each runs a block of the seeds, as a separate campaign.
 
-A branch of the search follows from the runs before it, so each block has a search of its own: the
-result of so many seeds is the same each time with the same number of jobs, and another one with
-another number. The processes are forked; they do nothing but simulate.
+The search derives its branches from earlier runs, so each block has its own search: the results for
+given seeds are the same each time with the same number of jobs, but differ with another number. The
+processes are forked, and only simulate.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Block: TypeAlias = tuple[int, int | None]
 """A first seed, and how many; None if time alone ends it."""
 
 _ENDLESS = 1_000_000
-"""So far apart are the blocks of a campaign that only time ends."""
+"""The distance between the blocks' first seeds in a campaign that only time ends."""
 _JOIN_S = 10.0
 
 
 def usable_jobs(jobs: int) -> int:
-    """Return 1 if no process can be forked here: none may, or a thread might hold a lock."""
+    """Return `jobs`, or 1 if this process cannot be forked: not allowed, or other threads run."""
     can_fork = "fork" in multiprocessing.get_all_start_methods()
     return jobs if can_fork and threading.active_count() == 1 else 1
 
@@ -57,8 +57,8 @@ def run_blocks(
 ) -> Iterator[Sequence[C]]:
     """Run each block in a process; yield the newest report of each that has made one.
 
-    `run` calls back with what it has so far, and at its end. All processes end when `is_over` says
-    so of the reports.
+    `run` reports its results so far again and again, and at its end. All processes end when
+    `is_over` returns True for the reports.
     """
     context = multiprocessing.get_context("fork")
     processes: list[ForkProcess] = []

@@ -1,8 +1,8 @@
 """The invariants, each with an id and a sentence, and what checks them.
 
-`Oracles` watches every write to the disk, and keeps beside each log a fold of its own and what
-each client was told: acknowledged chat messages, views, ends of turns, events that subscribers saw,
-tools that ran. What can only be known in the end is checked in `check_end`.
+`Oracles` watches every write to the disk. Beside each log it keeps its own fold, and everything
+that clients were told: acknowledged chat messages, views, ends of turns, events that subscribers
+saw, tools that ran. Invariants that can only be decided at the end are checked in `check_end`.
 """
 
 from __future__ import annotations
@@ -51,62 +51,62 @@ from ._disk import Disk, SimulatedJournal, owner_of
 __all__ = ["INVARIANTS", "Oracles", "PlainView", "Sending", "ShownAnswer", "ToolLedger"]
 
 INVARIANTS: Final = {
-    "L1": "what was acknowledged is in the log, at the seq that was told",
-    "L2": "what is in a log never changes and never leaves",
+    "L1": "every acknowledged event is in the log, at the seq that its sender was given",
+    "L2": "an event in a log never changes and never leaves it",
     "L3": "seqs have no gaps, and an event id occurs once",
-    "L4": "what was refused is not in the log, and what is in the log was sent",
-    "L5": "what was acknowledged before another was first sent comes before it in the log",
+    "L4": "an event that was refused is not in the log, and every event in the log was sent",
+    "L5": "an event acknowledged before another was first sent comes before it in the log",
     "L6": "a chat message is in the log once, however often it was sent",
     "L7": "an event that admission refused is kept among the rejections",
     "V1": "every view that was shown is the fold of a prefix of its log, and not an old one",
-    "V2": "the view kept event by event is the one rebuilt from the log",
-    "V3": "a view never has a call without its result behind one with a result, nor a lone result",
+    "V2": "the view kept event by event is the same as the view rebuilt from the log",
+    "V3": "in a view every result has its call, and every call has its result or is still open",
     "V4": "a view begins with the newest system prompt of its log, and has no other",
     "V5": "a turn starts under its process's system prompt, or under the pinned one",
-    "V6": "a view is its log as plain rules make it, event by event",
-    "V7": "a load takes out of a view what breaks a property, and nothing else",
+    "V6": "a view is the one that a second, plain set of rules computes from its log",
+    "V7": "loading a log takes out of the view the events that break a property, and no others",
     "V8": "a snapshot gives back the folds of its log",
-    "A1": "an actor handles messages in the order in which they were sent, those of control first",
-    "A2": "a message is not handled if its sender was told so, or left before it began",
+    "A1": "an actor handles messages in the order in which they were sent, control messages first",
+    "A2": "a message is not handled if its sender was told so, or left before handling began",
     "A3": "a message that was taken is handled once, with its own answer, or is a dead letter",
-    "O1": "an epoch is granted to one owner",
+    "O1": "each epoch is granted to only one owner",
     "O2": "no external effect starts under an owner whose lease ran out and was taken over",
     "O3": "epochs in a log never decrease, and each event is of the newest epoch",
     "T1": "every call gets exactly one result, before anything else is said",
     "T2": "a call starts once",
-    "T3": "a turn runs alone, ends once, and everything of it is in between",
+    "T3": "a turn runs alone and ends once, and all its events are between its start and its end",
     "T4": "a call whose result says that it did not happen was not started",
     "T5": "a result is what the tool returned",
     "T6": "chat messages that wait get their turns in their order",
-    "T7": "what is kept of an interrupted answer is what was said of it, and is nowhere else",
+    "T7": "the kept part of an interrupted answer is a beginning of what was streamed, kept once",
     "T8": "a model is not asked while a call is open",
     "T9": "a call that waits for a confirmation does not start without it",
-    "T10": "of a turn that was rolled back nothing is left in the view",
-    "T11": "a chat message that had joined a turn waits again when that is rolled back",
+    "T10": "a turn that was rolled back leaves nothing in the view",
+    "T11": "a chat message that had joined a turn waits again when the turn is rolled back",
     "T12": "no step begins during a pause",
     "T13": "no agent runs for a turn that ended in the batch that began it",
     "T14": "the agent of a turn that has ended, or was deleted, is cancelled",
-    "T15": "of the turns that were replaced or taken back nothing is left in the view",
+    "T15": "turns that were replaced or taken back leave nothing in the view",
     "T16": "a call that was confirmed starts, unless its turn or its owner ends before",
-    "F1": "a fork begins with nothing that runs or waits",
+    "F1": "a fork begins with no running turn and no waiting message",
     "C1": "nothing is seen before it is in the log: no event, reply, action or view",
-    "C2": "what a follower is given of an answer is its beginning, without a gap",
-    "C3": "pieces, put together, are what their answer begins with, and without faults all of it",
+    "C2": "a follower gets an answer from its beginning, without a gap",
+    "C3": "pieces, put together, are the beginning of their answer, and without faults all of it",
     "M1": "the view at the seq that a step names is the one that its model was given",
     "D1": "a reader is told of a deletion only when it is durable",
     "S1": "a subscriber sees every event once, in order",
-    "S2": "what lists show of a conversation is the fold of its log, and never stale",
-    "E1": "what the sender was told of the end of its turn is what the log says",
+    "S2": "a conversation's row in lists is the fold of its log, and never stale",
+    "E1": "the sender is told the same end of its turn as the log has",
     "E2": "a message whose cancellation was confirmed is withdrawn, or its turn interrupted",
-    "E3": "a turn whose agent raised is not told as completed",
+    "E3": "a turn whose agent raised is not reported as completed",
     "H1": "a process that drains starts no turn, and takes no message if it refuses them",
-    "H2": "a process that was drained is done in bounded time, and so are its readers",
-    "H3": "what a process writes while it drains, another one can claim as it is done",
-    "M2": "every request ends: with an answer, an error, or its node",
+    "H2": "a process that is drained finishes in bounded time, and so do its readers",
+    "H3": "another process can claim the conversations that a drained process wrote to meanwhile",
+    "M2": "every request ends with an answer, an error, or the end of its node",
     "B1": "queues and buffers stay under their limits",
     "P1": "after the faults have ended, all accepted work is done in bounded time",
-    "P2": "what a crash left unfinished is taken up when the next process begins",
-    "P3": "without faults no owner stops under a turn",
+    "P2": "work that a crash left unfinished is taken up when the next process begins",
+    "P3": "without faults no owner stops while a turn runs",
     "R1": "a node that is left ends in bounded time, and leaves nothing behind",
 }
 """Beside these, the simulator's own: `world`, `deadlock`, `budget`, `orphan`, `harness`."""
@@ -127,21 +127,21 @@ class Sending:
     first_sent_at: int
     """Before which step."""
     replaces: str | None = None
-    """The message that it is sent in place of."""
+    """The message that it replaces."""
     attempts: int = 0
     acknowledged_at: int | None = None
     seq: int = 0
     turn_id: str = ""
     refusal: str | None = None
-    """Its only attempt was refused: nothing happened, it said."""
+    """Its only attempt was refused, with an error that says that nothing happened."""
     is_dropped: bool = False
-    """Its sender has given it up, and what became of its attempts is not known."""
+    """Its sender has given up, and the outcome of its attempts is unknown."""
     end: tuple[str, str] | None = None
-    """The outcome and the reply, as the sender was told."""
+    """The outcome and the reply that the sender was told."""
     is_cancelled: bool = False
     """A cancellation was confirmed."""
     is_gone: bool = False
-    """The conversation that it was sent to was deleted; what became of it is not known."""
+    """Its conversation was deleted, so its outcome is unknown."""
 
     @property
     def is_acknowledged(self) -> bool:
@@ -159,7 +159,7 @@ class ToolLedger:
 
 
 class PlainView:
-    """The ids of a view, by plain rules; it shares no code with the production fold."""
+    """The ids of a view, computed by simple rules without the code of the production fold."""
 
     def __init__(self) -> None:
         self._shown: list[tuple[str, bool]] = []
@@ -193,7 +193,7 @@ class PlainView:
 
 
 class _Shadow:
-    """One log, as it was last seen, with a fold of its own."""
+    """One log, as it was last seen, with a separate fold."""
 
     def __init__(self, conversation_id: str) -> None:
         self.conversation_id = conversation_id
@@ -202,7 +202,7 @@ class _Shadow:
         self.state = Folded()
         self.plain = PlainView()
         self.views: dict[tuple[str, ...], int] = {(): 0}
-        """Each view there ever was, with the last seq that it was the view at."""
+        """Each view that there ever was, with the last seq at which it was the view."""
         self.view_ids: list[tuple[str, ...]] = [()]
         self.calls: dict[str, int] = {}
         self.unconfirmed: set[str] = set()
@@ -218,7 +218,7 @@ class _Shadow:
 
 
 class Oracles:
-    """All that is known, and what must hold of it."""
+    """Everything that is known about a run, and the checks of the invariants."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class Oracles:
         self.said: dict[str, int] = {}
         """By event id: the seq that the agent was told."""
         self.last_writer: SimulatedJournal | None = None
-        """The journal whose write has just landed; the world takes it away when it acts on it."""
+        """The journal whose write has just landed; the world resets this when it acts on it."""
         self.raised: set[str] = set()
         """The turns whose agents raised."""
         self.deleted: Counter[str] = Counter()
@@ -260,7 +260,7 @@ class Oracles:
         """The processes that drain, with what they do about new messages."""
         self._written_while_draining: set[tuple[SimulatedJournal, str]] = set()
         self._handed_over: set[str] = set()
-        """The conversations that a drained process gave back with work to do."""
+        """The conversations that a drained process released with unfinished work."""
         self.places: set[Hashable] = set()
         """The pairs of neighbouring moments that this run has had."""
         self._moments: dict[str, Hashable] = {}
@@ -280,7 +280,7 @@ class Oracles:
     # --- at every write --------------------------------------------------------------------------
 
     def _observe(self, conversation_id: str) -> None:
-        """Look at what has just been written."""
+        """Check a write that has just landed."""
         shadow = self._shadows.get(conversation_id)
         if shadow is None:
             shadow = self._shadows[conversation_id] = _Shadow(conversation_id)
@@ -305,7 +305,7 @@ class Oracles:
         )
 
     def _check_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        """Look at a snapshot that is being written."""
+        """Check a snapshot that is being written."""
         shadow = self._shadows.get(name)
         assert shadow is not None, "its log was written before"
         given, folded = Folded.from_snapshot(snapshot), Folded()
@@ -322,7 +322,7 @@ class Oracles:
                 self.broken("V8", f"{name}[{snapshot.seq}]: {found}, not {expected}")
 
     def _check_listing(self, shadow: _Shadow, listing: Listing) -> None:
-        """Look at the row that came with the newest append, or was left as it was."""
+        """Check the list row after the newest append, which may have left it unchanged."""
         name, head = shadow.conversation_id, len(shadow.records)
         if not head:
             return  # it was claimed, and no list shows it
@@ -333,7 +333,7 @@ class Oracles:
             self.broken("S2", f"{name}[{head}] has a row as of {listing.seq}")
 
     def _bury(self, shadow: _Shadow) -> None:
-        """Put a deleted log aside: nothing that was known of it holds of the next."""
+        """Put a deleted log aside: nothing known about it holds for the next one."""
         name = shadow.conversation_id
         self.simulation.note(f"{name} deleted")
         self.simulation.mark("deletion")
@@ -422,7 +422,7 @@ class Oracles:
             self.broken("T12", where)
 
     def _check_replaced(self, shadow: _Shadow, event: Event, where: str) -> None:
-        """Check that nothing of a turn which stands behind the replaced message is in the view."""
+        """Check that the view has nothing of the turns after the replaced message."""
         if not isinstance(event, UserMessageEvent | MessageQueuedEvent) or event.replaces is None:
             return
         self.simulation.mark("message replaced")
@@ -441,7 +441,7 @@ class Oracles:
             self.broken("T15", where)
 
     def _check_prompt(self, shadow: _Shadow, event: Event, epoch: int) -> None:
-        """Check the system prompts of the view, and the one that a turn starts under."""
+        """Check the system prompts of the view, and the one under which a turn starts."""
         name, prompts = shadow.conversation_id, shadow.prompts
         where = f"{name}[{len(shadow.events)}] {event.kind}"
         if isinstance(event, SystemPromptEvent):
@@ -474,7 +474,7 @@ class Oracles:
     def _asked_to_append(
         self, journal: SimulatedJournal, name: str, records: Sequence[Record]
     ) -> None:
-        """Look at what a process is about to write."""
+        """Check an append that a process is about to make."""
         shadow = self._shadows.get(name)
         if name in self._handed_over and any(record.kind == "turn_started" for record in records):
             self._handed_over.discard(name)
@@ -493,7 +493,7 @@ class Oracles:
                 self.simulation.mark("message kept while draining")
 
     def drained(self, journal: SimulatedJournal, *, is_sure: bool) -> None:
-        """Check a process that has just been drained; `is_sure`: nothing has failed there."""
+        """Check a process that has just been drained; `is_sure`: nothing failed on it."""
         for writer, name in self._written_while_draining:
             if writer is journal and self.is_unfinished(name):
                 self._handed_over.add(name)
@@ -520,10 +520,10 @@ class Oracles:
         if answered - called or not called - answered <= still_open:
             self.broken("V3", f"{shadow.conversation_id} at {seq}")
 
-    # --- where a run has been --------------------------------------------------------------------
+    # --- the places that a run has reached -------------------------------------------------------
 
     def moment(self, conversation_id: str, what: str) -> None:
-        """Note that something has happened to a conversation, and how it stood then."""
+        """Note that something has happened to a conversation, and its state at that time."""
         shadow = self._shadows.get(conversation_id)
         stands: Hashable = None
         if shadow is not None:
@@ -589,13 +589,13 @@ class Oracles:
         return len(self._store.log(conversation_id).records)
 
     def floor(self, conversation_id: str, journal: SimulatedJournal) -> int:
-        """Return the seq that a view read there from now on has reached; 0 if it may be older."""
+        """Return the seq that any view read there from now on must have; 0 if it may be older."""
         if owner_of(self._store, conversation_id) is not journal:
             return 0
         return max((seq for _, seq in self._acknowledged.get(conversation_id, ())), default=0)
 
     def acknowledged(self, sending: Sending, seq: int, turn_id: str, *, is_duplicate: bool) -> None:
-        """Check that a chat message is durable, as its sender has just been told."""
+        """Check that a chat message is durable, since its sender has just been told so."""
         name = sending.conversation_id
         if sending.is_gone:
             sending.acknowledged_at = sending.acknowledged_at or self.simulation.steps
@@ -618,7 +618,7 @@ class Oracles:
         sending.seq, sending.turn_id = seq, turn_id
 
     def saw_event(self, conversation_id: str, logged: LoggedEvent, who: str) -> int:
-        """Check an event that was given out; return how many deleted logs there were before its."""
+        """Check an event that a reader got; return how many deleted logs preceded its log."""
         log = self._store.log(conversation_id).records
         seq, event = logged
         graves = self._graves.get(conversation_id, ())
@@ -631,7 +631,7 @@ class Oracles:
         return 0
 
     def saw_view(self, conversation_id: str, view: View, who: str, *, floor: int) -> None:
-        """Check a view that was given out."""
+        """Check a view that a reader got."""
         shadow = self._shadows.get(conversation_id)
         ids = tuple(event.id for event in view)
         newest = (None if ids else 0) if shadow is None else shadow.views.get(ids)
@@ -647,7 +647,7 @@ class Oracles:
             )
 
     def saw_turn(self, conversation_id: str, message_id: str, seq: int, turn_id: str) -> None:
-        """Check a turn that was found in the log; without a seq, that of a message that waits."""
+        """Check a turn that was found in the log; without a seq, its message still waits."""
         self.simulation.mark("turn found")
         shadows = [*self._graves.get(conversation_id, ()), self._shadows.get(conversation_id)]
         for shadow in shadows:
@@ -659,7 +659,7 @@ class Oracles:
         self.broken("C1", f"{message_id} of {conversation_id} at {seq} in turn {turn_id}")
 
     def interrupted(self, conversation_id: str, turn_id: str) -> None:
-        """Check a turn that its caller was told to have interrupted."""
+        """Check a turn that a caller interrupted, as the caller was told."""
         self.simulation.mark("interrupted by id")
         shadows = [*self._graves.get(conversation_id, ()), self._shadows.get(conversation_id)]
         ends = [
@@ -673,7 +673,7 @@ class Oracles:
             self.broken("E2", f"turn {turn_id} of {conversation_id} was interrupted, and {ends}")
 
     def undone(self, conversation_id: str, message: UserMessageEvent) -> None:
-        """Check a chat message whose turn its caller was told to have taken back."""
+        """Check a chat message whose turn a caller took back, as the caller was told."""
         self.simulation.mark("turn taken back")
         shadow = self._shadows.get(conversation_id)
         view = () if shadow is None else shadow.state.view
@@ -687,7 +687,7 @@ class Oracles:
             self.broken("T13", f"turn {turn_id} of {conversation_id}")
 
     def goes_on(self, conversation_id: str, turn_id: str, journal: SimulatedJournal) -> None:
-        """Check that an agent which goes on after a long wait may still do so."""
+        """Check that an agent may still go on after a long wait."""
         ended_at = self._ended_at.get((conversation_id, turn_id))
         is_owner = owner_of(self._store, conversation_id) is journal
         if ended_at is None or not is_owner or journal.was_frozen:
@@ -696,16 +696,16 @@ class Oracles:
             self.broken("T14", f"turn {turn_id} of {conversation_id} ended at {ended_at:.3f}")
 
     def told_deleted(self, conversation_id: str, reads: int, who: str) -> None:
-        """Check that the log is deleted of which this reader has seen the last event.
+        """Check that the log is deleted from which this reader saw its last event.
 
-        `reads`: as `saw_event` returned it. A reader that has seen nothing yet is not checked: it
-        may have begun while the owner still tells of a deletion that is durable.
+        `reads`: the result of `saw_event`. A reader that has seen nothing yet is not checked: it
+        may have begun while the owner was still reporting an earlier, durable deletion.
         """
         if self.deleted[conversation_id] <= reads:
             self.broken("D1", f"{who}, of {conversation_id}")
 
     def asks_model(self, conversation_id: str, turn_id: str, view: View) -> None:
-        """Check the view that a model is given, and keep it for the end."""
+        """Check the view that a model is given, and keep it for the check at the end."""
         self.asked.setdefault((turn_id, view.seq), tuple(view))
         called = {e.tool_call_id for e in view if isinstance(e, ActionEvent)}
         answered = {e.tool_call_id for e in view if isinstance(e, _RESULTS)}
@@ -713,7 +713,7 @@ class Oracles:
             self.broken("T8", f"{conversation_id}: {sorted(called - answered)}")
 
     def saw_change(self, name: str, seq: int, change_id: str) -> None:
-        """Check a change, or an event of the application's, that was acknowledged."""
+        """Check an acknowledged change, or an acknowledged event of the application."""
         shadow = self._shadows[name]
         if self.deleted[name]:
             return
@@ -767,7 +767,7 @@ class Oracles:
     # --- in the end ------------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """Check all that must hold when everything has been done."""
+        """Check all invariants that must hold when everything is done."""
         for shadow in self._shadows.values():
             self._check_log(shadow)
         for sending in self.sendings.values():
@@ -858,7 +858,8 @@ class Oracles:
                     if s.conversation_id == name and s.acknowledged_at is not None
                     and not s.is_gone]  # fmt: skip
             sent.sort(key=lambda s: s.seq)
-            # Walked from the last: no message before it may have been sent first after its answer.
+            # From the last to the first: no earlier message may have been sent only after its
+            # answer.
             earliest_answer, whose = float("inf"), ""
             for sending in reversed(sent):
                 if sending.first_sent_at > earliest_answer:
@@ -869,7 +870,7 @@ class Oracles:
 
 
 class _Turns:
-    """Turns and calls of one log, worked out from its events alone."""
+    """The turns and calls of one log, derived from its events alone."""
 
     def __init__(self, oracles: Oracles, name: str) -> None:
         self._oracles = oracles
@@ -1016,7 +1017,7 @@ _MARKED_KINDS = frozenset(
 
 
 class ShownAnswer:
-    """An answer as a follower shows it, from its pieces alone."""
+    """An answer, assembled by a follower from its pieces alone."""
 
     def __init__(self, *, is_calm: bool) -> None:
         self.text = ""
@@ -1024,7 +1025,7 @@ class ShownAnswer:
         self.is_calm = is_calm
 
     def add(self, piece: TextDelta) -> str | None:
-        """Show the next piece; return the reason if it is none."""
+        """Show the next piece; return the reason if the piece does not fit."""
         newest, self._newest = self._newest, piece
         if piece.offset:
             is_next = newest is not None and newest[:4] == piece[:4]
@@ -1036,11 +1037,11 @@ class ShownAnswer:
         return None
 
     def see(self, event: Event) -> str | None:
-        """Take in the next event; return the reason if it is not what was shown.
+        """Take the next event; return the reason if it differs from the answer shown.
 
-        No two streams begin alike, so a text that begins as the pieces do was said of them. The
-        last pieces may be missing if there are faults: the owner may have failed before it gave
-        out what it had committed.
+        No two streams begin alike, so a text that begins like the pieces belongs to them. The last
+        pieces may be missing if there are faults: the owner may have failed before it passed them
+        on, after the commit.
         """
         text = None
         if isinstance(event, AgentMessageEvent | ActionEvent | TurnEndedEvent):

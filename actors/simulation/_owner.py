@@ -1,12 +1,12 @@
 """The owner world: one owner of a conversation after another, with nothing side by side.
 
-The owner is the one that ships, over the simulated disk. What it starts beside itself is played
-here, by hand: the agents of its turns, its condenser, its snapshots. So a command takes two or
-three steps where it takes dozens between nodes, and a short run has been at many places. Where
-something takes time (a tool, a model, a condenser, a claim), other commands come in between.
+The owner is the production code, over the simulated disk. The world itself plays the effects that
+the owner starts: the agents of its turns, its condenser, its snapshots. So a command takes two or
+three steps instead of dozens between nodes, and a short run reaches many places. While something
+takes time (a tool, a model, a condenser, a claim), other commands come in between.
 
-Each run draws which kinds of commands there are, and how often each of them comes: a run with few
-kinds goes deep into their combinations. What must hold is looked at after each command.
+Each run draws which kinds of commands there are, and how often each comes: a run with few kinds
+goes deep into their combinations. The invariants are checked after each command.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _STEPS_DRAWN = (
     ("stream", "stream", "say", "end"),
     ("begin", "say", "begin", "end"),
 )
-"""The steps of agents; a run that has few others goes deep into these."""
+"""The steps of agents: a run draws one list, so a list with few kinds goes deep into these."""
 _PROMPTS = (None, "be kind", "be brief")
 _AT = datetime(2025, 1, 1, tzinfo=UTC)
 _PARK_S = 3.0
@@ -134,12 +134,12 @@ _FACE = "\ud83d\ude00"
 
 
 class _NotYet(Exception):
-    """The command is answered after the pause: its agent waits."""
+    """The command is answered only after the pause; until then its agent waits."""
 
 
 @dataclass(slots=True)
 class _Features:
-    """The features of a run, and how often each of them comes."""
+    """The features of a run, and how often each comes."""
 
     is_resumable: bool
     unfinished: Unfinished
@@ -180,7 +180,7 @@ class _Request(Delivery[Command | Query]):
 
 
 class _Journal(SimulatedJournal):
-    """The journal of one process, which the world makes fail."""
+    """The journal of one process, whose failures the world decides."""
 
     def __init__(self, world: OwnerWorld, node: Node, *, takeover: bool) -> None:
         super().__init__(world.disk, node, takeover=takeover)
@@ -210,7 +210,7 @@ class _Effect(Effect):
         self.waits_for: _Request | None = None
         """The command of its agent that is answered after a pause."""
         self.is_acting = False
-        """Its agent is in the middle of a step, in which something takes time."""
+        """Its agent is in the middle of a step that takes time."""
         self.ends_turn = False
         """Its agent is ending the turn by itself."""
         self._process = process
@@ -292,7 +292,7 @@ class _Context(ActorContext):
 
 
 class _Subscriptions(Subscriptions):
-    """The readers of one process; it has none, and looks at what they would be given."""
+    """Stands in for the readers of one process: checks everything that readers would get."""
 
     def __init__(self, process: _Process) -> None:
         super().__init__(process.journal, _LIMITS)
@@ -322,7 +322,7 @@ class _Subscriptions(Subscriptions):
 
 
 class _Process:
-    """One process: its journal, the owner there, and what that has started."""
+    """One process: its journal, its owner, and the effects that the owner has started."""
 
     def __init__(self, world: OwnerWorld, name: str, *, takeover: bool) -> None:
         features = world.features
@@ -378,7 +378,7 @@ class _Process:
         return self.setup.drain.messages is not None
 
     def started(self, effect: _Effect) -> None:
-        """Take in what the owner has started, in the step in which it does."""
+        """Note an effect in the very step in which the owner starts it."""
         self.effects = [each for each in self.effects if not each.is_done][-8:]
         self.effects.append(effect)
         if effect.turn_id:
@@ -387,7 +387,7 @@ class _Process:
     # --- its owner -------------------------------------------------------------------------------
 
     async def handle(self) -> None:
-        """Have the owner take what is in its mailbox; start one first if there is none."""
+        """Let the owner take the messages in its mailbox; start an owner first if there is none."""
         if self.is_handling:
             return
         if self.is_gone:
@@ -416,7 +416,7 @@ class _Process:
         self.world.look(self)
 
     def end(self, error: BaseException) -> None:
-        """End the owner as a supervisor does, and all that it has started."""
+        """End the owner as a supervisor does, and all its effects."""
         for effect in self.effects:
             effect.cancel()
         mail, self.mail = [*self.unanswered, *self.mail], []
@@ -437,7 +437,7 @@ class _Process:
         await self._stop(owner)
 
     async def leave(self) -> None:
-        """End the process: whatever was started there does nothing more."""
+        """End the process: its effects do nothing more."""
         self.is_gone = True
         self.end(JournalUnavailable("the process is gone"))
         await self.journal.__aexit__()
@@ -461,7 +461,7 @@ class _Process:
 
 @dataclass(frozen=True, slots=True)
 class _Condenser:
-    """Proposes any run of the view that it was shown, however it looks by then."""
+    """Proposes any range of the view that it was shown, even if the view has changed since."""
 
     process: _Process
 
@@ -544,7 +544,7 @@ class OwnerWorld:
         self._numbers = count(1)
         self._process = self._new_process()
         self._rival: _Process | None = None
-        """The process before, which does not know yet that it owns nothing any more."""
+        """The previous process, which does not know yet that it owns nothing any more."""
         self._is_healed = False
         self._is_interfering = False
         self._depth = 0
@@ -563,7 +563,7 @@ class OwnerWorld:
         self.simulation.broken(invariant, f"{INVARIANTS.get(invariant, '')}: {detail}")
 
     async def play(self) -> None:
-        """Play commands, then end all that runs, and look at all of it."""
+        """Play commands, then end everything that runs, and check all of it."""
         await self._process.journal.__aenter__()
         for _ in range(_COMMANDS):
             await self._play_one(self._process)
@@ -606,7 +606,7 @@ class OwnerWorld:
     async def call_journal(
         self, call: str, do: Callable[[], Coroutine[Any, Any, R]], *, is_write: bool
     ) -> R:
-        """Make a call, which may fail, and during which another process may do something."""
+        """Make a call, which may fail, and during which another process may act."""
         await self._interfere()
         fault = None
         chance = self.features.faults
@@ -641,7 +641,7 @@ class OwnerWorld:
                 self._is_interfering = False
 
     async def _take_over(self, process: _Process, how: str | None = None) -> None:
-        """Have another process own the conversation, or this one begin anew."""
+        """Let another process own the conversation, or stop the owner here while it rests."""
         if process is not self._process or self._is_interfering:
             return
         how = how or self.simulation.pick("another process", ("crash", "lease", "force", "rest"))
@@ -665,7 +665,7 @@ class OwnerWorld:
         await self._post(successor, GetView())
 
     async def _renew(self, process: _Process) -> None:
-        """Renew the lease of a process; of one that was taken over only once that is done."""
+        """Renew a process's lease; if it was taken over, only once the takeover is done."""
         if process is self._process or self._process.is_newest:
             process.journal.renew(asked_at=process.node.monotonic())
             await self.simulation.sleep(_RENEWED_S)
@@ -716,7 +716,7 @@ class OwnerWorld:
         if self.oracles.waits_for(_NAME) == "resume" and chance("resumed", 0.2):
             await self._resume(process)
             return
-        # Without a turn there is little to come between.
+        # Without a turn, there is little that commands could interrupt.
         agents = [each for each in process.effects if each.turn_id and not each.is_done]
         has_agent = any(not each.is_acting for each in agents)
         if self.simulation.chance("goes on", 0.4):
@@ -780,7 +780,7 @@ class OwnerWorld:
         self.oracles.acknowledged(sending, sent.seq, sent.turn_id, is_duplicate=sent.is_duplicate)
 
     def _not(self, sending: Sending, error: BaseException) -> None:
-        """Take in that a chat message was refused."""
+        """Note that a chat message was refused."""
         if not isinstance(error, Refused):
             return
         if sending.attempts == 1:
@@ -795,7 +795,7 @@ class OwnerWorld:
         await self._post(process, command, partial(self._cancelled, sending))
 
     def _cancelled(self, sending: Sending, is_cancelled: bool) -> None:  # noqa: FBT001
-        """Check that what was cancelled, and nothing else, is withdrawn or interrupted."""
+        """Check that exactly the cancelled message is withdrawn, or its turn interrupted."""
         if not is_cancelled or sending.is_gone:
             return
         self.simulation.mark("cancelled")
@@ -866,9 +866,9 @@ class OwnerWorld:
         self.oracles.saw_change(_NAME, appended.seq, event_id)
 
     async def _append(self, process: _Process) -> None:
-        """Append an event of the application's own, or once more one that is known."""
+        """Append an event of the application, or a known one once more."""
         simulation = self.simulation
-        # An owner that was taken over does not know what has become of it.
+        # An owner that was taken over does not know the outcome.
         known = self._appended if process.is_newest else ()
         event = simulation.pick("append which", (None, *known))
         if event is None:
@@ -944,10 +944,11 @@ class OwnerWorld:
     # --- the agent of the running turn -----------------------------------------------------------
 
     def turn_starts(self, process: _Process, effect: _Effect) -> None:
-        """Check that the turn is in the log as its agent is started, and what it is told."""
+        """Check that the turn is in the log when its agent is started, and the agent's input."""
         running = self.oracles.running(_NAME)
         if process.is_newest and (running is None or running.turn_id != effect.turn_id):
-            # It may have ended in the same batch: then it is cancelled in this very step.
+            # The turn may have ended in the same batch: then its agent is cancelled in this very
+            # step.
             started = [e.turn_id for e in self.oracles.events(_NAME) if e.kind == "turn_started"]
             if effect.turn_id not in started:
                 self._broken("C1", f"turn {effect.turn_id} starts, and is not in the log")
@@ -958,7 +959,7 @@ class OwnerWorld:
                 self._broken("T16", f"call {call}")
 
     async def _agent(self, process: _Process) -> None:
-        """Have the agent of the running turn take its next step."""
+        """Let the agent of the running turn take its next step."""
         agents = [each for each in process.effects if each.turn_id and not each.is_done]
         if not agents:
             return
@@ -997,7 +998,7 @@ class OwnerWorld:
             effect.is_acting = False
 
     async def _take_up(self, process: _Process, turn: TurnContext) -> None:
-        """Answer the calls that are open as a turn is taken up."""
+        """Answer the calls that are open when a turn is resumed."""
         self.oracles.saw_view(_NAME, turn.view, f"turn {turn.turn_id}", floor=0)
         for action in turn.open_calls.values():
             if turn.is_unstarted(action.tool_call_id):
@@ -1089,7 +1090,7 @@ class OwnerWorld:
     async def _end_turn(
         self, process: _Process, effect: _Effect, error: BaseException | None = None
     ) -> None:
-        """Tell the owner that the agent has returned, or raised; the run of its agent is over."""
+        """Tell the owner that the agent has returned or raised; its run is over."""
         owner = process.owner
         effect.is_done = True
         if owner is None:
@@ -1117,7 +1118,7 @@ class OwnerWorld:
     # --- what must hold --------------------------------------------------------------------------
 
     def told_deleted(self) -> None:
-        """Check that the log is deleted of which readers are told so."""
+        """Check that the log is really deleted when readers are told so."""
         self._told_deleted += 1
         if self.oracles.deleted[_NAME] < self._told_deleted:
             self._broken("D1", _NAME)
@@ -1130,7 +1131,7 @@ class OwnerWorld:
         *,
         has_failed: bool,
     ) -> None:
-        """Check that an owner which has failed had a reason."""
+        """Check that an owner that failed had a reason."""
         if process.is_gone:
             return
         if has_failed and isinstance(error, Unavailable | OutcomeUnknown):
@@ -1147,7 +1148,7 @@ class OwnerWorld:
         self._broken("world", f"the owner on {process.node.name} failed: {error!r}")
 
     def look(self, process: _Process) -> None:
-        """Look at an owner that rests."""
+        """Check an owner that rests."""
         owner = process.owner
         for view, ids in self._shown[-4:]:
             if tuple([event.id for event in view]) != ids:

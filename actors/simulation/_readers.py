@@ -1,9 +1,9 @@
 """The reader world: the readers of one conversation in one process, and nothing else.
 
-An owner here commits events, then publishes them, and begins and ends at any time; another process
-writes while there is none here. The readers follow all of it from where they stand: slow ones, and
-ones that give up waiting and wait again. There are no turns, agents or clients, so a run takes a
-few hundred steps.
+An owner in this process commits events and then publishes them, and begins and ends at any time;
+while there is none, another process writes. The readers follow everything from their cursors: some
+are slow, and some give up waiting and wait again. There are no turns, agents or clients, so a run
+takes a few hundred steps.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Journal(MemoryJournal):
         return page
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
-        """Look again and again, as a journal does that is not told of every write."""
+        """Poll, as a journal does that is not notified of every write."""
         while len(self._store.log(conversation_id).records) == after:
             await self._simulation.sleep(_LOOK_S)
 
@@ -82,7 +82,7 @@ class ReaderWorld:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._dies = simulation.chance("owners die", 0.5)
-        """Owners end between a commit and its publication."""
+        """Owners may end between a commit and its publication."""
         self._patience_s = simulation.pick("patience", (_PATIENT_S, _PATIENT_S, 0.1, 0.05))
         self._rests_s = simulation.pick("readers rest", (0.0, 0.1, 1.0))
         self._takes_pieces = simulation.chance("has pieces", 0.6)
@@ -99,10 +99,10 @@ class ReaderWorld:
         self._readers: list[EventReader] = []
         self._is_over = False
         self.published: list[LoggedEvent] = []
-        """The log, as far as an owner here knows it to be committed."""
+        """The part of the log that an owner here knows to be committed."""
 
     async def play(self) -> None:
-        """Write, and have it followed to the end."""
+        """Write, and let the readers follow to the end."""
         simulation = self._simulation
         async with self._here, self._elsewhere, anyio.create_task_group() as group:
             self._epoch = (await self._elsewhere.claim(_NAME)).epoch
@@ -122,7 +122,7 @@ class ReaderWorld:
             group.cancel_scope.cancel()
 
     async def _catch_up(self) -> None:
-        """Wait until every reader is at the end of the log: nothing more has to be written."""
+        """Wait until every reader is at the end of the log, without any further write."""
         left_s = _CAUGHT_UP_S
         while any(cursor < len(self._log) for cursor in self._cursors):
             if left_s <= 0.0:
@@ -156,7 +156,7 @@ class ReaderWorld:
                 await self._publish(logged)
 
     async def _begin(self) -> None:
-        """Begin an owner here. What it writes to take up the conversation is published first."""
+        """Begin an owner here. The events with which it takes over are published first."""
         self._epoch = (await self._here.claim(_NAME, takeover=True)).epoch
         self._is_owned = True
         self.published = [LoggedEvent(seq, e) for seq, e in enumerate(self._log, 1)]
@@ -183,7 +183,7 @@ class ReaderWorld:
     async def _commit(
         self, journal: MemoryJournal, size: int, answer: AgentMessageEvent | None = None
     ) -> Sequence[LoggedEvent]:
-        """Write so many events, and then perhaps an answer, in one commit."""
+        """Write `size` events, and then perhaps an answer, in one commit."""
         first = len(self._log) + 1
         events: list[Event] = [
             UserMessageEvent(id=f"e{first + n:03}", timestamp=_AT, content="hello")

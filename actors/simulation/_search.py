@@ -1,15 +1,14 @@
-"""Aim: which run comes next, given what the runs before it have reached.
+"""The search decides which run comes next, given the places that earlier runs have reached.
 
-A fresh seed draws everything anew, and mostly ends where others have been. So after the first few
-runs every third branches off: it keeps the decisions of an earlier run that came to a new place, up
-to a point, and draws the rest anew. A *place* is a pair of neighbouring moments of a run, each of
-them a small tuple: what was written, or went wrong, and how the conversation stood.
+A fresh seed draws everything anew, and mostly reaches the same places as others. So after the first
+few runs, every third run branches off: it keeps the decisions of an earlier run that reached a new
+place, up to a point, and draws the rest anew. A *place* is a pair of consecutive moments of a run,
+each of them a small tuple: the write or the fault, and the state of the conversation.
 
-The first few runs are of small worlds: most faults are found there, in a fraction of the time that
-a run between nodes takes. They are those of the next seeds that draw such a world; the seeds that
-were passed over follow.
+The first few runs use small worlds: most bugs are found there, in a fraction of the time that a run
+between nodes takes. They use the next seeds that draw such a world; the skipped seeds come later.
 
-Everything follows from the first seed: the same search makes the same runs in every process.
+The first seed determines everything: the same search makes the same runs in every process.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from turnkeeper.runtime.testing import Policy, Run, Tape
 __all__ = ["Plan", "Search"]
 
 _FRESH_FIRST = 60
-"""So many runs come first that branch off none: what is easy to find, a fresh seed finds sooner."""
+"""This many runs come first without branches: fresh seeds find easy bugs sooner."""
 _BRANCH_EVERY = 3
 _LOOKED_AHEAD = 40
-"""The seeds whose runs come first are chosen among so many."""
+"""The seeds whose runs come first are chosen among this many."""
 _KEPT_MAX = 128
 _LABELS_MAX = 3
 
@@ -42,7 +41,7 @@ class Plan:
 
 @dataclass(slots=True)
 class _Kept:
-    """A run that came to places where none had been."""
+    """A run that reached new places."""
 
     run: Run
     news: int
@@ -55,11 +54,11 @@ class Search:
     first_seed: int
     policy: Policy | None = None
     aims: bool = True
-    """If not, every run is of a fresh seed."""
+    """If False, every run uses a fresh seed."""
     opening: Callable[[Sequence[int]], Sequence[int]] = lambda _: ()
     """Chooses, of some seeds, those whose runs come first."""
     seeds: int | None = None
-    """How many seeds there will be, if that is known: no run is of a later seed."""
+    """How many seeds there will be, if that is known; no run uses a later seed."""
     places: set[Hashable] = field(default_factory=set)
     """All places that a run has reached."""
     _kept: list[_Kept] = field(default_factory=list)
@@ -92,7 +91,7 @@ class Search:
         yield from count(near.stop)
 
     def learn(self, run: Run, places: set[Hashable]) -> None:
-        """Take in where a run has been."""
+        """Learn the places that a run has reached."""
         news = len(places - self.places)
         if not news:
             return

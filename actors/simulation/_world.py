@@ -1,9 +1,9 @@
 """The conversation world: nodes that serve conversations over one disk, and clients that send.
 
 Each node is the production `Conversations`, unchanged, over a simulated journal. A run has two
-phases. In the first one there are faults; then everything is healed, and all that was accepted
-must be done in bounded virtual time. Which faults there are in a run, and how hot, is drawn, so
-that each run is hard on something else.
+phases. In the first phase there are faults; then everything is healed, and all accepted work must
+be done in bounded virtual time. Each run draws its kinds of faults and their frequency, so that
+each run stresses something else.
 """
 
 from __future__ import annotations
@@ -92,22 +92,22 @@ EXTRAS: Sequence[Extra] = (
 SAFETY_S = 60.0
 LIVENESS_S = 600.0
 QUIET_S = 150.0
-"""How long, without faults, nothing may be written while something is left to do: longer than an
-agent hangs, and then its retries."""
+"""How long, without faults, nothing may be written while work is left: longer than an agent hangs,
+plus its retries."""
 _LOOKED_FOR_PROGRESS_S = 10.0
 _STEPS_AT_ONCE_MAX = 2_000
-"""More steps than any run takes at one time: past them it turns in a circle."""
+"""More steps than any run takes at one virtual time: with more, it must be in an endless loop."""
 STOP_S = 60.0
 READ_S_MAX = 3.0
 CATCH_UP_S = LEASE_S / 3 + SLOW_S_MAX + READ_S_MAX + 2.0
-"""A process that has lost its lease knows with its next heartbeat, and sends its readers to the
-journal. The rest is the longest answer that may be under way as the disk is healed, what a
-subscriber does with an event, and one look each of the subscriber and the world."""
+"""A process that has lost its lease notices it with its next heartbeat, and sends its readers to
+the journal. The rest covers the longest answer under way when the disk is healed, a subscriber's
+time for an event, and one poll each by the subscriber and the world."""
 _OPERATOR_PAUSE_S = 1.0
 _APPENDED_AT = datetime(2025, 1, 1, tzinfo=UTC)
 _CAUGHT_UP_LOOK_S = 1.0
 _READERS_END_S = 2.0
-"""How long a reader takes to end, or to read a page, where nothing fails."""
+"""How long a reader takes to end, or to read a page, if nothing fails."""
 
 MARKS = frozenset(
     {
@@ -158,12 +158,13 @@ MARKS = frozenset(
         "pinned prompt kept",
     }
 )
-"""The interesting places: a campaign that does not reach each of them proves less than it says."""
+"""The interesting situations: a campaign that does not reach each of them proves less than it
+claims."""
 
 
 @dataclass(slots=True)
 class Options:
-    """The options of a run. All of them are drawn; the boring ones have no faults."""
+    """The options of a run. All of them are drawn; the defaults have no faults."""
 
     nodes: int = 1
     clients: int = 1
@@ -187,9 +188,9 @@ class Options:
     queued_max: int = 256
     verifies: bool = False
     replaces: float = 0.0
-    """How often a message is sent in place of an earlier one."""
+    """How often a message replaces an earlier one."""
     extras: Sequence[Extra] = ()
-    """The acts of clients beside sending; they do one that stands here twice twice as often."""
+    """What clients do beside sending; an act that is listed twice comes twice as often."""
     is_busy: bool = False
     """Clients do not rest."""
     agent: str = "plain"
@@ -198,13 +199,13 @@ class Options:
     confirms: bool = False
     unfinished: Literal["end", "resume"] = "end"
     strikes_at_writes: float = 0.0
-    """How often a node is struck just as a write of its has landed."""
+    """How often a node is struck just after one of its writes has landed."""
     subscribers: int | None = None
     """How many follow a conversation for the whole run; drawn if None."""
     interrupts: float = 0.15
     """How often a subscriber stops waiting for an event, and waits again."""
     drains: bool = False
-    """Nodes are drained, and replaced by others of their name."""
+    """Nodes are drained, and replaced by others of the same name."""
     has_prompts: bool = False
     """Each incarnation of a node draws its system prompt."""
     prompt_policy: PromptPolicy = "current"
@@ -269,7 +270,7 @@ class Options:
 
     @staticmethod
     def standing_still(_: Simulation | None = None) -> Options:
-        """Let nodes stand still right after their writes have landed, for longer than a lease."""
+        """Freeze nodes right after their writes have landed, for longer than a lease."""
         return Options(
             nodes=2,
             clients=2,
@@ -297,7 +298,7 @@ class Options:
 
     @staticmethod
     def watched(simulation: Simulation) -> Options:
-        """Have many read along, who are slow and give up waiting, with small buffers and pages."""
+        """Have many slow readers, which also give up waiting, with small buffers and pages."""
         return Options(
             nodes=simulation.pick("nodes", (1, 2)),
             clients=2,
@@ -345,7 +346,7 @@ class Options:
 
     @staticmethod
     def talked_over(simulation: Simulation) -> Options:
-        """Have everyone talk over agents that stream, hang and go on."""
+        """Let all clients talk over agents that stream, hang and go on."""
         return Options(
             clients=3,
             messages=3,
@@ -361,7 +362,7 @@ class Options:
 
     @staticmethod
     def steered(_: Simulation | None = None) -> Options:
-        """Have messages join the turns of an agent with many steps, which are then rolled back."""
+        """Let messages join turns with many steps, which are then rolled back."""
         return Options(
             clients=3,
             messages=3,
@@ -375,7 +376,7 @@ class Options:
 
     @staticmethod
     def crashing(simulation: Simulation) -> Options:
-        """Crash nodes right after their writes, so that turns are taken up again and again."""
+        """Crash nodes right after their writes, so that turns are resumed again and again."""
         return Options(
             nodes=2,
             clients=2,
@@ -392,7 +393,7 @@ class Options:
 
     @staticmethod
     def reloaded(simulation: Simulation) -> Options:
-        """Passivate owners at once, and have them load small snapshots and condensed logs."""
+        """Passivate owners at once, so that they load small snapshots and condensed logs."""
         return Options(
             clients=2,
             messages=4,
@@ -430,7 +431,7 @@ class Options:
 
     @staticmethod
     def replaced(simulation: Simulation) -> Options:
-        """Drain nodes again and again, as at a rolling change of a program and its prompt."""
+        """Drain nodes again and again, as in a rolling update of a program and its prompt."""
         return Options(
             nodes=simulation.pick("nodes", (2, 2, 3, 1)),
             clients=2,
@@ -477,7 +478,7 @@ _PROFILES: Sequence[_Profile] = (
     OwnerWorld,
     ReaderWorld,
 )
-"""The kinds of runs: one draws everything, the others are each hard on one thing."""
+"""The kinds of runs: one draws everything, each of the others stresses one thing."""
 _OWNER: _Profile = OwnerWorld
 _SMALL: Sequence[_Profile] = (ActorWorld, ReaderWorld, HistoryWorld)
 _LARGE: Sequence[_Profile] = (
@@ -499,23 +500,23 @@ _LARGE: Sequence[_Profile] = (
     Options.crashing,
     Options.drawn,
 )
-"""One that draws everything comes every third time: it alone has all faults of the journal."""
+"""Every third run draws everything, since only that kind has all faults of the journal."""
 _ROUND: Sequence[_Profile] = tuple(
     kind
     for small, large in zip(cycle(_SMALL), _LARGE, strict=False)
     for kind in (_OWNER, small, _OWNER, _OWNER, large)
 )
-"""Each seed takes the next one, so that a short search has tried all of them. The small worlds, in
-which a run takes little time, come between the large ones."""
+"""Each seed takes the next kind, so that a short search tries all of them. The small worlds, with
+short runs, come between the large ones."""
 
 
 _FIRST: Sequence[_Profile] = (_OWNER, _OWNER, *_SMALL)
 _SMALL_FIRST = 12
-"""So many runs of small worlds come before any other."""
+"""This many runs of small worlds come before any other."""
 
 
 def opening(seeds: Sequence[int]) -> Sequence[int]:
-    """Return, of these seeds, those with which a search begins: small worlds, each kind early."""
+    """Return the seeds with which a search begins: small worlds, each kind early."""
     kinds = {seed: _ROUND[seed % len(_ROUND)] for seed in seeds}
     small = [seed for seed in seeds if kinds[seed] not in _LARGE][:_SMALL_FIRST]
     first: list[int] = []
@@ -539,7 +540,7 @@ _EXTRAS_DRAWN: Sequence[Sequence[Extra]] = (
     ("follow", "read"),
     (),
 )
-"""As with the overlaps: a run with few kinds of extras has more of each."""
+"""Like the overlaps: a run with few kinds of extras has more of each."""
 _PROMPTS = (None, "be kind", "be brief", "be kind and brief")
 _OVERLAPS_DRAWN: Sequence[Sequence[OnOverlap]] = (
     OVERLAPS,
@@ -549,16 +550,16 @@ _OVERLAPS_DRAWN: Sequence[Sequence[OnOverlap]] = (
     ("queue", "steer"),
     ("interrupt", "rollback"),
 )
-"""A run in which everyone talks over the others in one way goes deeper into that."""
+"""A run in which all clients use one overlap policy goes deeper into that."""
 
 
 class Lost(Exception):
-    """No answer in time: the request may have been served, or may be yet."""
+    """No answer in time: the request may have been served, or may still be served."""
 
 
 @dataclass(eq=False, slots=True)
 class _Server:
-    """One incarnation of a node, as its clients reach it."""
+    """One incarnation of a node, as its clients see it."""
 
     node: Node
     journal: SimulatedJournal
@@ -571,10 +572,10 @@ class _Server:
 
 
 class ConversationWorld:
-    """Call it with a simulation; `options` and `strike` are for sweeps, in place of the draw.
+    """Call it with a simulation. Sweeps pass `options` and `strike` instead of drawing them.
 
-    `struck_s`: the simulator strikes a node, at any time, and may hold it for so many seconds; None
-    if it strikes none. An owner may stop then, and a node that stands still answers no request in
+    `struck_s`: for how many seconds the simulator may freeze a node when it strikes it, at any
+    time; None if it strikes none. Then owners may stop, and a frozen node answers no request in
     time, even in a world without faults of its own.
     """
 
@@ -660,9 +661,9 @@ class _Run:
         """True if the outcome of every chat message is known; then clients send no more."""
         self._now = 0.0
         self._now_since = 0
-        """The time, and the step at which it had just become that."""
+        """The virtual time, and the step at which that time began."""
         self.unheard = 0
-        """How many sends are under way whose answer is not waited for."""
+        """How many sends are under way without a client that waits for their answers."""
         self._strike_of_journal = strike
         self.strike_at: int | None = None
         """The step before which a node is struck next."""
@@ -712,7 +713,7 @@ class _Run:
         self.oracles.check_end()
 
     def _look(self) -> None:
-        """After every step: strike now and then where it hurts, or where a strike is due."""
+        """After every step: strike now and then at sensitive moments, or when a strike is due."""
         now = self.simulation.now()
         if now != self._now:
             self._now, self._now_since = now, self.simulation.steps
@@ -733,7 +734,7 @@ class _Run:
     # --- nodes -----------------------------------------------------------------------------------
 
     async def _operate(self, name: str) -> None:
-        """Start a node, and start it again whenever it has ended."""
+        """Start a node, and restart it whenever it has ended."""
         simulation = self.simulation
         while not self.is_stopping:
             rate = 1.0
@@ -804,7 +805,7 @@ class _Run:
         yield
 
     def _left_unfinished(self) -> dict[str, SimulatedJournal | None]:
-        """Return the unfinished conversations that no process holds, with their last owners."""
+        """Return the unfinished conversations that no process owns, with their last owners."""
         store = self.disk.store
         owners = {
             name: owner_of(store, name)
@@ -814,7 +815,7 @@ class _Run:
         return {n: owner for n, owner in owners.items() if owner is None or not owner.is_held()}
 
     def _check_taken_up(self, before: dict[str, SimulatedJournal | None]) -> None:
-        """Check that a process which has begun owns what the last one left unfinished."""
+        """Check that a new process owns the conversations that the last one left unfinished."""
         for name, owner in before.items():
             if owner_of(self.disk.store, name) is owner and self.oracles.is_unfinished(name):
                 self.oracles.broken("P2", f"{name}, last owned on {owner and owner.node}")
@@ -846,7 +847,7 @@ class _Run:
             return
         while not self.is_healed:
             await simulation.sleep(0.2 + 0.2 * simulation.draw("next strike", 50))
-            # Not at a time but at a step: after so many of them.
+            # Not at a time but after a number of steps.
             self.strike_at = simulation.steps + simulation.draw("strike after steps", 40)
 
     def _strike(self, node: Node) -> None:
@@ -888,7 +889,7 @@ class _Run:
         while not self.is_healed:
             await simulation.sleep(0.2 + 0.2 * simulation.draw("next drain", 50))
             server = self.servers.get(simulation.pick("drain whom", self.names))
-            # One whose conversations were left is about to end, and takes no more tasks.
+            # A node whose conversations were left is about to end, and accepts no more tasks.
             is_there = server is not None and server.conversations is not None
             if server is not None and is_there and not self.is_healed:
                 server.node.start_soon(partial(self._drain, server))
@@ -928,7 +929,7 @@ class _Run:
             node.thaw()
 
     async def _stop_all(self) -> None:
-        """Leave every node as an application does, and see that it ends."""
+        """Leave every node as an application does, and check that it ends."""
         self.is_stopping = True
         for name in self.names:
             server = self.servers.get(name)  # none if it was struck before its first step
@@ -950,7 +951,7 @@ class _Run:
     async def _request(
         self, name: str, serve: Callable[[_Server, Conversations], Awaitable[T]], limit_s: float
     ) -> T:
-        """One request over the network, to whichever node has this name now."""
+        """Make one request over the network, to the current node of this name."""
         server = self.servers.get(name)
         if server is None or server.conversations is None:
             raise NodeCrashed(name)
@@ -972,7 +973,7 @@ class _Run:
     def _node_for(self, conversation_id: str, attempt: int) -> str:
         """Return the node to ask: mostly the owner, as behind a router, and now and then another.
 
-        After an attempt that failed it is the next one.
+        After a failed attempt it is the next node.
         """
         owner = owner_of(self.disk.store, conversation_id)
         has_owner = owner is not None and owner.is_held() and not attempt % 3
@@ -1020,7 +1021,7 @@ class _Run:
         return simulation.pick("replaces which", sent)
 
     async def _send_until_known(self, sending: Sending) -> None:
-        """Send a chat message until it is known what became of it."""
+        """Send a chat message until its outcome is known."""
         simulation = self.simulation
         overlap = simulation.pick("on overlap", self.options.overlaps)
         was_unknown = False
@@ -1072,7 +1073,7 @@ class _Run:
             case _:
                 simulation.broken("world", f"{sending.message_id} refused: {refusal!r}")
                 return True
-        # It says that nothing happened. Where it was sent once alone, that can be held against it.
+        # The error says that nothing happened. If there was only one attempt, that can be checked.
         is_over = isinstance(refusal, TurnInProgress | QueueFull | NotReplaceable | MessageNotFound)
         if sending.attempts == 1 and (is_over or simulation.chance("gives up", 0.2)):
             sending.refusal = repr(refusal)
@@ -1088,12 +1089,12 @@ class _Run:
             on_overlap=overlap,
             replaces=sending.replaces,
         )
-        # Here, where the answer leaves the node: on the way it may be lost.
+        # Checked here, where the answer leaves the node, since it may be lost on the way.
         self.oracles.acknowledged(sending, turn.seq, turn.turn_id, is_duplicate=turn.is_duplicate)
         return turn
 
     async def _send_unheard(self, sending: Sending, overlap: OnOverlap) -> None:
-        """Send the chat message once more, by another way, and do not wait for the answer."""
+        """Send the chat message once more, through any node, without waiting for the answer."""
         await self.simulation.delay("late delivery", 0.5, 10.0)
         name = self.simulation.pick("which node", self.names)
         try:
@@ -1116,7 +1117,7 @@ class _Run:
             simulation.mark(f"no {extra}")
 
     def _extras(self, conversation_id: str) -> Sequence[Extra]:
-        """Return what a client may do now; what fits the conversation as it stands more often."""
+        """Return the acts that a client may draw; fitting ones come more often."""
         extras = list(self.options.extras)
         match self.oracles.waits_for(conversation_id):
             case "resume":
@@ -1212,7 +1213,7 @@ class _Run:
                 pass
 
     async def _look_for(self, sending: Sending, conversation: Conversation) -> None:
-        """Look for turns as a process does that has sent none of their messages."""
+        """Look up turns like a process that has sent none of their messages."""
         name, oracles = conversation.conversation_id, self.oracles
         running = await conversation.running()
         if running is not None:
@@ -1261,7 +1262,7 @@ class _Run:
             oracles.broken("T1", f"{event_id} of {name} is a result of nothing")
 
     async def _answer(self, conversation: Conversation) -> None:
-        """Answer each call that waits on its own, and then all of them once more."""
+        """Answer each waiting call separately, and then all of them once more."""
         awaiting = self.oracles.awaiting(conversation.conversation_id)
         chance = self.simulation.chance
         answers = {call: True if chance("confirmed", 0.5) else "no" for call in awaiting}
@@ -1297,7 +1298,7 @@ class _Run:
         self.simulation.mark("followed to the end")
 
     async def _subscribe(self, name: str) -> None:
-        """Follow a conversation, slowly, and from node to node."""
+        """Follow a conversation slowly, and change from node to node."""
         simulation = self.simulation
         conversation_id = simulation.pick("follows", self.conversation_ids)
         self.cursors[name] = conversation_id, 0
@@ -1320,7 +1321,7 @@ class _Run:
                 except StopAsyncIteration:
                     return
                 if number != attempt:
-                    return  # it was given up, in a node that stood still; another one reads
+                    return  # it was given up, on a frozen node; another one reads
                 nonlocal reads
                 reads = self.oracles.saw_event(conversation_id, logged, f"{name} on {server.node}")
                 # What it has in hand is looked at from outside: it keeps its limits to itself.
@@ -1338,7 +1339,7 @@ class _Run:
 
         for attempt in count():
             try:
-                # In the end it stays where it is, and must be given all that is written anywhere.
+                # At the end it stays on its node, and must get every event that any node writes.
                 limit_s = LIVENESS_S if self.is_healed else 30.0
                 place = attempt + simulation.draw("which node", len(self.names))
                 await self._request(
@@ -1369,20 +1370,20 @@ class _Run:
     # --- the end ---------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
-        """Wait until all that was sent is known, and every accepted turn has ended."""
+        """Wait until the outcome of every message is known, and every accepted turn has ended."""
         async with anyio.create_task_group() as conversations:
             for conversation_id in self.conversation_ids:
                 conversations.start_soon(self._finish_conversation, conversation_id)
             async with anyio.create_task_group() as group:
                 for sending in list(self.oracles.sendings.values()):
                     group.start_soon(self._finish_sending, sending)
-            # After a deletion, one that comes late begins a new conversation.
+            # After a deletion, a late message begins a new conversation.
             while self.unheard:
                 await self.simulation.sleep(1.0)
             self.is_all_known = True
 
     async def _watch_progress(self) -> None:
-        """See that something is written now and then, until all is done."""
+        """Check that something is written now and then, until all work is done."""
         written, quiet_s = -1, 0.0
         while quiet_s < QUIET_S + (self.struck_s or 0.0):
             await self.simulation.sleep(_LOOKED_FOR_PROGRESS_S)
@@ -1396,7 +1397,7 @@ class _Run:
         )
 
     async def _finish_conversation(self, conversation_id: str) -> None:
-        """Have an owner for it, end every pause, confirm what waits, until all is done."""
+        """Open it, end every pause and confirm waiting calls, until all its work is done."""
 
         async def release(_: _Server, conversations: Conversations) -> None:
             conversation = conversations[conversation_id]
@@ -1422,7 +1423,7 @@ class _Run:
             await self.simulation.sleep(min(1.0 + attempt / 10, 5.0))
 
     async def _finish_sending(self, sending: Sending) -> None:
-        """See it known; and, of some, learn how their turns ended."""
+        """Wait until a message's outcome is known, and for some also how their turns end."""
         await self._send_until_known(sending)
         learns = sending.is_cancelled or not self.simulation.chance("end not asked for", 0.5)
         if sending.acknowledged_at is None or not learns:

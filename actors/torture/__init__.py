@@ -1,5 +1,5 @@
-"""A load of unruly users for chat servers, over HTTP, and the check of what they got.
+"""Unruly users of a chat server, over HTTP, and a check of what they got.
 
-It knows nothing of the server's side, so that it can be pointed at any server that speaks one of
-the protocols. Needs the extra `torture`.
+The torture knows nothing of the server's side, so you can point it at any server with one of the
+protocols. Needs the extra `torture`.
 """

@@ -1,4 +1,4 @@
-"""AG-UI 1.0: a run answers a message, and goes on behind a cursor after it was cut off.
+"""AG-UI 1.0: a run answers a message; after a cut, it goes on from a cursor.
 
 A client that is cut off goes on after the newest event that had an id, or sends its message again
 under the same run. The status 200 acknowledges the message.
@@ -21,7 +21,7 @@ _OUTCOMES = {"success": "completed", "cancelled": "interrupted"}
 
 
 class Run:
-    """The run of one message, over as many streams as it takes."""
+    """The run of one message, over one or more streams."""
 
     def __init__(self, message: Message) -> None:
         self._message = message
@@ -94,7 +94,7 @@ class Run:
             self._message.answer(screen.outcome, screen.answer, is_whole=False)
             self._message.is_settled = True
         else:
-            # The stream was of another run, or the server could not go on.
+            # The stream belonged to another run, or the server could not go on.
             screen.cursor = None
 
 
@@ -103,7 +103,7 @@ def _api(room: Room) -> str:
 
 
 class _Screen:
-    """The messages that a client shows."""
+    """The messages that a client shows on its screen."""
 
     def __init__(self) -> None:
         self.cursor: str | None = None
@@ -129,7 +129,7 @@ class _Screen:
             case "MESSAGES_SNAPSHOT":
                 self._replace(event.get("messages"))
             case "TEXT_MESSAGE_START":
-                # One that is shown already goes on.
+                # A message that is shown already goes on.
                 role = text_of(event.get("role")) or "assistant"
                 self._messages.setdefault(message_id, (role, ""))
             case "TEXT_MESSAGE_CONTENT":

@@ -1,7 +1,7 @@
 """The AI SDK's UI message stream, version 1: a message is answered by a stream.
 
-A client that is cut off sends its message again under its id, or resumes the stream of the turn
-that runs. The status 200 acknowledges the message.
+A client that is cut off sends its message again under its id, or resumes the stream of the running
+turn. The status 200 acknowledges the message.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def send(message: Message, *, cut: Cut = NO_CUT) -> None:
 
 
 async def resume(message: Message, *, cut: Cut = NO_CUT) -> None:
-    """Stream the turn that runs anew; its answer is noted if it is the one to this message."""
+    """Resume the stream of the running turn; note its answer if it answers this message."""
     room = message.room
     path = f"{_api(room)}/{quote(room.name, safe='')}/stream"
     try:
@@ -68,7 +68,7 @@ async def resume(message: Message, *, cut: Cut = NO_CUT) -> None:
 
 
 async def _read(message: Message, reply: Reply, *, is_its_own: bool) -> None:
-    """Read a stream, and note the answer if it is the one to this message."""
+    """Read a stream; note its answer if it answers this message."""
     answer = _Answer()
     if not await read_stream(message.room, reply, answer):
         return
@@ -80,12 +80,12 @@ async def _read(message: Message, reply: Reply, *, is_its_own: bool) -> None:
 
 
 class _Answer:
-    """The chunks of a stream, put together."""
+    """The answer that is assembled from the chunks of a stream."""
 
     def __init__(self) -> None:
         self.turn_id: str | None = None
         self.end: str | None = None
-        """The last chunk's type, if it is one that ends a stream."""
+        """The last chunk's type, if that ends a stream."""
         self.outcome: str | None = None
         """The turn's, if the stream says it: a server that could not go on is asked again."""
         self._parts: list[tuple[str, str]] = []

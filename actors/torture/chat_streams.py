@@ -1,4 +1,4 @@
-"""Streams that answer one message, as the chat protocols have them."""
+"""Streams that answer one message, the same for all chat protocols."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Folded", "read_stream"]
 
 
 class Folded(Protocol):
-    """An answer that is put together of what a stream sends."""
+    """An answer that is assembled from the events of a stream."""
 
     @property
     def end(self) -> str | None:
@@ -23,7 +23,7 @@ class Folded(Protocol):
 
 
 async def read_stream(room: Room, reply: Reply, answer: Folded) -> bool:
-    """Read a stream, and note how it ended; true if nothing has cut it."""
+    """Read a stream, and note how it ended; return True if it was not cut."""
     number = room.history.next_stream()
     room.history.add(Opened(stream=number, room=room.number))
     closed = Closed(stream=number, how="cut")

@@ -1,4 +1,4 @@
-"""The checker of a history. Pure: the same history gives the same verdict.
+"""Checks a history. Pure: the same history gives the same verdict.
 
 It counts seven faults, each at most once for one message, event or stream:
 
@@ -44,7 +44,7 @@ __all__ = ["FAULTS", "Fault", "Finding", "Verdict", "check"]
 Fault: TypeAlias = Literal["lost", "doubled", "reordered", "unanswered", "blind", "foreign", "torn"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 Spans: TypeAlias = Sequence[tuple[int, int]]
-"""From which place of a history to which."""
+"""A span of a history: its first and its last place."""
 _OPEN = 1 << 62
 """The end of a span before it is known."""
 
@@ -56,18 +56,18 @@ class Finding:
     room: int
     fault: Fault
     subject: str
-    """The message, the event or the stream that it is about."""
+    """The message, event or stream that has the fault."""
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The faults of a history, and how much was looked at."""
+    """The faults of a history, and how much was checked."""
 
     findings: tuple[Finding, ...]
     totals: dict[str, int]
     refusals: dict[str, int]
-    """How often each problem was the answer, the most frequent first."""
+    """How often the server answered with each problem, the most frequent first."""
 
     @property
     def counts(self) -> dict[Fault, int]:
@@ -85,9 +85,9 @@ def check(history: Iterable[Record]) -> Verdict:
     streams: dict[int, _Stream] = {}
     totals: Counter[str] = Counter()
     falls: list[tuple[int, int]] = []
-    """From where to where the server was down."""
+    """The spans in which the server was down."""
     lulls: list[tuple[int, int]] = []
-    """From where to where one of several servers stood still, or each was restarted in turn."""
+    """The spans in which one of several servers was suspended, or each was restarted in turn."""
     refusals: Counter[str] = Counter()
     for place, record in enumerate(history):
         totals[record.record] += 1
@@ -140,7 +140,7 @@ class _Message:
 
     first: Sent
     place: int
-    """Of the first attempt."""
+    """The place of the first attempt."""
     acknowledged: list[tuple[int, Acknowledged]] = field(default_factory=list)
     answered: list[tuple[int, Answered]] = field(default_factory=list)
     attempts: int = 0
@@ -148,7 +148,7 @@ class _Message:
 
     @property
     def is_refused(self) -> bool:
-        """True if each attempt was refused, so that nothing can have come of it."""
+        """True if each attempt was refused, so that the message cannot have had any effect."""
         return self.attempts > 0 and self.refusals == self.attempts
 
 
@@ -209,7 +209,7 @@ class _Room:
     def _find(self, fault: Fault, subject: str, detail: str) -> Finding:
         return Finding(self.number, fault, subject, detail)
 
-    # --- what senders were told -----------------------------------------------------------------
+    # --- answers to the senders -----------------------------------------------------------------
 
     def _acknowledgements(self) -> Iterator[Finding]:
         for key, message in self.messages.items():
@@ -269,7 +269,7 @@ class _Room:
     def _sighting(
         self, key: str, message: _Message, place: int, found: Sequence[str]
     ) -> Iterator[Finding]:
-        """Yield the faults of an answer that says which messages the model has seen."""
+        """Yield the faults of an answer, which says which messages the model has seen."""
         by_marker = {other.first.marker: (name, other) for name, other in self.messages.items()}
         places = {marker: at for at, marker in enumerate(found)}
         for marker, count in Counter(found).items():
@@ -300,7 +300,7 @@ class _Room:
         yield from self._order_of_sight(key, places)
 
     def _order_of_sight(self, key: str, places: dict[str, int]) -> Iterator[Finding]:
-        """Yield messages that were answered before another was sent, and are seen after it."""
+        """Yield messages that are seen after another which was sent only after their answer."""
         known = [
             (other, answered[0])
             for other in self.messages.values()
@@ -379,7 +379,7 @@ class _Room:
                 yield self._find("lost", f"seq {stream.opened.after}", f"{subject}: {closed.why}")
 
     def _entry(self, entry: Entry) -> Iterator[Finding]:
-        """Yield the faults of an event by itself."""
+        """Yield the faults of a single event."""
         where = f"seq {entry.seq}"
         yield from self._words(entry.text or "", where)
         if entry.message is None or entry.kind not in _CARRIES:
@@ -401,7 +401,7 @@ class _Room:
     # --- the log --------------------------------------------------------------------------------
 
     def _shown_and_gone(self, log: Sequence[Entry]) -> Iterator[Finding]:
-        """Yield the events that were shown, and are not in the log, or are others there."""
+        """Yield the events that were shown, but are missing or different in the log."""
         by_seq = {entry.seq: entry for entry in log}
         for stream in self.streams:
             for _, record in stream.records:
@@ -439,7 +439,7 @@ class _Room:
     def _life(
         self, key: str, life: Sequence[Entry], turns: dict[str, _Turn], *, is_killed: bool
     ) -> Iterator[Finding]:
-        """Yield the faults of one message's way through the log."""
+        """Yield the faults of the events of one message in the log."""
         joined = [entry for entry in life if entry.kind == "user_message"]
         again = sum(entry.is_again for entry in life)
         queued = sum(entry.kind == "message_queued" and not entry.is_again for entry in life)
@@ -489,7 +489,7 @@ class _Room:
         )
 
     def _order_of_turns(self, lives: dict[str, list[Entry]]) -> Iterator[Finding]:
-        """Yield the messages of a queue that overtook one that had been acknowledged before."""
+        """Yield queued messages that overtook one that had been acknowledged earlier."""
         replaced = {message.first.replaces for message in self.messages.values()}
         joined: list[tuple[int, _Message]] = []
         for key, life in lives.items():
@@ -509,7 +509,7 @@ class _Room:
                 latest, by = message.place, message.first.message
 
     def _views(self, log: Sequence[Entry]) -> Iterator[Finding]:
-        """Yield the answers whose model saw another view than the log had."""
+        """Yield the answers whose model saw a view that differs from the log's."""
         view: dict[str, Entry] = {}
         for entry in log:
             if entry.kind == "user_message":
@@ -540,7 +540,7 @@ class _Room:
             yield self._find("reordered", where, "its model has seen messages in another order")
 
     def _told(self, lives: dict[str, list[Entry]], turns: dict[str, _Turn]) -> Iterator[Finding]:
-        """Yield the ends that clients were told and that are not the log's."""
+        """Yield the turn ends that clients were told but that differ from the log's."""
         for key, message in self.messages.items():
             life = lives.get(key, [])
             turn = turns.get(life[-1].turn or "", _Turn()) if life else _Turn()
@@ -557,7 +557,7 @@ class _Room:
                     yield self._find("torn", key, "its sender was told another answer than the log")
 
     def _transcript(self, log: Sequence[Entry], shown: Sequence[Entry]) -> Iterator[Finding]:
-        """Yield what people are shown of the log, and should not be; and what is missing."""
+        """Yield the messages that the transcript should not show, and those that it lacks."""
         retracted = {event for entry in log for event in entry.retracted}
         expected = {
             entry.seq: entry
@@ -611,11 +611,11 @@ def _completed(message: _Message) -> tuple[int, Answered] | None:
 
 
 class _Pieces:
-    """The pieces that one stream shows, put together."""
+    """The text assembled from the pieces of one stream."""
 
     def __init__(self) -> None:
         self._texts: dict[str, tuple[tuple[int, int, int], str]] = {}
-        """By turn: the answer with its epoch and attempt, and what was shown of it."""
+        """By turn: the answer with its epoch and attempt, and the text shown so far."""
         self._are_missing = False
         """The stream has said so since the last piece."""
 
@@ -642,7 +642,7 @@ class _Pieces:
         return fault, f"a piece at {piece.offset}, where {len(text)} code points were shown"
 
     def close(self, entry: Entry) -> str | None:
-        """Take in an event, which replaces the pieces of its answer; return how it differs."""
+        """Take an event, which replaces the pieces of its answer; return how they differ."""
         if entry.kind not in ("agent_message", "action", "turn_ended") or entry.turn is None:
             return None
         known = self._texts.pop(entry.turn, None)

@@ -1,7 +1,7 @@
 """HTTP exchanges that can be cut at any byte, and the server-sent events in them.
 
-Each exchange has a connection of its own. A cut is a number of bytes, sent or received, after which
-the client closes it: in the middle of a header, a chunk, a character, wherever that byte is.
+Each exchange has its own connection. A cut is a number of bytes, sent or received, after which the
+client closes the connection, even in the middle of a header, a chunk or a character.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["Broken", "Cut", "CutOff", "Reply", "ServerSent", "Site", "Sites"]
 
 CONNECT_S = 10.0
 SILENCE_S = 60.0
-"""How long a server may say nothing; it sends heartbeats more often."""
+"""How long a server may be silent; its heartbeats come more often."""
 BODY_BYTES_MAX = 64 << 20
 _RECEIVED_AT_ONCE = 65_536
-# Resets the connection in place of closing it in order.
+# Makes a close reset the connection.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class CutOff(Exception):
-    """The client has cut the connection, as planned."""
+    """The client cut the connection, as planned."""
 
 
 class Broken(Exception):
@@ -39,12 +39,12 @@ class Broken(Exception):
 
 
 class NotThere(Broken):
-    """Nothing takes connections there: nothing was sent."""
+    """Nothing accepts connections at this address; nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The place where an exchange is cut: after so many bytes sent, or received."""
+    """The place where an exchange is cut: after this many bytes sent, or received."""
 
     sent: int | None = None
     received: int | None = None
@@ -78,7 +78,7 @@ class Reply:
 
     @property
     def is_refusal(self) -> bool:
-        """True if the request has to be another one."""
+        """True if repeating the same request would not help."""
         return HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -122,7 +122,7 @@ class Site:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no http or https address")
+            raise ValueError(f"{url!r} is not an http or https address")
         self.url = url
         self.host = parts.hostname
         self.is_secure = parts.scheme == "https"
@@ -141,7 +141,7 @@ class Site:
         cut: Cut = NO_CUT,
         silence_s: float = SILENCE_S,
     ) -> AsyncIterator[Reply]:
-        """Send a request; give the response when its head is here. Leaving ends the connection."""
+        """Send a request; yield the response once its head is here. Leaving ends the connection."""
         content = b"" if body is None else json.dumps(body, ensure_ascii=False).encode()
         sent = {"Host": self._named, "Connection": "close", **(headers or {})}
         if body is not None or method != "GET":
@@ -171,15 +171,15 @@ class Site:
 class Sites(Site):
     """Several servers of the same conversations; each exchange goes to the next of them.
 
-    As a balancer does, it passes by those that take no connections.
+    Like a load balancer, it skips servers that accept no connections.
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
-        """Raises `ValueError` if one is no address, or their paths differ."""
+        """Raises `ValueError` if one is not an address, or if their paths differ."""
         super().__init__(urls[0])
         self.each = [Site(url) for url in urls]
         if any(site.path != self.path for site in self.each):
-            raise ValueError("the addresses of several servers have the same path")
+            raise ValueError("the addresses of several servers must have the same path")
         self.url = " ".join(urls)
         self._next = 0
 
@@ -194,7 +194,7 @@ class Sites(Site):
         cut: Cut = NO_CUT,
         silence_s: float = SILENCE_S,
     ) -> AsyncIterator[Reply]:
-        # Chosen before the first wait, in which other exchanges choose theirs.
+        # Chosen before the first wait, during which other exchanges choose theirs.
         sites = [*self.each[self._next :], *self.each[: self._next]]
         self._next = (self._next + 1) % len(self.each)
         async with AsyncExitStack() as stack:

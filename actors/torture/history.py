@@ -1,7 +1,7 @@
-"""The history of a torture: what was sent and what was seen, in the order of its happening. Pure.
+"""The history of a torture: everything that was sent and seen, in the order of events. Pure.
 
-It is a file of JSON Lines, one record each. One process writes all of it, so a record that stands
-before another one happened before it; nothing in it depends on a clock.
+A history is a file of JSON Lines, one record on each. One process writes all of it, so the order of
+records is the order in which things happened; nothing depends on a clock.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def marker_of(room: int, user: int, number: int) -> str:
 
 
 def markers_in(text: str) -> list[str]:
-    """Return the markers in a text, in their order; one that is cut off is none."""
+    """Return the markers in a text, in their order; a marker that is cut off does not count."""
     return [f"[m:{found}]" for found in _MARKER.findall(text)]
 
 
 class HistoryUnreadable(Exception):
-    """A line of a file is no record of a history."""
+    """A line of a file is not a record of a history."""
 
 
 class _Part(BaseModel):
@@ -65,7 +65,7 @@ class _Part(BaseModel):
 
 
 class Entry(_Part):
-    """An event of a conversation's log, as far as the checker looks at it."""
+    """The parts of a logged event that the checker uses."""
 
     seq: int
     id: str
@@ -80,12 +80,12 @@ class Entry(_Part):
     is_partial: bool = False
     """True for an answer that was cut off while it was written."""
     is_again: bool = False
-    """True for a message that waits once more, since the turn it had joined was rolled back."""
+    """True for a message that waits again, since the turn that it had joined was rolled back."""
     replaced_by: str | None = None
 
 
 class Began(_Part):
-    """The run, and how it was asked for."""
+    """The run begins; the record has its options."""
 
     record: Literal["began"] = "began"
     seed: int
@@ -108,7 +108,7 @@ class Sent(_Said):
     marker: str
     text: str
     on_overlap: OnOverlap | None = None
-    """None: as the server does by itself, which is to answer one after the other."""
+    """None: the server's default, which is to answer one message after the other."""
     replaces: str | None = None
     attempt: int = 1
     is_last: bool = False
@@ -121,9 +121,9 @@ class Acknowledged(_Said):
     record: Literal["acknowledged"] = "acknowledged"
     attempt: int
     seq: int | None = None
-    """Its place in the log, where the protocol tells it."""
+    """Its place in the log, if the protocol tells it."""
     told_room: str | None = None
-    """The conversation that the acknowledgement names, if it is another one."""
+    """The conversation that the acknowledgement names, if that is not the message's."""
 
 
 class Refused(_Said):
@@ -136,7 +136,7 @@ class Refused(_Said):
 
 
 class Unknown(_Said):
-    """No answer, or one that says so: this attempt may have done it or not."""
+    """The outcome is unknown: no answer, or one that says so. The attempt may have worked."""
 
     record: Literal["unknown"] = "unknown"
     attempt: int
@@ -150,11 +150,11 @@ class Answered(_Said):
     outcome: str
     text: str
     is_whole: bool = False
-    """True if the text is the whole of the log's answer, and not of several steps."""
+    """True if the text is one whole answer of the log, and not that of several steps."""
 
 
 class Intervened(_Part):
-    """A client asks that a turn ends, or is taken back."""
+    """A client asks the server to end a turn, or to take it back."""
 
     record: Literal["intervened"] = "intervened"
     room: int
@@ -167,11 +167,12 @@ How: TypeAlias = Literal[
     "deaf", "database away", "read-only", "rolled",
     "silent one way", "silent both ways", "database restarted",
 ]  # fmt: skip
-"""The disturbances: the first four of a server, the others of one of several, or their database."""
+"""The disturbances: the first four concern a server, the others one of several or their
+database."""
 
 
 class Disturbed(_Part):
-    """The server is killed, told to stop, stopped for a while, or there again; or as `How` says."""
+    """The server is killed, told to stop, suspended for a while, or back; or as `How` says."""
 
     record: Literal["disturbed"] = "disturbed"
     how: How
@@ -277,4 +278,4 @@ def parse_history(lines: Iterable[str]) -> Iterator[Record]:
             yield _RECORD.validate_json(line)
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)[0]
-            raise HistoryUnreadable(f"line {number} is no record: {found['msg']}") from error
+            raise HistoryUnreadable(f"line {number} is not a record: {found['msg']}") from error

@@ -1,7 +1,7 @@
-"""Several gateways on one PostgreSQL, with relays between them and before it, and all that fails.
+"""Several gateways on one PostgreSQL, with relays between them and before it, and their failures.
 
-Each disturbance is one of `KINDS`, ends by itself, and leaves everything as it was before: what is
-acknowledged meanwhile has to be there all the same.
+Each disturbance is one of `KINDS`, ends by itself, and restores the state before it. Whatever was
+acknowledged meanwhile must still be there.
 """
 
 from __future__ import annotations
@@ -40,22 +40,23 @@ KINDS: Sequence[How] = (
     "silent one way",
     "silent both ways",
 )
-"""Kill a process; hold one past its lease; let no other reach one; lose what one answers; let none
-reach another; lose each NOTIFY; cut off the database; have it write nothing; restart one by one;
-hold what goes to one or what it answers, past the lease; hold both."""
+"""In order: kill a process; suspend one past its lease; let no other process reach one; lose one's
+answers; let no process reach another; lose each NOTIFY; cut off the database; make it read-only;
+restart the processes one by one; hold the bytes to one process, or its answers, past the lease;
+hold both."""
 RESTART_S = 60.0
-"""Within how many seconds the command that restarts the database has to end."""
+"""Within how many seconds the command that restarts the database must end."""
 
 
 class Beside(NamedTuple):
-    """Another version of the library, and the agent as it loads it."""
+    """Another version of the library, and the file of the agent for it."""
 
     python: Path
     agent: str
 
 
 class Machines(Server):
-    """Processes that the torture starts, and disturbs one way after the other."""
+    """Processes that the torture starts and disturbs, in one way after the other."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Machines(Server):
         restart: Sequence[str] | None = None,
         beside: Beside | None = None,
     ) -> None:
-        """Start nothing yet. Raises `ValueError` unless a URL names the database.
+        """Set up without starting. Raises `ValueError` unless the database is given by a URL.
 
         `agent`: for `turnkeeper serve`. `restart`: the command that restarts the database, for the
         kind "database restarted". `beside`: another version, as the last process.
@@ -169,7 +170,7 @@ class Machines(Server):
             case "database away":
                 await self._close([self._database], random)
             case "read-only":
-                # As at a failover: the sessions end, and the next ones are a standby's.
+                # Like a failover: the sessions end, and new ones are on a standby.
                 self._database.is_read_only = True
                 self._database.cut()
                 await self._wait(random, 0.5, 3.0)
@@ -187,12 +188,12 @@ class Machines(Server):
                     await each.stop()
                     await each.start()
             case _:
-                raise AssertionError(f"{kind} is nothing that is done to machines")
+                raise AssertionError(f"{kind} is not a disturbance of machines")
         note("started")
 
     async def _restart_database(self) -> None:
         assert self._restart is not None, "a database that nothing restarts"
-        # A file, since the database may keep the standard output of the command that starts it.
+        # A file, since the database may keep the command's standard output open.
         with tempfile.TemporaryFile() as told:
             try:
                 with anyio.fail_after(RESTART_S):
@@ -207,7 +208,7 @@ class Machines(Server):
             raise ServerLost(f"the database was not restarted, status {done.returncode}: {said}")
 
     async def _close(self, relays: Sequence[Relay], random: Random) -> None:
-        """Take no connections there for a while, and cut those of now."""
+        """Refuse connections at these relays for a while, and cut the current ones."""
         for relay in relays:
             relay.is_closed = True
             relay.cut()

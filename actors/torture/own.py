@@ -1,4 +1,4 @@
-"""Our own protocol: messages, events behind a cursor, and what runs."""
+"""turnkeeper's own protocol: messages, events after a cursor, and turns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-"""Nothing has happened, and the same request may be sent again."""
+"""Problems that mean that nothing happened and the same request may be sent again."""
 _PAGE = 200
 
 
@@ -38,7 +38,7 @@ def _here(room: Room, rest: str) -> str:
 
 
 async def send(message: Message, *, cut: Cut = NO_CUT, wait_s: int | None = None) -> None:
-    """Try to send a message once, and note what is known then."""
+    """Try to send a message once, and note the outcome."""
     room = message.room
     headers = {**room.headers, "Idempotency-Key": message.key}
     if wait_s is not None:
@@ -93,7 +93,7 @@ async def ask_end(message: Message, *, wait_s: int, cut: Cut = NO_CUT) -> None:
 
 
 async def interrupt(room: Room, turn_id: str | None) -> None:
-    """End the turn that runs."""
+    """End the running turn."""
     room.history.add(Intervened(how="interrupt", room=room.number))
     body = {} if turn_id is None else {"turn_id": turn_id}
     await _asked(room, "POST", _here(room, "/interrupt"), headers=room.headers, body=body)
@@ -138,7 +138,7 @@ class How:
 
 
 class Reader:
-    """Follows a room's events, over as many streams as it takes."""
+    """Follows a room's events, over one or more streams."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
@@ -150,11 +150,11 @@ class Reader:
         self._seq, self._cursor = 0, None
 
     def forget_event(self) -> None:
-        """Say only a seq the next time, and not the event that is there."""
+        """Send only a seq as the next cursor, without the id of the event there."""
         self._cursor = None
 
     async def stream(self, how: How) -> bool:
-        """Read one stream to its end, from the cursor on; false if it broke off."""
+        """Read one stream to its end, from the cursor on; return False if it broke off."""
         room = self._room
         headers = {**room.headers, "Accept": "text/event-stream"}
         query = f"?pieces={str(how.pieces).lower()}&live={str(how.live).lower()}"
@@ -226,7 +226,7 @@ def _piece(number: int, sent: ServerSent) -> Piece:
 
 
 def entry_of(told: Mapping[str, object]) -> Entry:
-    """Return an event with its place as the checker looks at it."""
+    """Return an event with its place, in the form that the checker uses."""
     event = told.get("event")
     if not isinstance(event, dict):
         event = {}
@@ -251,7 +251,7 @@ def _int(value: object) -> int:
 
 
 async def read_page(room: Room, after: int, *, cut: Cut = NO_CUT) -> tuple[list[Entry], bool]:
-    """Read a page of events after a seq, and note it; true if it is the last one.
+    """Read a page of events after a seq, and note it; return True if it is the last one.
 
     Raises `Broken` or `CutOff` if it cannot be read.
     """

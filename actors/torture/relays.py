@@ -1,12 +1,12 @@
-"""TCP relays on loopback that harm what goes through them: between nodes, and before PostgreSQL.
+"""TCP relays on loopback that disturb connections: between nodes, and in front of PostgreSQL.
 
-A `Relay` passes bytes on, refuses connections, or cuts each one in which an answer comes: then the
-request has arrived, and its sender does not know. It may also hold the bytes of either way, and
-pass them on later, as TCP does over a network that loses all packets for a while. A `DatabaseRelay`
-reads as much of PostgreSQL's protocol as it takes to lose each NOTIFY, and to make a server look
-read-only, as a standby is.
+A `Relay` passes bytes on, refuses connections, or cuts each connection when an answer comes: then
+the request has arrived, but its sender does not know. It can also hold the bytes of either
+direction and pass them on later, like TCP over a network that loses all packets for a while. A
+`DatabaseRelay` understands enough of PostgreSQL's protocol to lose each NOTIFY, and to make a
+server look read-only, like a standby.
 
-Both belong to one event loop. `cut` ends the connections of now; what is set holds for later ones.
+Each belongs to one event loop. `cut` ends the current connections; settings hold for later ones.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ class _LocalStream(ByteStream):
 
 
 class Relay:
-    """Takes connections, and passes on the bytes that come in them."""
+    """Accepts connections, and passes their bytes on."""
 
     def __init__(self, target: tuple[str, int] | str) -> None:
         """`target`: a host and a port, or the path of a socket."""
         self.port = 0
-        """The port that it listens at, once `serve` has begun."""
+        """The port that it listens on, once `serve` has begun."""
         self.is_closed = False
-        """Take no connection."""
+        """If True, accept no connections."""
         self.loses_answers = False
-        """Cut a connection in place of the answer in it."""
+        """If True, cut each connection instead of passing an answer on."""
         self._held: frozenset[Way] = frozenset()
         self._let_go = anyio.Event()
         self._target = target
@@ -101,12 +101,12 @@ class Relay:
             await listener.serve(self._pass_on)
 
     def cut(self) -> None:
-        """End every connection of now."""
+        """End all current connections."""
         for scope in list(self._open):
             scope.cancel()
 
     def hold(self, *ways: Way) -> None:
-        """Hold the bytes of these ways; without any, pass on all that was held."""
+        """Hold the bytes of these directions; without any, pass on all held bytes."""
         self._held = frozenset(ways)
         self._let_go.set()
         self._let_go = anyio.Event()
@@ -162,10 +162,10 @@ class Relay:
 
 
 class DatabaseRelay(Relay):
-    """A relay before a PostgreSQL, without encryption."""
+    """A relay in front of a PostgreSQL server, without encryption."""
 
     def __init__(self, conninfo: str) -> None:
-        """`conninfo`: a URL. Raises `ValueError` if it is none."""
+        """`conninfo`: a URL. Raises `ValueError` if it is not one."""
         parts = urlsplit(conninfo)
         if parts.scheme not in ("postgresql", "postgres"):
             raise ValueError("a database is named by a postgresql:// URL here")
@@ -174,9 +174,9 @@ class DatabaseRelay(Relay):
         host = unquote(folder[0]) if folder else parts.hostname or "localhost"
         super().__init__(f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port))
         self.is_deaf = False
-        """Lose each NOTIFY."""
+        """If True, lose each NOTIFY."""
         self.is_read_only = False
-        """Have the sessions that begin write nothing."""
+        """If True, make new sessions read-only."""
         user, password = unquote(parts.username or "postgres"), unquote(parts.password or "")
         self._account = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
         self._path = parts.path
@@ -222,7 +222,7 @@ class DatabaseRelay(Relay):
 
 
 def _read_only(start: bytes) -> bytes:
-    """Return the first message of a session with the setting; another one as it is."""
+    """Return a session's first message with the read-only setting; another message unchanged."""
     if len(start) <= struct.calcsize("!ii"):
         return start
     length, version = struct.unpack_from("!ii", start)

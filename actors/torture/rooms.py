@@ -1,4 +1,4 @@
-"""Conversations as their users see them, and the history that all of them write."""
+"""Conversations as their users see them, and the history to which all users write."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text_of(value: object) -> str:
 
 
 def problem_in(told: Mapping[str, object]) -> str:
-    """Return the name of the problem that a response tells."""
+    """Return the name of the problem in a response."""
     return text_of(told.get("type") or told.get("error")).rpartition("/")[2].rpartition(":")[2]
 
 
@@ -49,11 +49,11 @@ class History:
     def __init__(self, file: TextIO | None = None, *, changed: Callable[[], None]) -> None:
         self.records: list[Record] = []
         self.counts: Counter[str] = Counter()
-        """Of the records of each kind, and of how readings ended and the server was disturbed."""
+        """How many records of each kind, ends of readings and disturbances there are."""
         self._file = file
         self._changed = changed
         self.disturbance = ""
-        """The newest thing that was done to the server."""
+        """The newest disturbance of the server."""
         self._streams = 0
 
     def add(self, record: Record) -> None:
@@ -72,14 +72,14 @@ class History:
         self._changed()
 
     def next_stream(self) -> int:
-        """Return a number for a reading that begins."""
+        """Return a number for a new reading."""
         self._streams += 1
         return self._streams
 
 
 @dataclass(slots=True)
 class Message:
-    """A message that a user sends, as often as it takes."""
+    """A message that a user sends, with as many attempts as it needs."""
 
     room: Room
     user: int
@@ -92,7 +92,7 @@ class Message:
     attempts: int = 0
     is_acknowledged: bool = False
     is_settled: bool = False
-    """True once nothing has to be sent again: it is acknowledged, or refused for good."""
+    """True once no further attempt is needed: it is acknowledged, or refused for good."""
     turn_id: str | None = None
 
     @property
@@ -143,7 +143,7 @@ class Message:
         )
 
     def lose(self, why: str) -> None:
-        """Note that the outcome of this attempt is not known."""
+        """Note that the outcome of this attempt is unknown."""
         self.room.history.add(
             Unknown(room=self.room.number, message=self.key, attempt=self.attempts, why=clean(why))
         )
@@ -171,7 +171,7 @@ class Room:
     history: History
     token: str | None = None
     has_log: bool = True
-    """True if the server has our own API, so that the log can be read."""
+    """True if the server has turnkeeper's own API, so that the log can be read."""
     messages: list[Message] = field(default_factory=list)
     acknowledged: list[Message] = field(default_factory=list)
     left: anyio.Event = field(default_factory=anyio.Event)

@@ -1,4 +1,4 @@
-"""The server's process: started, stopped for a while, killed, and started again."""
+"""The server's process: started, suspended for a while, killed, and started again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CONNECT_S = 1.0
 _TOLD_BYTES_MAX = 2_000
 _HALF = 0.5
 _STOPPED = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
-"""The statuses of a process that was told to stop, and did; the last is a shell's."""
+"""The exit statuses of a process that stopped when told to; the last is a shell's."""
 
 
 class ServerLost(Exception):
@@ -34,7 +34,7 @@ class ServerLost(Exception):
 
 
 class Server:
-    """A process that can be disturbed; one of those below."""
+    """A process that can be disturbed; the base of the classes below."""
 
     pid: int
 
@@ -48,19 +48,19 @@ class Server:
         raise NotImplementedError
 
     async def listen(self, group: TaskGroup) -> None:
-        """Begin whatever stands between the servers, to end with this group."""
+        """Start the relays between the servers, if there are any; they end with this group."""
 
     async def kill(self) -> None:
         """Kill it with SIGKILL. Raises `ServerLost`."""
         raise NotImplementedError
 
     async def start(self) -> None:
-        """Start it again, or wait until something else has. Raises `ServerLost`."""
+        """Start it again, or wait until another program has. Raises `ServerLost`."""
         raise NotImplementedError
 
     @property
     def has_others(self) -> bool:
-        """True if others serve meanwhile, so that it may be told to stop, and takes its time."""
+        """True if other servers go on, so that this one may be told to stop and take its time."""
         return False
 
     async def stop(self) -> None:
@@ -68,10 +68,10 @@ class Server:
         raise NotImplementedError
 
     async def leave(self) -> None:
-        """End it, if the torture has started it."""
+        """End it if the torture has started it."""
 
     async def disturb(self, random: Random, note: Callable[[How], None]) -> None:
-        """Kill it, or tell it to stop, perhaps after a while of SIGSTOP, and have it again.
+        """Kill it or tell it to stop, perhaps after a SIGSTOP, and get it started again.
 
         Raises `ServerLost`.
         """
@@ -89,7 +89,7 @@ class Server:
         note("started")
 
     async def freeze(self, seconds: float) -> None:
-        """Stop it for a while with SIGSTOP."""
+        """Suspend it for a while with SIGSTOP."""
         try:
             os.kill(self.pid, signal.SIGSTOP)
         except ProcessLookupError:
@@ -101,7 +101,7 @@ class Server:
 
 
 async def answers(site: Site) -> bool:
-    """True if something takes connections there."""
+    """True if something accepts connections at this address."""
     try:
         with anyio.fail_after(_CONNECT_S):
             stream = await anyio.connect_tcp(site.host, site.port)
@@ -119,7 +119,7 @@ class OwnServer(Server):
         self._command = command
         self._process: Process | None = None
         self._told: IO[bytes] | None = None
-        """The file that has what the process has said."""
+        """The file with the output of the process."""
 
     @property
     def is_ours(self) -> bool:
@@ -152,7 +152,7 @@ class OwnServer(Server):
 
     async def start(self) -> None:
         if await answers(self._site):
-            raise ServerLost(f"something else is served at {self._site.url} already")
+            raise ServerLost(f"another program already serves at {self._site.url}")
         if self._told is not None:
             self._told.close()
         # Open for as long as the process runs.
@@ -186,7 +186,7 @@ class OwnServer(Server):
             await process.wait()
 
     def _last_line(self) -> str:
-        """Return the last line that the process has said."""
+        """Return the last line of the process's output."""
         assert self._told is not None, "a process that was not started"
         size = self._told.seek(0, os.SEEK_END)
         self._told.seek(max(0, size - _TOLD_BYTES_MAX))
@@ -195,7 +195,7 @@ class OwnServer(Server):
 
 
 class OwnServers(Server):
-    """Several servers of the same conversations; each is disturbed when it is its turn."""
+    """Several servers of the same conversations, which are disturbed in turn."""
 
     def __init__(self, site: Sites, ports: Ports, commands: Sequence[Sequence[str]]) -> None:
         super().__init__(site, ports)
@@ -233,7 +233,7 @@ class OwnServers(Server):
 
 
 class GivenServer(Server):
-    """A server that runs already. Something else starts it again; it is killed once."""
+    """A server that runs already. It is killed once, and another program starts it again."""
 
     def __init__(self, site: Site, ports: Ports, pid: int) -> None:
         super().__init__(site, ports)

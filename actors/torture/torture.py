@@ -1,6 +1,6 @@
-"""The torture: users who talk over their agents, cut, retry and come back, and a dying server.
+"""The torture: users who interrupt their agents, cut connections, retry and reconnect, and kills.
 
-A seed decides what each user does, and the order of it; when it happens is up to the machine.
+A seed decides what each user does and in which order; the machine decides when it happens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Plan", "Torture"]
 GIVE_UP_S = 90.0
 WAIT_S = 20
 ROOM_MESSAGES_MAX = 30
-"""An answer names all messages before it, so a conversation is left for a new one in time."""
+"""An answer names all messages before it, so users change to a new conversation after this many."""
 _USERS_MAX = 3
 _REFUSED_MAX = 50
 _CUTS_MAX = 4
@@ -57,13 +57,13 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much, how hard, and by which protocols."""
+    """The settings of a run: its length, its users, its protocols and its kills."""
 
     seed: int
     users: int = 20
     seconds: float | None = None
     messages: int | None = None
-    """How many each user sends, at most; with neither bound, 20."""
+    """How many messages each user sends at most; without this or a time limit, 20."""
     protocols: Sequence[Protocol] = ("own",)
     kills: int = 0
     tokens: Sequence[str | None] = (None,)
@@ -71,12 +71,12 @@ class Plan:
 
 
 def chance(random: Random, share: float) -> bool:
-    """True in this share of cases."""
+    """Return True in this share of cases."""
     return random.random() < share
 
 
 class Torture:
-    """One run; what happened is in its history."""
+    """One run; its `history` has all that happened."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Torture:
         self.unread: list[str] = []
         """The conversations that could not be read at the end."""
         self.give_up_s = GIVE_UP_S if give_up_s is None else give_up_s
-        """How long a message is sent again, and how long turns may take to end at the end."""
+        """How long a message is retried, and how long turns may take to end after the run."""
         self._site = site
         self._server = server
         self._ports = Ports() if ports is None else ports
@@ -117,7 +117,7 @@ class Torture:
         return min(1.0, done)
 
     async def run(self) -> None:
-        """Torture the server, then read what it has. Raises `ServerLost`."""
+        """Torture the server, then read its logs. Raises `ServerLost`."""
         plan = self.plan
         self._began_at = self._ports.monotonic()
         self.history.add(
@@ -209,10 +209,10 @@ class Torture:
             scope.cancel()
 
     async def _kill_again_and_again(self, server: Server) -> None:
-        """Kill the server at places of the run that the seed decides."""
+        """Kill the server at moments that the seed decides."""
         random = Random(f"{self.plan.seed} server")
         for at in sorted(random.uniform(0.1, 0.95) for _ in range(self.plan.kills)):
-            # A server that is killed before it has done anything has nothing to lose.
+            # Not before the server has done something: until then it has nothing to lose.
             known = self.history.counts["acknowledged"] + _KNOWN_BETWEEN_KILLS
             while self.progress < at or (
                 self.history.counts["acknowledged"] < known and self.progress < 1
@@ -235,7 +235,7 @@ class Torture:
         entries: list[Entry] = []
         with anyio.move_on_after(self.give_up_s) as scope:
             try:
-                # What was acknowledged, and is not there once all is quiet, does not come later.
+                # An acknowledged message that is missing once all is quiet will not come later.
                 polls = _POLLS
                 while polls and not await self._is_read(room, entries):
                     polls -= _is_quiet(entries)
@@ -249,7 +249,7 @@ class Torture:
             self.unread.append(room.name)
 
     async def _is_read(self, room: Room, entries: list[Entry]) -> bool:
-        """Read the log on; true once it has all that was acknowledged, and its end."""
+        """Read more of the log; return True once it has all acknowledged messages and is quiet."""
         try:
             await own.read_log(room, entries)
         except Broken:
@@ -267,7 +267,7 @@ class Torture:
 
 
 def _is_quiet(log: Sequence[Entry]) -> bool:
-    """True if the log shows no turn that runs, and no message that waits."""
+    """True if the log shows no running turn and no waiting message."""
     waiting: set[str] = set()
     running: set[str | None] = set()
     for entry in log:
@@ -286,7 +286,7 @@ def _is_quiet(log: Sequence[Entry]) -> bool:
 
 
 class _Table:
-    """Users who share one conversation after the other."""
+    """A group of users who share one conversation after another."""
 
     def __init__(self, torture: Torture, number: int, protocol: Protocol) -> None:
         self._torture = torture
@@ -300,7 +300,7 @@ class _Table:
 
     @property
     def room(self) -> Room:
-        """The conversation of now; a new one if the last is full."""
+        """The current conversation; a new one if the last is full."""
         if len(self.rooms[-1].messages) >= ROOM_MESSAGES_MAX:
             self.rooms[-1].left.set()
             self.rooms.append(self._next(len(self.rooms)))
@@ -330,7 +330,7 @@ class _Habits:
         raise NotImplementedError
 
     def resumes(self) -> bool:
-        """True to resume a stream in place of sending the message again."""
+        """True to resume a stream instead of sending the message again."""
         raise NotImplementedError
 
     def wait_s(self) -> int | None:
@@ -339,7 +339,7 @@ class _Habits:
 
 
 class _Sober(_Habits):
-    """Cuts nothing."""
+    """Habits that never cut a connection."""
 
     def cut(self, attempt: int) -> Cut:  # noqa: ARG002 - as the other one
         return NO_CUT
@@ -352,7 +352,7 @@ class _Sober(_Habits):
 
 
 class _Rough(_Habits):
-    """Cuts at any byte, for some attempts; then it has mercy, so that the message arrives."""
+    """Habits that cut at any byte for some attempts, and then stop, so that the message arrives."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -373,7 +373,7 @@ class _Rough(_Habits):
 
 
 async def deliver(message: Message, habits: _Habits, torture: Torture) -> None:
-    """Send a message until it is known that it has arrived, or was refused for good."""
+    """Send a message until it is known to have arrived, or is refused for good."""
     room = message.room
     run = ag_ui.Run(message)
     until = torture.now() + torture.give_up_s
@@ -421,7 +421,7 @@ class User:
     async def _act(self) -> None:
         random = self._random
         room = self._table.room
-        # Several at once: their order is the server's choice.
+        # Several at once, whose order the server chooses.
         count = random.choice((1, 1, 1, 2, 3))
         async with anyio.create_task_group() as group:
             for _ in range(count):

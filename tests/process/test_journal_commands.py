@@ -341,7 +341,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], int, str, bool]] = {
     "flipped bit": (flip_a_bit, 1, "conversation alice cannot be read at seq 30", True),
     "missing seq": (drop_a_record, 1, "conversation alice cannot be read at seq", True),
     "newer schema": (make_newer, 2, f"version {SCHEMA_VERSION + 1}", False),
-    "no journal": (make_a_diary, 2, "it is no turnkeeper journal; nothing was changed", False),
+    "no journal": (make_a_diary, 2, "it is not a turnkeeper journal; nothing was changed", False),
     "no file": (Path.unlink, 2, "no such file; nothing was created", False),
 }
 

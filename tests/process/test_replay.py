@@ -321,7 +321,7 @@ def test_a_file_that_is_no_journal_is_never_written_to(chats: Path, tmp_path: Pa
     result = run("replay", chats, "--db", db)
 
     assert result.exit_code == 2
-    assert "it is no turnkeeper journal; nothing was changed" in result.stderr
+    assert "it is not a turnkeeper journal; nothing was changed" in result.stderr
     assert db.read_text() == "dear diary" * 500
 
 

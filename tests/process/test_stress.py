@@ -180,7 +180,7 @@ def test_a_worker_that_dies_by_itself_fails_the_run(broken: str) -> None:
     ("broken", "told"),
     drawn(
         [
-            ("stress-stuck", "nothing has gone on for 4 s; "),
+            ("stress-stuck", "nothing has happened for 4 s; "),
             ("stress-mute", "the worker has said nothing for 4 s"),
         ],
         1,

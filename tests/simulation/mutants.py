@@ -307,7 +307,7 @@ PROMISES = [
     Mutant(
         "an event behind a gap is given to a subscriber",
         EventReader,
-        "_take_offered",
+        "next_item",
         "if offered.seq == self._cursor + 1:",
         "if offered.seq in (self._cursor + 1, self._cursor + 2):",
         test="tests/actors/owner/test_hints.py::"

@@ -88,7 +88,7 @@ def test_what_is_no_tape_is_said_to_be_none(tmp_path: Path, text: str) -> None:
     done = CliRunner().invoke(app, ["simulate", "--replay", str(tape)])
 
     assert done.exit_code == 2
-    assert "is no tape" in done.stderr
+    assert "is not a tape" in done.stderr
 
 
 def test_the_logs_of_a_simulated_world_are_silent(capsys: pytest.CaptureFixture[str]) -> None:

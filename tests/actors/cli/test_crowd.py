@@ -184,8 +184,14 @@ def test_conversations_have_each_policy() -> None:
     [
         ([accepted(0, 1, is_duplicate=True)], "was sent for the first time, and was in the log"),
         ([refused(0), accepted(0, 1, is_duplicate=True)], "was refused, and was in the log"),
-        ([accepted(0, 1), accepted(0, 1)], "message 0, known at seq 1, is again at 1"),
-        ([accepted(0, 1), accepted(0, 2, is_duplicate=True)], "known at seq 1, is again at 2"),
+        (
+            [accepted(0, 1), accepted(0, 1)],
+            "message 0, known at seq 1, was reported again at seq 1",
+        ),
+        (
+            [accepted(0, 1), accepted(0, 2, is_duplicate=True)],
+            "known at seq 1, was reported again at seq 2",
+        ),
         (
             [accepted(0, 1), ended(0), ended(0, "failed")],
             "the turn of message 0 ended completed, then failed",
@@ -195,7 +201,7 @@ def test_conversations_have_each_policy() -> None:
                 Logged(conversation="c0", event_id="e", seq=3),
                 Logged(conversation="c0", event_id="e", seq=4),
             ],
-            "event e was told at 3 and at 4",
+            "event e was reported at seq 3 and at 4",
         ),
     ],
 )

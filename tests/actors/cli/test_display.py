@@ -56,7 +56,7 @@ def test_elsewhere_than_on_a_terminal_what_happens_is_told_in_plain_lines() -> N
         "1,000 of 4,000 chat messages acknowledged",
         "worker killed (SIGKILL, 1 of 1) after 2,000 of 4,000 chat messages",
         "2,000 of 4,000 chat messages acknowledged",
-        "worker started again, and has recovered what was unfinished",
+        "worker started again, and has recovered the unfinished turns",
         "3,000 of 4,000 chat messages acknowledged",
         "4,000 of 4,000 chat messages acknowledged",
     ]

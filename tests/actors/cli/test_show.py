@@ -294,7 +294,7 @@ def test_a_name_that_is_no_text_names_no_conversation(db: Path) -> None:
     [
         (None, "no such file; nothing was created"),
         (b"", "is an empty file; nothing was changed"),
-        (b"dear diary" * 500, "it is no turnkeeper journal; nothing was changed"),
+        (b"dear diary" * 500, "it is not a turnkeeper journal; nothing was changed"),
     ],
 )
 def test_what_is_no_journal_is_told_in_a_line_and_left_as_it_is(

@@ -157,7 +157,7 @@ def test_a_refused_message_that_was_written_is_a_breach() -> None:
 
     user.note(accepted(1, 5, is_duplicate=True))
 
-    assert user.problems == ["conversation a: message 1 was refused, and written all the same"]
+    assert user.problems == ["conversation a: message 1 was refused, but was written"]
 
 
 def test_a_new_worker_is_told_all_that_has_not_ended_under_the_same_numbers() -> None:
@@ -203,7 +203,7 @@ def test_an_event_that_is_told_at_two_places_is_a_breach() -> None:
     user.note(Logged(conversation="a", event_id="e", seq=3))
     user.note(Logged(conversation="a", event_id="e", seq=4))
 
-    assert user.problems == ["conversation a: event e was told at 3 and at 4"]
+    assert user.problems == ["conversation a: event e was reported at seq 3 and at 4"]
 
 
 def test_a_turn_that_ends_twice_in_different_ways_is_a_breach() -> None:

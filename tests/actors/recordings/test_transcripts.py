@@ -243,7 +243,7 @@ def test_a_file_that_cannot_be_used_is_told_as_a_whole(
         ),
         (
             [USER, call("1", arguments='{"a":' * 150 + "1" + "}" * 150)],
-            "item 1, message 2, tool_calls[1].function.arguments: arguments that cannot be kept:",
+            "item 1, message 2, tool_calls[1].function.arguments: arguments that cannot be stored:",
         ),
     ],
 )

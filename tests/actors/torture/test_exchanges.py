@@ -127,5 +127,5 @@ async def test_an_exchange_goes_to_the_next_server_if_one_takes_no_connections()
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", ""])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="no http"):
+    with pytest.raises(ValueError, match="not an http"):
         Site(url)
