@@ -2,10 +2,10 @@
 
     python -m benchmarks [GROUP…] [--quick] [--json] [--no-page]
 
-Each group is a module of this folder with `run(quick) -> Iterator[Measure]`. What a group found
-replaces its section of `RESULTS.md`, with its plot, as soon as it is done; the other sections stay.
-Exit status 1 when a goal is not met; a peer that cannot be installed is skipped, with the reason,
-never met.
+Each group is a module of this folder with `run(quick) -> Iterator[Measure]`. As soon as a group is
+done, its figures and its plot replace its section of `RESULTS.md`; the other sections stay. The
+exit status is 1 if a goal is not met. A peer that cannot be installed is skipped, with the reason,
+and never counts as a goal that is met.
 """
 
 from __future__ import annotations

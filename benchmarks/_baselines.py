@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The other side of a figure, which it is compared with."""
+    """The thing that a figure is compared with."""
 
     name: str
     is_: str
@@ -27,7 +27,7 @@ class Figure:
 
 
 def describe(group: str, name: str) -> tuple[str, Baseline | None]:
-    """Return what the figure of this name is, and its baseline; nothing if none is described."""
+    """Return a figure's description and its baseline; an empty text and None if it has none."""
     plain = name.removesuffix("_cpu")
     for figure in FIGURES.get(group, ()):
         if found := re.fullmatch(figure.pattern, plain):
@@ -38,156 +38,162 @@ def describe(group: str, name: str) -> tuple[str, Baseline | None]:
 
 BOUND = Baseline(
     "A bound",
-    "a number that was set, no program: it is not measured in the run.",
-    "a slow or busy machine takes longer, and the bound stays.",
-    "a fast machine reaches it without merit of ours.",
+    "a fixed number, not a program: nothing is measured for it in the run.",
+    "on a slow or busy machine we take longer, but the bound stays the same.",
+    "on a fast machine we reach the bound without any merit of our own.",
 )
 SHORT = Baseline(
-    "Ourselves, shorter or without it",
+    "Ourselves, on less or without the feature",
     "the same call of ours, on a shorter conversation or without the feature.",
-    unfair_to_it="it says how a cost grows, and nothing on whether it was small to begin with.",
+    unfair_to_it="the ratio shows how a cost grows, but not whether the cost was small to begin "
+    "with.",
 )
 SMALL = Baseline(
-    "Ourselves, beside less",
-    "the same call of ours where there is less of what the row is about. Rows without a goal grow "
-    "by their nature: each reader is woken for each event; a conversation is opened and forked "
-    "from its snapshot, which holds its view, and its newest message ids up to a bound.",
+    "Ourselves, at the small end",
+    "the same call of ours with a smaller quantity. Rows without a goal have to grow: each "
+    "reader is woken for each event; a conversation is opened and forked from its snapshot, "
+    "which holds its view and, up to a bound, its newest message ids.",
     unfair_to_it=SHORT.unfair_to_it,
 )
 LOOP = Baseline(
     "The loop's limit",
-    "a deque or the loop's own queue and one waiter, by hand, with no actor around it.",
-    "it supervises, bounds, times out, counts and cleans up nothing.",
-    "a handler of ours that is a `def` can run in the asker's own stack, which it never does.",
+    "a hand-written queue with no actor around it: the loop's own queue, or a deque and one "
+    "waiter.",
+    "the queue supervises, bounds, times out, counts and cleans up nothing.",
+    "a `def` handler of ours can run in the asker's own stack, which the queue's reader never"
+    " does.",
 )
 ANYIO = Baseline(
     "anyio memory stream",
     "`create_memory_object_stream(1024)` with a task that reads it.",
     "the stream has no handler to call.",
-    "it promises more: several readers, and an end that all see.",
+    "the stream promises more: several readers, and an end that all of them see.",
 )
 TASK = Baseline(
     "A bare task",
-    "a task of the loop that does nothing, started and waited for.",
-    "a task that does nothing has no name, no mailbox, and answers nothing.",
-    "ours are pooled, so that most of them start no task at all.",
+    "a task that does nothing, started and awaited.",
+    "a bare task has no name and no mailbox, and answers nothing.",
+    "our actors share pooled tasks, so most of them start no task at all.",
 )
 PYKKA = Baseline(
     "Pykka",
-    "its newest release: an actor is a thread, in an environment and a process of its own.",
-    "its handler returns a number, ours too, but ours is counted and supervised.",
-    "threads may use several cores and block; ours may not. One thread talks to it here, which "
-    "is the case it is worst at.",
+    "its newest release, in a separate environment and process. Each of its actors is a thread.",
+    "both handlers return a number, but ours is counted and supervised.",
+    "its threads may use several cores and may block; our actors may not. Here a single "
+    "thread talks to it, which is its worst case.",
 )
 AUTOGEN = Baseline(
     "AutoGen core",
-    "its newest release, `SingleThreadedAgentRuntime`, in a process of its own.",
-    unfair_to_it="it looks up types, serializers and subscriptions for each message, so as to "
-    "move messages between languages; ours does not.",
+    "`SingleThreadedAgentRuntime` of its newest release, in a separate process.",
+    unfair_to_it="it looks up types, serializers and subscriptions for each message, because its "
+    "messages may go to programs in other languages; ours may not.",
 )
 THESPIAN = Baseline(
     "Thespian",
-    "its newest release, `simpleSystemBase`, which runs all actors in the caller's thread, in a "
-    "process of its own.",
-    "its messages wait for no task, and a handler of it cannot wait for anything.",
-    "its other systems move messages between processes and machines, for which this one stands.",
+    "`simpleSystemBase` of its newest release, which runs all actors in the caller's thread, "
+    "in a separate process.",
+    "its messages need no task switch, and its handlers cannot wait for anything.",
+    "it is made for messages between processes and machines, which this system leaves out.",
 )
 XOSCAR = Baseline(
     "xoscar",
-    "its newest release, a pool without further processes, in a process of its own.",
-    unfair_to_it="it looks up an actor by its address for each message, which may be elsewhere.",
+    "its newest release, a pool without worker processes, in a separate process.",
+    unfair_to_it="for each message it looks up the actor's address, since the actor may be on "
+    "another machine.",
 )
 ONE_PROCESS = Baseline(
     "One process",
-    "the same conversations of one of the two processes, while the other stands still.",
+    "one of the two processes with its conversations, while the other is idle.",
     "two processes share the caches, the memory and the disk of one machine.",
-    "by what the cores allow: its own writing thread, and the server's processes, leave less of "
-    "the second core to a second process.",
+    "a process alone already uses part of the second core, for its writing thread and the "
+    "server; the baseline by cores allows for that.",
 )
 PYDANTIC = Baseline(
     "import pydantic",
     "the CPU time of a fresh interpreter that imports pydantic, or anyio, asyncio and one model.",
-    "our names stand on pydantic, so that we can never be below it where it is loaded.",
+    "we import pydantic too, so we can never be faster.",
 )
 FOLD = Baseline(
     "A bare fold",
     "the view's own fold over the same events, with no checks around it.",
-    unfair_to_it="it is our code: it shows what is added to it, and not how fast it is.",
+    unfair_to_it="the fold is our own code: the ratio shows what we add to it, not how fast it is.",
 )
 VALIDATE = Baseline(
     "pydantic's own rate",
     "`validate_json` over the same rows, in a loop, from memory.",
-    "it reads no file, checks no checksum and folds nothing.",
+    "pydantic alone reads no file, checks no checksum and folds nothing.",
 )
 COMMIT = Baseline(
     "One raw commit",
     "SQLite alone, in WAL mode at FULL: one row of one table, committed.",
-    "its table has neither index nor checksum, and nothing else happens between two commits.",
-    "it runs in the caller's thread only, and uses SQLite's default settings beyond these two.",
+    "its table has no index and no checksum, and nothing else happens between two commits.",
+    "it runs in the caller's thread, and leaves SQLite's other settings at their defaults.",
 )
 PAYLOAD = Baseline(
-    "The payload", "the bytes of the events' JSON.", "no store writes less without compressing."
+    "The payload", "the bytes of the events' JSON.", "no store can write less without compression."
 )
 OPENHANDS = Baseline(
     "OpenHands SDK",
-    "its newest release, in an environment of its own (Python 3.12), with events of the same "
+    "its newest release, in a separate environment (Python 3.12), with events of the same "
     "kinds and sizes and a model that answers at once.",
-    "it checks no second writer and folds no state that a restart has to find again.",
-    "it syncs a file for each event, and has no commit that several share. A step of it does more "
-    "than ours: its agent, its prompts and its tools are a whole coding "
-    "agent. It runs on another Python, and one after the other, not by rounds.",
+    "it does not guard against a second writer, and keeps no state for a restart.",
+    "it syncs one file for each event, without group commits. Its step does more than ours: "
+    "its agent, prompts and tools are a whole coding agent. It runs on another Python, "
+    "and separately, not in turn with us.",
 )
 RAW_SQLITE = Baseline(
     "Raw SQLite",
-    "one table and one unique index over event ids, which is the least that refuses an id that "
-    "is known; our settings (page size, cache, secure_delete, FULL, the length of the log); as "
-    "many rows in a statement and a commit as there are conversations that write at once.",
-    "it has no epoch, no checksum over the records, no head per conversation, no queue, and its "
-    "rows are made beforehand. With one at a time it pays no way from thread to thread.",
-    "its groups are as large as conversations allow; a group of ours can be larger.",
+    "one table with one unique index over event ids, the least that refuses a known id. It "
+    "has our settings (page size, cache, secure_delete, FULL, the length of the log), and one"
+    " statement and one commit for each round of the conversations that write at once.",
+    "it has no epoch, no chained checksums, no head for each conversation and no queue, and "
+    "its rows are prepared beforehand. With one writer, it has no hop between threads.",
+    "its groups have one row for each conversation; ours can be larger.",
 )
 SMALLEST = Baseline(
     "The smallest honest program",
-    "`_smallest.py`, by hand for this alone, on the same backend: an owner and a mailbox for each "
-    "conversation, events that pydantic has validated, ids checked, epoch and place checked in the "
-    "transaction, a chain of checksums, one thread that commits what waits, an answer after that.",
-    "no supervision, no admission, no bounds, no view, no readers, no snapshots, no lists; ids of "
-    "before its start are not known to it.",
+    "`_smallest.py`, hand-written for this benchmark, on the same backend. It has an owner "
+    "and a mailbox for each conversation, validates events with pydantic, checks ids, checks "
+    "epoch and place in the transaction, chains checksums, commits in one thread all that "
+    "waits, and answers after the commit.",
+    "it has no supervision, admission, bounds, view, readers, snapshots or lists, and does "
+    "not know ids from before its start.",
 )
 RAW_POSTGRES = Baseline(
     "Raw PostgreSQL",
-    "one array insert a commit into a table with our keys, on the same server.",
-    "it checks no epoch, chains no checksums, and its rows are made beforehand.",
-    "it uses one connection and the text of one statement, as ours does; a COPY could be faster.",
+    "one array insert for each commit, into a table with our keys, on the same server.",
+    "it checks no epoch, chains no checksums, and its rows are prepared beforehand.",
+    "it uses one connection and one statement, as we do; a COPY could be faster.",
 )
 BEST_PEER = Baseline(
     "The best peer",
-    "in each round, the fastest of the peers that ran, with a hundred conversations or fewer; the "
-    "files are open before the time begins.",
-    "a session's item is a dictionary; our event is validated, admitted, folded, and checked "
-    "against another owner.",
+    "in each round, the fastest of the peers that ran, with up to a hundred conversations. "
+    "Files are opened before the clock starts.",
+    "a session's item is a plain dictionary; our event is validated, admitted, folded, and "
+    "protected against a second owner.",
     "it commits one item at a time and cannot group them; it was not made for one process with "
     "many conversations.",
 )
 SESSION = Baseline(
     "OpenAI Agents SDK",
     "`SQLiteSession` of its newest release, one `add_items` of one item, in its own environment.",
-    "it checks neither an owner nor a known id, and chains no checksums. It waits for the disk as "
+    "it checks no owner and no known ids, and chains no checksums. It waits for the disk as "
     "we do: WAL at SQLite's default, which is FULL.",
-    "each call goes to a thread and back, which a program that adds several items at once spares.",
+    "each call goes to a thread and back; a program that adds several items in one call pays "
+    "for that once.",
 )
 EVENTSOURCING = Baseline(
     "eventsourcing",
     "an `Application` of its newest release over its SQLite module, one event and one `save` at a "
     "time, in its own environment; the aggregate is kept in memory.",
     "it checks no owner, chains no checksums, and runs in the caller's thread, without a loop.",
-    "it makes a domain event and a notification of each, for which programs have their uses.",
+    "it makes a domain event and a notification of each event, which programs may need.",
 )
 LANGGRAPH = Baseline(
     "LangGraph",
     "a graph of one node with `SqliteSaver` of its newest release, `durability='sync'`.",
-    unfair_to_it="it keeps a whole checkpoint at each step, from which a graph resumes at any of "
-    "them; an append of ours is less.",
+    unfair_to_it="it stores a whole checkpoint at each step, so that a graph can resume at any "
+    "step; our append does less.",
 )
 NO_READER = Baseline(
     "Without subscribers",
@@ -196,71 +202,74 @@ NO_READER = Baseline(
 )
 RAW_SQL = Baseline(
     "Raw SQL for the same rows",
-    "one statement over our indexes, in a thread beside the loop, its JSON read.",
-    "it checks no seals, makes no objects, and has all rows in one table.",
-    "they are our indexes: a schema for this list alone could be faster.",
+    "one statement over our indexes, in a thread beside the loop, with the JSON of its rows "
+    "parsed.",
+    "it checks no checksums, makes no objects, and has all rows in one table.",
+    "the indexes are ours: a schema made only for this list could be faster.",
 )
 FTS = Baseline(
     "FTS5 by hand",
-    "an FTS5 table of the same texts and owners, made and asked as its manual says.",
-    "it finds words by SQLite's own rules, and knows nothing of deletion or of the view.",
-    "a table that is asked in another order, or with its own rank, could be faster.",
+    "an FTS5 table of the same texts and owners, built and queried as its manual says.",
+    "it splits words by SQLite's own rules, and knows nothing of deletion or of the view.",
+    "with another order, or with its own ranking, the table could be faster.",
 )
 TSVECTOR = Baseline(
     "tsvector by hand",
-    "a `tsvector` column of the same texts with a GIN index, made and asked as its manual says.",
-    "it finds words by PostgreSQL's own rules, and knows nothing of deletion or of the view.",
-    "a table that is asked in another order, or with its own rank, could be faster.",
+    "a `tsvector` column of the same texts with a GIN index, built and queried as its manual says.",
+    "it splits words by PostgreSQL's own rules, and knows nothing of deletion or of the view.",
+    "with another order, or with its own ranking, the table could be faster.",
 )
 IN_PROCESS = Baseline(
     "The library in process",
     "the same messages by `send` in one process.",
-    "no HTTP is spoken there at all.",
+    "it has no HTTP at all.",
 )
 PLAIN = Baseline(
     "Plain FastAPI",
     "a route of the same server that sends the same pieces from memory, in the same form.",
-    "it keeps nothing, knows no turn, and can resume no stream.",
+    "it stores nothing, has no turns, and cannot resume a stream.",
     "a hand-written ASGI application would be faster than FastAPI.",
 )
 DURABLE = Baseline(
     "Plain FastAPI, a commit first",
     "the same route, after one row is committed to SQLite in WAL mode at FULL, in a thread.",
-    "it keeps no log, knows no turn, and can resume no stream.",
-    "its one connection waits for a thread of the shared pool.",
+    "it keeps no log, has no turns, and cannot resume a stream.",
+    "its one connection has to wait for a thread of the shared pool.",
 )
 ONE_NODE = Baseline(
     "One node",
-    "the same conversations on one of the nodes alone, while the others do nothing.",
-    "each node more has its own event loop to wake and its own connections, and its groups of "
-    "commits are no larger.",
-    "all nodes share the cores of one machine with the database, so by the clock one node alone "
-    "has more of them.",
+    "the same conversations on one node alone, while the others are idle.",
+    "each further node has its own event loop to wake and its own connections, but no larger "
+    "commits.",
+    "all nodes share the cores of one machine with the database, so by the clock one node "
+    "alone has more cores.",
 )
 NO_HOP = Baseline(
-    "None hops",
-    "the same from the node that owns the conversations.",
-    "the node that asks and the node that owns share a machine, so no command waits for a network.",
+    "No hop",
+    "the same work, asked of the node that owns the conversations.",
+    "both nodes are on one machine, so no command waits for a network.",
 )
-TURN = Baseline("A turn", "one turn of two model calls and a tool: these are counts, not times.")
-SHARE = Baseline("The whole", "of which this is a part.")
+TURN = Baseline(
+    "A turn", "one turn of two model calls and a tool. These figures are counts, not times."
+)
+SHARE = Baseline("The whole", "the total of which the figure is a part.")
 DAYS = Baseline(
-    "Itself, as it was or would be",
-    "the rows that live, a day, the first day, or the same rows in tables made anew.",
-    unfair_to_it="the days are seconds long, and autovacuum looks once a second, with all else as "
-    "PostgreSQL sets it: so it is late by a good part of a day.",
+    "Itself, at another time or anew",
+    "the live rows, one day, the first day, or the same rows in newly made tables.",
+    unfair_to_it="the days are seconds long. Autovacuum checks once a second, with PostgreSQL's "
+    "defaults otherwise, so it comes late by a good part of a day.",
 )
 NOTIFYING = Baseline(
     "Commits that notify",
-    "the same rows by as many connections, each commit with a `NOTIFY` in it, as another library "
-    "would write it.",
-    unfair_to_it="its readers hear of a commit at once, and of none that was undone.",
+    "the same rows by the same number of connections, with a `NOTIFY` in each commit, as "
+    "another library might do.",
+    unfair_to_it="its readers hear of each commit at once, and never of one that was rolled back.",
 )
 WAKE = Baseline(
     "A bare wake",
-    "as many tasks, each woken as often by the same primitive, which then wait again.",
-    "a task that is woken for nothing has no item to take.",
-    "on asyncio a plain future of its own would save it one call.",
+    "the same number of tasks, each woken equally often by the same primitive, and waiting again.",
+    "these tasks take no item when they are woken.",
+    "on asyncio, a plain future for each task would save one call.",
 )
 
 FIGURES: Mapping[str, Sequence[Figure]] = {
@@ -292,7 +301,9 @@ FIGURES: Mapping[str, Sequence[Figure]] = {
         Figure(r"import_and_make", "conversations opened, which loads the rest", PYDANTIC),
         Figure(r"view_(\d+)", "the view for a step at {0} events", BOUND),
         Figure(r"indices_(\d+)", "where a view of {0} may be cut", BOUND),
-        Figure(r"messages_(\w+)_(\d+)", "{0}'s messages at {1} events, 2 of them new", BOUND),
+        Figure(
+            r"messages_((?!vs_)\w+)_(\d+)", "{0}'s messages at {1} events, 2 of them new", BOUND
+        ),
         Figure(r"rebuild_(?:thinking_)?(\d+)", "a view built from {0} events", FOLD),
         Figure(r"memory_condensed_(\d+)", "a state of {0} events, condensed to 240", SHORT),
         Figure(r"memory_condensed_(\d+)_tail", "the same, with its bounded tail", SHORT),

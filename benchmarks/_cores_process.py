@@ -3,9 +3,9 @@
     python benchmarks/_cores_process.py NAME MANY file PATH
     python benchmarks/_cores_process.py NAME MANY postgres CONNINFO SCHEMA
 
-Each line of standard input is a number: every conversation gets so many events, one after the
-other, all conversations at once. The answer is one line, the processor's time so far of all its
-threads, in seconds.
+Each line of standard input is a number of events: every conversation gets that many, one after the
+other, all conversations at once. The answer is one line: the processor time of all threads so far,
+in seconds.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/_gateway_server.py FILE
 
-Prints its port. One plain route streams at once; the other first writes a row to a file of its own,
-as durably as a journal.
+It prints its port. One plain route streams at once; the other first commits a row to a separate
+file, as durably as a journal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PIECES = ["the quick brown fox jumps "] * 2_000
 
 async def text() -> AsyncIterator[str]:
     for piece in PIECES:
-        # As a model's client does: without this, one piece would come behind the other in one step.
+        # Yield to the loop between pieces, as a model's client does.
         await anyio.lowlevel.checkpoint()
         yield piece
 
@@ -63,7 +63,7 @@ async def stream_durable() -> StreamingResponse:
 
 async def serve(path: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=4_096)
-    # As a server that binds by itself: its connections inherit this.
+    # The same option that a server sets when it binds the socket; connections inherit it.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     async with Conversations(writer, journal=SQLiteJournal(path)) as conversations:
         ours = gateway.app(conversations)

@@ -1,11 +1,12 @@
-"""Take each figure side by side with its baseline, in one run, by medians.
+"""Measure each figure side by side with its baseline, in one run, by medians.
 
-An absolute figure holds on the machine that gave it, so every goal is a ratio. Ours and the
-baseline take turns, round by round, and the ratio is the median of the rounds' ratios: whatever
-slows the machine down for a while slows both. The garbage collector stays on, as it is for users.
+An absolute figure is valid only for the machine it was measured on, so every goal is a ratio. Our
+code and the baseline take turns, round by round, and the ratio is the median of the rounds' ratios:
+anything that slows the machine for a while slows both. The garbage collector stays on, as it is for
+users.
 
-Some figures are taken twice: by the clock, and by the time of the processor (`…_cpu`), which other
-programs do not lengthen as much.
+Some figures are measured twice: by the clock, and by processor time (`…_cpu`), which other programs
+lengthen less.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class Measure:
     goal: str
     skipped: str = ""
     reads: Literal["as fast", "as much"] = "as much"
-    """How the ratio reads: so many times as fast as the baseline, or so many times as much."""
+    """How to read the ratio: "times as fast" as the baseline, or "times as much"."""
     ratios: tuple[float, ...] = ()
     """The ratio of each round; `ratio` is their median."""
 
     @property
     def met(self) -> bool | None:
-        """True if the goal is reached, False also without a figure, None without a goal."""
+        """True if the goal is reached; False if not, or without a figure; None without a goal."""
         if not self.goal:
             return None
         if self.ratio is None:
@@ -81,7 +82,7 @@ def say(text: str) -> None:
 def faster(
     name: str, pairs: list[tuple[float, float]], *, baseline: str, goal: str, unit: str = "µs"
 ) -> Measure:
-    """Return how many times as fast as the baseline, from (ours, baseline) times of each round."""
+    """Return a measure "times as fast", from the times (ours, baseline) of each round."""
     ours, base = _medians(pairs)
     ratios = tuple(theirs / mine for mine, theirs in pairs)
     ratio = statistics.median(ratios)
@@ -91,7 +92,7 @@ def faster(
 def costlier(
     name: str, pairs: list[tuple[float, float]], *, baseline: str, goal: str, unit: str = "µs"
 ) -> Measure:
-    """Return how many times as much as the baseline."""
+    """Return a measure "times as much"."""
     ours, base = _medians(pairs)
     ratios = tuple(mine / theirs for mine, theirs in pairs)
     ratio = statistics.median(ratios)
@@ -99,11 +100,11 @@ def costlier(
 
 
 class Spent(NamedTuple):
-    """The time that one of several took, in µs."""
+    """The time per item, in µs."""
 
     clock: float
     processor: float | None
-    """Of all threads, and of the other processes that were counted; None: it is not known."""
+    """Processor time of all threads and of the other counted processes; None if it is unknown."""
 
 
 def mean(several: Sequence[Spent]) -> Spent:
@@ -117,7 +118,7 @@ def mean(several: Sequence[Spent]) -> Spent:
 
 
 class Stopwatch:
-    """Counts time from its making on; `others` are processes of this machine that count too."""
+    """Measures time since it was made; the processor time of the processes `others` counts too."""
 
     def __init__(self, others: Sequence[int] = ()) -> None:
         self._others = others
@@ -125,7 +126,7 @@ class Stopwatch:
         self._began = time.perf_counter()
 
     def spent_on_each(self, many: int) -> Spent:
-        """Return the time so far, divided by the number of things that were done in it."""
+        """Return the time so far, divided by the number of items done in it."""
         clock = (time.perf_counter() - self._began) / many * 1e6
         now = self._processor_s()
         if now is None or self._processor_began is None:
@@ -148,7 +149,7 @@ def by_both(
     goal: str,
     kind: Callable[..., Measure] = costlier,
 ) -> list[Measure]:
-    """Return the measure of this kind by the clock, and the one by the processor's time."""
+    """Return two measures of this kind: by the clock, and by processor time."""
     clock = [(mine.clock, base.clock) for mine, base in pairs]
     processor = [
         (mine.processor, base.processor)
@@ -175,7 +176,7 @@ def _medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
 async def in_turn(
     ours: Callable[[], Awaitable[T]], base: Callable[[], Awaitable[T]], rounds: int
 ) -> list[tuple[T, T]]:
-    """Time both, round by round, each after a collection, after a round to warm up."""
+    """Time both, round by round, after a warm-up round; a garbage collection precedes each."""
     pairs = []
     for _ in range(rounds + 1):
         gc.collect()
@@ -187,11 +188,11 @@ async def in_turn(
 
 INSTALL_S_MAX = 900
 PEER_S_MAX = 1_800
-"""How long a peer may be installed, and may run, before it is skipped."""
+"""How long a peer's installation, and its run, may take before it is skipped."""
 
 
 class PeerMissing(Exception):
-    """A peer that could not be installed, and why."""
+    """A peer could not be installed, with the reason."""
 
 
 peer_versions: dict[str, str] = {}
@@ -199,7 +200,7 @@ peer_versions: dict[str, str] = {}
 
 
 def find_python(version: str) -> str:
-    """Return an interpreter of this version that runs; raise `PeerMissing` if there is none."""
+    """Return a working interpreter of this version; raise `PeerMissing` if there is none."""
     pyenv = Path.home() / ".pyenv" / "versions"
     found = (shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python")))
     for python in (sys.executable, *found):
@@ -218,7 +219,7 @@ def run_peer(
     *arguments: str,
     interpreter: str = sys.executable,
 ) -> dict[str, float]:
-    """Return what a peer's program prints, in an environment of its own with new releases."""
+    """Run a peer's program in a separate environment with new releases; return its output."""
     home = CACHE / name
     python = home / "bin" / "python"
     ready = home / "ready"

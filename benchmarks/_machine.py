@@ -1,7 +1,7 @@
-"""The machine, the versions and the load that figures were taken with.
+"""Describes the machine, the versions and the load under which figures were measured.
 
-Only what changes figures is told: the processor, the memory, the disk's fsync, the kernel, the
-versions. The machine's name, its paths and its user are not.
+The description has only facts that influence figures: the processor, the memory, the disk's fsync,
+the kernel, the versions. It leaves out the machine's name, its paths and its user.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def look() -> Machine:
 
 
 def load() -> float:
-    """Return how many programs ran or waited for a core, over the last minute."""
+    """Return how many programs ran or waited for a core, averaged over the last minute."""
     return os.getloadavg()[0]
 
 
 def commit() -> str:
-    """Return the commit, and whether there are changes beside it; empty outside of a clone."""
+    """Return the commit, and if there are uncommitted changes; empty outside a clone."""
     if not (ROOT / ".git").exists():
         return ""
     found = _git("rev-parse", "--short=10", "HEAD")
-    # What this very run writes is no change of what was measured.
+    # Files that this run itself writes do not count as changes.
     changed = _git("status", "--porcelain", "--", ":!benchmarks/RESULTS.md", ":!*.svg")
     return f"{found}, with changes" if changed else found
 
@@ -111,7 +111,7 @@ def _git(*arguments: str) -> str:
 
 
 def _fsync_us() -> float:
-    """Return the median time to write 4 KiB behind the last and have them on the disk."""
+    """Return the median time to append 4 KiB to a file and sync it to the disk."""
     times = []
     with TemporaryFile() as file:
         for _ in range(_WRITES):

@@ -1,8 +1,8 @@
 """Journals of many conversations, written in bulk; a test compares them with the library's own.
 
-Each conversation has one chat message, and its row for lists. The rows are those that the library
-writes for one append to each, one after the other, at one moment of its clock. Indexes are made
-behind the rows, which takes a fraction of the time.
+Each conversation has one chat message and its row for lists. The rows are the same as if the
+library made one append to each conversation, one after the other, at one moment of its clock.
+Indexes are made after the rows, which takes a fraction of the time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def listing_of(number: int) -> Listing:
 
 
 async def fill_file(path: Path, many: int) -> None:
-    """Make a file with so many conversations."""
+    """Make a file with this many conversations."""
     async with SQLiteJournal(path):
         pass
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -76,7 +76,7 @@ async def fill_file(path: Path, many: int) -> None:
 
 
 async def fill_schema(conninfo: str, schema: str, many: int) -> None:
-    """Make a schema of PostgreSQL with so many conversations."""
+    """Make a PostgreSQL schema with this many conversations."""
     async with PostgresJournal(conninfo, schema=schema):
         pass
     with connect(conninfo, schema) as connection, connection.cursor() as cursor:

@@ -2,10 +2,10 @@
 
     python benchmarks/_node.py CONNINFO SCHEMA KEY
 
-It owns conversations, and is reached by the other nodes as `turnkeeper serve` is. It reads JSON
-from standard input, and answers each line with one: the processor's time of all its threads so far,
-and its counts. No HTTP stands between it and the program that asks, so that what is measured is the
-node and not a client.
+It owns conversations, and the other nodes reach it as they reach `turnkeeper serve`. It reads JSON
+lines from standard input, and answers each with one line: the processor time of all its threads so
+far, and its counts. The benchmark talks to it without HTTP, so that the figures are those of the
+node, without a client.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TITLES = count()
 
 
 async def look(at: str) -> str:
-    """Look at an order."""
+    """Look up an order."""
     return f"seen {at}"
 
 
@@ -66,14 +66,14 @@ class Counted(PostgresJournal):
 
 
 class Worker:
-    """Does what it is told."""
+    """Carries out the benchmark's orders."""
 
     def __init__(self, conversations: Conversations, journal: Counted) -> None:
         self._conversations = conversations
         self._journal = journal
 
     async def turns(self, names: Sequence[str], each: int) -> None:
-        """Have each conversation do so many turns, one after the other."""
+        """Run this many turns in each conversation, one after the other."""
 
         async def converse(name: str) -> None:
             for _ in range(each):
@@ -82,7 +82,7 @@ class Worker:
         await _all(converse, names)
 
     async def commands(self, names: Sequence[str], each: int) -> None:
-        """Give each conversation so many titles: a command that is one commit."""
+        """Set the title of each conversation this many times: a command that is one commit."""
 
         async def change(name: str) -> None:
             for _ in range(each):
@@ -102,7 +102,7 @@ class Worker:
             await self._journal.release(name, epoch=claim.epoch)
 
     async def follow(self, names: Sequence[str]) -> None:
-        """Begin to wait for what other nodes write in these, without an end."""
+        """Begin to follow these conversations, which other nodes write, without an end."""
 
         async def wait(name: str) -> None:
             head = (await self._journal.info(name)).head

@@ -1,9 +1,9 @@
-"""A process that holds many active conversations under load, and says how late its loop was.
+"""A process that holds many active conversations under load, and reports how late its loop was.
 
-`python _pauses_process.py COUNT SECONDS MODE CHURNED PART_S_MAX`: the mode is `plain` or `frozen`,
-and so many conversations are opened and passivated at the end. It prints one JSON object. Times
-that end in `_ms` are by the clock, but for the longest collection: that is the processor's time of
-the loop's thread, which other programs do not lengthen as much.
+`python _pauses_process.py COUNT SECONDS MODE CHURNED PART_S_MAX`: MODE is `plain` or `frozen`, and
+CHURNED conversations are opened and passivated at the end. It prints one JSON object. Times that
+end in `_ms` are by the clock, except for the longest collection: that is the processor time of the
+loop's thread, which other programs lengthen less.
 
 Opening all and the churn are each cut off after `PART_S_MAX` seconds; `active` and `churned` are
 the numbers that were reached. To see what many passivations leave behind, with all time they take:
@@ -62,14 +62,14 @@ class Load:
         self._opened: list[str] = []
 
     async def open(self, seconds_max: float) -> int:
-        """Have each conversation get one event; return how many did within this time."""
+        """Append one event to each conversation; return how many got theirs within this time."""
         with anyio.move_on_after(seconds_max):
             await self.once()
         self._names, self._opened = self._opened, []
         return len(self._names)
 
     async def once(self) -> None:
-        """Have each conversation get one event."""
+        """Append one event to each conversation."""
         async with anyio.create_task_group() as group:
             for client in range(CLIENTS):
                 group.start_soon(self._go_round, self._names[client::CLIENTS])

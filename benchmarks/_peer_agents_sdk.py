@@ -49,7 +49,7 @@ async def lengths_of(
 async def many(sessions: list[Any], size: int, each: int, together: int) -> tuple[float, int]:
     """Return the items a second of sessions that write at once, and how many items failed.
 
-    So many items go into each call.
+    Each call adds this many items.
     """
     failed = 0
 

@@ -62,7 +62,7 @@ def rates_at(path: Path, text: str, seconds: float, lengths: list[int]) -> dict[
 def rate_of_many(path: Path, text: str, many: int, each: int, together: int) -> float:
     """Return the events a second of conversations that take turns: its calls do not wait.
 
-    So many events go into each call of `save`.
+    Each call of `save` stores this many events.
     """
     application = open_application(path)
     conversations = [Conversation() for _ in range(many)]

@@ -62,7 +62,7 @@ def ratios(title: str, measures: Sequence[Measure]) -> str:
 
 
 def _along(ratio: float) -> float:
-    """Return where a ratio lies, by its logarithm; one off the scale lies at its end."""
+    """Return the position of a ratio, by its logarithm; one off the scale is put at its end."""
     low, high = math.log10(DECADES[0]), math.log10(DECADES[-1])
     share = (math.log10(max(ratio, DECADES[0])) - low) / (high - low)
     return LEFT + min(share, 1.0) * (WIDTH - LEFT - RIGHT)

@@ -24,7 +24,7 @@ _COLUMNS = "log, seq, epoch, event_id, kind, message_id, mark, payload"
 
 
 def connect(path: Path, writers: int) -> sqlite3.Connection:
-    """Open a file as a journal opens its own, for so many writers at a time."""
+    """Open a file with a journal's settings, for this many writers at a time."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA page_size = 8192")
     connection.execute("PRAGMA journal_mode = WAL")
@@ -39,11 +39,11 @@ def connect(path: Path, writers: int) -> sqlite3.Connection:
 
 
 def insert_statement(rows: int) -> str:
-    """Return the statement that inserts so many rows at once; alone, it is a transaction."""
+    """Return the statement that inserts this many rows at once; it is its own transaction."""
     row = "(?, ?, ?, ?, ?, ?, ?, ?)"
     return f"INSERT INTO event ({_COLUMNS}) VALUES {', '.join([row] * rows)}"  # noqa: S608 - ours
 
 
 def flat(rows: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the values of all rows, one behind the other."""
+    """Return the values of all rows, one after the other."""
     return [value for row in rows for value in row]

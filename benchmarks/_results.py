@@ -1,8 +1,7 @@
 """Writes `benchmarks/RESULTS.md`: a section for each group, with its figures and its conditions.
 
-A section is replaced whole, by the newest run of its group; the others stay as they are. So each
-says itself when, of which commit, on which machine and under which load it was measured, and
-whether the run was a quick one.
+The newest run of a group replaces its whole section; the other sections stay. So each section has
+its own date, commit, machine and load, and says if the run was a quick one.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ HEAD = """\
 # What the benchmarks found
 
 `make bench` writes this page and its plots; nothing here is written by hand. Ours and the baseline
-take turns within one run, and each figure is held against its baseline of the same rounds: a time
-alone says more about the machine than about the code. The garbage collector is on.
+take turns within one run, and each figure is compared with its baseline of the same rounds: a
+time alone says more about the machine than about the code. The garbage collector is on.
 
 *Ours* and *baseline* are medians of the rounds. The *ratio* is the median of the rounds' ratios,
 then the least and the greatest of them: if a goal lies between these two, the run does not decide
@@ -31,16 +30,16 @@ the goal: green if it is met, brown if it is not, and blue if there is none. A p
 be installed is listed as skipped, with the reason.
 """
 QUICK = """\
-**From a quick run**: fewer rounds and shorter logs, so noisier figures; whether a goal is met takes
-a whole run."""
+**From a quick run**: fewer rounds and shorter logs, so noisier figures; only a whole run
+decides whether a goal is met."""
 BESIDE_OTHERS = """\
 **Beside other work**: the machine was busy with other programs when the run began. Times are too
-long, and ratios of what waits for several threads or processes suffer more than those of plain
-work, so a goal that is met or missed here proves little."""
+long, and ratios of work that waits for several threads or processes suffer more than those of
+plain computation, so a goal that is met or missed here proves little."""
 _BEGIN = "<!-- group {} -->"
 _END = "<!-- end of {} -->"
 _BUSY_SHARE = 0.25
-"""The load beside a run's own, as a share of the cores, from which a page says so."""
+"""Above this load from other programs, as a share of the cores, a section says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Run:
 
     @property
     def is_beside_others(self) -> bool:
-        """True if other programs had a good part of the machine when the run began."""
+        """True if other programs used a good part of the machine when the run began."""
         return self.load_before > _BUSY_SHARE * self.machine.cores
 
 
@@ -108,7 +107,7 @@ def _conditions(run: Run) -> list[str]:
 
 
 def conditions(run: Run) -> str:
-    """Return when, of what and on what a run was measured."""
+    """Return the command, date, commit, machine and load of a run."""
     machine = run.machine
     quick = " --quick" if run.is_quick else ""
     commit = f", commit {run.commit}" if run.commit else ""

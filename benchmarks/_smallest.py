@@ -2,15 +2,15 @@
 
 It promises what an append of ours promises:
 
-1. A conversation has one owner, which alone gives its events their places.
+1. A conversation has one owner, and only the owner assigns places to its events.
 2. An event is validated by pydantic. One whose id is known is answered with its first place.
 3. Its epoch and its place are checked in the transaction that writes it, at FULL.
 4. Its checksum covers the checksum of the event before it.
 5. Its caller is answered after the commit, or with the error of the commit.
 
-It does not promise, and so does not pay for: restarts after an error, or any supervision; rules
-of what may follow what; bounds on its queues, its memory or its waiting; ids from before it was
-started; a view, readers, snapshots, lists; a lease; large events; being closed in the middle.
+It does not have, and so does not pay for: supervision, such as restarts after an error; rules about
+which event may follow which; bounds on its queues, its memory or its waiting; knowledge of ids from
+before its start; a view, readers, snapshots, lists; a lease; large events; a close while it works.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class TrioAnswer:
 
 
 def backend() -> tuple[Callable[[], Answer], Callable[[Callable[[], None]], object]]:
-    """Return how to make an answer, and how another thread calls into the running loop."""
+    """Return a function that makes an answer, and one that calls into the running loop."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -102,7 +102,7 @@ class Row(NamedTuple):
 
 
 class Owner:
-    """The owner of a conversation, and its mailbox. The writer has one batch of it at most."""
+    """The owner of a conversation, and its mailbox. At most one of its batches is at the writer."""
 
     def __init__(self, program: Program, log: int) -> None:
         self._program = program
@@ -169,7 +169,7 @@ class Writer:
         self._tips = [0] * conversations
 
     def commit(self, rows: Sequence[Row]) -> None:
-        """Write these rows, if each conversation is at the epoch and the place that they say."""
+        """Write these rows, if each conversation has the epoch and the place that they expect."""
         values: list[object] = []
         tails: dict[int, tuple[int, int, int, int, int]] = {}
         for log, seq, epoch, event_id, kind, message_id, payload in rows:
@@ -229,7 +229,7 @@ class Program:
         await anyio.to_thread.run_sync(self._thread.join)
 
     def write(self, owner: Owner, rows: Sequence[Row]) -> None:
-        """Have a batch written; its owner is told when that is done."""
+        """Queue a batch for writing; its owner is notified when it is done."""
         self._queue.put((owner, rows))
 
     def _run(self) -> None:

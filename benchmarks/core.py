@@ -1,8 +1,8 @@
 """The conversation core: view, messages, a whole step, opening, memory and disk.
 
-Figures that the machine limits are compared with that limit, and each cost of a long conversation
-with that of a short one. The peer is OpenHands SDK's newest release on the same kinds of events, in
-an environment of its own (Python 3.12).
+A figure that the machine limits is compared with that limit, and each cost of a long conversation
+with that of a short one. The peer is the newest release of OpenHands SDK, with the same kinds of
+events, in a separate environment (Python 3.12).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ FIRST_CONVERSATIONS: Final = f"""{FIRST_NAMES}
 @agent
 async def support(turn): return "hello"
 Conversations(support, journal=SQLiteJournal("never-opened.db"))"""
-# The least that a program pays for events which are pydantic models, on a loop.
+# The least that a program must import if its events are pydantic models and it runs on a loop.
 FLOOR: Final = """import anyio, asyncio
 from pydantic import BaseModel
 class Event(BaseModel): kind: str"""
@@ -152,7 +152,7 @@ class Event(BaseModel): kind: str"""
 def _imports(rounds: int) -> Iterator[Measure]:
     """Compare the CPU time of a first program's imports with that of `import pydantic`.
 
-    Also that of opening conversations, which loads the rest, with the least that it could take.
+    Also compare that of opening conversations, which loads the rest, with the least possible.
     """
     say("core: importing")
     codes = ("pass", FIRST_NAMES, "import pydantic", FIRST_CONVERSATIONS, FLOOR)
@@ -160,7 +160,8 @@ def _imports(rounds: int) -> Iterator[Measure]:
         _cpu_ms(code)  # writes the bytecode of all that it loads
     names, conversations = [], []
     for _ in range(rounds):
-        # One after the other, and the least of five: the machine's other work counts for none.
+        # One after the other, and the least of five, so that other load on the machine hardly
+        # counts.
         times = [[_cpu_ms(code) for code in codes] for _ in range(5)]
         nothing, first, pydantic, first_conversations, floor = map(min, zip(*times, strict=True))
         names.append((first - nothing, pydantic - nothing))
@@ -262,7 +263,7 @@ def _memory(length: int) -> Iterator[Measure]:
     name = f"memory_condensed_{length}"
     baseline = f"one of {length // 3}, view {view} as well"
     yield costlier(name, [(long, short)], baseline=baseline, goal="≤ 1.05", unit="bytes")
-    # What is above it is the bounded tail: the newest message ids, and calls that left the view.
+    # The rest is the bounded tail: the newest message ids, and calls that left the view.
     baseline = f"one that shows all its {view} events"
     yield costlier(f"{name}_tail", [(long, fresh)], baseline=baseline, goal="", unit="bytes")
 
@@ -270,7 +271,7 @@ def _memory(length: int) -> Iterator[Measure]:
 def _bytes_held(length: int | None) -> tuple[float, int]:
     """Return the bytes of a state that has folded `length` events, always condensed to 240.
 
-    Without a length: of one that has folded no more than it shows.
+    Without a length: of a state that has folded only the events that it shows.
     """
     gc.collect()
     tracemalloc.start()
@@ -349,7 +350,7 @@ async def raw_commits(path: Path, times: int) -> Spent:
 
 
 def less(whole: Spent, part: Spent, times: int) -> Spent:
-    """Return the time of the whole without so many times the part."""
+    """Return the time of the whole, less the part's time this many times."""
     assert whole.processor is not None, "this process is measured"
     assert part.processor is not None, "this process is measured"
     return Spent(whole.clock - times * part.clock, whole.processor - times * part.processor)

@@ -1,13 +1,13 @@
 """Two processes on two cores, with files of their own and on one PostgreSQL, beside one process.
 
-A process has 500 conversations, which append at once: the whole path. One process and both take
-turns, round by round, and the second stands still while the first one runs alone.
+Each process has 500 conversations, which append at once: the whole path. Runs with one process and
+with both take turns, round by round; the second process is idle while the first one runs alone.
 
-`cores_…_cpu` is the processor's time of an event: that of the processes, and of the server's. What
-two processes may do at most depends on what one of them takes: with a loop and a writing thread it
-can use more than one core. So the baseline of `cores_…` is the time of one process, divided by 2,
-and multiplied by the cores that it and the server use, if these are more than one. The clock shows
-this on a quiet machine only; beside a load, look at the processor's time alone.
+`cores_…_cpu` is the processor time of an event, of the processes and the server together. One
+process, with its loop and its writing thread, can use more than one core, which limits the gain
+from a second one. So the baseline of `cores_…` is the time of one process, divided by 2, and
+multiplied by the number of cores that it and the server use, if that is more than one. The clock
+shows this only on a quiet machine; under other load, look at the processor time.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ def _measures(
 
 
 def allowed(cores: float) -> float:
-    """Return how many times as much two processes can do as one, which uses so many cores."""
+    """Return how many times as much two processes can do as one that uses this many cores."""
     return min(2.0, (os.cpu_count() or 1) / max(1.0, cores))
 
 
 def _work(working: list[Process], everyone: list[Process], server_s: Callable[[], float]) -> Worked:
-    """Have these work while the others stand still; return what an event took."""
+    """Let these processes work while the others are idle; return the time of an event."""
     events = CONVERSATIONS * EACH * len(working)
     before = sum(process.rest() for process in everyone) + server_s()
     began = perf_counter()

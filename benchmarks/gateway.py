@@ -1,24 +1,24 @@
 """The gateway over HTTP: beside the library in process, and beside plain routes of FastAPI.
 
-The server is a process of its own, uvicorn over an SQLite file; the clients are plain sockets in
-this one, kept alive, so that what is measured is the server. `stream_speed` is characters a second
-of an answer of 52,000 characters in 2,000 pieces, on the AI SDK's route; the plain route sends the
-same pieces from memory, as events of the same form. It and `messages` are the processor's time of
-the one who serves: at full load that is the throughput, and no other program of the machine is in
-it.
+The server is a separate process, uvicorn over an SQLite file. The clients are plain sockets in this
+process, kept alive, so that the figures are the server's. `stream_speed` is characters a second of
+an answer of 52,000 characters in 2,000 pieces, on the AI SDK's route; the plain route sends the
+same pieces from memory, as events of the same form. `stream_speed` and `messages` measure the
+processor time of the server: at full load this gives the throughput, and other programs hardly
+affect it.
 
 The `stream_first…` figures are times from a request to the first text of its answer, in
 milliseconds as its client sees them:
 
-- `stream_first`: ours against the plain route from memory, as they are. Ours has the message on the
-  disk by then and the plain route has nothing there, so this ratio has no goal.
-- `stream_first_allowed`: the same with the 20 ms taken off ours in which pieces may be merged, down
-  to the plain route's time and no further, so the ratio is 1 at most. The gateway merges only later
-  pieces and sends the first at once: its commit takes of that time instead.
-- `stream_first_durable`: ours, as it is, against a plain route that first commits one row.
-- `stream_first_new`: that of a message which begins its conversation, where the owner's claim is a
-  commit of its own; `stream_first_ag_ui`: the same on the route of AG-UI, whose streams begin with
-  the whole transcript. Both against the same plain route.
+- `stream_first`: ours against the plain route from memory. By then, we have the message on the disk
+  and the plain route has stored nothing, so this ratio has no goal.
+- `stream_first_allowed`: the same, but less the 20 ms in which pieces may be merged; our time is
+  reduced to the plain route's time at most, so the ratio cannot exceed 1. The gateway merges only
+  later pieces and sends the first at once; its commit uses part of that time instead.
+- `stream_first_durable`: our full time against a plain route that first commits one row.
+- `stream_first_new`: our full time for a message that begins its conversation, with one more commit
+  for the owner's claim. `stream_first_ag_ui`: the same on the route of AG-UI, whose streams begin
+  with the whole transcript. Both are compared with the route that commits first.
 
 An acknowledgement is the time from a message to its 202.
 """
@@ -44,7 +44,7 @@ from ._harness import FOLDER, Measure, costlier, faster, say
 
 CLIENTS = 32
 MESSAGES = 20
-"""How many each of the clients sends in one round."""
+"""How many messages each client sends in one round."""
 ANSWERS = 10
 """How many answers are streamed in one round, one after the other."""
 MERGED_MS = 20
@@ -82,7 +82,7 @@ class Server:
 
     @property
     def cpu_s(self) -> float:
-        """The processor's time that it has used."""
+        """The processor time that it has used."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -158,7 +158,7 @@ async def silent(_: TurnContext) -> str:
 
 
 async def _spent(work: Callable[[int], Awaitable[None]], clock: Callable[[], float]) -> float:
-    """Return the processor's time that all clients cost, side by side."""
+    """Return the processor time for the requests of all clients, which run side by side."""
     began = clock()
     async with asyncio.TaskGroup() as group:
         for n in range(CLIENTS):

@@ -1,20 +1,20 @@
-"""The growth of cost: each operation at the two ends of each quantity.
+"""The growth of cost: each operation at a small and at a large value of each quantity.
 
-One table: a row for each quantity and operation, as `OPERATION_by_QUANTITY`. The quantities are the
-conversations that are stored, the events of a log, the message ids that it knows, the
-conversations that are active, the readers of one, the events in its view, and the forks that it is
-behind. Each has a small journal and a large one, both open in one process, and the rounds take
-turns between the two.
+The result is one table with a row for each operation and quantity, `OPERATION_by_QUANTITY`. The
+quantities are: the stored conversations; for one conversation, the events of its log, the message
+ids that it knows, its readers, the events in its view, and the forks that it is behind; and the
+active conversations. For each quantity, a small journal and a large one are open in one process,
+and rounds take turns between them.
 
-What is counted is the processor's time of the process, all threads, in µs: other programs lengthen
-it less than the time by the clock, and the disk is not in it. Filling a large journal is cut off
+The figures are processor time of the process, all threads, in µs: other programs lengthen it less
+than the time by the clock, and it does not include the disk. Filling a large journal is cut off
 after 60 seconds, and so is each cell; the size that was reached is in the row's baseline, and a
-cell with less than a whole round is skipped.
+cell with less than one whole round is skipped.
 
-Two things are not flat by their nature, and have no goal here. Each reader is woken for each event,
-so appends and sends grow with the readers; `pauses` bounds what one more may cost. A conversation
-is opened, and a fork is made, from its snapshot, which holds the events of the view and the newest
-1,024 message ids: so both grow with the view, and with the known ids up to that bound.
+Two costs have to grow, and have no goal here. Each reader is woken for each event, so appends and
+sends grow with the readers; `pauses` bounds the cost of one more. A conversation is opened, and a
+fork is made, from its snapshot, which holds the events of the view and the newest 1,024 message
+ids: so both grow with the view, and with the known ids up to that bound.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ NOT_FLAT = {
 
 @agent
 async def silent(_: TurnContext) -> None:
-    """Say nothing: a turn is what `send` itself costs."""
+    """Say nothing, so that a turn costs only what `send` itself costs."""
 
 
 def run(*, quick: bool) -> Iterator[Measure]:
@@ -86,7 +86,7 @@ def run_full() -> Iterator[Measure]:
 
 @dataclass
 class Place:
-    """An open journal of one size, with a conversation "c" that is as large as that."""
+    """An open journal of one size, with a conversation "c" of that size."""
 
     conversations: Conversations
     size: int = 0
@@ -94,10 +94,10 @@ class Place:
     made: int = 0
     """The forks and other conversations that the operations have begun."""
     name: str = "c"
-    """The conversation that the operations are done on."""
+    """The conversation on which the operations run."""
     begun: float = field(default_factory=monotonic)
     began_s: float = 0.0
-    """The processor's time from which the operation that goes on is counted."""
+    """The processor time at which the current operation began."""
 
     @property
     def is_late(self) -> bool:
@@ -112,7 +112,7 @@ Operation: TypeAlias = Callable[[Place], Awaitable[int]]
 """Does something; returns how many times."""
 
 
-# --- what is done ---------------------------------------------------------------------------------
+# --- operations -----------------------------------------------------------------------------------
 
 
 async def _append(place: Place) -> int:

@@ -1,9 +1,9 @@
-"""Durable appends: SQLite at FULL and PostgreSQL, beside their own raw rates and beside peers.
+"""Durable appends to SQLite at FULL and to PostgreSQL, beside the databases' raw rates and peers.
 
-Events are chat events of about 740 bytes of JSON. The raw rate is that of the same rows in the
-cheapest table that refuses a known id, with a journal's settings, and with as many rows in a commit
-as conversations write at once: one statement of many rows on SQLite, an array insert on PostgreSQL,
-and nothing around them.
+Events are chat events of about 740 bytes of JSON. The raw rate is measured with the same rows in
+the cheapest table that refuses a known id, with a journal's settings, and with one row in each
+commit for each conversation that writes at once: one statement of many rows on SQLite, one array
+insert on PostgreSQL, and nothing around them.
 
 The plot, `results/journal_by_length.svg`, shows appends a second, one at a time, against the length
 of the log, for this journal and for the peers at their newest releases.
@@ -239,7 +239,7 @@ async def silent(_: TurnContext) -> None:
 
 
 async def _appended(folder: Path, many: int, each: int, *, follow: bool) -> float:
-    """Time an event from its making to the answer: all that is done for it, in microseconds."""
+    """Time an event from its creation to the answer, with all work for it, in microseconds."""
     path = folder / f"whole-{IDS.new()}.db"
     async with (
         Conversations(silent, journal=SQLiteJournal(path)) as conversations,
@@ -386,13 +386,13 @@ _SQLITE_PEERS = {
     "OpenAI Agents SDK SQLiteSession": (["openai-agents", "aiosqlite"], "_peer_agents_sdk.py"),
     "eventsourcing": (["eventsourcing"], "_peer_eventsourcing.py"),
 }
-"""The peers that are asked for one conversation and for many."""
+"""The peers that are measured with one conversation and with many."""
 
 
 def _ask_peer(
     name: str, seconds: str, lengths: Sequence[int], *, many: int = _MANY_AT_PEERS
 ) -> dict[str, float]:
-    """Run a peer's program: one conversation at these lengths, and then so many."""
+    """Run a peer's program: one conversation at these lengths, and then this many at once."""
     requirements, program = _SQLITE_PEERS[name]
     slug = program.removeprefix("_peer_").removesuffix(".py").replace("_", "-")
     facts = (str(len(PAYLOAD)), seconds, str(many))
@@ -571,7 +571,7 @@ async def _by_length(folder: Path, lengths: Sequence[int], seconds: float) -> di
 
 
 def by_length(found: Mapping[str, float]) -> dict[int, float]:
-    """Return the rates of a peer by the log's length, of all that it has told."""
+    """Return a peer's rates by the length of the log, out of all its figures."""
     places = {key: re.fullmatch(r"at_(\d+)", key) for key in found}
     return {int(place[1]): found[key] for key, place in places.items() if place}
 

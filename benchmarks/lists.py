@@ -1,13 +1,14 @@
 """Lists of conversations: a page beside raw SQL for the same rows, and what a row costs an append.
 
-The page is one of 50 rows of an owner's conversations, by activity, among 20,000 conversations, and
-in the full run among 1,000,000 too, in a file and in PostgreSQL. Raw SQL runs in a thread beside
-the loop, as it has to, and gives the same columns, with the JSON of each row read. It has all rows
-in one table; we have the newest ones apart, as many as a writer at rest leaves there. An append is
-one of a whole turn; the baseline's journal drops the row that comes with it.
+The page has 50 rows of an owner's conversations, by activity, among 20,000 conversations, and in
+the full run among 1,000,000 too, in a file and in PostgreSQL. Raw SQL has to run in a thread beside
+the loop, and returns the same columns, with the JSON of each row parsed. It has all rows in one
+table; ours keeps the newest rows in a separate one, as many as a writer at rest leaves there.
+Appends are measured as part of a whole turn; the baseline's journal drops the list row that comes
+with each.
 
-Each figure is taken by the clock and by the time of the processor, of all threads and of the
-server. The clock also counts what other programs do meanwhile.
+Each figure is measured by the clock and by processor time, of all threads and of the server. The
+clock also counts the work of other programs.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def run(*, quick: bool) -> Iterator[Measure]:
 
 
 def _set_apart(path: Path) -> None:
-    """Have the newest rows as a writer has left them, and in the table of all, for raw SQL."""
+    """Put the newest rows where a writer leaves them, and into the one table for raw SQL."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(f"{SET_APART} ?", (sqlite_listings.RECENT_LISTINGS_MAX,))
 
@@ -172,7 +173,7 @@ async def _raw(fetch: Callable[[], Sequence[Any]], others: Sequence[int]) -> Spe
 
 
 class Switch:
-    """Has a journal drop the rows for lists while it is told to."""
+    """Makes a journal drop the rows for lists while it is switched on."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
@@ -220,8 +221,8 @@ async def _turns(
 ) -> list[tuple[Spent, Spent]]:
     """Time turns of conversations that send once their last message is answered.
 
-    With and without rows in turn, a few at a time: what they cost is less than what the machine
-    gains or loses from one second to the next.
+    Runs with and without rows take turns, a few turns at a time, because rows cost less than the
+    machine's speed varies from one second to the next.
     """
     switch = Switch(journal)
 
@@ -231,7 +232,7 @@ async def _turns(
 
     async def some(*, is_listing: bool) -> Spent:
         switch.is_listing = is_listing
-        gc.collect()  # a full collection comes every tenth time: else it may fall to one side
+        gc.collect()  # a full collection comes every tenth time: it might hit one side only
         watch = Stopwatch(find_others())
         async with anyio.create_task_group() as group:
             for number in range(many):

@@ -1,14 +1,14 @@
-"""One, two and three nodes over one PostgreSQL, and what that database carries.
+"""One, two and three nodes over one PostgreSQL, and the load on that database.
 
-A node is a process of its own with the conversations, the journal and the hop of `turnkeeper
-serve`, and without HTTP before it: `_node.py`. A turn is one of two model calls and a tool, by a
-model that answers at once.
+A node is a separate process with the conversations, the journal and the hop of `turnkeeper serve`,
+but without HTTP in front of it: `_node.py`. A turn has two model calls and a tool, with a model
+that answers at once.
 
 All nodes, their database and this program share one machine. By the clock, two nodes can be faster
-than one only while a core was idle, so on two cores a second node wins little and a third nothing:
-the clock says how much of the cores one node and its database leave idle. The processor's time, of
-all nodes and of the server together, says what a further node costs: on as many machines as nodes,
-the throughput is the number of nodes divided by this ratio, until the database is full.
+than one only if a core was idle, so on two cores a second node gains little and a third nothing:
+the clock shows how much of the cores one node and its database leave idle. The processor time, of
+all nodes and the server together, shows the cost of a further node: with one machine for each node,
+the throughput is the number of nodes divided by this ratio, until the database is saturated.
 
 Counts (rows, bytes, commits) do not depend on the machine. `docs/scale.md` computes with the
 figures of this group.
@@ -53,7 +53,7 @@ READERS = 1_000
 IDLE = 100_000
 COLD = 500
 READ_EACH = 8
-"""Enough for the difference that readers make to be larger than that between two rounds."""
+"""Enough readers that the difference they make exceeds the difference between two rounds."""
 WRITERS = 8
 
 Json = dict[str, Any]
@@ -86,7 +86,7 @@ class Node:
         self._answer()
 
     def begin(self, do: str, **told: object) -> None:
-        """Tell it what to do."""
+        """Send it an order."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **told}) + "\n")
         self._process.stdin.flush()
@@ -100,7 +100,7 @@ class Node:
         return found
 
     def end(self) -> Json:
-        """Wait for what was begun; return the node's counts as they stand then."""
+        """Wait until the order is carried out; return the node's counts at that time."""
         return self._answer()
 
     def do(self, do: str, **told: object) -> Json:
@@ -108,7 +108,7 @@ class Node:
         return self.end()
 
     def leave(self) -> None:
-        """Have it give its lease back, and end."""
+        """Make it give its lease back and end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
@@ -145,7 +145,7 @@ class Server:
 
     @property
     def cpu_s(self) -> float:
-        """The processor's time of all its processes, those included that have ended since."""
+        """The processor time of all its processes, including those that have ended since."""
         now: dict[str, float] = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             if _parent(stat) == self._parent:
@@ -179,7 +179,7 @@ def _nodes(conninfo: str, rounds: int) -> Iterator[Measure]:
         names = [[f"node {n}:{k}" for k in range(CONVERSATIONS)] for n in range(3)]
 
         def spent(parts: Mapping[int, Sequence[str]], what: str = "turns") -> tuple[Spent, float]:
-            """Have nodes do this side by side; return what each one cost, and the server's part."""
+            """Let nodes do this side by side; return the cost of each, and the server's part."""
             count = EACH * sum(map(len, parts.values()))
             before = sum(node.do("rest")["cpu_s"] for node in nodes)
             server_before, began = counted.cpu_s, perf_counter()
@@ -196,7 +196,7 @@ def _nodes(conninfo: str, rounds: int) -> Iterator[Measure]:
             return {n: names[n] for n in range(many)}
 
         def asked(elsewhere: float) -> Mapping[int, Sequence[str]]:
-            """Have the first node ask for a share of conversations that the second one owns."""
+            """Let the first node ask for a share of the conversations that the second one owns."""
             away = round(CONVERSATIONS * elsewhere)
             return {0: [*names[1][:away], *names[0][away:]]}
 
@@ -233,7 +233,7 @@ def _nodes(conninfo: str, rounds: int) -> Iterator[Measure]:
 
 
 def _only_cpu(measures: list[Measure]) -> Iterator[Measure]:
-    """Ask for the goal in the processor's time alone: all share this machine's cores."""
+    """Set the goal for processor time only, since all nodes share this machine's cores."""
     for measure in measures:
         if not measure.name.endswith("_cpu"):
             yield replace(measure, goal="")
@@ -247,7 +247,7 @@ TABLES = ("conversation", "event", "listing", "listing_recent", "node")
 
 
 def _churn(conninfo: str, many: int) -> Iterator[Measure]:
-    """Count rows and bytes of turns, in a schema of their own; the node has left by then."""
+    """Count rows and bytes of turns, in a separate schema, after the node has left."""
     say(f"nodes: rows and bytes of {many * 5:,} turns")
     with schema(conninfo) as name, psycopg.connect(conninfo, autocommit=True) as connection:
         with _running(conninfo, name, 1) as (node,):
@@ -320,12 +320,12 @@ RENEWALS = round(DAY_S / LEASE_S) * RENEWALS_PER_LEASE
 
 
 def _days(conninfo: str, *, kept: int, days: int, renewals: int) -> Iterator[Measure]:
-    """Have a table of conversations live through days, under autovacuum as PostgreSQL sets it.
+    """Run a table of conversations through several days, with PostgreSQL's own autovacuum.
 
-    A day is that of `docs/scale.md`, for as many conversations as are kept here: a share of them is
+    A day is that of `docs/scale.md`, scaled to the number of conversations here. A share of them is
     new, each with some turns, and as many are handed over and deleted; another node follows them,
-    and the lease of a node is renewed. The days are short, so autovacuum looks once a second: a few
-    times a day, and not 1,440 times. So each vacuum comes later than it would.
+    and the lease of a node is renewed. The days are short, so autovacuum checks once a second. That
+    is a few times a day instead of 1,440 times, so each vacuum comes later than it would.
     """
     say(f"nodes: {days} days of {kept:,} conversations")
     each = kept // Load().kept_days
@@ -389,7 +389,7 @@ def _days(conninfo: str, *, kept: int, days: int, renewals: int) -> Iterator[Mea
 
 @contextmanager
 def _vacuuming_often(connection: Connection) -> Iterator[None]:
-    """Have autovacuum look each second; leave all else of it as it is."""
+    """Make autovacuum check each second; leave its other settings."""
     try:
         connection.execute("ALTER SYSTEM SET autovacuum_naptime = '1s'")
     except psycopg.errors.InsufficientPrivilege as error:
@@ -552,7 +552,7 @@ def _notices(conninfo: str, rounds: int) -> Iterator[Measure]:
 
 
 def _readers(conninfo: str, idle: int, rounds: int) -> Iterator[Measure]:
-    """Have one node follow 1,000 of 100,000 idle conversations, while another one writes."""
+    """Let one node follow 1,000 of 100,000 idle conversations while another one writes."""
     say(f"nodes: {READERS:,} readers among {idle:,} idle conversations")
     with schema(conninfo) as name, connect(conninfo, name) as connection:
         anyio.run(fill_schema, conninfo, name, idle)
@@ -566,7 +566,7 @@ def _readers(conninfo: str, idle: int, rounds: int) -> Iterator[Measure]:
                 return of_nodes + counted.cpu_s
 
             def spent() -> float:
-                """Return what a turn costs both nodes and the server together."""
+                """Return the cost of a turn on both nodes and the server together."""
                 before = whole_cpu_s()
                 writer.do("turns", names=busy, each=READ_EACH)
                 return (whole_cpu_s() - before) / (len(busy) * READ_EACH) * US

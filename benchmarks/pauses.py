@@ -100,7 +100,7 @@ async def _wakes() -> float:
 
 
 class _FutureWait:
-    """A wait as asyncio has it: for a future of its own."""
+    """A wait on asyncio: for a separate future."""
 
     def wait(self) -> Awaitable[None]:
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -111,7 +111,7 @@ class _FutureWait:
 
 
 class _TrapWait:
-    """A wait as trio has it."""
+    """A wait on trio."""
 
     def wait(self) -> Awaitable[object]:
         self._task = trio.lowlevel.current_task()
@@ -123,7 +123,7 @@ class _TrapWait:
 
 
 async def _events(readers: int) -> float:
-    """Time appends to a conversation with so many readers."""
+    """Time appends to a conversation with this many readers."""
 
     @agent
     async def silent(_: TurnContext) -> None:
@@ -142,7 +142,7 @@ async def _events(readers: int) -> float:
 
 
 async def _pieces(readers: int) -> float:
-    """Time pieces of an answer that so many read while it is written."""
+    """Time pieces of an answer with this many readers while it is written."""
     may_write, took = anyio.Event(), 0.0
 
     @agent

@@ -48,7 +48,7 @@ GET: Final = Get()
 
 
 class Plain(Actor):
-    """A handler that is a `def`."""
+    """An actor whose handler is a `def`."""
 
     def receive(self, message: object) -> int:
         del message
@@ -56,7 +56,7 @@ class Plain(Actor):
 
 
 class Async(Actor):
-    """A handler that is an `async def`, and so always goes through the mailbox."""
+    """An actor whose handler is an `async def`, so that asks always go through the mailbox."""
 
     async def receive(self, message: object) -> int:
         del message
@@ -64,7 +64,7 @@ class Async(Actor):
 
 
 class Begun(Actor):
-    """A `def` handler that answers what it can at once, and goes on as a coroutine if it cannot."""
+    """An actor whose `def` handler answers at once if it can, and else goes on as a coroutine."""
 
     def receive(self, message: object) -> object:
         return 1 if message is GET else self._look()
@@ -195,7 +195,7 @@ async def _ask(ref: Ref, callers: int, count: int, timeout: float | None = None)
 
 
 async def _spawn(runtime: Runtime, kind: type[Actor], prefix: str, count: int) -> Spent:
-    """Spawn an actor and ask it once; they are stopped outside of the clock."""
+    """Spawn an actor and ask it once; the time to stop it is not measured."""
     names = [f"{prefix}-{number}" for number in range(count)]
     refs = []
     watch = Stopwatch()

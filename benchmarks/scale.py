@@ -27,10 +27,10 @@ DAY_S = 86_400
 CHURNED = ("conversation", "listing", "event")
 """The tables that a turn changes."""
 CONNECTIONS_A_NODE = 3
-"""Of the writer, the reader, and the lease; an index of words has one more."""
+"""The connections of the writer, the reader, and the lease; a search index has one more."""
 LEASE_S = 15
 LISTENERS_MAX = 50
-"""With so many listening, the cost of a notification was measured."""
+"""The number of listeners with which the cost of a notification was measured."""
 XIDS_BEFORE_FREEZE = 200_000_000
 """PostgreSQL's `autovacuum_freeze_max_age`."""
 VACUUM_SHARE = 0.2
@@ -39,29 +39,29 @@ VACUUM_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load that is to be carried."""
+    """The load to carry."""
 
     conversations_a_day: int = 10_000_000
     turns_each: int = 5
     peak: float = 3.0
-    """The busiest hour beside the mean."""
+    """How many times the mean the busiest hour is."""
     turn_s: float = 10.0
-    """How long a turn runs, which is its model's time."""
+    """How long a turn runs, which is the time of its model calls."""
     kept_days: int = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The machines that are to carry it."""
+    """The machines that carry the load."""
 
     cores_of_database: int = 32
     disk_bytes: float = 16e12
     log_bytes_a_s: float = 500e6
-    """How fast the disk takes the write-ahead log."""
+    """How fast the disk writes the write-ahead log."""
     flush_s: float = 0.001
     """How long a commit waits for the disk."""
     busy_share: float = 0.5
-    """How much of a core is planned for, so that a peak within the peak finds room."""
+    """The planned share of a core, which leaves room for peaks within the busiest hour."""
     connections: int = 500
 
 
@@ -75,17 +75,17 @@ class Turn:
     server_us: float
     events: float
     commits_alone: float
-    """When no other turn runs beside it, so that no commit is shared."""
+    """The commits of a turn that runs alone, so that it shares none with other turns."""
     stored_bytes: float
     log_bytes: float
     log_cold_bytes: float
-    """In pages that were not changed since the last checkpoint: each is logged as a whole."""
+    """The same in pages unchanged since the last checkpoint: each is logged as a whole."""
     dead_conversation: float
     dead_listing: float
     notice_bytes: float
     notice_to_50_us: float
     deleted_bytes: float
-    """That stay of a deleted conversation: its name, with its epoch."""
+    """The bytes that a deleted conversation leaves: its name and its epoch."""
 
 
 def turn_of(figures: Mapping[str, Mapping[str, float]]) -> Turn:
@@ -115,7 +115,7 @@ def turn_of(figures: Mapping[str, Mapping[str, float]]) -> Turn:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One thing that the load needs, how that is computed, and how much of what there is."""
+    """One resource that the load needs: the formula, the amount, and the amount there is."""
 
     what: str
     how: str
@@ -125,7 +125,7 @@ class Need:
 
 
 def needs(load: Load, machines: Machines, turn: Turn) -> list[Need]:
-    """Return what the load needs, in the order of the page."""
+    """Return the needs of the load, in the order of the page."""
     turns_a_day = load.conversations_a_day * load.turns_each
     peak = turns_a_day / DAY_S * load.peak
     running = peak * load.turn_s
@@ -257,7 +257,7 @@ def _bytes(many: float) -> str:
 
 
 def first_to_break(found: Iterable[Need]) -> Sequence[Need]:
-    """Return what there is a bound for, the fullest first."""
+    """Return the needs that have a bound, the fullest first."""
     bounded = [need for need in found if need.share is not None]
     return sorted(bounded, key=lambda need: -(need.share or 0.0))
 
@@ -306,10 +306,10 @@ def computed(figures: Mapping[str, Mapping[str, float]], conditions: str) -> str
 
 
 def _vacuumed(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return the table of what days of this load leave behind, vacuumed as PostgreSQL sets it."""
-    head = "dead rows at a day's end, of those that live"
+    """Return the table of what days of this load leave behind, with PostgreSQL's own autovacuum."""
+    head = "dead rows at a day's end, as a share of live rows"
     lines = [
-        f"| after days of this load | {head} | vacuums a day | size, of the same made anew |",
+        f"| after days of this load | {head} | vacuums a day | size, compared with new tables |",
         "|---|---:|---:|---:|",
     ]
     for table in CHURNED:

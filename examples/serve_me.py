@@ -1,7 +1,7 @@
 r"""An agent to serve over HTTP: a support desk that looks orders up and asks before it pays back.
 
 What it teaches: `turnkeeper serve` needs no more of you than an agent. The model is scripted, so
-nothing needs a network or a key; put `OpenAIModel` or `AnthropicModel` in its place.
+nothing needs a network or a key; put `OpenAIChatModel` or `AnthropicModel` in its place.
 
     turnkeeper serve examples/serve_me.py:support      serves it on http://127.0.0.1:8000
     python examples/serve_me.py                        asks it once, without a server
