@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from enum import Enum
 from math import inf
 from typing import Any, Protocol
@@ -272,6 +272,7 @@ class Subscriptions:
         """
         reader = EventReader(
             self,
+            self._owned,
             self._journal,
             conversation_id,
             limits=self._limits,
@@ -388,6 +389,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def __init__(
         self,
         subscriptions: Subscriptions,
+        owned: Container[str],
         journal: Journal,
         conversation_id: str,
         *,
@@ -402,6 +404,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self.wants_relay = wants_relay
         """True if pieces are asked for in the process that owns the conversation."""
         self._subscriptions = subscriptions
+        self._owned = owned
+        """The conversations with an owner here, as the subscriptions keep them."""
         self._limits = limits
         self._journal = journal
         self._conversation_id = conversation_id
@@ -620,7 +624,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     async def _wait_for_pieces(self) -> None:
         """Wait for the last pieces of an answer that the journal has already."""
-        if self._subscriptions.is_owned(self._conversation_id):
+        if self._conversation_id in self._owned:
             await self._wait()
             return
         newest = self._answers[-1]
@@ -669,8 +673,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
     async def _find_owner(self, on_owner_ended: Callable[[], Awaitable[object]]) -> None:
         # The owner may have written events without publishing them, as may one in another process.
         self._note(Signal.LOOK)
-        is_owned = self._subscriptions.is_owned(self._conversation_id)
-        if is_owned or anyio.current_time() >= self._ask_owner_at:
+        if self._conversation_id in self._owned or anyio.current_time() >= self._ask_owner_at:
             try:
                 await on_owner_ended()
             except OwnedElsewhere:
@@ -684,7 +687,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     def _wait(self) -> Awaitable[None]:
         # There was no await since the reader found nothing, so no offer is missed.
-        if self._subscriptions.is_owned(self._conversation_id):
+        if self._conversation_id in self._owned:
             return self._wait_for_bell() if self._bell is None else self._bell.wait()
         return self._wait_for_another_process()
 

@@ -22,10 +22,10 @@ from turnkeeper.runtime.testing import settle
 READERS, ITEMS = 40, 5
 
 RECORDED: dict[tuple[str, str, str], Cost] = {
-    ("3.11", "asyncio", "event"): Cost(280, 14.5),
-    ("3.11", "asyncio", "piece"): Cost(321, 15.5),
-    ("3.11", "trio", "event"): Cost(472, 21.0),
-    ("3.11", "trio", "piece"): Cost(513, 22.0),
+    ("3.11", "asyncio", "event"): Cost(273, 13.5),
+    ("3.11", "asyncio", "piece"): Cost(314, 14.5),
+    ("3.11", "trio", "event"): Cost(465, 20.0),
+    ("3.11", "trio", "piece"): Cost(506, 21.0),
 }
 
 
