@@ -35,13 +35,24 @@ from ._failures import as_failure, error_for_asker
 from ._hooks import NO_TRAITS
 from ._incarnation import Incarnation
 from ._inside import run_inside
-from ._lifecycle import After, Phase, is_over, is_waiting, phase_after, step
+from ._lifecycle import ENDED, LIVE, After, Phase, is_over, is_waiting, phase_after, step
 from ._mailbox import NO_MAIL, SPARE_LANES_MAX, Mailbox, MailboxSettings
 from ._messages import Ask, Delivery, Firing, Item, Order, OrderKind
 from ._pool import Resident
 from ._reports import Failure, Restart, Stopped
 from ._resumption import UNSTARTED, SuspendedHandler
-from ._slice import Outcome, leave_trace, run_batch, run_slice
+from ._slice import (
+    EMPTY,
+    FAILED,
+    ORDERED,
+    SPENT,
+    SUSPENDED,
+    UNATTENDED,
+    Outcome,
+    leave_trace,
+    run_batch,
+    run_slice,
+)
 from ._supervision import RestartLog, Supervision
 from ._watchdog import UserCode, Watchdog
 from .errors import ActorFailed, Refused, TooManyRestarts, TurnkeeperError
@@ -263,15 +274,15 @@ class Cell(Mailbox):
     async def stop(self, reason: str, *, patient_until: float | None = None) -> None:
         """Stop the actor and wait until it has ended; its watchdog bounds that."""
         self.request_stop(reason, patient_until=patient_until)
-        if self.system.pool.is_closed and self.phase is not Phase.ENDED:
+        if self.system.pool.is_closed and self.phase is not ENDED:
             self.end(None)  # it was activated after the runtime was left: it has no runner
-        while self.phase is not Phase.ENDED:
+        while self.phase is not ENDED:
             await self.when_settled().wait()
 
     async def hold(self) -> None:
         """Bring the cell to HELD: no incarnation, mail kept."""
         # A cell that was starting settles first when it has started, before it obeys the order.
-        while self.phase is not Phase.HELD and self.phase is not Phase.ENDED:
+        while self.phase is not Phase.HELD and self.phase is not ENDED:
             settled = self.when_settled()
             if not self._is_going_to_hold:
                 self.give_order(Order(OrderKind.HOLD))
@@ -322,7 +333,7 @@ class Cell(Mailbox):
         """Take the next step: a slice, an order, a start, or the rest of something suspended."""
         if self.suspended is not None and self.outcome is None:
             return self._resume(self.suspended)
-        if self.phase is Phase.LIVE and not self.control and self.outcome is None:
+        if self.phase is LIVE and not self.control and self.outcome is None:
             outcome = self._run_slice()
         elif (
             self.outcome is not None
@@ -333,18 +344,18 @@ class Cell(Mailbox):
         elif self.control and isinstance(order := self.control[0], Order):
             self.control.popleft()
             self.order = order
-            outcome = Outcome.ORDERED
+            outcome = ORDERED
         elif self.phase is Phase.STARTING:
             return self.start()
-        elif self.phase is Phase.LIVE:
+        elif self.phase is LIVE:
             outcome = self._run_slice()
         else:
             return False
-        if outcome is Outcome.EMPTY:
+        if outcome is EMPTY:
             return self.rest()
-        if outcome is Outcome.SPENT:
+        if outcome is SPENT:
             return True
-        if outcome is Outcome.UNATTENDED:
+        if outcome is UNATTENDED:
             return False
         return self._follow_slowly(outcome)
 
@@ -356,7 +367,7 @@ class Cell(Mailbox):
     def _resume(self, suspended: SuspendedHandler) -> Step:
         """Go on with a handler whose one-shot is set; if it is not, a worker waits for it."""
         if not suspended.is_due:
-            return self._follow_slowly(Outcome.SUSPENDED)
+            return self._follow_slowly(SUSPENDED)
         life = self.life
         assert life is not None, f"{self.name} resumes a handler without an incarnation"
         self.suspended = None
@@ -369,13 +380,13 @@ class Cell(Mailbox):
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
             if not self._is_answer(error):
                 self.error = error
-                return self._follow_slowly(Outcome.FAILED)
+                return self._follow_slowly(FAILED)
             self._note_refused(error, suspended)
         else:
             self.suspended = suspended
             if suspended.leave_to(self):
                 return False
-            return self._follow_slowly(Outcome.SUSPENDED)
+            return self._follow_slowly(SUSPENDED)
         if self.mail or self.control or self.waiting is not None:
             return True
         return self.rest()
@@ -399,20 +410,20 @@ class Cell(Mailbox):
         return False
 
     async def _follow_slowly(self, outcome: Outcome) -> bool:
-        if outcome is Outcome.SUSPENDED:
+        if outcome is SUSPENDED:
             outcome = await self._finish_handler()
-            if outcome is Outcome.FAILED and self.worker is not None and self.worker.is_killed:
+            if outcome is FAILED and self.worker is not None and self.worker.is_killed:
                 # It failed by itself in the step in which it was cancelled. Its clean-up may
                 # await only outside the cancelled scope, which the worker leaves now.
                 self.outcome = outcome
                 return True
-        if self.phase is Phase.ENDED:
+        if self.phase is ENDED:
             return False
-        if outcome is Outcome.FAILED:
+        if outcome is FAILED:
             error, self.error = self.error, None
             assert error is not None, f"{self.name} failed without an error"
             return await self._recover(self._as_failure(error))
-        if outcome is Outcome.ORDERED:
+        if outcome is ORDERED:
             return await self._obey()
         return True
 
@@ -427,8 +438,8 @@ class Cell(Mailbox):
         """Leave a handler until its one-shot is set; else say that a worker has to wait."""
         suspended = self.suspended = SuspendedHandler(coroutine, yielded, began, count)
         if suspended.leave_to(self):
-            return Outcome.UNATTENDED
-        return Outcome.SUSPENDED
+            return UNATTENDED
+        return SUSPENDED
 
     async def _finish_handler(self) -> Outcome:
         suspended, life = self.suspended, self.life
@@ -445,17 +456,17 @@ class Cell(Mailbox):
                 result = await suspended.finish(life.context)
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
             if self._is_too_late(error):
-                return Outcome.EMPTY
+                return EMPTY
             if not self._is_answer(error):
                 self.error = self._as_failure(error)
-                return Outcome.FAILED
+                return FAILED
             self._note_refused(error, suspended)
-            return Outcome.SPENT
+            return SPENT
         finally:
             self._leave_user_code(code)
-        if self.phase is not Phase.ENDED:
+        if self.phase is not ENDED:
             self._note_handled(result, suspended)
-        return Outcome.SPENT
+        return SPENT
 
     async def _finish_in_scope(
         self, suspended: SuspendedHandler, life: Incarnation, code: UserCode
@@ -549,13 +560,13 @@ class Cell(Mailbox):
             return await self._start_failed(error)
         finally:
             self._leave_user_code(code)
-        if self.phase is Phase.ENDED:
+        if self.phase is ENDED:
             return False
         self._become_live()
         return True
 
     def _become_live(self) -> None:
-        self.phase = step(self.phase, Phase.LIVE)
+        self.phase = step(self.phase, LIVE)
         self.is_inline = self.traits.is_inline and not self.spec.is_resident
         if self.restarts:
             self.system.events.publish(Restart(self.name, self.restarts))
@@ -576,7 +587,7 @@ class Cell(Mailbox):
 
     def _is_too_late(self, error: BaseException) -> bool:
         """Report the end of a call that was given up as stuck; True if it was."""
-        if self.phase is not Phase.ENDED:
+        if self.phase is not ENDED:
             return False
         failure = self._as_failure(error)
         self.system.report(Failure(self.name, failure, "it had been given up as stuck"))
@@ -675,7 +686,7 @@ class Cell(Mailbox):
         """End this incarnation: what it has started first, then itself."""
         if patient_until is None:
             patient_until = self.system.now() + self.system.limits.stop_s
-        is_started = self.phase is Phase.LIVE
+        is_started = self.phase is LIVE
         if self.phase is Phase.REFUSING:  # this takes `_begin_refusal` back
             self.capacity, self.error = self.spec.mailbox.capacity, None
         ending = self.ending = Ending(after, delay_s, error, patient_until)
@@ -728,7 +739,7 @@ class Cell(Mailbox):
 
     async def after_kill(self) -> bool:
         """Recover: the handler, the start or the clean-up was cancelled with its worker."""
-        if self.phase is Phase.ENDED:
+        if self.phase is ENDED:
             return False
         self.user_code = None
         if self.ending is not None:
@@ -742,7 +753,7 @@ class Cell(Mailbox):
 
     def _proceed(self, ending: Ending) -> bool:
         """Go on after an incarnation. No await: mail stays in the cell, or the cell is gone."""
-        if self.phase is Phase.ENDED:
+        if self.phase is ENDED:
             return False
         self._end_incarnation()
         self.ending = None
@@ -750,7 +761,7 @@ class Cell(Mailbox):
         after, error = ending.after, ending.error
         has_mail = bool(self.mail or self.control) or self.waiting is not None
         to = phase_after(after, has_mail=has_mail)
-        if to is Phase.ENDED:
+        if to is ENDED:
             self.end(error, is_passivated=after is After.PASSIVATE)
             return False
         self.phase = step(self.phase, to)
@@ -803,9 +814,9 @@ class Cell(Mailbox):
 
     def end(self, error: BaseException | None, *, is_passivated: bool = False) -> None:
         """Remove the cell: from the directory, from its supervisor, from memory."""
-        if self.phase is Phase.ENDED:
+        if self.phase is ENDED:
             return
-        self.phase = step(self.phase, Phase.ENDED)
+        self.phase = step(self.phase, ENDED)
         self.at_rest = self.is_parked = self.is_inline = False
         self.return_mail("it has stopped")
         self._unwatch()
@@ -861,7 +872,7 @@ class Cell(Mailbox):
                 item.fail(error)
             elif not item.is_done:
                 item.return_to_sender(reason, error)
-        if self.phase is Phase.ENDED:
+        if self.phase is ENDED:
             self.mail = self.control = NO_MAIL
             for order in orders:
                 if order.kind is OrderKind.FAIL:
@@ -890,12 +901,12 @@ class Cell(Mailbox):
         if self.life is None or self.spec.is_resident:
             return False
         has_hook = self.traits.has_on_stop
-        return not has_hook and self.phase is Phase.LIVE and not self.life.has_offspring
+        return not has_hook and self.phase is LIVE and not self.life.has_offspring
 
     @property
     def is_busy(self) -> bool:
         """True if it has mail to handle, or is doing something that ends by itself."""
-        if self.at_rest or self.phase is Phase.ENDED:
+        if self.at_rest or self.phase is ENDED:
             return False
         return bool(self.mail or self.control) or not (
             is_waiting(self.phase) or self.phase is Phase.STOPPING

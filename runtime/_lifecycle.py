@@ -12,6 +12,8 @@ from typing import Final
 
 __all__ = [
     "AFTER",
+    "ENDED",
+    "LIVE",
     "MAIL",
     "TRANSITIONS",
     "After",
@@ -41,6 +43,11 @@ class Phase(Enum):
     """The incarnation ends, and the cell with it. Mail is handed back."""
     ENDED = "ended"
     """It is gone. Mail is handed back."""
+
+
+# Named here for speed: each message needs them, and `Phase.X` is a slow lookup.
+LIVE: Final = Phase.LIVE
+ENDED: Final = Phase.ENDED
 
 
 class After(Enum):

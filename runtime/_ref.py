@@ -16,10 +16,10 @@ from typing_extensions import TypeVar
 
 from ._asking import Party, current_actor, forget_wait, in_effect, note_wait
 from ._cell import Cell
-from ._lifecycle import MAIL, Mail, Phase
+from ._lifecycle import ENDED, MAIL, Mail
 from ._mailbox import Waiter
 from ._messages import Ask, Firing, Message, Tell
-from ._slice import Outcome, run_slice
+from ._slice import EMPTY, SPENT, run_slice
 from .errors import MailboxFull
 
 __all__ = ["KeyedActors", "Ref", "Terminated", "Watching"]
@@ -101,12 +101,15 @@ class Ref(Generic[M_contra]):
         # The short way. Cells that are closed or full for any reason fail both tests.
         if not control:
             if cell.is_parked:
-                system.check_home(cell.name)
+                if get_ident() != system.home:
+                    system.check_home(cell.name)  # it raises, and is a call too many otherwise
                 cell.wake_for(item)
                 return
-            if cell.waiting is None and len(cell.mail) < cell.capacity:
-                system.check_home(cell.name)
-                cell.mail.append(item)
+            mail = cell.mail
+            if cell.waiting is None and len(mail) < cell.capacity:
+                if get_ident() != system.home:
+                    system.check_home(cell.name)
+                mail.append(item)
                 return
         waiter = self._send(item, control=control, may_wait=True)
         if waiter is not None:
@@ -140,7 +143,8 @@ class Ref(Generic[M_contra]):
         """
         cell = self._cell
         system = cell.system
-        system.check_home(cell.name)
+        if get_ident() != system.home:
+            system.check_home(cell.name)  # as in `tell`
         if timeout is not None and timeout != timeout:  # noqa: PLR0124 - NaN, which equals nothing
             raise ValueError("timeout must be a number of seconds, got nan")
         if cell.is_inline and system.is_inline_due():
@@ -216,10 +220,10 @@ class Ref(Generic[M_contra]):
         except BaseException:
             cell.submit()
             raise
-        if outcome is Outcome.EMPTY:
+        if outcome is EMPTY:
             cell.rest()
             return
-        if outcome is not Outcome.SPENT:
+        if outcome is not SPENT:
             cell.outcome = outcome
         cell.submit()
 
@@ -227,7 +231,7 @@ class Ref(Generic[M_contra]):
 
     def _resolve(self) -> Cell:
         """Return the cell that mail goes to now; an idle key of a region gets a new one."""
-        if self._region is not None and self._cell.phase is Phase.ENDED:
+        if self._region is not None and self._cell.phase is ENDED:
             self._cell = self._region.activate(self._key)
         return self._cell
 
@@ -307,7 +311,7 @@ class Ref(Generic[M_contra]):
         """
         if self._region is not None:
             self._region.watch(self._key, watcher, self)
-        elif self._cell.phase is Phase.ENDED:
+        elif self._cell.phase is ENDED:
             watcher.notify_end(self, None)
         else:
             if self._cell.watchers is None:
@@ -340,7 +344,7 @@ class Ref(Generic[M_contra]):
     @property
     def has_ended(self) -> bool:
         """True once the actor has stopped for good; an actor with a key can always come back."""
-        return self._region is None and self._cell.phase is Phase.ENDED
+        return self._region is None and self._cell.phase is ENDED
 
 
 @dataclass(frozen=True, slots=True)

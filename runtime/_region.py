@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from typing_extensions import TypeVar
 
 from ._cell import Cell, Spec, Watcher
-from ._lifecycle import After, Phase
+from ._lifecycle import ENDED, After
 from ._messages import Order, OrderKind
 from ._parent import Child, Verdict
 from ._ref import Ref, Terminated, add_watcher
@@ -74,7 +74,7 @@ class Region(Supervisor, Generic[M]):
         self._watchers: dict[str, dict[Watcher, object]] = {}
         # Refs to keys that are not active point here: to a cell that has ended.
         self._nowhere = Cell(system, name, self._no_actor, spec, self, base_context=context)
-        self._nowhere.phase = Phase.ENDED
+        self._nowhere.phase = ENDED
         self._nowhere.is_parked = self._nowhere.at_rest = False
         self._nowhere.capacity = 0
 
@@ -98,7 +98,7 @@ class Region(Supervisor, Generic[M]):
         settled = cell.when_settled()
         self._passivate(cell)
         await settled.wait()
-        return cell.phase is Phase.ENDED
+        return cell.phase is ENDED
 
     async def stop_actor(self, key: str) -> None:
         """Stop an active actor and hand back its mail; the next message activates it anew."""
