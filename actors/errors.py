@@ -310,20 +310,28 @@ class NotRetractable(Refused):
     """A turn cannot leave the view as a whole; nothing was written.
 
     `reason`: "condensed", a condensation has forgotten a part of it or of what follows; "by_hand",
-    it is tied to events that were appended by hand.
+    it is tied to events that were appended by hand; "not_newest", a later turn has chat messages in
+    the view.
     """
 
     def __init__(
-        self, conversation_id: str, turn_id: str, reason: Literal["condensed", "by_hand"]
+        self,
+        conversation_id: str,
+        turn_id: str,
+        reason: Literal["condensed", "by_hand", "not_newest"],
     ) -> None:
-        found = {
-            "condensed": "it is condensed in part, and the summary would still tell of it",
-            "by_hand": "it is tied to events that were appended by hand",
-        }
+        elsewhere = "fork the conversation at an earlier seq, or retract events by id"
+        found, advice = {
+            "condensed": (
+                "it is condensed in part, and the summary would still tell of it",
+                elsewhere,
+            ),
+            "by_hand": ("it is tied to events that were appended by hand", elsewhere),
+            "not_newest": ("a later turn is in the view", "take back the later turns first"),
+        }[reason]
         super().__init__(
             f"turn {turn_id} of conversation {conversation_id} cannot be taken back: "
-            f"{found[reason]}; nothing was written; fork the conversation at an earlier seq, or "
-            "retract events by id"
+            f"{found}; nothing was written; {advice}"
         )
         self.conversation_id = conversation_id
         self.turn_id = turn_id

@@ -40,7 +40,7 @@ from ..core.commands import (
 from ..core.records import encode_record
 from ..core.state import Folded
 from ..core.steps import Step, step_of
-from ..core.turn_rules import decide_fork, first_reply
+from ..core.turn_rules import decide_fork, first_reply, is_chat_message
 from ..core.view import View
 from ..core.working_state import Stamp, WorkingState
 from ..errors import (
@@ -49,7 +49,10 @@ from ..errors import (
     ConversationsClosed,
     InvalidInput,
     MessageNotFound,
+    NothingToRetract,
+    NotRetractable,
     NotYours,
+    TurnInProgress,
 )
 from ..events import (
     Event,
@@ -57,6 +60,7 @@ from ..events import (
     ImageContent,
     LoggedEvent,
     MessageQueuedEvent,
+    RetractionEvent,
     TextDelta,
     UserMessageEvent,
 )
@@ -314,17 +318,41 @@ class Conversation:
         await self._journal.info(self.conversation_id)
         return await self._ask(Interrupt(turn_id, expected=self._expected))
 
-    async def undo(self) -> Sequence[UserMessageEvent]:
+    async def undo(self, turn_id: str | None = None) -> Sequence[UserMessageEvent]:
         """Take the newest turn out of the view, and return its chat messages.
 
         A turn without a chat message in the view is passed over. The log keeps the turn, and the
-        effects of its tools are not undone. A second call takes out the turn before it; so after
-        `OutcomeUnknown` or a cancellation, read the view first. Raises `TurnInProgress` while a
-        turn runs, `NotRetractable` if a part of it is condensed, `NothingToRetract`, and
-        `ConversationNotFound`.
+        effects of its tools are not undone. Pass the turn that the user saw, so that neither a late
+        click nor a repeat takes back another one: if that turn has left the view already, its chat
+        messages are returned again and nothing is written. So repeat the call after
+        `OutcomeUnknown` or a cancellation. Without `turn_id`, a second call takes out the turn
+        before it. Raises `TurnInProgress` while a turn runs, `NotRetractable` if a part of the turn
+        is condensed or it is not the newest, `NothingToRetract`, and `ConversationNotFound`.
         """
         await self._journal.info(self.conversation_id)
-        return await self._ask(Undo(expected=self._expected))
+        try:
+            return await self._ask(Undo(turn_id, expected=self._expected))
+        except (TurnInProgress, NotRetractable, NothingToRetract):
+            taken = () if turn_id is None else await self._taken_back(turn_id)
+            if not taken:
+                raise
+            return taken
+
+    async def _taken_back(self, turn_id: str) -> Sequence[UserMessageEvent]:
+        """Return a turn's chat messages that were retracted last, if none is in the view any more.
+
+        What a condensation has forgotten counts as in the view: it was not taken back.
+        """
+        left: dict[str, UserMessageEvent] = {}
+        taken: tuple[UserMessageEvent, ...] = ()
+        async for logged in self.events(live=False):
+            event = logged.event
+            if is_chat_message(event) and event.turn_id == turn_id:
+                left[event.id] = event
+            elif isinstance(event, RetractionEvent):
+                gone = [left.pop(known) for known in event.retracted_event_ids if known in left]
+                taken = tuple(gone) or taken
+        return () if left else taken
 
     async def append(self, event: Event, *, park: bool = False) -> Appended | Duplicate:
         """Put one event into the log, if admission lets it; no turn starts.

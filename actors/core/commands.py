@@ -365,7 +365,12 @@ class Interrupt(FromOutside[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Undo(FromOutside[tuple[UserMessageEvent, ...]]):
-    """Retract the newest turn that has chat messages in the view; the reply: those messages."""
+    """Retract the newest turn that has chat messages in the view; the reply: those messages.
+
+    It is refused if that is another turn than the one that is named.
+    """
+
+    turn_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

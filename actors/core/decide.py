@@ -92,7 +92,7 @@ def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Dec
         case Retract():
             decision = _retract(working, command, stamp)
         case Undo():
-            decision = _undo(working, stamp)
+            decision = _undo(working, command, stamp)
         case Propose():
             decision = _propose(working, command, stamp)
         case ProposeFailed():
@@ -240,16 +240,19 @@ def _retract(working: WorkingState, command: Retract, stamp: Stamp) -> Decision:
     return draft.decision(Appended(draft.seq))
 
 
-def _undo(working: WorkingState, stamp: Stamp) -> Decision:
+def _undo(working: WorkingState, command: Undo, stamp: Stamp) -> Decision:
     state = working.state
     if not state.seq:
         raise ConversationNotFound(working.conversation_id)
     running = state.turns.running
     if running is not None:
         raise TurnInProgress(working.conversation_id, running.turn_id, "undo")
-    turn_id = next((e.turn_id for e in reversed(state.view) if is_chat_message(e)), None)
-    if turn_id is None:
-        raise NothingToRetract(working.conversation_id, None)
+    told = [event.turn_id for event in state.view if is_chat_message(event)]
+    turn_id = told[-1] if told else None
+    if turn_id is None or command.turn_id not in {None, *told}:
+        raise NothingToRetract(working.conversation_id, command.turn_id)
+    if command.turn_id not in {None, turn_id}:
+        raise NotRetractable(working.conversation_id, command.turn_id, "not_newest")
     of_turn = {at: event for at, event in enumerate(state.view) if event.turn_id == turn_id}
     if state.is_condensed_from(min(of_turn)):
         raise NotRetractable(working.conversation_id, turn_id, "condensed")

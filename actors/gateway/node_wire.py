@@ -112,8 +112,11 @@ def encode_ask(conversation_id: str, command: FromOutside[R]) -> bytes:
     said: Json = {"conversation_id": conversation_id, "command": type(command).__name__}
     try:
         for field in fields(command):
-            if field.init:  # the other fields are computed from these
-                said[field.name] = _out(getattr(command, field.name))
+            value = getattr(command, field.name)
+            # What is left at None goes unsaid, since an older process may not know the field. The
+            # fields that are not in the constructor are computed from the others.
+            if field.init and not (value is None and field.default is None):
+                said[field.name] = _out(value)
         return _to_bytes(said)
     except (ValueError, RecursionError) as error:
         raise InvalidInput("the command holds a value that JSON cannot hold") from error

@@ -315,23 +315,26 @@ async def read_turn(
     )
 
 
-class InterruptBody(Body):
+class TurnBody(Body):
     turn_id: str | None = None
 
 
-_ANY_TURN = InterruptBody()
+_ANY_TURN = TurnBody()
 
 
 @router.post(f"{HERE}/interrupt")
-async def interrupt(caller: Writing, body: InterruptBody = _ANY_TURN) -> Response:
+async def interrupt(caller: Writing, body: TurnBody = _ANY_TURN) -> Response:
     """End the running turn. Name the turn that the user saw, so that no later one is ended."""
     return json_reply({"changed": await caller.conversation.interrupt(body.turn_id)})
 
 
 @router.post(f"{HERE}/undo")
-async def undo(caller: Writing) -> Response:
-    """Take the newest turn with chat messages out of the view, and return these messages."""
-    messages = await caller.conversation.undo()
+async def undo(caller: Writing, body: TurnBody = _ANY_TURN) -> Response:
+    """Take the newest turn with chat messages out of the view, and return these messages.
+
+    Name the turn that the user saw, so that no other one is taken back.
+    """
+    messages = await caller.conversation.undo(body.turn_id)
     return json_reply({"messages": [event_json(message, caller.rename) for message in messages]})
 
 

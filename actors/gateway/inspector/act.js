@@ -172,7 +172,7 @@ export class Act extends HTMLElement {
         h("button", { disabled: !running, onclick: () => run(() => this.#post("/interrupt", { turn_id: running.turn_id }).then(did("Interrupted."))) }, "Interrupt"),
         h("button", { disabled: isPaused, onclick: () => run(() => this.#post("/pause").then(did("Paused."))) }, "Pause"),
         h("button", { disabled: !isPaused, onclick: () => run(() => this.#post("/resume").then(did("Goes on."))) }, "Resume"),
-        h("button", { disabled: Boolean(running), onclick: () => run(() => this.#post("/undo").then((found) => `Took ${plural(found.messages.length, "message")} back.`)) }, "Undo the last turn")),
+        h("button", { disabled: Boolean(running), onclick: () => run(() => this.#post("/undo", { turn_id: this.#log.newestTurn?.turn_id }).then((found) => `Took ${plural(found.messages.length, "message")} back.`)) }, "Undo the last turn")),
       this.#state?.queued.length > 0 && h("ul", this.#state.queued.slice(0, 20).map((message) => h("li.ellipsis",
         h("span.chip.bare", "queued"), ` ${oneLine(message.content)}`))),
       line);

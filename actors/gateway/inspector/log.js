@@ -54,6 +54,12 @@ export class Log extends EventTarget {
     return this.#byId.get(id);
   }
 
+  /** The newest turn that has a chat message in the view. */
+  get newestTurn() {
+    const isThere = ({ joined_seq: seq }) => seq && !this.left.has(seq);
+    return this.turns.findLast((turn) => turn.messages.some(isThere));
+  }
+
   /** Return the turn that a seq belongs to. */
   turnAt(seq) {
     let low = 0;

@@ -238,6 +238,92 @@ async def test_undo_takes_the_newest_turn_out_of_the_view_and_returns_its_messag
             assert (await log_of(chat)).endswith("completed retracted retracted")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_undo_of_a_named_turn_takes_back_no_other_one(kind: str, tmp_path: Path) -> None:
+    agent = StepAgent({"B": "call"})
+    with store(kind, tmp_path) as opens:
+        async with verified(agent, journal=opens()) as conversations:
+            chat = conversations["c"]
+            first = await chat.send("A")
+            await first.end()
+            second = await chat.send("B")
+            with pytest.raises(TurnInProgress):
+                await chat.undo(second.turn_id)
+            await second.end()
+
+            with pytest.raises(NotRetractable, match="take back the later turns first") as refused:
+                await chat.undo(first.turn_id)
+            assert refused.value.reason == "not_newest"
+            with pytest.raises(NothingToRetract):
+                await chat.undo("unknown")
+
+            assert [message.content for message in await chat.undo(second.turn_id)] == ["B"]
+            with pytest.raises(NothingToRetract):
+                await chat.undo("unknown")
+            assert brief(*await chat.view()) == "uA aA"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_undo_of_a_turn_that_was_taken_back_returns_the_same_and_writes_nothing(
+    kind: str, tmp_path: Path
+) -> None:
+    """A client whose reply was lost asks again: at once, after a restart, or in a later turn."""
+    agent = StepAgent({"B": "calls"})
+    with store(kind, tmp_path) as opens:
+        async with verified(agent, journal=opens()) as conversations:
+            chat = conversations["c"]
+            await (await chat.send("A")).end()
+            agent.hold("B calls")
+            second = await chat.send("B")
+            await agent.reached["B calls"].wait()
+            await chat.send("C", on_overlap="steer")
+            agent.release()
+            await second.end()
+
+            told = await chat.undo(second.turn_id)
+
+            assert [message.content for message in told] == ["B", "C"]
+            assert await chat.undo(second.turn_id) == told
+            fork = await chat.fork("copy")
+            assert await fork.undo(second.turn_id) == told
+        agent = StepAgent()
+        async with verified(agent, journal=opens()) as conversations:
+            chat = conversations["c"]
+            length = len(await events_of(chat))
+            assert await chat.undo(second.turn_id) == told
+            assert len(await events_of(chat)) == length
+
+            agent.hold("D thinks")
+            later = await chat.send("D")
+            await agent.reached["D thinks"].wait()
+            assert await chat.undo(second.turn_id) == told
+            agent.release()
+            await later.end()
+            assert await chat.undo(second.turn_id) == told
+            assert brief(*await chat.view()) == "uA aA uD aD"
+
+
+async def test_undo_of_a_turn_that_left_the_view_otherwise_returns_its_messages() -> None:
+    """Replaced or retracted, it is out of the view, as asked. Condensed, it was not taken back."""
+    async with verified(StepAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        replaced = await chat.send("A", message_id="A")
+        await replaced.end()
+        await (await chat.send("B", replaces="A")).end()
+        condensed = await chat.send("C")
+        await condensed.end()
+        await _forget(chat, 2, 4, None)
+        newest = await chat.send("D")
+        await newest.end()
+        assert brief(*await chat.view()) == "uB aB uD aD"
+        length = len(await events_of(chat))
+
+        assert [message.content for message in await chat.undo(replaced.turn_id)] == ["A"]
+        with pytest.raises(NothingToRetract):
+            await chat.undo(condensed.turn_id)
+        assert len(await events_of(chat)) == length
+
+
 async def _forget(chat: Conversation, begin: int, end: int, summary: str | None) -> None:
     view = await chat.view()
     ids = tuple(event.id for event in view[begin:end])

@@ -669,29 +669,33 @@ class Turns:
             (running.turn_id, "interrupted")
         ]
 
-    def _undo(self, _: int) -> None:
+    def _undo(self, number: int) -> None:
         state = self.working.state
         running = state.turns.running
         said = [e for e in state.view if isinstance(e, UserMessageEvent) and not e.is_reminder]
         said = [event for event in said if event.turn_id is not None]
         newest = said[-1].turn_id if said else None
+        named = (None, newest, said[0].turn_id if said else None, "unknown")[number % 4]
         length = len(self.events)
         try:
-            messages = self.do(Undo())
+            messages = self.do(Undo(named))
         except ConversationNotFound:
             assert not length
         except TurnInProgress:
             assert running is not None
         except NothingToRetract:
-            assert newest is None
+            assert newest is None or named == "unknown"
         except NotRetractable as refused:
-            if refused.reason == "by_hand":
+            if refused.reason == "not_newest":
+                assert named in {event.turn_id for event in said} - {newest}
+            elif refused.reason == "by_hand":
                 assert self.by_hand
             else:
                 assert any(isinstance(event, CondensationEvent) for event in self.events)
         else:
             assert running is None
             assert newest is not None
+            assert named in {None, newest}
             assert messages == tuple(event for event in said if event.turn_id == newest)
             assert not [event for event in self.working.state.view if event.turn_id == newest]
             assert [event.kind for event in self.events[length:]] == ["retraction"]

@@ -100,6 +100,7 @@ COMMANDS: list[FromOutside[Any]] = [  # each has a reply of its own
     Interrupt("t1", expected=Expected("alice", behalf=Behalf("alice", ("read", "write"), "chat"))),
     Interrupt(expected=Expected(behalf=Behalf("root", ("admin",)))),
     Undo(),
+    Undo("t1"),
     Pause(),
     Resume(),
     Answer({"c1": True, "c2": "no"}),
@@ -113,6 +114,14 @@ COMMANDS: list[FromOutside[Any]] = [  # each has a reply of its own
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda each: type(each).__name__)
 def test_a_command_comes_out_as_it_went_in(command: FromOutside[object]) -> None:
     assert decode_ask(encode_ask("alice:chat", command)) == ("alice:chat", command)
+
+
+def test_a_field_that_is_left_at_none_goes_unsaid() -> None:
+    """An older process refuses a command with a field that it does not know."""
+    assert json.loads(encode_ask("alice", Undo())) == {
+        "conversation_id": "alice",
+        "command": "Undo",
+    }
 
 
 def test_every_command_of_a_caller_can_be_said() -> None:

@@ -125,6 +125,24 @@ async def test_undo_takes_the_newest_turn_back_and_returns_its_messages(world: W
     assert [event["content"] for event in view["events"]] == ["one", "a(one)"]
 
 
+async def test_an_undo_that_is_sent_again_takes_no_other_turn_back(world: World) -> None:
+    await world.answered("alice", "one")
+    await world.answered("alice", "two")
+    two = (await world.http.get(f"{HERE}/view")).json()["events"][-1]
+    body = {"turn_id": two["turn_id"]}
+
+    first = await world.http.post(f"{HERE}/undo", json=body)
+    again = await world.http.post(f"{HERE}/undo", json=body)
+
+    assert (first.status_code, first.json()) == (again.status_code, again.json())
+    assert [message["content"] for message in again.json()["messages"]] == ["two"]
+    view = (await world.http.get(f"{HERE}/view")).json()
+    assert [event["content"] for event in view["events"]] == ["one", "a(one)"]
+    await world.answered("alice", "three")
+    late = await world.http.post(f"{HERE}/undo", json={"turn_id": view["events"][0]["turn_id"]})
+    assert (late.status_code, late.json()["reason"]) == (409, "not_newest")
+
+
 async def test_a_message_replaces_an_earlier_one_and_what_came_after_it(world: World) -> None:
     await world.send("alice", "one", idempotency_key="m1", prefer="wait=60")
     await world.answered("alice", "two")
