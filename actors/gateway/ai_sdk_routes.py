@@ -78,6 +78,8 @@ class ChatBody(Given):
     id: str
     messages: list[Message] = Field(min_length=1)
     trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
+    message_id: str | None = Field(default=None, alias="messageId")
+    """With `regenerate-message`: the assistant message that is to be regenerated, if named."""
     on_overlap: OnOverlap | None = None
 
 
@@ -120,28 +122,33 @@ async def _send(caller: ConversationCaller, message: Message, body: ChatBody) ->
         turn = await send(message.id, None)
         if not turn.is_duplicate:
             return turn
-    before, newest = await _versions(conversation, message.id)
-    if newest is None:
+    versions = await _versions(conversation, message.id)
+    if not versions:
         return await send(message.id, None)  # known, but no turn answers it: report the conflict
+    *earlier, newest = versions
     if body.trigger == "regenerate-message":
-        turn = await conversation.turn(newest)
-        if await turn.ended() is None:
-            return turn  # the reply to the same request was lost
+        # The reply to the same request was lost: it asks for another answer in place of an earlier
+        # one than the newest, or of one that is not there yet.
+        named = body.message_id
+        is_repeat = named != newest.turn_id and named in {turn.turn_id for turn in earlier}
+        if is_repeat or await newest.ended() is None:
+            return newest
     else:
-        with suppress(MessageIdConflict):
-            return await send(newest, before)  # known already, unless its content differs
-    return await send(next_version(newest), newest)
+        with suppress(MessageIdConflict):  # known already, unless its content differs
+            return await send(newest.message_id, earlier[-1].message_id if earlier else None)
+    return await send(next_version(newest.message_id), newest.message_id)
 
 
-async def _versions(conversation: Conversation, client_id: str) -> tuple[str | None, str | None]:
-    """Return the newest version of a message in the log, and the version before it."""
-    before, newest, looked_for = None, None, client_id
+async def _versions(conversation: Conversation, client_id: str) -> list[Turn]:
+    """Return the turns of all versions of a message in the log, oldest first."""
+    found: list[Turn] = []
+    looked_for = client_id
     while True:
         try:
-            await conversation.turn(looked_for)
+            found.append(await conversation.turn(looked_for))
         except (ConversationNotFound, MessageNotFound):
-            return before, newest
-        before, newest, looked_for = newest, looked_for, next_version(looked_for)
+            return found
+        looked_for = next_version(looked_for)
 
 
 @ai_sdk.get(f"{HERE}/stream", responses={204: {}})

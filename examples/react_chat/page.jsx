@@ -45,7 +45,7 @@ function Chat({ before }) {
         <button type="button" disabled={!isBusy} onClick={stop}>
           Stop
         </button>
-        <button type="button" disabled={isBusy} onClick={() => chat.regenerate()}>
+        <button type="button" disabled={isBusy} onClick={() => chat.regenerate({ messageId: chat.messages.at(-1)?.id })}>
           Regenerate
         </button>
       </form>

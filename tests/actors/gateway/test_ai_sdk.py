@@ -232,6 +232,25 @@ async def test_a_regeneration_that_is_sent_again_while_it_runs_is_one(talk: Talk
     assert agent.turns == ["stream one"] * 2
 
 
+async def test_a_regeneration_of_a_named_answer_that_is_sent_again_is_one(talk: Talk) -> None:
+    """A reply was lost, and the turn is over by the time that the client asks again."""
+    await talk.said("one", id="m1")
+    messages = await talk.transcript()
+    named = messages[-1]["id"]
+    for chat in ("b", "c"):
+        await talk.open(chat, messages=messages)
+        await talk.client.do("regenerate", chat, messageId=named)
+        shown = await talk.client.do("done", chat)
+        assert shown["messages"] == await talk.transcript()
+    assert talk.world.agent.turns == ["one"] * 2
+
+    newest = (await talk.transcript())[-1]["id"]
+    assert newest != named
+    await talk.client.do("regenerate", "c", messageId=newest)
+    await talk.client.do("done", "c")
+    assert talk.world.agent.turns == ["one"] * 3
+
+
 # --- leaving and coming back ---------------------------------------------------------------------
 
 
