@@ -39,6 +39,7 @@ __all__ = [
     "Share",
     "allows",
     "check_authorize",
+    "check_principal",
     "find_place",
     "is_allowed",
     "owner_of",
@@ -124,6 +125,12 @@ def check_authorize(authorize: Authorize) -> None:
             "authorize is an async function, and it is called without await; it takes a function "
             "that returns True or False; `authenticate` may await, and keep what it finds"
         )
+
+
+def check_principal(said: object) -> None:
+    """Raise `TypeError` unless `authenticate` returned a principal: another may have its names."""
+    if not isinstance(said, Principal):
+        raise TypeError(f"authenticate returned {type(said).__name__}; it returns a Principal")
 
 
 def is_allowed(

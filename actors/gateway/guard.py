@@ -9,8 +9,8 @@ A request without a body need not declare a type. Such a request is never a form
 declares one; if a script of another site sends it, the browser names that site.
 
 A client that reads nothing of its response for a while is cut off. On trio the listener does this,
-since hypercorn shields its writes from all cancellation. Each exception of the application ends
-here, with a log line that has its type and its place, and nothing of the request.
+since hypercorn shields its writes from all cancellation. Each exception of the application, and
+each panic, ends here, with a log line that has its type and its place, and nothing of the request.
 """
 
 from __future__ import annotations
@@ -120,7 +120,11 @@ class Guard:
             # The rest of the body is not read: the connection cannot be used again.
             reply = problem_reply(refused.problem, refused.facts, headers={"Connection": "close"})
             await reply(scope, receive, out)
-        except Exception as error:  # noqa: BLE001 - the server behind would log its text
+        except BaseException as error:
+            # The server behind would log its text; on trio it would end with what is no Exception,
+            # such as a panic in an extension module.
+            if _is_for_all(error):
+                raise
             self._log(scope, error)
             if not out.has_begun:
                 await problem_reply(OWN["internal"])(scope, receive, out)
@@ -183,8 +187,8 @@ class Guard:
         raise Refused(OWN["too-slow"])
 
     @staticmethod
-    def _log(scope: Scope, error: Exception) -> None:
-        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+    def _log(scope: Scope, error: BaseException) -> None:
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]
         if isinstance(error, _Stalled):
             _logger.info("client cut off: it does not read its response", method=scope["method"])
@@ -196,6 +200,14 @@ class Guard:
         _logger.warning(
             "request failed", method=scope["method"], error=type(error).__name__, place=place
         )
+
+
+def _is_for_all(error: BaseException) -> bool:
+    """Return True for what ends more than one request: a cancellation, or an end of the process."""
+    kinds = (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit, GeneratorExit)
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(kinds) is not None
+    return isinstance(error, kinds)
 
 
 class _Left(Exception):

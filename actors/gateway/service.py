@@ -33,6 +33,7 @@ from .access import (
     Principal,
     Rates,
     Share,
+    check_principal,
     find_place,
     is_allowed,
     owner_of,
@@ -165,6 +166,7 @@ class Service:
         principal = await self._authenticate(request)
         if principal is None:
             raise ProblemRaised(OWN["unauthenticated"])
+        check_principal(principal)
         wait_s = self._rates.take(principal.name)
         if wait_s:
             raise ProblemRaised(OWN["too-many-requests"], retry_after_s=wait_s)

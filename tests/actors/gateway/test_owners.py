@@ -313,6 +313,17 @@ async def test_only_a_plain_yes_of_the_application_lets_a_request_in() -> None:
             assert reply.status_code == status, said
 
 
+async def test_an_authentication_that_returns_no_principal_lets_nobody_in() -> None:
+    """The class has the names of a principal, and its `is_admin` is true."""
+
+    async def log_in(_: object) -> Principal:
+        return Principal  # type: ignore[return-value]
+
+    async with wired(authenticate=log_in, authorize=lambda *_: True) as wire:
+        for path in ("/v1/self", "/v1/conversations/a/events?live=false"):
+            assert (await wire.ask("alice", "GET", path)).status_code == 500
+
+
 async def test_what_a_principal_may_read_it_may_fork_to_where_it_may_write() -> None:
     async with wired(alices_notes, notes_are_read_only) as wire:
         await wire.say("alice", "notes", "buy milk")

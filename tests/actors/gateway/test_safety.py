@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from starlette.requests import HTTPConnection
 
 from tests.actors.conversations.worlds import HeldAgent
 from turnkeeper.actors import Conversations, MemoryJournal, gateway
@@ -374,6 +375,31 @@ async def test_one_principal_cannot_use_up_what_another_may_send(tmp_path: Path)
 
     assert [reply.status_code for reply in found] == [200, 200, 429, 200]
     assert int(found[2].headers["Retry-After"]) > 0
+
+
+class Panic(BaseException):
+    """What an extension module raises, and no `except Exception` catches."""
+
+
+@pytest.mark.parametrize(
+    "raised", [Panic("hidden"), BaseExceptionGroup("hidden", [Panic("hidden")])], ids=repr
+)
+async def test_what_is_no_exception_ends_one_request_and_not_the_server(
+    raised: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server on trio ended with it."""
+
+    async def log_in(request: HTTPConnection) -> gateway.Principal:
+        if request.headers["authorization"] != "Bearer alice":
+            raise raised
+        return gateway.Principal("alice")
+
+    async with opened(gateway.GatewayLimits(), log_in) as world:
+        wrong = await world.ask("GET", "/v1/self", "odd")
+        assert (wrong.status_code, wrong.json()["type"]) == (500, "urn:turnkeeper:internal")
+        assert (await world.ask("GET", "/v1/self", "alice")).status_code == 200
+    assert "Panic" in caplog.text
+    assert "hidden" not in caplog.text
 
 
 def test_a_rate_fills_again_with_time() -> None:
