@@ -56,6 +56,7 @@ from .wire import (
     deletion_json,
     erasure_json,
     event_json,
+    exported_line,
     hit_json,
     rejection_json,
     row_json,
@@ -582,14 +583,17 @@ async def verify(caller: Reading) -> Response:
 
 @router.get(f"{HERE}/export")
 async def export(caller: Reading) -> Response:
-    """Return the conversation as JSON Lines, with each event byte for byte as it is stored."""
+    """Return the conversation as JSON Lines, with each event byte for byte as it is stored.
+
+    Of a fork of another principal's conversation, the id of that conversation is left out.
+    """
     await caller.check_exists()
     journal = caller.service.conversations.journal
 
     async def feed(write: Write) -> None:
         async with aclosing(export_lines(journal, [caller.conversation_id])) as lines:
             async for line in lines:
-                await write(f"{line}\n".encode())
+                await write(f"{exported_line(line, caller.rename)}\n".encode())
 
     return EventStream(feed, media_type="application/x-ndjson")
 

@@ -25,6 +25,7 @@ __all__ = [
     "deletion_json",
     "erasure_json",
     "event_json",
+    "exported_line",
     "logged_json",
     "piece_json",
     "rejection_json",
@@ -54,6 +55,18 @@ def event_json(event: Event, rename: Rename) -> Json:
     if isinstance(event, ForkedFromEvent):
         value["conversation_id"] = rename(event.conversation_id)
     return value
+
+
+def exported_line(line: str, rename: Rename) -> str:
+    """Return a line of an export, without a fork's parent that the client may not know of."""
+    if '"kind":"forked_from"' not in line:
+        return line
+    record = json.loads(line)
+    event = record.get("event")
+    if record.get("kind") != "forked_from" or not event or rename(event["conversation_id"]):
+        return line
+    event["conversation_id"] = ""
+    return json.dumps(record, separators=(",", ":"))
 
 
 def logged_json(logged: LoggedEvent, rename: Rename) -> Json:

@@ -20,6 +20,7 @@ from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import UserMessageEvent
 from turnkeeper.actors.gateway import Place, Principal
 from turnkeeper.actors.gateway.access import Action, allows
+from turnkeeper.actors.journals.transfer import import_lines
 from turnkeeper.runtime.testing import Node, Simulation, simulate
 
 from .test_safety import EVERYWHERE
@@ -322,6 +323,21 @@ async def test_an_authentication_that_returns_no_principal_lets_nobody_in() -> N
     async with wired(authenticate=log_in, authorize=lambda *_: True) as wire:
         for path in ("/v1/self", "/v1/conversations/a/events?live=false"):
             assert (await wire.ask("alice", "GET", path)).status_code == 500
+
+
+async def test_an_export_does_not_name_the_parent_of_a_fork_to_others() -> None:
+    async with wired(alices_notes) as wire:
+        await wire.say("alice", "private", '"kind":"forked_from"')
+        await wire.ask("alice", "POST", "/v1/conversations/private/fork", {"id": "notes"})
+        hers = await wire.ask("alice", "GET", "/v1/conversations/notes/export")
+        shared = await wire.ask("bob", "GET", "/v1/conversations/notes-of-alice/export")
+
+        assert '"conversation_id":"alice:private"' in hers.text
+        assert shared.text == hers.text.replace("alice:private", "")
+        journal = MemoryJournal()
+        async with journal:
+            await import_lines(journal, shared.text.splitlines())
+            assert await journal.read("alice:notes", after=0, limit=10)
 
 
 async def test_what_a_principal_may_read_it_may_fork_to_where_it_may_write() -> None:
