@@ -143,6 +143,59 @@ async def test_an_undo_that_is_sent_again_takes_no_other_turn_back(world: World)
     assert (late.status_code, late.json()["reason"]) == (409, "not_newest")
 
 
+NAMED = {"Idempotency-Key": "again", "Prefer": "wait=60"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "repeat"),
+    [
+        (("POST", "/messages", '{"content": "x"}', NAMED), "same"),
+        (("PATCH", "", '{"title": "T"}', NAMED), "same"),
+        (("POST", "/undo", '{"turn_id": "TURN"}', {}), "same"),
+        (("POST", "/pause", "", {}), "unchanged"),
+        (("POST", "/resume", "", {}), "unchanged"),
+        (("POST", "/retract", '{"turn_id": "TURN"}', {}), "nothing-to-retract"),
+        (("POST", "/retract", '{"event_ids": ["EVENT"]}', {}), "not-admitted"),
+        (("POST", "/fork", '{"id": "copy"}', {}), "conversation-exists"),
+        (("DELETE", "", "", {}), "conversation-not-found"),
+        (("POST", "/messages", '{"content": "x"}', {"Prefer": "wait=60"}), "once more"),
+        (("PATCH", "", '{"title": "T"}', {}), "once more"),
+        (("POST", "/undo", "", {}), "once more"),
+    ],
+)
+async def test_a_request_that_is_sent_again_does_what_the_page_says(
+    world: World, asked: tuple[str, str, str, dict[str, str]], repeat: str
+) -> None:
+    method, part, body, headers = asked
+    await world.answered("alice", "one")
+    await world.answered("alice", "two")
+    if part == "/resume":
+        await world.http.post(f"{HERE}/pause")
+    newest = (await world.http.get(f"{HERE}/view")).json()["events"][-1]
+    body = body.replace("TURN", newest["turn_id"]).replace("EVENT", newest["id"])
+
+    async def ask() -> httpx.Response:
+        return await world.http.request(method, HERE + part, content=body, headers=headers)
+
+    async def head() -> int | None:
+        head: int | None = (await world.http.get(HERE)).json().get("head")
+        return head
+
+    first, written, second = await ask(), await head(), await ask()
+
+    assert first.is_success
+    assert (await head() == written) is (repeat != "once more")
+    match repeat:
+        case "same":
+            assert second.json() == first.json()
+        case "unchanged":
+            assert (first.json(), second.json()) == ({"changed": True}, {"changed": False})
+        case "once more":
+            assert second.is_success
+        case problem:
+            assert second.json()["type"] == f"urn:turnkeeper:{problem}"
+
+
 async def test_a_message_replaces_an_earlier_one_and_what_came_after_it(world: World) -> None:
     await world.send("alice", "one", idempotency_key="m1", prefer="wait=60")
     await world.answered("alice", "two")
