@@ -597,7 +597,8 @@ class OwnedElsewhere(OwnershipLost):
     def __init__(self, owned: str, owner: str) -> None:
         super().__init__(
             f"{owned} is owned by {owner}, which is alive; nothing was changed; "
-            "send to that owner, stop it, or take over explicitly"
+            "send to that owner, or stop it; SQLiteJournal(path, takeover=True) takes a file from "
+            "an owner that hangs"
         )
         self.owner = owner
 

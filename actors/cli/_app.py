@@ -2,7 +2,8 @@
 
 Results go to standard output, everything else to standard error. Exit status: 0 if every promise
 held; 1 if a promise was broken, the worker failed, or a log cannot be read; 2 if the arguments or a
-part of the input cannot be used (the rest of the input has run); 130 if stopped by Ctrl-C.
+part of the input cannot be used (the rest of the input has run), or the output cannot be written;
+130 if stopped by Ctrl-C; 141 if the reader of the output has left, as `head` does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from enum import StrEnum
 from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
-from typing import Annotated, NamedTuple, NoReturn, Protocol
+from typing import Annotated, Any, NamedTuple, NoReturn, Protocol
 
 import anyio
 import typer
@@ -31,7 +32,18 @@ from ..journals.sqlite.journal import SQLiteJournal
 from ..recordings.samples import read_samples
 from ..recordings.transcripts import InputProblem, RecordedConversation, parse_recorded
 from ._display import Display, print_list, print_report, printable
-from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, print_json
+from ._exits import (
+    BROKEN,
+    INTERRUPTED,
+    SEEDS,
+    UNUSABLE,
+    AsJson,
+    Seed,
+    fail,
+    finite,
+    print_json,
+    told_output,
+)
 from ._journal import COMMANDS
 from ._journal_jobs import list_all
 from ._naming import conversation_names
@@ -84,7 +96,19 @@ class _Formatter(Protocol):
 
 
 class _Commands(TyperGroup):
-    """Lists the commands by their purpose."""
+    """Lists the commands by their purpose, and tells if their output cannot be written."""
+
+    # The types of click's arguments are in typer's own copy of click, which is private.
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401
+        """Read the arguments; `--help` and `--version` print here."""
+        with told_output():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Run the command."""
+        with told_output():
+            return super().invoke(ctx)
 
     def format_commands(self, _ctx: object, formatter: _Formatter) -> None:
         for title, commands in _SECTIONS.items():
@@ -245,7 +269,12 @@ def replay(
     ] = 0,
     pace: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0.0, help="How long each step of an agent takes."),
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            callback=finite,
+            help="How long each step of an agent takes.",
+        ),
     ] = 0.0,
     seed: Seed = None,
     as_json: AsJson = False,

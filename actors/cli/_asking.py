@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from turnkeeper.runtime import TurnkeeperError
 
 from ..errors import ConversationNotFound, CorruptLog
 from ._display import printable
-from ._exits import BROKEN, INTERRUPTED, UNUSABLE, fail
+from ._exits import BROKEN, INTERRUPTED, UNUSABLE, fail, forget_output
 from ._journal_jobs import is_url
 from ._naming import is_text
 
@@ -63,18 +62,12 @@ def told(db: str) -> Iterator[None]:
     except TurnkeeperError as error:
         fail(UNUSABLE, " ".join(str(error).split()))
     except BrokenPipeError:
-        _forget_output()  # the reader of the pipe has left
-        raise typer.Exit(BROKEN) from None
+        raise  # `told_output` gives the exit status
     except OSError as error:
-        _forget_output()
+        forget_output()
         fail(UNUSABLE, f"{error.filename or 'output'}: {error.strerror}; the rest was not written")
     except KeyboardInterrupt:
         fail(INTERRUPTED, "stopped by Ctrl-C")
-
-
-def _forget_output() -> None:
-    """Discard buffered output, so that Python does not try to write it again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def refuse_url(db: str) -> None:

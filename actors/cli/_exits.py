@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import math
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, NoReturn
 
 import typer
@@ -14,17 +18,23 @@ from rich.text import Text
 
 __all__ = [
     "BROKEN",
+    "CUT_SHORT",
     "INTERRUPTED",
     "SEEDS",
     "UNUSABLE",
     "AsJson",
     "Seed",
     "fail",
+    "finite",
     "for_programs",
+    "forget_output",
     "print_json",
+    "told_output",
 ]
 
 BROKEN, UNUSABLE, INTERRUPTED = 1, 2, 130
+CUT_SHORT = 141
+"""The reader of the output has left, as `head` does; a shell says 128 + SIGPIPE of others, too."""
 SEEDS = 1 << 16
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -56,3 +66,46 @@ def fail(status: int, what: str) -> NoReturn:
     """Print the reason in one line, and exit."""
     Console(stderr=True, highlight=False).print(Text(f"turnkeeper: {what}"), soft_wrap=True)
     raise typer.Exit(status)
+
+
+def finite(value: float | None) -> float | None:
+    """Return the value of an option; refuse infinity and NaN."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter("must be a finite number")
+    return value
+
+
+_OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+
+@contextmanager
+def told_output() -> Iterator[None]:
+    """Flush standard output at the end; tell in one line if it cannot be written.
+
+    Without the flush, Python itself would write what is buffered, after the command has chosen its
+    exit status.
+    """
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        forget_output()
+        raise typer.Exit(CUT_SHORT) from None
+    except SystemExit as left:
+        # A console of rich's exits with 1 when its pipe breaks.
+        if isinstance(left.__context__, BrokenPipeError):
+            raise typer.Exit(CUT_SHORT) from None
+        raise
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OUTPUT_ERRORS:
+            raise
+        forget_output()
+        fail(UNUSABLE, f"output: {error.strerror}; the rest was not written")
+
+
+def forget_output() -> None:
+    """Discard buffered output, so that Python does not try to write it again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -41,7 +41,7 @@ from ._asking import (
     without_password,
 )
 from ._display import print_list, printable
-from ._exits import BROKEN, UNUSABLE, AsJson, fail, for_programs, print_json
+from ._exits import BROKEN, UNUSABLE, AsJson, fail, finite, for_programs, print_json
 from ._journal_jobs import is_url, progress
 from ._look import show
 
@@ -106,6 +106,8 @@ def export(
     fails, it leaves no file.
     """
     names = list(dict.fromkeys(conversations or ()))
+    if output is None and sys.stdout is None:
+        fail(UNUSABLE, "standard output is closed; name a file with --output")
     with told(db):
         refuse_odd(names, db)
         if target is Target.OPENHANDS:
@@ -386,6 +388,7 @@ def delete(
         typer.Option(
             metavar="DAYS",
             min=0.0,
+            callback=finite,
             help="Delete only conversations without a new record for this many days; without "
             "names, all of those.",
             show_default=False,

@@ -32,7 +32,7 @@ from turnkeeper.runtime import TurnkeeperError
 from ..errors import JournalRefused, JournalUnavailable
 from ..owner.draining import check_drain
 from ._asking import Schema
-from ._exits import BROKEN, UNUSABLE, fail
+from ._exits import BROKEN, UNUSABLE, fail, finite
 from ._journal_jobs import LEASE_S, open_journal
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def serve(
         typer.Option(
             metavar="SECONDS",
             min=0.0,
+            callback=finite,
             help="How long running turns may go on after a signal to stop.",
         ),
     ] = 10.0,
@@ -151,6 +152,7 @@ def serve(
         typer.Option(
             metavar="SECONDS",
             min=1.0,
+            callback=finite,
             help="With --postgres: how long after a machine died others may take over its "
             "conversations.",
         ),
@@ -160,6 +162,7 @@ def serve(
         typer.Option(
             min=0.0,
             metavar="SECONDS",
+            callback=finite,
             help="With --postgres: how long to wait at the start if the database cannot be "
             "reached.",
         ),

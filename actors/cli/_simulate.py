@@ -15,7 +15,7 @@ from rich.text import Text
 
 from turnkeeper.runtime import Ports
 
-from ._exits import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, print_json
+from ._exits import BROKEN, INTERRUPTED, UNUSABLE, AsJson, fail, finite, print_json
 
 if TYPE_CHECKING:  # loading the simulator takes longer than loading all other commands
     from turnkeeper.runtime.testing import Policy, Run
@@ -58,7 +58,11 @@ def simulate(
     minutes: Annotated[
         float | None,
         typer.Option(
-            metavar="N", min=0.0, help="Stop after this many minutes.", show_default="no limit"
+            metavar="N",
+            min=0.0,
+            callback=finite,
+            help="Stop after this many minutes.",
+            show_default="no limit",
         ),
     ] = None,
     seed: Annotated[

@@ -20,7 +20,7 @@ from turnkeeper.runtime import Ports, TurnkeeperError
 
 from ._crowd import Crowd
 from ._display import printable
-from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, print_json
+from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, finite, print_json
 from ._protocol import StartStress
 from ._replay import WorkerLost
 from ._stress_display import StressDisplay, print_stress_report
@@ -64,10 +64,14 @@ def stress(
         ),
     ] = 0.3,
     rate: Annotated[
-        float, typer.Option(metavar="N", min=0.01, help="Chat messages a second, in total.")
+        float,
+        typer.Option(
+            metavar="N", min=0.01, callback=finite, help="Chat messages a second, in total."
+        ),
     ] = 100.0,
     duration: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1.0, help="How long to send.")
+        float,
+        typer.Option(metavar="SECONDS", min=1.0, callback=finite, help="How long to send."),
     ] = 30.0,
     kills: Annotated[
         int, typer.Option(metavar="N", min=0, help="How often to kill the worker with SIGKILL.")

@@ -22,7 +22,7 @@ from rich.text import Text
 from turnkeeper.runtime import Ports
 
 from ._display import print_list, printable
-from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, print_json
+from ._exits import BROKEN, INTERRUPTED, SEEDS, UNUSABLE, AsJson, Seed, fail, finite, print_json
 
 if TYPE_CHECKING:
     from ..torture.checker import Verdict
@@ -73,6 +73,7 @@ def torture(
         typer.Option(
             metavar="N",
             min=1.0,
+            callback=finite,
             help="How long they send.",
             show_default="30, or no limit with --messages",
         ),

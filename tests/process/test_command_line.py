@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 from rich.cells import cell_len
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import turnkeeper
@@ -133,3 +134,68 @@ def test_a_shell_completes_commands_options_and_names(
     assert ran.stdout.split() == found
     assert ran.stderr == ""
     assert not Path(f"{db}.none").exists()
+
+
+@pytest.mark.parametrize("is_unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify", ""),
+        ("show", "", "--json"),
+        ("export", "", "--to", "openai"),
+        ("--help",),
+        ("show", "--help"),
+        ("--version",),
+    ],
+    ids=" ".join,
+)
+def test_output_that_nobody_takes_has_an_exit_status_of_its_own(
+    db: Path, arguments: tuple[str, ...], is_unbuffered: str
+) -> None:
+    """1 would say that the log is damaged, and Python's own traceback says nothing to a user."""
+    command = [*COMMAND, *(word or db for word in arguments)]
+    env = {**os.environ, "PYTHONUNBUFFERED": is_unbuffered}
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    left = subprocess.run(
+        command, stdout=writing, stderr=subprocess.PIPE, env=env, text=True, check=False
+    )
+    os.close(writing)
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        filled = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, env=env, text=True, check=False
+        )
+
+    assert (left.returncode, left.stderr) == (141, "")
+    assert filled.stderr == (
+        "turnkeeper: output: No space left on device; the rest was not written\n"
+    )
+    assert filled.returncode == 2
+
+
+def test_an_export_to_a_closed_standard_output_is_refused(db: Path) -> None:
+    with subprocess.Popen(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "export", db], stderr=subprocess.PIPE
+    ) as process:
+        _, errors = process.communicate()
+
+    assert process.returncode == 2
+    assert errors == b"turnkeeper: standard output is closed; name a file with --output\n"
+
+
+NUMBERS = [
+    (name, option.opts[0])
+    for name, command in vars(get_command(app))["commands"].items()
+    for option in command.params
+    if isinstance(getattr(option, "min", None), float)
+]
+
+
+@pytest.mark.parametrize(("name", "option"), NUMBERS)
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_an_option_that_is_a_number_is_a_finite_one(name: str, option: str, value: str) -> None:
+    result = CliRunner().invoke(app, [name, "1", option, value])
+
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.stderr
