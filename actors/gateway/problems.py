@@ -311,7 +311,12 @@ OWN: Mapping[str, Problem] = {
         _ANOTHER,
         Problem(413, "too-large", "the body is too large"),
         Problem(415, "not-json", "send Content-Type: application/json"),
-        Problem(421, "unknown-host", "this server is not known by that name"),
+        Problem(
+            421,
+            "unknown-host",
+            "this server is not known by the name in `Host`; its operator can allow it (`hosts`, or "
+            "`turnkeeper serve --allow-host`)",
+        ),
         Problem(422, "invalid-request", "nothing was written; `errors` says what to correct"),
         Problem(422, "invalid-id", _INVALID_ID),
         Problem(422, "too-deep", "the body is nested too deeply"),
