@@ -27,7 +27,7 @@ const KEYS = [
 class Inspector extends HTMLElement {
   #list = new ConversationList();
   #main = h("main", { id: "main", tabindex: -1 });
-  #notices = h("div", { role: "status" });
+  #notices = h("div.away", { role: "status" });
   #chips = h("div.rest");
   #links = {};
   #page = null;
