@@ -314,8 +314,8 @@ OWN: Mapping[str, Problem] = {
         Problem(
             421,
             "unknown-host",
-            "this server is not known by the name in `Host`; its operator can allow it (`hosts`, or "
-            "`turnkeeper serve --allow-host`)",
+            "this server is not known by the name in `Host`; its operator can allow it (`hosts`, "
+            "or `turnkeeper serve --allow-host`)",
         ),
         Problem(422, "invalid-request", "nothing was written; `errors` says what to correct"),
         Problem(422, "invalid-id", _INVALID_ID),

@@ -244,6 +244,7 @@ async def test_a_server_answers_to_its_own_names_alone(guarded: Guarded) -> None
         for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io:80", "", "[::2]"):
             refused = await guarded.call(place, TOKENS["alice"], Host=host)
             assert refused.status_code == 421, place
+            assert "`hosts`" in refused.json()["detail"]
 
 
 async def test_an_address_of_ipv6_is_known_by_the_name_that_clients_write() -> None:
