@@ -267,10 +267,25 @@ class ConversationActor(Actor[Command | Query]):
         if enforced_away or self._is_wanted:
             ports = self._setup.ports
             await self._run([_Taken(Recover(enforced_away), ports.now(), ports.ids.block())])
+        newest = await self._find_newest()
         self.check_lease()  # there is no await from here to the end
         # Last, because `on_stop`, which takes it back, is not called if the start fails. Readers
         # find in the log what the last owner committed and could not publish.
-        self._setup.subscriptions.owner_began(self._conversation_id, self)
+        self._setup.subscriptions.owner_began(self._conversation_id, self, newest)
+
+    async def _find_newest(self) -> tuple[int, str] | None:
+        """Return the seq and the id of the newest event; None without events or readers here.
+
+        One look at the journal for all readers that have seen the whole log, in place of theirs.
+        """
+        seq = self._working.state.seq
+        if not seq or not self._setup.subscriptions.has_readers(self._conversation_id):
+            return None
+        try:
+            page = await self._setup.journal.read(self._conversation_id, after=seq - 1, limit=1)
+        except ConversationNotFound:
+            return None  # another process has deleted it: the lease has run out
+        return (seq, page[0].event_id) if page else None
 
     async def on_stop(self) -> None:
         for parked in self._parking.take_all() if self._parking is not None else ():

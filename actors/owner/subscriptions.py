@@ -198,13 +198,23 @@ class Subscriptions:
         """
         return sum(map(len, list(self._readers.values())))
 
-    def owner_began(self, conversation_id: str, owner: LiveOwner) -> None:
-        """Send readers to the journal for events that an earlier owner could not publish."""
+    def has_readers(self, conversation_id: str) -> bool:
+        """True if a live reader of the conversation is here, or one that was just dropped."""
+        return conversation_id in self._readers
+
+    def owner_began(
+        self, conversation_id: str, owner: LiveOwner, newest: tuple[int, str] | None = None
+    ) -> None:
+        """Send readers to the journal for events that an earlier owner could not publish.
+
+        `newest`: the seq and the id of the log's newest event, if the owner knows them. Readers
+        that have yielded it are not sent.
+        """
         self._owned[conversation_id] = owner
         self._unheard.discard(conversation_id)
         self._void_answer(conversation_id)
         for reader in self._live(conversation_id):
-            reader.look()
+            reader.owner_began(newest)
 
     def lease_lost(self) -> None:
         """End each owner here that may have been replaced, and send its readers to the journal."""
@@ -504,6 +514,17 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def look_for(self, seq: int) -> None:
         """Look at the journal if the event at `seq` was not yielded yet."""
         if self._cursor < seq:
+            self.look()
+
+    def owner_began(self, newest: tuple[int, str] | None) -> None:
+        """Note that an owner has begun in this process; look at the journal if this is behind it.
+
+        A reader that has yielded the newest event has missed nothing. The id tells the log from one
+        that was deleted and begun anew meanwhile.
+        """
+        if newest == (self._cursor, self._cursor_id):
+            self._wake()
+        else:
             self.look()
 
     def owner_ended(self, *, is_wanted: bool) -> None:

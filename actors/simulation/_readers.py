@@ -163,7 +163,8 @@ class ReaderWorld:
         if self._simulation.chance("takes it up", 0.5):
             logged = await self._commit(self._here, 1)
             self._publish_now(logged)
-        self._subscriptions.owner_began(_NAME, _Owner(self))
+        newest = (len(self._log), self._log[-1].id) if self._log else None
+        self._subscriptions.owner_began(_NAME, _Owner(self), newest)
 
     async def _end(self) -> None:
         """End the owner here; perhaps with events that it has not published."""

@@ -324,7 +324,7 @@ PROMISES = [
         "an owner begins without sending its readers to the journal",
         Subscriptions,
         "owner_began",
-        "reader.look()",
+        "reader.owner_began(newest)",
         "pass",
         test="tests/actors/owner/test_hints.py::"
         "test_a_reader_looks_at_the_journal_when_an_owner_begins",

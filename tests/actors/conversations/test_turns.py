@@ -18,12 +18,16 @@ from tests.actors.conversations.turn_worlds import (
     log_of,
     until,
 )
-from tests.actors.conversations.worlds import HeldAgent, WatchedJournal, verified
+from tests.actors.conversations.worlds import (
+    HeldAgent,
+    WatchedJournal,
+    until_passivated,
+    verified,
+)
 from turnkeeper.actors import (
     AgentExecutionStatus,
     Conversation,
     ConversationConfig,
-    Conversations,
     ImageContent,
     MemoryJournal,
     OnOverlap,
@@ -60,17 +64,6 @@ pytestmark = pytest.mark.anyio
 
 S = AgentExecutionStatus
 POLICIES: tuple[OnOverlap, ...] = ("queue", "interrupt", "steer", "rollback", "reject")
-
-
-async def until_passivated(conversations: Conversations, name: str) -> None:
-    """Until the conversation's actor has let itself be put away; fails where it never does."""
-    region = conversations._region
-    assert region is not None
-    for _ in range(10_000):
-        if await region.passivate(name):
-            return
-        await anyio.lowlevel.checkpoint()
-    raise AssertionError(f"{name} is kept active")
 
 
 async def status_of(chat: Conversation) -> AgentExecutionStatus:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 
 import anyio
+import anyio.lowlevel
 
 from turnkeeper.actors import (
     Conversation,
@@ -113,6 +114,17 @@ class WatchedJournal(MemoryJournal):
             is_unfinished=is_unfinished,
             listing=listing,
         )
+
+
+async def until_passivated(conversations: Conversations, name: str) -> None:
+    """Until the conversation's actor has let itself be put away; fails where it never does."""
+    region = conversations._region
+    assert region is not None
+    for _ in range(10_000):
+        if await region.passivate(name):
+            return
+        await anyio.lowlevel.checkpoint()
+    raise AssertionError(f"{name} is kept active")
 
 
 def brief(event: Event) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import anyio
 import pytest
 
-from tests.actors.conversations.worlds import HeldAgent
+from tests.actors.conversations.worlds import HeldAgent, until_passivated
 from tests.actors.core.logs import Maker
 from turnkeeper.actors import Conversations, MemoryJournal
 from turnkeeper.actors.core.limits import Limits
@@ -34,6 +35,7 @@ class DeafJournal(MemoryJournal):
         super().__init__()
         self.gate = anyio.Event()
         self.gate.set()
+        self.reads = 0
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         await anyio.sleep_forever()
@@ -42,6 +44,7 @@ class DeafJournal(MemoryJournal):
         self, conversation_id: str, *, after: int = 0, limit: int = 512
     ) -> Sequence[StoredRecord]:
         await self.gate.wait()
+        self.reads += 1
         return await super().read(conversation_id, after=after, limit=limit)
 
     async def write(self, epoch: int, first: int, *events: Event) -> None:
@@ -131,6 +134,65 @@ async def test_a_reader_looks_at_the_journal_when_an_owner_begins() -> None:
 
             assert found == [1, 2]
             group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("newest", "reads"),
+    [
+        pytest.param((1, "e1"), 0, id="it has seen all"),
+        pytest.param((2, "e1"), 1, id="it is behind"),
+        pytest.param((1, "e2"), 1, id="another log"),
+        pytest.param(None, 1, id="not known"),
+    ],
+)
+async def test_a_reader_that_has_yielded_the_newest_event_reads_nothing_when_an_owner_begins(
+    newest: tuple[int, str] | None, reads: int
+) -> None:
+    event = UserMessageEvent(id="e1", timestamp=datetime.now(UTC), content="hello")
+    async with DeafJournal() as journal:
+        epoch = (await journal.claim("c")).epoch
+        subscriptions = Subscriptions(journal)
+        await journal.write(epoch, 1, event)
+        reader = subscriptions.read("c", after=0, live=True)
+        found: list[int] = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(_read_on, reader, found)
+            await settle()
+            before = journal.reads
+
+            subscriptions.owner_began("c", Owner(), newest)
+            await settle()
+
+            assert (found, journal.reads - before) == ([1], reads)
+            subscriptions.publish("c", [LoggedEvent(2, Maker().user())])
+            await settle()
+            assert found == [1, 2], "it waits for the owner from then on"
+            group.cancel_scope.cancel()
+
+
+async def test_an_owner_that_begins_reads_once_for_all_readers_that_have_seen_all() -> None:
+    reads: list[int] = []
+    for readers in (1, 20):
+        journal = DeafJournal()
+        async with Conversations(HeldAgent(), journal=journal) as conversations:
+            conversation = conversations["c"]
+            await conversation.append(UserMessageEvent(content="hello"))
+            found: list[list[int]] = [[] for _ in range(readers)]
+            async with anyio.create_task_group() as group:
+                for each in found:
+                    group.start_soon(_read_on, conversation.events(), each)
+                await settle()
+                await until_passivated(conversations, "c")
+                await settle()
+                before = journal.reads
+
+                await conversation.append(UserMessageEvent(content="again"))
+                await settle()
+
+                reads.append(journal.reads - before)
+                assert found == [[1, 2]] * readers
+                group.cancel_scope.cancel()
+    assert reads[0] == reads[1]
 
 
 def _piece(answer: int, attempt: int, offset: int, text: str) -> TextDelta:
