@@ -31,7 +31,7 @@ from .limits import GatewayLimits
 from .problems import OWN, Problem
 from .replies import problem_reply
 
-__all__ = ["LOOPBACK_HOSTS", "Guard", "is_deeper"]
+__all__ = ["LOOPBACK_HOSTS", "Guard", "is_deeper", "is_for_all"]
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _READS = frozenset(("GET", "HEAD", "OPTIONS"))
@@ -123,7 +123,7 @@ class Guard:
         except BaseException as error:
             # The server behind would log its text; on trio it would end with what is no Exception,
             # such as a panic in an extension module.
-            if _is_for_all(error):
+            if is_for_all(error):
                 raise
             self._log(scope, error)
             if not out.has_begun:
@@ -202,7 +202,7 @@ class Guard:
         )
 
 
-def _is_for_all(error: BaseException) -> bool:
+def is_for_all(error: BaseException) -> bool:
     """Return True for what ends more than one request: a cancellation, or an end of the process."""
     kinds = (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit, GeneratorExit)
     if isinstance(error, BaseExceptionGroup):

@@ -63,6 +63,7 @@ from .access import (
     find_place,
     is_allowed,
 )
+from .guard import is_for_all
 from .limits import check_limits
 from .node_client import Broken, NodeClient, Unreachable
 from .node_keys import BadSignature, NodeKeys, PerhapsSeen, Seen, Signed, digest_of
@@ -481,7 +482,9 @@ class Node:
             await self._check_again(conversation_id, command)
         except TurnkeeperError:
             raise
-        except Exception as error:  # noqa: BLE001 - of the application's own functions
+        except BaseException as error:  # of the application's own functions
+            if is_for_all(error):
+                raise
             _logger.error(  # noqa: TRY400 - what is said must not be in it
                 "command of another node not authorized", error=type(error).__name__
             )

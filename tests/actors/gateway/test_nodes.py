@@ -1383,12 +1383,20 @@ async def test_a_command_for_a_principal_is_held_to_its_scopes_its_names_and_its
         assert isinstance(await told(sent(behalf("root", "admin", "alice:alice"), None)), Sent)
 
 
-@pytest.mark.parametrize("says_no", [False, True])
-async def test_an_authorization_that_fails_lets_nothing_through(*, says_no: bool) -> None:
+class Panic(BaseException):
+    """What an extension module raises, and no `except Exception` catches."""
+
+
+@pytest.mark.parametrize(
+    "failure", [None, LookupError("the list of rights cannot be read"), Panic()], ids=repr
+)
+async def test_an_authorization_that_fails_lets_nothing_through(
+    failure: BaseException | None,
+) -> None:
     def fails(principal: gateway.Principal, action: str, name: str | None) -> bool:
-        if says_no:
+        if failure is None:
             return "no"  # type: ignore[return-value]
-        raise LookupError("the list of rights cannot be read")
+        raise failure
 
     async with cluster() as made:
         owner = await made.machine(authenticate=by_header, authorize=fails)
