@@ -38,6 +38,7 @@ __all__ = [
     "Rates",
     "Share",
     "allows",
+    "check_access",
     "check_authorize",
     "check_principal",
     "find_place",
@@ -116,6 +117,30 @@ async def find_place(principal: Principal | None, local_id: str, share: Share | 
 def allows(principal: Principal, action: Action, _conversation: str | None) -> bool:
     """Return True if the principal has the scope of that name, or is an administrator."""
     return principal.is_admin or action in principal.scopes
+
+
+def check_access(
+    authenticate: Authenticate | None, authorize: Authorize, share: Share | None
+) -> None:
+    """Raise `InvalidInput` for functions that let everybody in, or fail every request."""
+    check_authorize(authorize)
+    for name, function in (("authenticate", authenticate), ("share", share)):
+        if function is not None and not _may_be_awaited(function):
+            raise InvalidInput(f"{name} is {function!r}; it takes an async function")
+    if authenticate is None:
+        for name, is_given in (("authorize", authorize is not allows), ("share", bool(share))):
+            if is_given:
+                raise InvalidInput(
+                    f"{name} is given without authenticate: it would never be called, and every "
+                    "request let in; give authenticate, too"
+                )
+
+
+def _may_be_awaited(function: object) -> bool:
+    """Return False if this is no function, or a plain one: what it returns cannot be awaited."""
+    if inspect.isroutine(function):
+        return inspect.iscoroutinefunction(inspect.unwrap(function))
+    return callable(function)
 
 
 def check_authorize(authorize: Authorize) -> None:

@@ -28,7 +28,7 @@ from ..conversations.conversations import Conversations
 from ..core.working_state import WhileDraining
 from ..errors import InvalidInput
 from ..owner.draining import Drained, check_drain
-from .access import Authenticate, Authorize, Share, allows, check_authorize
+from .access import Authenticate, Authorize, Share, allows, check_access
 from .ag_ui_routes import ag_ui
 from .ai_sdk_routes import ai_sdk
 from .events import feed_end
@@ -114,7 +114,9 @@ def app(
     `read_only`: answer 405 to every request that may write, before any other check. Raises
     `InvalidInput`.
     """
-    check_authorize(authorize)
+    if not isinstance(conversations, Conversations):
+        raise InvalidInput(f"gateway.app takes Conversations, and not {conversations!r}")
+    check_access(authenticate, authorize, share)
     for name, given in (("hosts", hosts), ("origins", origins)):
         if isinstance(given, str):
             raise InvalidInput(f"{name} must be a list of texts, such as [{given!r}], not one text")

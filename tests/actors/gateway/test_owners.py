@@ -290,6 +290,32 @@ async def test_an_error_of_the_framework_that_a_login_raises_keeps_its_meaning(
     assert reply.json()["type"] == f"urn:turnkeeper:{problem}"
 
 
+def test_access_that_lets_everybody_in_or_fails_every_request_is_refused_at_the_start() -> None:
+    conversations = Conversations(HeldAgent(), journal=MemoryJournal())
+
+    async def team(_: Principal, name: str) -> gateway.Place | None:
+        return None
+
+    def plain(*_: object) -> None:
+        return None
+
+    refused: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("authorize is given without authenticate", {"authorize": lambda *_: False}),
+        ("share is given without authenticate", {"share": team}),
+        ("authenticate is .* async function", {"authenticate": plain}),
+        ("authenticate is 'by_header'; .* async function", {"authenticate": "by_header"}),
+        ("share is .* async function", {"authenticate": by_header, "share": plain}),
+    )
+    for match, settings in refused:
+        with pytest.raises(InvalidInput, match=match):
+            gateway.app(conversations, **settings)
+    with pytest.raises(InvalidInput, match="takes Conversations"):
+        gateway.app(MemoryJournal())  # type: ignore[arg-type]
+
+    gateway.app(conversations, authenticate=partial(by_header), share=team)
+    gateway.app(conversations, authenticate=gateway.BearerTokens({}), authorize=lambda *_: False)
+
+
 async def test_only_a_plain_yes_of_the_application_lets_a_request_in() -> None:
     """What an async function returns is true, and so is the text "no"."""
 
@@ -298,7 +324,7 @@ async def test_only_a_plain_yes_of_the_application_lets_a_request_in() -> None:
 
     conversations = Conversations(HeldAgent(), journal=MemoryJournal())
     with pytest.raises(InvalidInput, match="async function"):
-        gateway.app(conversations, authorize=asks_a_service)  # type: ignore[arg-type]
+        gateway.app(conversations, authenticate=by_header, authorize=asks_a_service)  # type: ignore[arg-type]
     address = gateway.node_address("http://127.0.0.1:1")
     with pytest.raises(InvalidInput, match="async function"):
         gateway.Node(
