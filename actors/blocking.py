@@ -64,6 +64,8 @@ class Blocking:
 
     def __enter__(self) -> Self:
         """Start the thread and open the conversations. Raises as entering them does."""
+        if self._portal is not None:
+            raise RuntimeError("entered already; it is entered once, and shared between threads")
         with ExitStack() as stack:
             portal = stack.enter_context(start_blocking_portal(self._backend))
             self._loop_thread = portal.call(threading.get_ident)
@@ -76,7 +78,9 @@ class Blocking:
 
     def __exit__(self, *exc_info: object) -> None:
         self._portal = None
-        self._exit_stack.__exit__(None, None, None)
+        # A forked process has this object without the thread: there, leaving would wait for ever.
+        if os.getpid() == self._process:
+            self._exit_stack.__exit__(None, None, None)
 
     def __call__(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call an async function in the loop; return its result, or raise its error.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import os
 import signal
 import threading
 from collections import Counter
@@ -66,16 +67,21 @@ class TapeFile:
             "tape": json.loads(self.tape.to_json()),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f"{path.name}.new")
-        new.write_text(json.dumps(record) + "\n", encoding="utf-8")
-        new.replace(path)
+        # Two runs of the tests may write the same tape at once: each writes a file of its own.
+        new = path.with_name(f"{path.name}.{os.getpid()}.new")
+        try:
+            new.write_text(json.dumps(record) + "\n", encoding="utf-8")
+            new.replace(path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
 
     @staticmethod
     def read(path: Path) -> TapeFile:
         """Return the tape in a file; raise `ValueError` if there is none in it."""
         try:
             return TapeFile._of_record(json.loads(path.read_text(encoding="utf-8")))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} holds no tape of a run: {error}") from error
 
     @staticmethod
@@ -182,7 +188,8 @@ def run_campaign(
 
     The budget is a number of `seeds`, of real `seconds`, or both, whichever ends first; raises
     `ValueError` without either, and for fewer seeds than one. The first failure is made smaller, in
-    `shrink_runs_max` runs at most, and its tape is written to the file `tape`. `must_reach` names
+    `shrink_runs_max` runs at most, and its tape is written to the file `tape`; if it cannot be
+    written, the `OSError` has the failure as a note. `must_reach` names
     the marks that some run has to reach. With more than one of `processes`, the runs happen in
     forked ones; if a process cannot be forked here, or other threads are running, this one does it
     all. `backend`, `native_cancels` and `steps_max` are as for `simulate`.
@@ -223,7 +230,11 @@ def run_campaign(
     if failed is not None:
         failure = _smallest(world, settings, failed, shrink_runs_max)
         if tape is not None:
-            TapeFile.of(failure).write(tape)
+            try:
+                TapeFile.of(failure).write(tape)
+            except OSError as error:
+                error.add_note(f"the tape {tape} could not be written, of this run:\n{failure}")
+                raise
     return Campaign(
         runs=runs,
         steps=steps,

@@ -224,7 +224,11 @@ class AsyncioScheduler(Scheduler[_Lane]):
             return self._ready.pop(0) if self._ready else None
         if not self._ready:
             return None
-        lane = self._take(self._ready)
+        try:
+            lane = self._take(self._ready)
+        except Exception as error:
+            self._failed(error)
+            raise
         if lane is not None and self._until_cancel and lane.node is not None and lane.task:
             self._until_cancel -= 1
             if not self._until_cancel:

@@ -226,11 +226,8 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
         try:
             task = self._take(self._ready)
         except Exception as error:
-            self._is_over = True
             self._give_back()
-            assert self.simulation is not None, "trio steps inside a run"
-            self.simulation.is_over = False
-            self.simulation.broken("harness", f"the scheduler failed: {error!r}")
+            self._failed(error)
             raise
         if task is not None:
             self._places.append(task)
@@ -252,6 +249,8 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
         runner = self._runner
         if runner is None or self._calls or self._idempotent_calls:
             return 0.0
+        if self._error is not None:
+            return 0.0  # `shuffle` raises it as soon as trio has looked for I/O
         if runner.waiting_for_idle:
             return _REAL_WAIT_S  # tasks wait for the loop to be idle, as it is before the jump
         deadline = min(deadline, self._next_wake_up())

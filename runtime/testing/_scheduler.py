@@ -252,6 +252,13 @@ class Scheduler(ABC, Generic[Entry]):
         elif self.steps == 2 * self._steps_max:
             raise RuntimeError("the world does not end when it is cancelled")
 
+    def _failed(self, error: Exception) -> None:
+        """Report an error of a step that could not be chosen, such as that of a check."""
+        self._is_over = True
+        assert self.simulation is not None, "a scheduler takes steps inside a run"
+        self.simulation.is_over = False
+        self.simulation.broken("harness", f"the scheduler failed: {error!r}")
+
     def _clean_up(self) -> None:
         self._clean_up_steps += 1
         if self._clean_up_steps > _CLEAN_UP_STEPS_MAX:

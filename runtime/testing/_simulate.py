@@ -116,7 +116,10 @@ def run_once(world: World, settings: Settings, policy: Policy, tape: Tape) -> Ru
         with contextlib.nullcontext() if story is None else story.told():
             scheduler.run(simulation, world)
     except BaseException as error:
-        # A run that could not be ended leaves the backend's error; an interrupt goes on.
+        # A run that could not be ended leaves the backend's error; an interrupt goes on, out of
+        # the groups that trio packs it in.
+        if (interrupt := _interrupt_in(error)) is not None:
+            raise interrupt from None
         if not isinstance(error, Exception) or simulation.first_broken is None:
             raise
     finally:
@@ -137,6 +140,13 @@ def run_once(world: World, settings: Settings, policy: Policy, tape: Tape) -> Ru
         native_cancels=settings.native_cancels,
         story="" if story is None else str(story),
     )
+
+
+def _interrupt_in(error: BaseException) -> KeyboardInterrupt | SystemExit | None:
+    if isinstance(error, BaseExceptionGroup):
+        found = (_interrupt_in(inner) for inner in error.exceptions)
+        return next((interrupt for interrupt in found if interrupt is not None), None)
+    return error if isinstance(error, KeyboardInterrupt | SystemExit) else None
 
 
 def _story_of(simulation: Simulation, tape: Tape) -> Story | None:

@@ -443,7 +443,9 @@ class Simulation:
     async def _run_task(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await function()
-        except Exception as error:  # noqa: BLE001 - the finding of this run
+        except BaseException as error:
+            if _goes_on(error):
+                raise
             self.broken("world", _told(error))
 
     # --- findings --------------------------------------------------------------------------------
@@ -491,19 +493,37 @@ class Simulation:
         """Run the world, and then end everything that it left behind."""
         try:
             async with self.scheduler.open_tasks() as self._tasks:
-                with anyio.CancelScope() as scope:
-                    self.scheduler.begin(scope)
-                    try:
-                        await world(self)
-                    except Exception as error:  # noqa: BLE001 - the finding of this run
-                        self.broken("world", _told(error))
-                self.scheduler.end()
-                self.is_over = True
-                self._tasks.cancel_scope.cancel()
-        except Exception as error:  # noqa: BLE001 - a task of a node failed outside of its function
+                try:
+                    with anyio.CancelScope() as scope:
+                        self.scheduler.begin(scope)
+                        try:
+                            await world(self)
+                        except BaseException as error:
+                            if _goes_on(error):
+                                raise
+                            self.broken("world", _told(error))
+                finally:
+                    # After an interrupt, too: the tasks of a crashed node wait for this.
+                    self.scheduler.end()
+                    self.is_over = True
+                    self._tasks.cancel_scope.cancel()
+        except BaseException as error:
+            if _goes_on(error):
+                raise
             self.is_over = False
             self.broken("world", _told(error))
             self.is_over = True
+
+
+def _goes_on(error: BaseException) -> bool:
+    """Return True for an interrupt or a cancellation; any other error is a finding.
+
+    So is pytest's `Failed`, which is no `Exception`.
+    """
+    kinds = (KeyboardInterrupt, SystemExit, GeneratorExit, anyio.get_cancelled_exc_class())
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(kinds) is not None
+    return isinstance(error, kinds)
 
 
 def _name_of(function: Callable[..., object]) -> str:

@@ -18,6 +18,7 @@ seeds of all tests.
 from __future__ import annotations
 
 import re
+import zlib
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,9 @@ __all__ = ["Simulated", "simulated"]
 
 SEEDS = 100
 _FOLDER = "simulated-tapes"
+_PLAIN = re.compile(r"[\w./-]+(::\w+)+(\[[\w.-]*[\w.]\])?")
+_NAME_BYTES_MAX = 150
+"""Of the name of a file, which has 255 at most: room for the number of the call, and for ends."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,6 +87,8 @@ class Simulated:
                 kept = TapeFile.read(path)
             except ValueError as error:
                 pytest.fail(f"{error}; delete it to run seeds", pytrace=False)
+            except OSError as error:
+                pytest.fail(f"the tape {path} cannot be read: {error.strerror}", pytrace=False)
             run = kept.play(world, steps_max=steps_max)
             if not run.ok:
                 pytest.fail(f"the tape {path} still fails\n{run}", pytrace=False)
@@ -101,8 +107,21 @@ class Simulated:
         return campaign
 
     def _path(self) -> Path:
-        name = re.sub(r"[^\w.-]+", "-", self._test).strip("-")
-        return self._tapes / (f"{name}.json" if self._calls == 1 else f"{name}-{self._calls}.json")
+        name = _file_name(self._test)
+        # No name has a plus, so the second call of one test is not the first call of another.
+        return self._tapes / (f"{name}.json" if self._calls == 1 else f"{name}+{self._calls}.json")
+
+
+def _file_name(test: str) -> str:
+    """Return a name for the files of a test that no other test has.
+
+    A name that is odd or long, as parameters can make it, is cut and ends in a checksum.
+    """
+    name = re.sub(r"[^\w.-]+", "-", test).strip("-")
+    if _PLAIN.fullmatch(test) and len(name.encode()) <= _NAME_BYTES_MAX:
+        return name
+    begin = name.encode()[:_NAME_BYTES_MAX].decode(errors="ignore")
+    return f"{begin}-{zlib.crc32(test.encode(errors='surrogatepass')):08x}"
 
 
 @pytest.fixture

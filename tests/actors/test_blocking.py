@@ -177,6 +177,26 @@ def test_a_call_is_refused_outside_of_the_block_and_in_a_forked_process(
         call(conversations["c"].exists)
 
 
+def test_leaving_the_block_in_a_forked_process_does_not_wait_for_the_other_ones_thread(
+    conversations: Conversations, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Blocking(conversations, backend=backend) as call:
+        process = os.getpid()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", lambda: process + 1)
+            call.__exit__(None, None, None)
+        assert threading.active_count() > 1, "its own process still has the thread"
+
+
+def test_a_block_that_is_open_refuses_to_be_entered_again_and_goes_on(
+    conversations: Conversations, backend: Backend
+) -> None:
+    with Blocking(conversations, backend=backend) as call:
+        with pytest.raises(RuntimeError, match="entered already"):
+            call.__enter__()
+        assert not call(conversations["c"].exists)
+
+
 class WatchedJournal(MemoryJournal):
     """Says when it is left."""
 

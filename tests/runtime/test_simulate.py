@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -13,6 +15,7 @@ import pytest
 
 from turnkeeper.runtime import Runtime
 from turnkeeper.runtime.testing import (
+    Backend,
     Node,
     NodeCrashed,
     Policy,
@@ -35,6 +38,10 @@ POLICIES: list[Policy] = ["random", "pct", "batch"]
 async def _steps(count: int) -> None:
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
+
+
+async def _forever(node: Node) -> None:
+    await anyio.sleep_forever()
 
 
 def _orders(order: list[str]) -> World:
@@ -340,6 +347,94 @@ def test_an_error_of_the_world_is_a_finding() -> None:
     assert run.broken is not None
     assert run.broken.invariant == "world"
     assert "LookupError: lost" in run.broken.detail
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize("place", ["world", "task", "node"])
+def test_an_error_that_is_no_exception_is_a_finding_too(place: str, backend: Backend) -> None:
+    """As that of `pytest.raises`, if nothing is raised in it."""
+
+    async def expects(node: Node | None = None) -> None:
+        with pytest.raises(LookupError):
+            await anyio.sleep(1)
+
+    async def world(simulation: Simulation) -> None:
+        simulation.start("crashed", _forever).crash()
+        if place == "world":
+            await expects()
+        elif place == "task":
+            simulation.start_soon(expects)
+        else:
+            simulation.start("a", expects)
+        await anyio.sleep(5)
+
+    run = simulate(world, backend=backend)
+
+    assert run.broken is not None
+    assert run.broken.invariant == "world"
+    assert "DID NOT RAISE" in run.broken.detail
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize("place", ["world", "node"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_ends_the_run_as_itself(
+    error: type[BaseException], place: str, backend: Backend
+) -> None:
+    """A group with it inside would end one test only, and would be a traceback of a command."""
+
+    async def interrupted(node: Node) -> None:
+        await anyio.sleep(1)
+        raise error
+
+    async def world(simulation: Simulation) -> None:
+        simulation.start("crashed", _forever).crash()
+        node = simulation.start("a", interrupted if place == "node" else _forever)
+        if place == "world":
+            await interrupted(node)
+        await anyio.sleep(5)
+
+    with pytest.raises(error):
+        simulate(world, backend=backend)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # of trio's nurseries
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_an_error_of_a_check_is_a_finding(backend: Backend) -> None:
+    async def world(simulation: Simulation) -> None:
+        def check() -> None:
+            assert simulation.now() < 1, "it is late"
+
+        simulation.checks.append(check)
+        await anyio.sleep(2)
+        await anyio.sleep(2)
+
+    run = simulate(world, backend=backend)
+    gc.collect()
+
+    assert run.broken is not None
+    assert run.broken.invariant == "harness"
+    assert "it is late" in run.broken.detail
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # of trio's nurseries
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_world_that_does_not_end_when_cancelled_is_given_up(backend: Backend) -> None:
+    async def world(simulation: Simulation) -> None:
+        with contextlib.suppress(GeneratorExit):
+            while True:
+                with contextlib.suppress(anyio.get_cancelled_exc_class()):
+                    await anyio.sleep_forever()
+
+    run = simulate(world, backend=backend, steps_max=200, is_told=False)
+    gc.collect()
+
+    assert run.broken is not None
+    assert run.broken.invariant == "deadlock"
 
 
 def test_a_deadlock_is_found_and_not_waited_for() -> None:

@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from turnkeeper.runtime.testing import TapeFile
+from turnkeeper.runtime.testing import Tape, TapeFile
+from turnkeeper.runtime.testing.pytest_plugin import Simulated
 
 WITHOUT_TAPE = '{"seed": 1, "backend": "trio", "policy": "random", "native_cancels": false}'
 
@@ -82,7 +84,70 @@ def test_the_number_of_seeds_and_the_folder_of_tapes_can_be_chosen(tmp_path: Pat
     assert not (tmp_path / "simulated-tapes").exists()
 
 
-@pytest.mark.parametrize("held", ["", "[]", '{"seed": 1}', "\xff", WITHOUT_TAPE])
+def test_tests_whose_names_differ_in_any_character_have_tapes_of_their_own() -> None:
+    tests = ["t.py::t", "t.py::t[a b]", "t.py::t[a/b]", "t.py::t[a-b]", "t.py::t[a]", "t.py::t[a-]"]
+    tests += ["t.py::t[a-2]", "t.py::t[-a]", "t.py::t[]", "t.py::t[\ud800]", "t.py::t[é]"]
+    tests += [f"t.py::t[{'x' * 400}]", f"t.py::t[{'x' * 401}]", f"t.py::t[{'é' * 200}]"]
+    made = [Simulated(test, None, Path()) for test in tests]
+    names = []
+    for simulated in made:
+        for _ in range(2):
+            simulated._calls += 1
+            names.append(simulated._path().name)
+
+    assert len(set(names)) == len(names)
+    assert all(len(name.encode()) < 200 for name in names)
+    assert names[:2] == ["t.py-t.json", "t.py-t+2.json"]
+    assert "t.py-t-a-b.json" in names
+
+
+def test_a_tape_that_cannot_be_written_leaves_the_failure_told(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("a file, and no folder")
+
+    failed = _run(tmp_path, 0.01, "--simulate-tapes", str(tmp_path / "elsewhere"))
+
+    assert failed.returncode == 1
+    assert "broken: soon" in failed.stdout
+    assert "could not be written, of this run:" in failed.stdout
+
+
+def test_a_tape_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    tape = tmp_path / "simulated-tapes" / "test_soon.py-test_it_is_soon.json"
+    tape.mkdir(parents=True)
+
+    failed = _run(tmp_path, 0.01)
+
+    assert f"the tape {tape} cannot be read: " in failed.stdout
+    assert "Traceback" not in failed.stdout
+
+
+def test_two_runs_may_write_one_tape_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a file of its own until it is whole."""
+    path = tmp_path / "tape.json"
+    tape = TapeFile(1, "trio", "random", native_cancels=False, tape=Tape(1))
+    write_text = Path.write_text
+
+    def write_beside_another(self: Path, text: str, encoding: str) -> int:
+        monkeypatch.undo()
+        written = write_text(self, text, encoding=encoding)
+        with monkeypatch.context() as other:
+            other.setattr(os, "getpid", lambda: 1)
+            replace(tape, seed=2).write(path)
+        return written
+
+    monkeypatch.setattr(Path, "write_text", write_beside_another)
+    tape.write(path)
+
+    assert TapeFile.read(path).seed == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("held", ["", "[]", '{"seed": 1}', "\xff", WITHOUT_TAPE, DEEP])
 def test_a_file_that_holds_no_tape_is_named(tmp_path: Path, held: str) -> None:
     file = tmp_path / "tape.json"
     file.write_bytes(held.encode("latin-1"))
