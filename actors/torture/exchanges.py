@@ -299,6 +299,6 @@ def _parse(block: str) -> ServerSent | None:
 def _object(text: str) -> Mapping[str, object]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -96,6 +96,15 @@ async def test_a_response_that_the_server_does_not_finish_is_broken(left_out: in
             await read(site)
 
 
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"{", b"[" * 100_000])
+async def test_a_body_that_is_no_json_object_says_nothing(body: bytes) -> None:
+    async with (
+        serving(HEAD % len(body) + body) as (_, site),
+        site.exchange("POST", "/", body="hello") as reply,
+    ):
+        assert await reply.json() == {}
+
+
 async def test_a_stream_that_ends_within_an_event_is_broken() -> None:
     half = b"data: {}\n"
     async with serving(HEAD % len(half) + half) as (_, site):
