@@ -7,6 +7,7 @@ import os
 import pty
 import struct
 import subprocess
+import sys
 import termios
 from pathlib import Path
 
@@ -199,3 +200,29 @@ def test_an_option_that_is_a_number_is_a_finite_one(name: str, option: str, valu
 
     assert result.exit_code == 2
     assert f"Invalid value for '{option}'" in result.stderr
+
+
+_INTERRUPTED_IN_AN_IMPORT = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "turnkeeper.actors.cli._app":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from turnkeeper.actors.cli import main
+main()
+"""
+
+
+def test_ctrl_c_while_modules_are_loaded_is_told_in_a_line() -> None:
+    stopped = subprocess.run(
+        [sys.executable, "-P", "-c", _INTERRUPTED_IN_AN_IMPORT],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert stopped.stderr == "turnkeeper: stopped by Ctrl-C\n"
+    assert stopped.returncode == 130
