@@ -48,7 +48,7 @@ class Limits:
     files_max: int = 16
     """The files of a chat message."""
     file_bytes_max: int = 8 << 20
-    """The bytes of one of them; all parts of a message together may have 32 million characters."""
+    """The bytes of one of them; all parts of a message together may have 33,554,432 characters."""
     arguments_depth_max: int = 100
     """How deep the arguments of a tool call may be nested; no JSON goes deeper than 100."""
     arguments_digits_max: int = 2_466
