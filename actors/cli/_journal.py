@@ -209,8 +209,11 @@ def import_(
     Conversations keep their names; a chat without one is named after its file and its position
     there. If an import is interrupted, run it again: it continues.
 
-    Exit status: 0, everything is imported; 2, some of it could not be used, and the rest is
-    imported.
+    If an event of an export cannot be read, it is imported as it is, and named: it may be damaged
+    in the journal that was exported.
+
+    Exit status: 0, everything is imported; 1, everything is imported, and events of it cannot be
+    read; 2, some of it could not be used, and the rest is imported.
     """
     with told(db):
         run = partial(jobs.import_all, keep_owners=keep_owners, source=source and source.value)
@@ -220,6 +223,9 @@ def import_(
         print_list(errors, "not imported:", imported.problems)
     if imported.left_out:
         print_list(Console(stderr=True, highlight=False), "left out:", imported.left_out)
+    if imported.unreadable:
+        errors = Console(stderr=True, highlight=False)
+        print_list(errors, "imported, and cannot be read:", imported.unreadable)
     if as_json:
         print_json(
             {
@@ -227,6 +233,7 @@ def import_(
                 "events": imported.events,
                 "problems": imported.problems,
                 "left_out": imported.left_out,
+                "unreadable": imported.unreadable,
             }
         )
     else:
@@ -236,6 +243,8 @@ def import_(
         )
     if imported.problems:
         raise typer.Exit(UNUSABLE)
+    if imported.unreadable:
+        raise typer.Exit(BROKEN)
 
 
 def verify(db: Db, *, schema: Schema = "turnkeeper", as_json: AsJson = False) -> None:

@@ -269,6 +269,8 @@ class ImportResult:
     problems: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     """Warnings: the parts that were left out of conversations that were imported."""
+    unreadable: list[str] = field(default_factory=list)
+    """The events that were imported as they are, and cannot be read."""
 
 
 async def import_all(
@@ -337,6 +339,10 @@ async def _import_export(
     else:
         result.conversations += done.conversations
         result.events += done.records
+        result.unreadable += [
+            f"{path}: {name}, seq {seq}: the record is no {kind} event"
+            for name, seq, kind in done.unreadable
+        ]
 
 
 def _tracked(lines: TextIO, path: Path, on_progress: OnProgress) -> Iterator[str]:

@@ -26,10 +26,10 @@ import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConversationExists, ConversationNotFound, ImportRefused
-from ..events import CHANGE_KIND
+from ..events import CHANGE_KIND, decode_event
 from ..journal import (
     ConversationInfo,
     Deletion,
@@ -42,7 +42,14 @@ from ..journal import (
 from .listings import ListingOfLog
 from .shared.limits import PAYLOAD_BYTES_MAX
 
-__all__ = ["LINE_LENGTH_MAX", "Imported", "delete_unchanged", "export_lines", "import_lines"]
+__all__ = [
+    "LINE_LENGTH_MAX",
+    "Imported",
+    "Unreadable",
+    "delete_unchanged",
+    "export_lines",
+    "import_lines",
+]
 
 LINE_LENGTH_MAX = PAYLOAD_BYTES_MAX // 2 * 3
 """The most characters that one line of an import may have."""
@@ -127,6 +134,14 @@ def _dump(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+class Unreadable(NamedTuple):
+    """A record that holds no event of its kind."""
+
+    conversation_id: str
+    seq: int
+    kind: str
+
+
 @dataclass(frozen=True, slots=True)
 class Imported:
     """The outcome of an import."""
@@ -134,6 +149,8 @@ class Imported:
     conversations: int
     records: int
     """The number of records that the journal did not have yet."""
+    unreadable: tuple[Unreadable, ...] = ()
+    """The imported records that hold no event of their kind: their logs cannot be opened."""
 
 
 async def import_lines(
@@ -150,18 +167,24 @@ async def import_lines(
     the line that are being read. Raises `ImportRefused` with the number of a bad line, and
     `InvalidInput` for ids and events that no journal takes; the lines before it are imported.
     Raises `ConversationExists` if the journal has a different conversation of the same name.
+
+    A record that cannot be read is imported as it is, since it may be damaged so in the journal
+    that it comes from, and the others of its log are worth having. The outcome names it.
     """
     reader = _Lines(lines, keep_owners=keep_owners)
     reader.expect_header()
     conversations = records = 0
+    unreadable: list[Unreadable] = []
     while (header := reader.next_conversation()) is not None:
         conversations += 1
         on_progress(conversations, reader.number)
-        records += await _import_one(journal, reader, header)
-    return Imported(conversations, records)
+        records += await _import_one(journal, reader, header, unreadable)
+    return Imported(conversations, records, tuple(unreadable))
 
 
-async def _import_one(journal: Journal, reader: _Lines, header: dict[str, Any]) -> int:
+async def _import_one(
+    journal: Journal, reader: _Lines, header: dict[str, Any], unreadable: list[Unreadable]
+) -> int:
     name, head, is_unfinished = header["conversation"], header["head"], header["is_unfinished"]
     claim = await journal.claim(name, any_name=True)
     if claim.head > head:
@@ -170,6 +193,7 @@ async def _import_one(journal: Journal, reader: _Lines, header: dict[str, Any]) 
     fold = ListingOfLog(name)
     for batch in reader.records(head):
         fold.add(batch)
+        unreadable += _unreadable(name, at, batch)
         known = batch[: max(claim.head - at, 0)]
         if known:
             await _compare(journal, name, at, known, claim.head)
@@ -189,6 +213,14 @@ async def _import_one(journal: Journal, reader: _Lines, header: dict[str, Any]) 
     if rejections:
         await journal.reject(name, rejections)
     return added
+
+
+def _unreadable(name: str, after: int, records: Sequence[Record]) -> Iterator[Unreadable]:
+    for seq, record in enumerate(records, after + 1):
+        try:
+            decode_event(record.payload, kind=record.kind)
+        except ValueError:
+            yield Unreadable(name, seq, record.kind)
 
 
 async def _compare(

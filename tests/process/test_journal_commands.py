@@ -132,7 +132,8 @@ def test_what_is_exported_is_imported_as_it_was(path: Path, tmp_path: Path) -> N
 
     assert "2 conversations imported, 244 new events" in command("import", other, lines).stdout
     again = json.loads(command("import", other, lines, "--json").stdout)
-    assert again == {"conversations": 2, "events": 0, "problems": [], "left_out": []}
+    nothing: dict[str, object] = {"problems": [], "left_out": [], "unreadable": []}
+    assert again == {"conversations": 2, "events": 0, **nothing}
     assert logs(other) == logs(path)
     assert command("export", other).stdout == lines.read_text()
 
@@ -159,6 +160,25 @@ def test_an_import_stops_at_the_line_that_is_wrong(path: Path, tmp_path: Path) -
     result = command("import", other, broken, check=2)
     assert "import stopped at line 101" in result.stderr
     command("import", other, "-", check=2)
+
+
+def test_an_event_that_cannot_be_read_is_imported_as_it_is_and_named(
+    path: Path, tmp_path: Path
+) -> None:
+    damaged, other = tmp_path / "damaged.jsonl", tmp_path / "other.db"
+    lines = command("export", path, "alice").stdout
+    whole = next(line for line in lines.splitlines() if '"seq":7,' in line)
+    damaged.write_text(lines.replace(whole, whole.replace('"timestamp":', '"timestamq":')))
+    kind = json.loads(whole)["kind"]
+
+    result = command("import", other, damaged, check=1)
+
+    assert "1 conversation imported, 240 new events" in result.stdout
+    shown = " ".join(result.stderr.split())
+    assert f"imported, and cannot be read: {damaged}: alice, seq 7" in shown
+    assert f"the record is no {kind} event" in shown
+    assert command("export", other).stdout == damaged.read_text(), "as it came"
+    assert f"the record is no {kind} event" in command("verify", other, check=1).stdout
 
 
 def test_a_whole_journal_is_verified_as_such_and_not_touched(path: Path) -> None:
