@@ -158,6 +158,7 @@ REFERENCE = {
             "journals.transfer.export_lines",
             "journals.transfer.import_lines",
             "journals.transfer.delete_unchanged",
+            "recordings.exporting.openai_line",
             "recordings.importing.import_recorded",
             "recordings.transcripts.parse_recorded",
             "recordings.transcripts.RecordedConversation",
