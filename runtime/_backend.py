@@ -46,6 +46,7 @@ __all__ = [
     "Tasks",
     "checkpointing",
     "clear_stray_cancellation",
+    "is_interruption",
     "loop_clock",
     "make_bell",
     "membership",
@@ -713,6 +714,19 @@ class ClockHold:
             self._held[self._clock] = count - 1, threshold
         else:
             self._clock.autojump_threshold = threshold
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Return True if code that catches this error must raise it again.
+
+    These are cancellations, interrupts and ends of the program, the closing of a coroutine, and
+    groups that hold one of them. Any other error is a failure, even if it is no `Exception`: a
+    panic of an extension module, for example.
+    """
+    kinds = (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit, GeneratorExit)
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(kinds) is not None
+    return isinstance(error, kinds)
 
 
 def clear_stray_cancellation(error: BaseException) -> bool:

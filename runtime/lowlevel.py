@@ -4,7 +4,8 @@
 2. `OneShot` passes one answer to one waiting task. A `Bell`, from `make_bell`, wakes one again
    and again. `thread_caller` brings a call from a thread into the loop.
    `ClockHold` keeps a trio test's clock from jumping while a thread works.
-   `clear_stray_cancellation` tells a library's native cancellation from a real one.
+   `clear_stray_cancellation` tells a library's native cancellation from a real one, and
+   `is_interruption` tells what must be raised again from a failure.
    `Lateness` counts how late the loop runs what is due.
    `leaves` yields the errors inside a group.
    `Logger` logs records with fields, without loading structlog before the first.
@@ -18,6 +19,7 @@ from ._backend import (
     ClockHold,
     OneShot,
     clear_stray_cancellation,
+    is_interruption,
     make_bell,
     thread_caller,
 )
@@ -33,6 +35,7 @@ __all__ = [
     "Logger",
     "OneShot",
     "clear_stray_cancellation",
+    "is_interruption",
     "leaves",
     "make_bell",
     "thread_caller",

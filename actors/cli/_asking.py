@@ -1,4 +1,4 @@
-"""What the commands about a journal share: options, questions to the user, and messages."""
+"""Options, questions and messages that the commands about a journal share."""
 
 from __future__ import annotations
 

@@ -25,13 +25,13 @@ from ipaddress import ip_address
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnkeeper.runtime.lowlevel import Logger
+from turnkeeper.runtime.lowlevel import Logger, is_interruption
 
 from .limits import GatewayLimits
 from .problems import OWN, Problem
 from .replies import problem_reply
 
-__all__ = ["LOOPBACK_HOSTS", "Guard", "is_deeper", "is_for_all"]
+__all__ = ["LOOPBACK_HOSTS", "Guard", "is_deeper"]
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _READS = frozenset(("GET", "HEAD", "OPTIONS"))
@@ -123,7 +123,7 @@ class Guard:
         except BaseException as error:
             # The server behind would log its text; on trio it would end with what is no Exception,
             # such as a panic in an extension module.
-            if is_for_all(error):
+            if is_interruption(error):
                 raise
             self._log(scope, error)
             if not out.has_begun:
@@ -200,14 +200,6 @@ class Guard:
         _logger.warning(
             "request failed", method=scope["method"], error=type(error).__name__, place=place
         )
-
-
-def is_for_all(error: BaseException) -> bool:
-    """Return True for what ends more than one request: a cancellation, or an end of the process."""
-    kinds = (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit, GeneratorExit)
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(kinds) is not None
-    return isinstance(error, kinds)
 
 
 class _Left(Exception):

@@ -45,7 +45,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from turnkeeper.runtime import OutcomeUnknown, Ports, TurnkeeperError
-from turnkeeper.runtime.lowlevel import Logger
+from turnkeeper.runtime.lowlevel import Logger, is_interruption
 
 from ..conversations.conversations import Conversations
 from ..core.commands import Change, FromOutside
@@ -63,7 +63,6 @@ from .access import (
     find_place,
     is_allowed,
 )
-from .guard import is_for_all
 from .limits import check_limits
 from .node_client import Broken, NodeClient, Unreachable
 from .node_keys import BadSignature, NodeKeys, PerhapsSeen, Seen, Signed, digest_of
@@ -483,7 +482,7 @@ class Node:
         except TurnkeeperError:
             raise
         except BaseException as error:  # of the application's own functions
-            if is_for_all(error):
+            if is_interruption(error):
                 raise
             _logger.error(  # noqa: TRY400 - what is said must not be in it
                 "command of another node not authorized", error=type(error).__name__

@@ -25,8 +25,6 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar, Literal, TypeVar
 
-import anyio
-
 from turnkeeper.runtime import (
     Actor,
     Delivery,
@@ -41,7 +39,7 @@ from turnkeeper.runtime import (
     TurnkeeperError,
     Unavailable,
 )
-from turnkeeper.runtime.lowlevel import clear_stray_cancellation
+from turnkeeper.runtime.lowlevel import clear_stray_cancellation, is_interruption
 
 from ..agents.agent import Agent
 from ..agents.turn_context import TurnContext
@@ -283,8 +281,10 @@ class ConversationActor(Actor[Command | Query]):
             return None
         try:
             page = await self._setup.journal.read(self._conversation_id, after=seq - 1, limit=1)
-        except ConversationNotFound:
-            return None  # another process has deleted it: the lease has run out
+        except (ConversationNotFound, CorruptLog):
+            # Another process has deleted it, since the lease has run out. Or this owner has read a
+            # snapshot in place of a damaged record: it can work, and its readers find the damage.
+            return None
         return (seq, page[0].event_id) if page else None
 
     async def on_stop(self) -> None:
@@ -1070,10 +1070,7 @@ def _is_agents_own(error: BaseException) -> bool:
     """
     if isinstance(error, Exception) or clear_stray_cancellation(error):
         return True
-    passes = (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit, GeneratorExit)
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(passes) is None
-    return not isinstance(error, passes)
+    return not is_interruption(error)
 
 
 def _records_of(decided: Sequence[_Taken]) -> Sequence[Record]:

@@ -113,7 +113,7 @@ async def _ask_any(
 
 
 class Whereabouts(NamedTuple):
-    """Where the owner of a conversation is, as this process reads it in the journal."""
+    """The place of a conversation's owner, as this process reads it in the journal."""
 
     owner: str | None
     """The address of the other living process that owns it; None if there is none."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, get_args
 
 import anyio
 
-from .._backend import OneShot
+from .._backend import OneShot, is_interruption
 from ..errors import Unavailable
 from ..ports import Ids, Ports
 from ._tape import Tape
@@ -444,7 +444,7 @@ class Simulation:
         try:
             await function()
         except BaseException as error:
-            if _goes_on(error):
+            if is_interruption(error):
                 raise
             self.broken("world", _told(error))
 
@@ -499,7 +499,7 @@ class Simulation:
                         try:
                             await world(self)
                         except BaseException as error:
-                            if _goes_on(error):
+                            if is_interruption(error):
                                 raise
                             self.broken("world", _told(error))
                 finally:
@@ -508,22 +508,11 @@ class Simulation:
                     self.is_over = True
                     self._tasks.cancel_scope.cancel()
         except BaseException as error:
-            if _goes_on(error):
+            if is_interruption(error):
                 raise
             self.is_over = False
             self.broken("world", _told(error))
             self.is_over = True
-
-
-def _goes_on(error: BaseException) -> bool:
-    """Return True for an interrupt or a cancellation; any other error is a finding.
-
-    So is pytest's `Failed`, which is no `Exception`.
-    """
-    kinds = (KeyboardInterrupt, SystemExit, GeneratorExit, anyio.get_cancelled_exc_class())
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(kinds) is not None
-    return isinstance(error, kinds)
 
 
 def _name_of(function: Callable[..., object]) -> str:

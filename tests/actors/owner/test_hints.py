@@ -13,6 +13,7 @@ from tests.actors.core.logs import Maker
 from turnkeeper.actors import Conversations, MemoryJournal
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.records import encode_record
+from turnkeeper.actors.errors import CorruptLog
 from turnkeeper.actors.events import (
     AgentMessageEvent,
     Event,
@@ -36,6 +37,7 @@ class DeafJournal(MemoryJournal):
         self.gate = anyio.Event()
         self.gate.set()
         self.reads = 0
+        self.damaged_seq = 0
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         await anyio.sleep_forever()
@@ -45,6 +47,8 @@ class DeafJournal(MemoryJournal):
     ) -> Sequence[StoredRecord]:
         await self.gate.wait()
         self.reads += 1
+        if after + 1 == self.damaged_seq:
+            raise CorruptLog(conversation_id, self.damaged_seq, "the record does not match")
         return await super().read(conversation_id, after=after, limit=limit)
 
     async def write(self, epoch: int, first: int, *events: Event) -> None:
@@ -193,6 +197,34 @@ async def test_an_owner_that_begins_reads_once_for_all_readers_that_have_seen_al
                 assert found == [[1, 2]] * readers
                 group.cancel_scope.cancel()
     assert reads[0] == reads[1]
+
+
+async def test_an_owner_begins_from_its_snapshot_though_the_newest_record_is_damaged() -> None:
+    """The owner looks at that record for its readers; they are told of the damage, it goes on."""
+    journal = DeafJournal()
+    limits = Limits(snapshot_events=3)
+    async with Conversations(HeldAgent(), journal=journal, limits=limits) as conversations:
+        conversation = conversations["c"]
+        for text in ("one", "two", "three"):
+            await conversation.append(UserMessageEvent(content=text))
+        await settle()
+        found: list[int] = []
+
+        async def read() -> None:
+            with pytest.raises(CorruptLog):
+                await _read_on(conversation.events(), found)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            await settle()
+            assert found == [1, 2, 3]
+            await until_passivated(conversations, "c")
+            journal.damaged_seq = 3
+            snapshot = await journal.read_snapshot("c")
+            assert snapshot is not None
+            assert snapshot.seq == 3, "nothing of the log is read beside it"
+
+            assert (await conversation.append(UserMessageEvent(content="four"))).seq == 4
 
 
 def _piece(answer: int, attempt: int, offset: int, text: str) -> TextDelta:
