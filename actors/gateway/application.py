@@ -139,11 +139,26 @@ def app(
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _by_status)
     api.add_exception_handler(Exception, _failed)
+
+    async def identify(scope: Scope) -> Response | None:
+        scope["app"] = api  # as the application does later: `authenticate` may ask for it
+        request = Request(scope)
+        try:
+            await service.identify(request)
+        except TurnkeeperError as error:
+            return await _told(request, error)
+        except ProblemRaised as error:
+            return await _raised(request, error)
+        except HTTPException as error:
+            return await _by_status(request, error)
+        return None
+
     guard = Guard(
         api,
         limits=limits,
         hosts=hosts,
         origins=origins,
+        identify=identify,
         refuses=_may_write if read_only else None,
     )
     return Gateway(api, service, guard)

@@ -3,7 +3,8 @@
 The application sees a request only once these hold: the host is a known one; no header that a check
 relies on comes twice; the headers and the body are within their bounds, its nesting included, and
 arrived in time; a request that may change something declares a body of JSON, which another site's
-form cannot do, and does not come from another site's page.
+form cannot do, does not come from another site's page, and its sender is known. The body is read
+last, so that a stranger cannot make this process keep one. A request that only reads has none.
 
 A request without a body need not declare a type. Such a request is never a form's, which always
 declares one; if a script of another site sends it, the browser names that site.
@@ -19,10 +20,11 @@ import logging
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from ipaddress import ip_address
 
 import anyio
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnkeeper.runtime.lowlevel import Logger, is_interruption
@@ -88,9 +90,12 @@ class Guard:
         limits: GatewayLimits,
         hosts: Collection[str],
         origins: Collection[str],
+        identify: Callable[[Scope], Awaitable[Response | None]],
         refuses: Callable[[Scope], bool] | None = None,
     ) -> None:
         self._app = app
+        self._identify = identify
+        """Returns the refusal of a request whose sender may send none, or None."""
         self._refuses = refuses
         """Returns True for a request that this read-only server refuses, since it may write."""
         self._limits = limits
@@ -111,15 +116,19 @@ class Guard:
         try:
             if self._refuses is not None and self._refuses(scope):
                 raise Refused(OWN["read-only"])
-            is_untyped = self._check_headers(scope)
-            body = await self._read_body(receive)
+            is_read = scope["method"] in _READS
+            bytes_max = 0 if is_read else self._limits.body_bytes_max
+            is_untyped = self._check_headers(scope, bytes_max)
+            refusal = None if is_read else await self._identify(scope)
+            if refusal is not None:
+                await self._refuse(refusal, scope, receive, out)
+                return
+            body = await self._read_body(receive, bytes_max)
             if body and is_untyped:
                 raise Refused(OWN["not-json"])
             await self._app(scope, _Replayed(body, receive), out)
         except Refused as refused:
-            # The rest of the body is not read: the connection cannot be used again.
-            reply = problem_reply(refused.problem, refused.facts, headers={"Connection": "close"})
-            await reply(scope, receive, out)
+            await self._refuse(problem_reply(refused.problem, refused.facts), scope, receive, out)
         except BaseException as error:
             # The server behind would log its text; on trio it would end with what is no Exception,
             # such as a panic in an extension module.
@@ -129,7 +138,13 @@ class Guard:
             if not out.has_begun:
                 await problem_reply(OWN["internal"])(scope, receive, out)
 
-    def _check_headers(self, scope: Scope) -> bool:
+    @staticmethod
+    async def _refuse(refusal: Response, scope: Scope, receive: Receive, out: Send) -> None:
+        # The rest of the body is not read: the connection cannot be used again.
+        refusal.headers["Connection"] = "close"
+        await refusal(scope, receive, out)
+
+    def _check_headers(self, scope: Scope, bytes_max: int) -> bool:
         """Raise `Refused` if the headers are not allowed; return True if they name no body type."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes_max:
@@ -144,7 +159,7 @@ class Guard:
         length = known.get(b"content-length", "0")
         if not (length.isascii() and length.isdigit()):
             raise Refused(OWN["malformed"])
-        if len(length) > len(str(1 << 63)) or int(length) > self._limits.body_bytes_max:
+        if len(length) > len(str(1 << 63)) or int(length) > bytes_max:
             raise Refused(OWN["too-large"])
         if scope["method"] in _READS:
             return False
@@ -162,7 +177,7 @@ class Guard:
         """Return True if this host served the page, or if its origin is in the list."""
         return origin in self._origins or origin.partition("://")[2].lower() == host
 
-    async def _read_body(self, receive: Receive) -> bytes:
+    async def _read_body(self, receive: Receive, bytes_max: int) -> bytes:
         """Read the whole body, within its bounds."""
         pieces: list[bytes] = []
         length = 0
@@ -173,7 +188,7 @@ class Guard:
                     raise _Left
                 piece: bytes = message.get("body", b"")
                 length += len(piece)
-                if length > self._limits.body_bytes_max:
+                if length > bytes_max:
                     raise Refused(OWN["too-large"])
                 pieces.append(piece)
                 if not message.get("more_body", False):

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 from fastapi import Depends, Path, Request
+from starlette.requests import HTTPConnection
 
 from turnkeeper.runtime import Ports
 
@@ -70,6 +71,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+_PRINCIPAL = "turnkeeper.principal"
+"""The key under which a request's scope has its principal, once that is known."""
 
 
 class Counter:
@@ -152,15 +156,21 @@ class Service:
         """Return the lock that serializes the requests with one run id of AG-UI."""
         return self._run_locks.setdefault((conversation_id, run_id), anyio.Lock())
 
-    async def admit(
-        self, request: Request, action: Action, local_id: str | None
-    ) -> Principal | None:
-        """Return the principal of a request, which may go on; None if this gateway has none.
+    async def identify(self, request: HTTPConnection) -> Principal | None:
+        """Return the principal of a request, once counted; None if this gateway has none.
 
-        Raises a problem if the request may not go on.
+        Raises a problem if the request may not go on. It may be called again for one request, with
+        the same result: the guard calls it before it reads a body.
         """
-        if not self.conversations.is_entered:
-            raise ProblemRaised(OWN["not-open"])
+        scope = request.scope
+        if _PRINCIPAL not in scope:
+            if not self.conversations.is_entered:
+                raise ProblemRaised(OWN["not-open"])
+            scope[_PRINCIPAL] = await self._authenticated(request)
+        principal: Principal | None = scope[_PRINCIPAL]
+        return principal
+
+    async def _authenticated(self, request: HTTPConnection) -> Principal | None:
         if self._authenticate is None:
             return None
         principal = await self._authenticate(request)
@@ -170,6 +180,16 @@ class Service:
         wait_s = self._rates.take(principal.name)
         if wait_s:
             raise ProblemRaised(OWN["too-many-requests"], retry_after_s=wait_s)
+        return principal
+
+    async def admit(
+        self, request: Request, action: Action, local_id: str | None
+    ) -> Principal | None:
+        """Return the principal of a request, as `identify` does, if it may do this.
+
+        Raises a problem if the request may not go on.
+        """
+        principal = await self.identify(request)
         self.check_may(principal, action, local_id)
         return principal
 

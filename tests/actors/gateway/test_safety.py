@@ -271,17 +271,30 @@ async def test_no_other_origin_is_let_in_by_a_header(guarded: Guarded) -> None:
         assert "default-src 'none'" in reply.headers["Content-Security-Policy"], place
 
 
-async def test_what_is_too_large_or_too_deep_is_refused_by_every_route(guarded: Guarded) -> None:
-    async def refusal(place: Place, content: bytes) -> str:
-        reply = await guarded.http.request(place.method, place.address, content=content)
-        kind: str = reply.json()["type"]
-        return kind
+async def refusal(guarded: Guarded, place: Place, content: bytes, token: str | None) -> str:
+    """Send a body, and return the type of the problem that answers it."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    reply = await guarded.http.request(
+        place.method, place.address, content=content, headers=headers
+    )
+    kind: str = reply.json()["type"]
+    return kind
 
+
+async def test_what_is_too_large_or_too_deep_is_refused_by_every_route(guarded: Guarded) -> None:
+    deep, large, alice = b"[" * 10_000, b" " * ((4 << 20) + 1), TOKENS["alice"]
+    for place in WRITING:
+        assert await refusal(guarded, place, deep, alice) == "urn:turnkeeper:too-deep", place
+        assert await refusal(guarded, place, large, alice) == "urn:turnkeeper:too-large", place
     for place in EVERYWHERE:
-        assert await refusal(place, b"[" * 10_000) == "urn:turnkeeper:too-deep", place
-        assert await refusal(place, b" " * ((4 << 20) + 1)) == "urn:turnkeeper:too-large", place
         reply = await guarded.call(place, **{"X-Filler": "x" * 20_000})
         assert reply.status_code == 431, place
+
+
+async def test_a_request_that_only_reads_has_no_body(guarded: Guarded) -> None:
+    for place in (place for place in EVERYWHERE if place not in WRITING):
+        for token in (None, TOKENS["alice"]):
+            assert await refusal(guarded, place, b"1", token) == "urn:turnkeeper:too-large", place
 
 
 async def test_a_body_in_another_encoding_is_refused_before_its_depth_is_counted(
@@ -289,10 +302,10 @@ async def test_a_body_in_another_encoding_is_refused_before_its_depth_is_counted
 ) -> None:
     """In UTF-16 the zero byte would hide the end of a text, and so the brackets behind it."""
     hidden = '{"a": "\\\\", "b": ' + "[" * 100 + "]" * 100 + "}"
-    for place in EVERYWHERE:
+    for place in WRITING:
         body = hidden.encode("utf-16-le")
-        reply = await guarded.http.request(place.method, place.address, content=body)
-        assert reply.json()["type"] == "urn:turnkeeper:malformed", place
+        kind = await refusal(guarded, place, body, TOKENS["alice"])
+        assert kind == "urn:turnkeeper:malformed", place
 
 
 async def test_a_header_that_decides_something_comes_once(guarded: Guarded) -> None:
@@ -541,6 +554,29 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for() -> None:
                 "Content-Type: application/json\r\nContent-Length: 10\r\n\r\n{".encode()
             )
             assert b" 408 " in await stream.receive()
+
+
+async def test_the_body_of_a_stranger_is_not_waited_for() -> None:
+    asked: list[HTTPConnection] = []
+
+    async def authenticate(request: HTTPConnection) -> gateway.Principal | None:
+        asked.append(request)
+        return gateway.Principal("alice") if "authorization" in request.headers else None
+
+    async with gateway_world(authenticate=authenticate) as world:
+        host, _, port = world.address.removeprefix("http://").partition(":")
+        async with await anyio.connect_tcp(host, int(port)) as stream:
+            await stream.send(
+                f"POST /v1/conversations/a/messages HTTP/1.1\r\nHost: {host}\r\n"
+                "Content-Type: application/json\r\nContent-Length: 4000000\r\n\r\n{".encode()
+            )
+            assert b" 401 " in await stream.receive()
+
+        asked.clear()
+        said = await world.http.post(
+            "/v1/conversations/a/messages", json={"content": "Hi"}, headers={"Authorization": "A"}
+        )
+        assert (said.status_code, len(asked)) == (202, 1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound on trio is an option of Linux")

@@ -150,13 +150,14 @@ async def gateway_world(
     condenser: Condenser | None = None,
     journal: Journal | None = None,
     limits: gateway.GatewayLimits = gateway.GatewayLimits(),
+    authenticate: gateway.Authenticate | None = None,
 ) -> AsyncIterator[World]:
     agent = HeldAgent()
     with anyio.fail_after(BOUND_S):
         async with Conversations(
             other or agent, journal=journal or MemoryJournal(), condenser=condenser
         ) as conversations:
-            app = gateway.app(conversations, limits=limits)
+            app = gateway.app(conversations, authenticate=authenticate, limits=limits)
             async with (
                 served(app, stall_s=limits.write_stall_s) as address,
                 httpx.AsyncClient(base_url=address, headers=JSON, timeout=BOUND_S) as client,
