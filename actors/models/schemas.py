@@ -2,8 +2,8 @@
 
 `api_schema` returns the schema that a model is given. All three APIs want an object at the top, not
 a combination of schemas. One of them wants `items` in every array; another restricts the names of
-properties and checks the whole schema against draft 2020-12. A single tool that breaks one of these
-rules makes the provider refuse every request of its agent.
+properties and checks the whole schema against draft 2020-12, with its patterns. A single tool that
+breaks one of these rules makes the provider refuse every request of its agent.
 
 `find_misfit` checks arguments against a schema. It checks the keywords that models get wrong:
 types, enumerations, required and additional properties, items, bounds, and combinations of schemas.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, TypeGuard
 from urllib.parse import unquote
@@ -44,7 +45,8 @@ def api_schema(schema: Schema) -> FrozenObject:
     """Return this schema of a tool's arguments as the providers' APIs accept it.
 
     A combination of schemas at the top becomes one object with the properties of all of them. Forms
-    of earlier drafts are written as draft 2020-12 writes them. Raises `ValueError`, with the place,
+    of earlier drafts are written as draft 2020-12 writes them. Patterns that Python cannot read,
+    though JavaScript may, are left out: providers refuse them. Raises `ValueError`, with the place,
     if no API would take the schema.
     """
     _check_references(schema, schema)
@@ -150,7 +152,7 @@ def _mended(schema: object, at: str, depth: int) -> object:
 
 def _mended_object(schema: Schema, at: str, depth: int) -> Mapping[str, object]:
     """Return this schema as draft 2020-12 and the providers want it, or raise `ValueError`."""
-    mended = _brought_up_to_date(schema)
+    mended = _without_odd_patterns(_brought_up_to_date(schema))
     for key, value in mended.items():
         if key in _SCHEMAS:
             mended[key] = _mended(value, f"{at}{key}", depth + 1)
@@ -194,6 +196,28 @@ def _brought_up_to_date(schema: Schema) -> dict[str, object]:
     if new.get("type") == "any":
         del new["type"]
     return new
+
+
+def _without_odd_patterns(schema: dict[str, object]) -> dict[str, object]:
+    """Leave out the patterns that Python cannot read. Arguments are not checked by patterns."""
+    if not _is_readable(schema.get("pattern")):
+        del schema["pattern"]
+    by_pattern = schema.get("patternProperties")
+    if isinstance(by_pattern, Mapping):
+        readable = {name: one for name, one in by_pattern.items() if _is_readable(name)}
+        schema["patternProperties"] = readable
+    return schema
+
+
+def _is_readable(pattern: object) -> bool:
+    """Return False for a text that is no regular expression of Python's."""
+    if isinstance(pattern, str):
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                re.compile(pattern)
+            except (re.error, OverflowError, RecursionError):
+                return False
+    return True
 
 
 def _table(value: object, at: str) -> Mapping[str, object]:

@@ -187,7 +187,7 @@ def test_a_grace_without_an_end_is_refused_at_the_start(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, [*arguments, "--db", str(tmp_path / "chats.db")])
 
     assert refused.exit_code == 2
-    assert len(refused.stderr.splitlines()) == 1
+    assert "'--grace': must be a finite number" in refused.stderr
 
 
 @pytest.mark.costly

@@ -136,6 +136,16 @@ def test_forms_of_earlier_drafts_become_those_of_today() -> None:
     }
 
 
+def test_a_model_is_not_given_patterns_that_a_provider_may_not_read() -> None:
+    """The first is a mistake, and the second one of JavaScript's; the third warns in Python."""
+    name = {"type": "string", "pattern": "("}
+    by_pattern = {r"^\p{L}$": {}, "[[a]": {}, "^x-": {"pattern": "^y"}}
+    given: Any = api_schema({"properties": {"name": name}, "patternProperties": by_pattern})
+
+    assert given["properties"] == {"name": {"type": "string"}}
+    assert given["patternProperties"] == {"[[a]": {}, "^x-": {"pattern": "^y"}}
+
+
 @pytest.mark.parametrize(
     ("schema", "found"),
     [
