@@ -16,12 +16,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack, suppress
 from typing import Literal, ParamSpec, Self, TypeAlias, TypeVar, get_args
 
 import anyio
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from turnkeeper.runtime.lowlevel import ThreadCalls, ThreadOneShot, thread_caller
 
 from .conversations.conversations import Conversations
 from .errors import InvalidInput
@@ -29,8 +28,6 @@ from .values.type_names import a_type
 
 __all__ = ["Blocking"]
 
-_BEGINS_S_MAX = 10.0
-"""How long leaving waits for calls that are about to begin; a running loop takes them at once."""
 _NOT_OPEN = "not open; use `with Blocking(conversations) as call`"
 
 P = ParamSpec("P")
@@ -53,34 +50,23 @@ class Blocking:
             raise InvalidInput(f'backend is {backend!r}; it takes "asyncio" or "trio"')
         self._conversations = conversations
         self._backend = backend
-        self._exit_stack = ExitStack()
-        self._portal: BlockingPortal | None = None
+        self._loop: _Loop | None = None
         self._process = 0
-        self._loop_thread = 0
-        self._begins = threading.Condition()
-        self._beginning = 0
-        """How many calls are on their way into the loop."""
-        self._is_left = False
 
     def __enter__(self) -> Self:
         """Start the thread and open the conversations. Raises as entering them does."""
-        if self._portal is not None:
+        if self._loop is not None:
             raise RuntimeError("entered already; it is entered once, and shared between threads")
-        with ExitStack() as stack:
-            portal = stack.enter_context(start_blocking_portal(self._backend))
-            self._loop_thread = portal.call(threading.get_ident)
-            self._is_left = False
-            stack.callback(self._take_no_more)
-            stack.enter_context(portal.wrap_async_context_manager(self._conversations))
-            self._portal, self._process = portal, os.getpid()
-            self._exit_stack = stack.pop_all()
+        loop = _Loop(self._conversations, self._backend)
+        loop.open()
+        self._loop, self._process = loop, os.getpid()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._portal = None
+        loop, self._loop = self._loop, None
         # A forked process has this object without the thread: there, leaving would wait for ever.
-        if os.getpid() == self._process:
-            self._exit_stack.__exit__(None, None, None)
+        if loop is not None and os.getpid() == self._process:
+            loop.leave()
 
     def __call__(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call an async function in the loop; return its result, or raise its error.
@@ -146,67 +132,88 @@ class Blocking:
             yield from taken
 
     def _run(self, run: Callable[[], Awaitable[T]]) -> T:
-        portal = self._open_portal()
-        scope: anyio.CancelScope | None = None
-        is_left = False
-
-        async def run_in_scope() -> T:
-            nonlocal scope
-            with anyio.CancelScope() as scope:
-                if is_left:
-                    scope.cancel()
-                return await run()
-            raise RuntimeError("cancelled, because the calling thread was interrupted")
-
-        async def cancel() -> None:
-            assert scope is not None, "there is one to cancel"
-            scope.cancel()
-
-        try:
-            # A wait with an end, however far, can be interrupted on every platform.
-            return self._begin(portal, run_in_scope).result(threading.TIMEOUT_MAX)
-        except BaseException:
-            # An interrupt may come before there is a future to cancel.
-            is_left = True
-            if scope is not None:
-                with suppress(RuntimeError):  # the loop was left meanwhile: nothing runs there
-                    self._begin(portal, cancel)
-            raise
-
-    def _begin(self, portal: BlockingPortal, function: Callable[[], Awaitable[T]]) -> Future[T]:
-        """Start a function in the loop; leaving waits until the loop has taken it.
-
-        Otherwise the loop might end first, and never answer the call.
-        """
-        with self._begins:
-            if self._is_left:
-                raise RuntimeError(_NOT_OPEN)
-            self._beginning += 1
-        try:
-            return portal.start_task_soon(function)
-        finally:
-            with self._begins:
-                self._beginning -= 1
-                self._begins.notify_all()
-
-    def _take_no_more(self) -> None:
-        with self._begins:
-            self._is_left = True
-            self._begins.wait_for(lambda: not self._beginning, _BEGINS_S_MAX)
-
-    def _open_portal(self) -> BlockingPortal:
-        if self._portal is None:
+        loop = self._loop
+        if loop is None:
             raise RuntimeError(_NOT_OPEN)
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"opened in process {self._process}, and this is process {os.getpid()}: a thread "
                 "does not live on in a forked process; open it after the fork"
             )
-        if threading.get_ident() == self._loop_thread:
+        if threading.get_ident() == loop.ident:
             raise RuntimeError(
                 "called in its own event loop, which would wait for itself; use `await` there"
             )
-        return self._portal
+        return loop.calls.call(run)
+
+
+class _Loop:
+    """An event loop in a thread of its own, with the conversations opened in it."""
+
+    def __init__(self, conversations: Conversations, backend: _Backend) -> None:
+        self.ident = 0
+        """Of its thread."""
+        self._conversations = conversations
+        self._backend = backend
+        self._opened: ThreadOneShot[None] = ThreadOneShot()
+        self._ended: ThreadOneShot[None] = ThreadOneShot()
+        self._is_given_up = False
+        self._error: BaseException | None = None
+        """Raised by the conversations as they were opened or left."""
+        self._call_soon: Callable[[Callable[[], None]], None] = lambda _: None
+
+    def open(self) -> None:
+        """Start the thread; return once the conversations are open, or raise their error."""
+        is_started = False
+        try:
+            threading.Thread(target=self._run, name="turnkeeper-calls", daemon=True).start()
+            is_started = True
+            self._opened.wait()
+        except BaseException:
+            self._give_up()
+            if is_started:
+                self._ended.wait()
+            raise
+
+    def leave(self) -> None:
+        """Close the conversations, after the calls that run; an interrupt cancels them all."""
+        try:
+            self._call_soon(self._stop.set)
+            self._ended.wait()
+        except BaseException:
+            self._give_up()
+            self._ended.wait()  # a second interrupt ends this wait
+            raise
+        if self._error is not None:
+            raise self._error
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        self._call_soon(lambda: self.calls.cancel())  # noqa: PLW0108 - there may be none yet
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._serve, backend=self._backend)
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
+            self._error = error
+        self._opened.fail(self._error or RuntimeError(_NOT_OPEN))
+        self._ended.set(None)
+
+    async def _serve(self) -> None:
+        self.ident = threading.get_ident()
+        self._stop = anyio.Event()
+        async with ThreadCalls() as self.calls:
+            self._call_soon = thread_caller()
+            if self._is_given_up:  # before there was a loop to tell
+                return
+            try:
+                async with self._conversations:
+                    self._opened.set(None)
+                    await self._stop.wait()
+            except BaseException as error:
+                if isinstance(error, anyio.get_cancelled_exc_class()):
+                    raise
+                self._error = error
 
 
 def _check_function(function: object) -> None:

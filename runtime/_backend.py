@@ -44,6 +44,7 @@ __all__ = [
     "OneShot",
     "Park",
     "Tasks",
+    "adopt_context",
     "checkpointing",
     "clear_stray_cancellation",
     "is_interruption",
@@ -435,6 +436,15 @@ def thread_caller() -> Callable[[Callable[[], None]], None]:
             return  # by contract: the loop is gone
 
     return call_soon
+
+
+def adopt_context(context: contextvars.Context) -> None:
+    """Set the context variables of another thread in the running task."""
+    sniffio = sys.modules.get("sniffio")
+    of_the_loop = None if sniffio is None else sniffio.current_async_library_cvar
+    for variable, value in context.items():
+        if variable is not of_the_loop:  # the other thread may belong to another kind of loop
+            variable.set(value)
 
 
 def checkpointing() -> Callable[[], Awaitable[object]]:

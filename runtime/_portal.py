@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._backend import OneShot, clear_stray_cancellation, persist
 from ._messages import Message
+from ._thread_calls import ThreadOneShot
 from .errors import OutcomeUnknown, Unavailable
 
 if TYPE_CHECKING:
@@ -33,9 +33,10 @@ class Portal:
         self._home = threading.get_ident()
         # Guards the two below: threads add, the loop closes.
         self._lock = threading.Lock()
-        self._pending: dict[Future[Any], None] = {}  # Any: each call has its own kind of answer
+        # Any: each call has its own kind of answer.
+        self._pending: dict[ThreadOneShot[Any], None] = {}
         self._is_closed = False
-        self._calls: deque[tuple[Future[Any], Callable[[], Awaitable[Any]]]] = deque()
+        self._calls: deque[tuple[ThreadOneShot[Any], Callable[[], Awaitable[Any]]]] = deque()
         self._gate: OneShot[None] = OneShot()
 
     def tell(self, ref: Ref[M], message: M) -> None:
@@ -60,9 +61,8 @@ class Portal:
         with self._lock:
             self._is_closed = True
             pending = tuple(self._pending)
-        for future in pending:
-            if not future.done():
-                future.set_exception(self._gone())
+        for answer in pending:
+            answer.fail(self._gone())
 
     def _call(self, run: Callable[[], Awaitable[R]]) -> R:
         if threading.get_ident() == self._home:
@@ -70,21 +70,21 @@ class Portal:
                 "portal called from the runtime's own thread: the call would wait for itself; "
                 "await the ref's tell or ask instead"
             )
-        future: Future[R] = Future()
+        answer: ThreadOneShot[R] = ThreadOneShot()
         with self._lock:
             if self._is_closed:
                 raise self._gone()
-            self._pending[future] = None
+            self._pending[answer] = None
         try:
-            self._system.call_soon(lambda: self._take(future, run))
-            return future.result()
+            self._system.call_soon(lambda: self._take(answer, run))
+            return answer.wait()
         finally:
             with self._lock:
-                del self._pending[future]
+                del self._pending[answer]
 
-    def _take(self, future: Future[Any], run: Callable[[], Awaitable[Any]]) -> None:
+    def _take(self, answer: ThreadOneShot[Any], run: Callable[[], Awaitable[Any]]) -> None:
         """Queue a call. Runs in the loop but in no task, so `serve` starts the call."""
-        self._calls.append((future, run))
+        self._calls.append((answer, run))
         self._gate.set(None)
 
     async def serve(self) -> None:
@@ -92,24 +92,21 @@ class Portal:
         while True:
             self._gate = OneShot()
             while self._calls:
-                future, run = self._calls.popleft()
-                self._system.start_soon(self._answer, future, run)
+                answer, run = self._calls.popleft()
+                self._system.start_soon(self._answer, answer, run)
             await persist(self._gate.wait)
 
-    async def _answer(self, future: Future[R], run: Callable[[], Awaitable[R]]) -> None:
+    async def _answer(self, answer: ThreadOneShot[R], run: Callable[[], Awaitable[R]]) -> None:
         try:
             value = await run()
         except Exception as error:  # noqa: BLE001 - carried to the thread, as it is
-            if not future.done():
-                future.set_exception(error)
+            answer.fail(error)
         except BaseException as error:
             if not clear_stray_cancellation(error):
                 raise
-            if not future.done():
-                future.set_exception(self._cancelled())
+            answer.fail(self._cancelled())
         else:
-            if not future.done():
-                future.set_result(value)
+            answer.set(value)
 
     @staticmethod
     def _cancelled() -> OutcomeUnknown:

@@ -10,7 +10,8 @@
    `leaves` yields the errors inside a group.
    `Logger` logs records with fields, without loading structlog before the first.
 3. It does not promise to be pleasant: applications need actors, effects and `ports.blocking`.
-4. All of it belongs to the loop that runs it, except the function that `thread_caller` returns.
+4. All of it belongs to the loop that runs it, except the function that `thread_caller` returns,
+   `ThreadCalls.call` and `ThreadOneShot.wait`.
 5. Nothing here survives a crash.
 """
 
@@ -26,6 +27,7 @@ from ._backend import (
 from ._lateness import LATE_BOUNDS_S, Lateness
 from ._logger import Logger
 from ._supervision import leaves
+from ._thread_calls import ThreadCalls, ThreadOneShot
 
 __all__ = [
     "LATE_BOUNDS_S",
@@ -34,6 +36,8 @@ __all__ = [
     "Lateness",
     "Logger",
     "OneShot",
+    "ThreadCalls",
+    "ThreadOneShot",
     "clear_stray_cancellation",
     "is_interruption",
     "leaves",

@@ -18,7 +18,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import wait
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -27,10 +26,9 @@ from pathlib import Path
 from typing import Literal, Protocol, Self, TypeVar, overload
 
 import anyio
-from anyio.from_thread import BlockingPortal
 
 from turnkeeper.runtime import OwnershipLost, Ports, Refused
-from turnkeeper.runtime.lowlevel import thread_caller
+from turnkeeper.runtime.lowlevel import ThreadCalls, thread_caller
 
 from ...core.admission import (
     AdmissionRefused,
@@ -474,14 +472,13 @@ class _SharedJournal:
 
     def call(self, ask: Callable[[SQLiteJournal], Awaitable[T]], *, writes: bool = False) -> T:
         """Return the journal's answer, after opening the journal (for writing) if necessary."""
-        answer = self._portal.start_task_soon(self._ask, ask, writes)
-        if not wait([answer], _CALL_WAIT_S).done:
-            answer.cancel()
+        try:
+            return self._calls.call(lambda: self._ask(ask, writes=writes), _CALL_WAIT_S)
+        except TimeoutError:
             raise JournalOutcomeUnknown(
                 f"{self._path} has not answered within {_CALL_WAIT_S:g} s; it may have happened; "
                 "see to the disk, start the process again and send the same event"
-            )
-        return answer.result(0)
+            ) from None
 
     def end(self) -> None:
         """Begin to close the file; `ended` is set when that is done. Any thread may call this."""
@@ -505,11 +502,11 @@ class _SharedJournal:
         self._opening = anyio.Lock()
         self._stop = anyio.Event()
         self._call_in_loop = thread_caller()
-        async with AsyncExitStack() as self._entered, BlockingPortal() as self._portal:
+        async with AsyncExitStack() as self._entered, ThreadCalls() as self._calls:
             self._ready.set()
             await self._stop.wait()
 
-    async def _ask(self, ask: Callable[[SQLiteJournal], Awaitable[T]], writes: bool) -> T:  # noqa: FBT001 - the portal passes arguments by position
+    async def _ask(self, ask: Callable[[SQLiteJournal], Awaitable[T]], *, writes: bool) -> T:
         async with self._opening:
             journal = await self._opened(writes=writes)
         return await ask(journal)
