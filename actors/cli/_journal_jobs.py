@@ -289,11 +289,7 @@ async def import_all(
     peer = None if source is None else PEERS.get(source)
     if peer is not None:
         parsed = [read_peer(peer, path) for path in files]
-        if any(one.conversations for one in parsed):
-            async with open_journal(db, schema, read_only=False) as journal:
-                await _import_parsed(journal, files, parsed, result)
-        else:
-            _note(parsed, result)
+        await _import_into(db, schema, files, parsed, result)
         return result
     chats: list[Path] = []
     exports: list[Path] = []
@@ -316,13 +312,23 @@ async def import_all(
             )
         else:
             chats.append(path)
-    if not exports and not chats:
-        return result
-    async with open_journal(db, schema, read_only=False) as journal:
-        for path in exports:
-            await _import_export(journal, path, result, keep_owners=keep_owners)
-        await _import_chats(journal, chats, result)
+    if exports:
+        async with open_journal(db, schema, read_only=False) as journal:
+            for path in exports:
+                await _import_export(journal, path, result, keep_owners=keep_owners)
+    parsed = [parse_recorded(path.read_bytes(), str(path)) for path in chats]
+    await _import_into(db, schema, chats, parsed, result)
     return result
+
+
+async def _import_into(
+    db: str, schema: str, files: Sequence[Path], parsed: Sequence[Parsed], result: ImportResult
+) -> None:
+    """Write what could be read from each file; without any of it, create no journal."""
+    _note(parsed, result)
+    if any(one.conversations for one in parsed):
+        async with open_journal(db, schema, read_only=False) as journal:
+            await _import_parsed(journal, files, parsed, result)
 
 
 async def _import_export(
@@ -354,11 +360,6 @@ def _tracked(lines: TextIO, path: Path, on_progress: OnProgress) -> Iterator[str
         yield line
 
 
-async def _import_chats(journal: Journal, files: Sequence[Path], result: ImportResult) -> None:
-    parsed = [parse_recorded(path.read_bytes(), str(path)) for path in files]
-    await _import_parsed(journal, files, parsed, result)
-
-
 def _note(parsed: Sequence[Parsed], result: ImportResult) -> None:
     for one in parsed:
         result.problems += [str(problem) for problem in one.problems]
@@ -369,7 +370,6 @@ async def _import_parsed(
     journal: Journal, files: Sequence[Path], parsed: Sequence[Parsed], result: ImportResult
 ) -> None:
     """Write the conversations that could be read from each file."""
-    _note(parsed, result)
     found = [(n, one) for n, of_file in enumerate(parsed) for one in of_file.conversations]
     names = conversation_names(found, files)
     with progress("conversations") as on_progress:

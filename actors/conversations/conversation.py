@@ -37,7 +37,7 @@ from ..core.commands import (
     Sent,
     Undo,
 )
-from ..core.records import encode_record
+from ..core.records import decode_record, encode_record
 from ..core.state import Folded
 from ..core.steps import Step, step_of
 from ..core.turn_rules import decide_fork, first_reply, is_chat_message
@@ -57,6 +57,7 @@ from ..errors import (
 from ..events import (
     Event,
     FileContent,
+    ForkedFromEvent,
     ImageContent,
     LoggedEvent,
     MessageQueuedEvent,
@@ -475,14 +476,17 @@ class Conversation:
         not copied. A turn that ran at that seq is interrupted in the fork, and its open calls are
         answered as not run; queued chat messages stay here. This conversation is only read, and may
         go on meanwhile. Raises `ConversationNotFound`, `ConversationExists`, `ConversationDeleted`
-        if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq. After
-        `OutcomeUnknown` or a cancellation, the fork may exist: check with its handle's `exists`.
+        if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq.
+
+        With `at`, the call may be made again, as after `OutcomeUnknown` or a cancellation: if the
+        conversation `fork_id` is the fork of this log at `at`, and belongs to `owner`, it is
+        returned, whatever was written to it since.
         """
         setup = self._setup
         if owner is not None:
             check_short("owner", owner, ID_LENGTH_MAX)
         fork = Conversation(fork_id, self._region, setup)
-        journal = self._journal
+        journal, is_repeatable = self._journal, at is not None
         if at is None:
             at = (await journal.info(self.conversation_id)).head
         else:
@@ -493,26 +497,57 @@ class Conversation:
         last = await journal.read(self.conversation_id, after=max(at - 1, 0), limit=1)
         state = await self.at(at)
         await self.check_owner()
+        event_id = last[0].event_id if last else None
+        working = WorkingState(self.conversation_id, 0, setup.settings, state)
+        stamp = Stamp(setup.ports.now(), setup.ports.ids.block())
+        events = decide_fork(working, state.seq, stamp, owner=owner or "")
         try:
-            taken = await journal.info(fork_id)
+            await self._check_free(fork_id)
+            await journal.fork(
+                self.conversation_id,
+                fork_id,
+                at=state.seq,
+                records=[encode_record(event) for event in events],
+                is_unfinished=False,
+                at_event_id=event_id,
+                listing=_listing_after(state, events),
+            )
+        except ConversationExists:
+            if not is_repeatable or not await self._is_fork(fork, at, event_id, owner):
+                raise
+        return fork
+
+    async def _check_free(self, fork_id: str) -> None:
+        try:
+            taken = await self._journal.info(fork_id)
         except ConversationNotFound:
             # A call may have started an owner for this id already; it has no log, and is stopped.
             await self._region.stop_actor(fork_id)
         else:
             raise ConversationExists(fork_id, taken.head)
-        working = WorkingState(self.conversation_id, 0, setup.settings, state)
-        stamp = Stamp(setup.ports.now(), setup.ports.ids.block())
-        events = decide_fork(working, state.seq, stamp, owner=owner or "")
-        await journal.fork(
-            self.conversation_id,
-            fork_id,
-            at=state.seq,
-            records=[encode_record(event) for event in events],
-            is_unfinished=False,
-            at_event_id=last[0].event_id if last else None,
-            listing=_listing_after(state, events),
+
+    async def _is_fork(
+        self, fork: Conversation, at: int, event_id: str | None, owner: str | None
+    ) -> bool:
+        """Return True if a conversation is the fork of this log at `at`, and belongs to `owner`.
+
+        `event_id`: of this log's event at `at`.
+        """
+        # Its own events follow the shared ones. If this conversation was deleted and begun anew,
+        # the fork of the former one shares other events.
+        begins = await self._journal.read(fork.conversation_id, after=max(at - 1, 0), limit=2)
+        own = [
+            decode_record(fork.conversation_id, one).event for one in begins if one.seq == at + 1
+        ]
+        return (
+            any(
+                isinstance(event, ForkedFromEvent)
+                and (event.conversation_id, event.seq) == (self.conversation_id, at)
+                for event in own
+            )
+            and (not at or begins[0].event_id == event_id)
+            and (await fork.at()).details.owner == (owner or "")
         )
-        return fork
 
     def events(self, *, after: int = 0, live: bool = True) -> EventReader:
         """Iterate over every event above the seq `after`, in order, without a gap or a repeat.

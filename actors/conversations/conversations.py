@@ -59,7 +59,7 @@ from ..values.type_names import a_type
 
 if TYPE_CHECKING:
     from ..agents.watcher import Watcher
-    from ..core.commands import Behalf, Command, OnOverlap, Query
+    from ..core.commands import Behalf, Command, Expected, OnOverlap, Query
     from ..core.condensation import Condenser
     from ..core.listing import ConversationPage
     from ..core.search import SearchResults
@@ -598,12 +598,20 @@ class Conversations:
         return await hand_over(region, self._setup.subscriptions, drain, self._ports)
 
     async def delete(
-        self, conversation_id: str, *, owner: str | None = None, behalf: Behalf | None = None
+        self,
+        conversation_id: str,
+        *,
+        owner: str | None = None,
+        seq: int | None = None,
+        event_id: str | None = None,
+        behalf: Behalf | None = None,
     ) -> Deletion:
         """Delete a conversation, its log and all that is kept beside it.
 
-        `owner`: the user whose conversation it must be, else `NotYours`. `behalf`: the principal
-        for whom it is deleted, as in `Conversation.expecting`.
+        `owner`: the user whose conversation it must be, else `NotYours`. `seq` and `event_id`: its
+        log must have this event at this seq, else `NotThisLog`; so a call that is made again never
+        deletes a conversation that was begun meanwhile. `behalf`: the principal for whom it is
+        deleted, as in `Conversation.expecting`.
 
         A turn that runs is cut off; readers, and callers that await a turn, get
         `ConversationDeleted`. A chat message that is sent meanwhile is either in the log that is
@@ -612,7 +620,10 @@ class Conversations:
         `OutcomeUnknown` or a cancellation, delete it again; `ConversationNotFound` then means that
         it is gone.
         """
-        deletion = await self._delete(conversation_id, owner=owner, behalf=behalf)
+        from ..core.commands import Expected
+
+        expected = Expected(owner, seq=seq, event_id=event_id, behalf=behalf)
+        deletion = await self._delete(conversation_id, expected=expected)
         assert deletion is not None, "a deletion without a condition"
         return deletion
 
@@ -672,18 +683,17 @@ class Conversations:
         conversation_id: str,
         *,
         head: int | None = None,
-        owner: str | None = None,
-        behalf: Behalf | None = None,
+        expected: Expected | None = None,
     ) -> Deletion | None:
         """Delete a conversation; with `head`, only if its log ends there."""
-        from ..core.commands import Delete, Expected
+        from ..core.commands import Delete
         from ..owner.nodes import ask_owner
 
         check_conversation_id(conversation_id)
         region = self._open_region()
         await self._journal.info(conversation_id)  # raises if there is none: ask() would make one
         ref = region[conversation_id]
-        command = Delete(head, expected=Expected(owner, behalf=behalf))
+        command = Delete(head, expected=expected)
         if head is not None:
             return await ref.ask(command)  # not forwarded: each process expires those it owns
         return await ask_owner(ref, conversation_id, command, self._setup.hopping)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal, LiteralString
+from typing import Annotated, Literal, LiteralString, TypeAlias
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
@@ -106,6 +106,9 @@ class MessageBody(Body):
     files: list[FileContent] = Field(default=[], max_length=64)
 
 
+IfMatch: TypeAlias = Annotated[str | None, Header(description="A cursor of this conversation.")]
+
+
 @router.post(f"{HERE}/messages", status_code=202, responses={200: {}, 409: {}, 412: {}})
 async def send_message(
     caller: Writing,
@@ -116,7 +119,7 @@ async def send_message(
         str | None, Header(max_length=ID_LENGTH_MAX, description="The message's id.")
     ] = None,
     prefer: Annotated[str | None, Header(description="`wait=30`: wait for the turn's end.")] = None,
-    if_match: Annotated[str | None, Header(description="A cursor of this conversation.")] = None,
+    if_match: IfMatch = None,
 ) -> Response:
     """Send a chat message; answer once it is durable: 202, or 200 if it was there already."""
     conversation = await _meant(caller, create=create, if_match=if_match)
@@ -154,14 +157,18 @@ async def send_message(
 async def _meant(caller: ConversationCaller, *, create: bool, if_match: str | None) -> Conversation:
     """Return the conversation, with the client's conditions, which its owner checks again."""
     if if_match is not None:
-        cursor = cursor_of(if_match.strip('"'), header="if-match")
-        if not cursor.seq:
-            raise ProblemRaised(OWN["precondition-failed"])
-        return caller.expecting(cursor=cursor)
+        return caller.expecting(cursor=_cursor_to_match(if_match))
     if not create:
         return caller.expecting(exists=True)
     await caller.check_may_begin()
     return caller.conversation
+
+
+def _cursor_to_match(if_match: str) -> Cursor:
+    cursor = cursor_of(if_match.strip('"'), header="if-match")
+    if not cursor.seq:
+        raise ProblemRaised(OWN["precondition-failed"])
+    return cursor
 
 
 def _wait_of(prefer: str | None, wait_s_max: float) -> float | None:
@@ -551,11 +558,16 @@ async def change(
         return json_reply(conversation_json(await caller.conversation.at(), caller.local_id))
 
 
-@router.delete(HERE)
-async def delete(caller: Writing) -> Response:
+@router.delete(HERE, responses={412: {}})
+async def delete(caller: Writing, *, if_match: IfMatch = None) -> Response:
     """Delete a conversation, and return what was erased."""
+    cursor = None if if_match is None else _cursor_to_match(if_match)
     deletion = await caller.service.conversations.delete(
-        caller.conversation_id, owner=caller.place.owner, behalf=caller.behalf
+        caller.conversation_id,
+        owner=caller.place.owner,
+        seq=None if cursor is None else cursor.seq,
+        event_id=None if cursor is None else cursor.event_id,
+        behalf=caller.behalf,
     )
     return json_reply(deletion_json(deletion, caller.rename))
 

@@ -153,6 +153,17 @@ def test_chats_in_the_openai_format_are_imported_and_what_is_wrong_is_told(
     assert "conversation chats-1 exists already" in result.stderr
 
 
+def test_an_import_of_nothing_creates_no_journal(tmp_path: Path) -> None:
+    unusable = {"empty.json": "", "no.json": "garbage", "none.json": "[]"}
+    for name, content in unusable.items():
+        (tmp_path / name).write_text(content)
+    for name in (*unusable, "missing.json"):
+        result = command("import", tmp_path / "new.db", tmp_path / name, check=2)
+        assert f"{name}: " in result.stderr
+        assert "0 conversations imported" in result.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(unusable)
+
+
 def test_an_import_stops_at_the_line_that_is_wrong(path: Path, tmp_path: Path) -> None:
     lines = command("export", path).stdout.splitlines(keepends=True)
     broken, other = tmp_path / "broken.jsonl", tmp_path / "other.db"
@@ -491,7 +502,7 @@ def test_a_name_that_no_conversation_has_is_told(path: Path, text: str) -> None:
     assert set(logs(path)) == {"alice", "bob"}
 
 
-@pytest.mark.parametrize(("days", "status"), [("inf", 2), ("1e308", 0)])
+@pytest.mark.parametrize(("days", "status"), [("inf", 2), ("nan", 2), ("1e308", 0)])
 def test_an_odd_age_deletes_nothing_that_is_younger(path: Path, days: str, status: int) -> None:
     command("delete", path, "--older-than", days, "-y", check=status)
     assert set(logs(path)) == {"alice", "bob"}

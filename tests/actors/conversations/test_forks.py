@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+import anyio
 import pytest
 
 from tests.actors.conversations.worlds import HeldAgent, brief, log_of, verified
@@ -95,6 +97,47 @@ async def test_a_fork_does_not_take_a_name_that_is_taken() -> None:
             await conversations["c"].fork("e", at=9)
 
         assert await log_of(conversations["d"]) == ["u:d", "a:a(d)"]
+
+
+async def test_a_fork_that_is_made_again_is_the_one_that_is_there() -> None:
+    """A caller that did not get the answer makes it again, perhaps late."""
+    journal = MemoryJournal()
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        chat = conversations["c"]
+        for text in ("A", "B"):
+            await (await chat.send(text)).end()
+        fork = await chat.fork("d", at=4, owner="alice")
+        await (await fork.send("C")).end()
+        log = await whole_log(fork)
+
+        await (await chat.send("D")).end()
+        again = await chat.fork("d", at=4, owner="alice")
+
+        assert again.conversation_id == "d"
+        assert await whole_log(again) == log
+        for at, owner in ((4, None), (4, "bob"), (3, "alice"), (8, "alice"), (None, "alice")):
+            with pytest.raises(ConversationExists):
+                await chat.fork("d", at=at, owner=owner)
+        with pytest.raises(ConversationExists):
+            await conversations["d"].fork("c", at=4)
+
+        # Another conversation under the name of the one that was forked.
+        await conversations.delete("c")
+        for text in ("A", "B"):
+            await (await chat.send(text)).end()
+        with pytest.raises(ConversationExists):
+            await chat.fork("d", at=4, owner="alice")
+        assert await whole_log(fork) == log
+
+
+async def test_a_fork_that_is_made_twice_at_once_is_one_fork() -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        async with anyio.create_task_group() as both:
+            for _ in range(2):
+                both.start_soon(partial(chat.fork, "d", at=4))
+        assert await log_of(conversations["d"]) == ["u:A", "a:a(A)"]
 
 
 async def whole_log(chat: Conversation) -> list[Event]:

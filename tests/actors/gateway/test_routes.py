@@ -143,6 +143,34 @@ async def test_an_undo_that_is_sent_again_takes_no_other_turn_back(world: World)
     assert (late.status_code, late.json()["reason"]) == (409, "not_newest")
 
 
+async def cursor_of_the_newest_event(world: World) -> str:
+    page = await world.http.get(f"{HERE}/events", headers={"Accept": "application/json"})
+    cursor: str = page.json()["cursor"]
+    return cursor
+
+
+async def test_a_deletion_that_is_sent_again_late_leaves_the_conversation_begun_meanwhile(
+    world: World,
+) -> None:
+    await world.answered("alice", "one")
+    condition = {"If-Match": f'"{await cursor_of_the_newest_event(world)}"'}
+
+    assert (await world.http.delete(HERE, headers=condition)).status_code == 200
+    assert (await world.http.delete(HERE, headers=condition)).status_code == 404
+    await world.answered("alice", "two")
+    await world.answered("alice", "three")
+    late = await world.http.delete(HERE, headers=condition)
+    malformed = await world.http.delete(HERE, headers={"If-Match": "x"})
+    none = await world.http.delete(HERE, headers={"If-Match": "0"})
+
+    assert late.status_code == 412
+    assert late.json()["type"] == "urn:turnkeeper:precondition-failed"
+    assert (malformed.status_code, none.status_code) == (422, 412)
+    view = (await world.http.get(f"{HERE}/view")).json()
+    assert [event["content"] for event in view["events"]] == ["two", "a(two)", "three", "a(three)"]
+    assert (await world.http.delete(HERE)).status_code == 200, "without it, it deletes once more"
+
+
 NAMED = {"Idempotency-Key": "again", "Prefer": "wait=60"}
 
 
@@ -156,8 +184,10 @@ NAMED = {"Idempotency-Key": "again", "Prefer": "wait=60"}
         (("POST", "/resume", "", {}), "unchanged"),
         (("POST", "/retract", '{"turn_id": "TURN"}', {}), "nothing-to-retract"),
         (("POST", "/retract", '{"event_ids": ["EVENT"]}', {}), "not-admitted"),
+        (("POST", "/fork", '{"id": "copy", "at": 4}', {}), "same"),
         (("POST", "/fork", '{"id": "copy"}', {}), "conversation-exists"),
         (("DELETE", "", "", {}), "conversation-not-found"),
+        (("DELETE", "", "", {"If-Match": "CURSOR"}), "conversation-not-found"),
         (("POST", "/messages", '{"content": "x"}', {"Prefer": "wait=60"}), "once more"),
         (("PATCH", "", '{"title": "T"}', {}), "once more"),
         (("POST", "/undo", "", {}), "once more"),
@@ -173,6 +203,8 @@ async def test_a_request_that_is_sent_again_does_what_the_page_says(
         await world.http.post(f"{HERE}/pause")
     newest = (await world.http.get(f"{HERE}/view")).json()["events"][-1]
     body = body.replace("TURN", newest["turn_id"]).replace("EVENT", newest["id"])
+    if "If-Match" in headers:
+        headers = {"If-Match": await cursor_of_the_newest_event(world)}
 
     async def ask() -> httpx.Response:
         return await world.http.request(method, HERE + part, content=body, headers=headers)
@@ -287,11 +319,13 @@ async def test_a_fork_begins_with_the_log_up_to_its_place(world: World) -> None:
 
     made = await world.http.post(f"{HERE}/fork", json={"id": "bob", "at": 4})
     again = await world.http.post(f"{HERE}/fork", json={"id": "bob", "at": 4})
+    other = await world.http.post(f"{HERE}/fork", json={"id": "bob", "at": 5})
 
     assert made.status_code == 201
+    assert (again.status_code, again.json()) == (201, made.json())
     place = made.url.join(made.headers["Location"])
     assert (await world.http.get(place)).json()["id"] == "bob"
-    assert again.json()["type"] == "urn:turnkeeper:conversation-exists"
+    assert other.json()["type"] == "urn:turnkeeper:conversation-exists"
     view = (await world.http.get("/v1/conversations/bob/view")).json()
     assert [event["content"] for event in view["events"]] == ["one", "a(one)"]
 
