@@ -21,6 +21,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from ._backend import OneShot
 from ._messages import Ask, Item, Order, Tell
+from ._supervision import check_number
 
 __all__ = ["NO_MAIL", "SPARE_LANES_MAX", "Mailbox", "MailboxSettings", "Overflow", "Waiter"]
 
@@ -39,8 +40,7 @@ class MailboxSettings:
     overflow: Overflow = "wait"
 
     def __post_init__(self) -> None:
-        if self.capacity < 1:
-            raise ValueError(f"capacity must be at least 1, got {self.capacity}")
+        check_number("capacity", self.capacity, "1 or more", least=1)
         if self.overflow not in get_args(Overflow):
             raise ValueError(
                 f"overflow is {self.overflow!r}; it takes one of {', '.join(get_args(Overflow))}"

@@ -46,7 +46,7 @@ from ._mailbox import MailboxSettings
 from ._portal import Portal
 from ._ref import Ref
 from ._region import Region
-from ._supervision import Supervision, check_seconds, leaves
+from ._supervision import Supervision, check_number, check_seconds, leaves
 from ._supervisor import Supervisor
 from ._system import Makers, System
 from ._tree import Tree, cells_of, take_tree
@@ -101,8 +101,12 @@ class Runtime:
         handle_signals: bool = False,
     ) -> None:
         self._is_open = False  # first: `__del__` looks at it
-        if report_blocked_s is not None and not 0 < report_blocked_s < threading.TIMEOUT_MAX:
-            raise ValueError(f"report_blocked_s is {report_blocked_s!r}; it takes seconds above 0")
+        if report_blocked_s is not None:
+            check_number("report_blocked_s", report_blocked_s, "seconds above 0")
+            if not 0 < report_blocked_s < threading.TIMEOUT_MAX:
+                raise ValueError(
+                    f"report_blocked_s is {report_blocked_s}; it takes seconds above 0"
+                )
         self._is_entered = self._has_block = False
         limits = Limits(drain_s, stop_s, cleanup_s, kill_s)
         self.left_undone: tuple[LeftUndone, ...] = ()

@@ -23,15 +23,21 @@ __all__ = [
     "RestartLog",
     "Strategy",
     "Supervision",
+    "check_number",
     "check_seconds",
     "leaves",
 ]
 
 
-def check_seconds(name: str, seconds: float) -> None:
+def check_number(name: str, number: object, allowed: str, *, least: float = 0) -> None:
+    """Raise `ValueError` unless this is a number from `least` on; `allowed` says so in words."""
+    if not isinstance(number, int | float) or isinstance(number, bool) or not number >= least:
+        raise ValueError(f"{name} is {number!r}; it takes {allowed}")
+
+
+def check_seconds(name: str, seconds: object) -> None:
     """Raise `ValueError` unless this is 0 or more; the clock would never get past NaN."""
-    if not seconds >= 0:
-        raise ValueError(f"{name} is {seconds}; it takes 0 seconds or more")
+    check_number(name, seconds, "0 seconds or more")
 
 
 class Directive(Enum):
@@ -63,9 +69,9 @@ class Backoff:
     def __post_init__(self) -> None:
         for name in ("first_s", "max_s", "reset_s"):
             check_seconds(name, getattr(self, name))
-        if not self.factor >= 0:
-            raise ValueError(f"factor is {self.factor}; it takes 0 or more")
-        if not 0 <= self.jitter <= 1:
+        check_number("factor", self.factor, "0 or more")
+        check_number("jitter", self.jitter, "a share, from 0 to 1")
+        if self.jitter > 1:
             raise ValueError(f"jitter is {self.jitter}; it takes a share, from 0 to 1")
 
     def delay_s(self, attempt: int, random: Random) -> float:
@@ -104,8 +110,7 @@ class Supervision:
             raise ValueError(
                 f"strategy is {self.strategy!r}; it takes one of {', '.join(get_args(Strategy))}"
             )
-        if not self.restarts_max >= 0:
-            raise ValueError(f"restarts_max is {self.restarts_max}; it takes 0 or more")
+        check_number("restarts_max", self.restarts_max, "0 or more")
         check_seconds("window_s", self.window_s)
         if not isinstance(self.backoff, Backoff):
             raise TypeError(f"backoff is {self.backoff!r}; it takes a Backoff")

@@ -26,8 +26,8 @@ from ._backend import (
 )
 from ._lateness import LATE_BOUNDS_S, Lateness
 from ._logger import Logger
+from ._portal import ThreadCalls, ThreadOneShot
 from ._supervision import leaves
-from ._thread_calls import ThreadCalls, ThreadOneShot
 
 __all__ = [
     "LATE_BOUNDS_S",

@@ -41,6 +41,7 @@ from ..models.base import (
     ModelUnavailable,
 )
 from ..tool_calls import RISKS, Risk, ToolCall, ToolResult
+from ..values.text import check_number
 from ..values.type_names import a_type
 from .tools import AnyTool, Tools, call_function, describe_failure
 from .turn_context import TurnContext
@@ -166,14 +167,13 @@ class ToolAgent:
             ("max_iterations", max_iterations),
             ("attempts_max", attempts_max),
         ):
-            if not limit >= 1:  # NaN would be no limit at all, here and below
-                raise InvalidInput(f"{name} is {limit}; it takes 1 or more")
-        if not retry_s_max >= 0:
-            raise InvalidInput(f"retry_s_max is {retry_s_max}; it takes seconds from 0 on")
-        if budget is not None and not budget > 0:
-            raise InvalidInput(f"budget is {budget}; it takes more than 0")
-        if token_budget is not None and not token_budget >= 1:
-            raise InvalidInput(f"token_budget is {token_budget}; it takes 1 or more")
+            check_number(name, limit, "1 or more", least=1)
+        check_number("condensations_max", condensations_max, "0 or more", least=0)
+        check_number("retry_s_max", retry_s_max, "seconds from 0 on", least=0)
+        if budget is not None:
+            check_number("budget", budget, "more than 0", above=0)
+        if token_budget is not None:
+            check_number("token_budget", token_budget, "1 or more", least=1)
         if not callable(getattr(model, "respond", None)):
             raise InvalidInput(
                 f"model is {model!r}, {a_type(model)}; it takes a model, such as "

@@ -31,10 +31,10 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from sys import float_info
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 import anyio
@@ -54,7 +54,7 @@ from ..models.schemas import find_misfit
 from ..tool_calls import RISKS, Risk, ToolCall, ToolResult
 from ..values.api_names import api_tool_name
 from ..values.frozen import FrozenObject
-from ..values.text import check_text, error_text
+from ..values.text import check_number, check_text, error_text
 from ..values.type_names import a_type
 from .turn_context import TurnContext
 
@@ -142,8 +142,9 @@ class Tool:
         check_text("a tool's name", name)
         if api_tool_name(name) != name:
             raise InvalidInput(f"tool {name}: a name has 1 to 64 letters, digits, `_` and `-`")
-        if timeout_s is not None and not 0 < timeout_s < math.inf:
-            raise InvalidInput(f"tool {name}: timeout_s is {timeout_s}; it takes seconds above 0")
+        if timeout_s is not None:
+            what = f"tool {name}: timeout_s"
+            check_number(what, timeout_s, "seconds above 0", above=0, most=float_info.max)
         if risk is not None and not callable(risk) and risk not in RISKS:
             raise InvalidInput(f"tool {name}: risk is {risk!r}; it takes {', '.join(RISKS)}")
         if not callable(run):
@@ -311,12 +312,15 @@ class Tools:
         a call, or None; `after_call` returns what replaces a result, or None. Raises `InvalidInput`
         if two tools share a name, or a model could not call one.
         """
-        if calls_at_once_max < 1:
-            raise InvalidInput(f"calls_at_once_max is {calls_at_once_max}; it takes 1 or more")
-        if result_length_max < RESULT_LENGTH_MIN:
-            raise InvalidInput(
-                f"result_length_max is {result_length_max}; it takes {RESULT_LENGTH_MIN} or more"
-            )
+        check_number("calls_at_once_max", calls_at_once_max, "1 or more", least=1)
+        least = RESULT_LENGTH_MIN
+        check_number(
+            "result_length_max",
+            result_length_max,
+            f"a whole number from {least} on",
+            least=least,
+            is_whole=True,
+        )
         self._tools: dict[str, Tool] = {}
         for function in functions:
             made = function if isinstance(function, Tool) else FunctionTool(function)

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from sys import float_info
 from typing import TYPE_CHECKING, Literal, NoReturn, Self, get_args
 
 import anyio
@@ -54,7 +54,7 @@ from ..errors import (
     InvalidInput,
 )
 from ..journal import Deletion, Journal, ListOrder
-from ..values.text import check_conversation_id, check_id, check_text
+from ..values.text import check_conversation_id, check_id, check_number, check_text
 from ..values.type_names import a_type
 
 if TYPE_CHECKING:
@@ -192,13 +192,9 @@ class Conversations:
         from ..owner.subscriptions import Subscriptions
         from ..owner.wait_graph import WaitGraph
 
-        if not 0 < queued_messages_max < limits.known_messages_max:
-            raise InvalidInput(
-                f"queued_messages_max is {queued_messages_max}; it takes 1 to "
-                f"{limits.known_messages_max - 1}"
-            )
-        if not answer_length_max >= 1:  # NaN would be no limit, here and below
-            raise InvalidInput(f"answer_length_max is {answer_length_max}; it takes 1 or more")
+        most = limits.known_messages_max - 1
+        check_number("queued_messages_max", queued_messages_max, f"1 to {most}", least=1, most=most)
+        check_number("answer_length_max", answer_length_max, "1 or more", least=1)
         if prompt_policy not in get_args(PromptPolicy):
             raise InvalidInput(
                 f'prompt_policy is {prompt_policy!r}; it takes "current" or "pinned"'
@@ -211,22 +207,21 @@ class Conversations:
         check_id("name", name)
         if recover not in ("on_enter", "on_message"):
             raise InvalidInput(f'recover is {recover!r}; it takes "on_enter" or "on_message"')
-        if not 0 < recover_every_s < inf:
-            raise InvalidInput(f"recover_every_s is {recover_every_s!r}; it takes seconds above 0")
-        if not recover_max >= 1:
-            raise InvalidInput(f"recover_max is {recover_max}; it takes 1 or more")
+        check_number(
+            "recover_every_s", recover_every_s, "seconds above 0", above=0, most=float_info.max
+        )
+        check_number("recover_max", recover_max, "1 or more", least=1)
         if verify not in get_args(Verify):
             raise InvalidInput(
                 f"verify is {verify!r}; it takes one of {', '.join(get_args(Verify))}"
             )
         if unfinished not in get_args(Unfinished):
             raise InvalidInput(f'unfinished is {unfinished!r}; it takes "end" or "resume"')
-        if idle_s is not None and not idle_s >= 0:
-            raise InvalidInput(f"idle_s is {idle_s!r}; it takes seconds from 0 on, or None")
-        if active_max is not None and not active_max >= 1:
-            raise InvalidInput(f"active_max is {active_max!r}; it takes 1 or more, or None")
-        if not park_s >= 0:
-            raise InvalidInput(f"park_s is {park_s!r}; it takes seconds from 0 on")
+        if idle_s is not None:
+            check_number("idle_s", idle_s, "seconds from 0 on, or None", least=0)
+        if active_max is not None:
+            check_number("active_max", active_max, "1 or more, or None", least=1)
+        check_number("park_s", park_s, "seconds from 0 on", least=0)
         if configure is not None and not callable(configure):
             raise InvalidInput(
                 f"configure is {configure!r}; it takes a function of a conversation's id that "

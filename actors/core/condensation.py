@@ -29,7 +29,7 @@ from ..events import (
     UserMessageEvent,
     UserRejectEvent,
 )
-from ..values.text import storable
+from ..values.text import check_number, storable
 from .view import SHORTENED_MARKER, View
 
 __all__ = [
@@ -235,14 +235,15 @@ class RollingCondenser:
     count_tokens: CountTokens = estimate_tokens
 
     def __post_init__(self) -> None:
-        if self.keep_first < 0:
-            raise ValueError(f"keep_first must not be negative, and is {self.keep_first}")
-        if self.max_tokens is not None and not self.max_tokens >= 1:
-            raise ValueError(f"max_tokens must be at least 1, and is {self.max_tokens}")
-        if not 0 <= self.minimum_progress <= 1:
-            raise ValueError(f"minimum_progress must be a share, and is {self.minimum_progress}")
+        least = "a whole number from {} on".format
+        check_number("max_size", self.max_size, least(4), least=4, is_whole=True)
+        check_number("keep_first", self.keep_first, least(0), least=0, is_whole=True)
+        if self.max_tokens is not None:
+            check_number("max_tokens", self.max_tokens, "1 or more, or None", least=1)
+        share = "a share, from 0 to 1"
+        check_number("minimum_progress", self.minimum_progress, share, least=0, most=1)
         if not self.keep_first < self.max_size // 2 - 1:
-            raise ValueError(
+            raise InvalidInput(
                 f"keep_first must be less than max_size // 2 - 1, which is "
                 f"{self.max_size // 2 - 1}, and is {self.keep_first}"
             )

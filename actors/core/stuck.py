@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from ..errors import InvalidInput
 from ..events import (
     RESULT_CLASSES,
     ActionEvent,
@@ -23,6 +22,7 @@ from ..events import (
     ObservationEvent,
     UserMessageEvent,
 )
+from ..values.text import check_number
 
 __all__ = ["NONE_SEEN", "Circle", "CircleName", "RecentlySeen", "SeenEvent", "StuckDetector"]
 
@@ -102,8 +102,11 @@ class StuckDetector:
     """This many calls in a row that alternate between two, with equal results, are stuck."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.window <= SEEN_MAX:
-            raise InvalidInput(f"window is {self.window}; it takes 1 to {SEEN_MAX}")
+        allowed = f"a whole number from 1 to {SEEN_MAX}"
+        check_number("window", self.window, allowed, least=1, most=SEEN_MAX, is_whole=True)
+        for name in ("same_results_max", "failures_max", "messages_max", "alternations"):
+            number = getattr(self, name)
+            check_number(name, number, "a whole number from 1 on", least=1, is_whole=True)
 
     def find_circle(self, newest: Sequence[SeenEvent | LLMConvertibleEvent]) -> Circle | None:
         """Return the circle that the newest of these events are in, if any."""

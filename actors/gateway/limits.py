@@ -10,11 +10,11 @@ from ..errors import InvalidInput
 __all__ = ["GatewayLimits", "check_limits"]
 
 
-def check_limits(limits: Mapping[str, float]) -> None:
+def check_limits(limits: Mapping[str, object]) -> None:
     """Raise `InvalidInput` unless each of these numbers is above 0."""
     for name, limit in limits.items():
-        if not limit > 0:
-            raise InvalidInput(f"{name} is {limit}; it must be above 0")
+        if not isinstance(limit, int | float) or isinstance(limit, bool) or not limit > 0:
+            raise InvalidInput(f"{name} is {limit!r}; it must be above 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, cast
 
 from turnkeeper.runtime import Ports
 
+from ..values.text import check_number
+
 try:
     from anthropic import APIConnectionError, APIStatusError, AsyncAnthropic
 except ImportError as missing:
@@ -79,6 +81,9 @@ class AnthropicModel(ProviderModel[AsyncAnthropic]):
         `timeout_s` is how long the provider may be silent, also in the middle of a stream; without
         it the client's own timeout applies.
         """
+        check_number("max_tokens", max_tokens, "a whole number from 1 on", least=1, is_whole=True)
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s, "seconds above 0, or None", above=0)
         super().__init__(
             model,
             client=None if client is None else _once(client, timeout_s),

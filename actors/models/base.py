@@ -24,6 +24,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from sys import float_info
 from typing import Protocol
 
 from turnkeeper.runtime import Refused, Unavailable
@@ -34,7 +35,7 @@ from ..events import StepRequest, ThinkingBlock, TokenUsage
 from ..tool_calls import ToolCall
 from ..values.api_names import api_tool_name
 from ..values.frozen import FrozenObject
-from ..values.text import storable
+from ..values.text import check_number, storable
 from .schemas import api_schema
 
 __all__ = [
@@ -118,6 +119,12 @@ class Prices:
     output: float
     cached: float | None = None
     cache_written: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cached", "cache_written"):
+            price = getattr(self, name)
+            if price is not None or name in ("input", "output"):
+                check_number(name, price, "0 or more", least=0, most=float_info.max)
 
 
 class Model(Protocol):

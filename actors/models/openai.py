@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, cast
 
 from turnkeeper.runtime import Ports
 
+from ..values.text import check_number
+
 try:
     from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 except ImportError as missing:
@@ -85,6 +87,8 @@ class _OpenAIModel(ProviderModel[AsyncOpenAI]):
         `timeout_s` is how long the provider may be silent, also in the middle of a stream; without
         it the client's own timeout applies.
         """
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s, "seconds above 0, or None", above=0)
         super().__init__(
             model,
             client=None if client is None else _once(client, timeout_s),

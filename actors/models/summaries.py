@@ -15,6 +15,7 @@ from ..core.condensation import RollingCondenser, SummarizingCondenser
 from ..core.view import View
 from ..errors import InvalidInput
 from ..events import SystemPromptEvent, UserMessageEvent
+from ..values.text import check_number
 from .base import Model, ModelRequest
 
 __all__ = ["SUMMARY_PROMPT", "ModelSummary", "summarizing_condenser"]
@@ -60,10 +61,8 @@ def summarizing_condenser(
     `window_tokens`: how many tokens the agent's model can read. `prompt`: says what a summary
     keeps. `keep_first`: how many of the first events are never forgotten. Raises `InvalidInput`.
     """
-    if window_tokens < WINDOW_TOKENS_MIN:
-        raise InvalidInput(
-            f"window_tokens is {window_tokens}; it must be {WINDOW_TOKENS_MIN} or more"
-        )
+    allowed = f"a whole number from {WINDOW_TOKENS_MIN} on"
+    check_number("window_tokens", window_tokens, allowed, least=WINDOW_TOKENS_MIN, is_whole=True)
     if not prompt.strip():
         raise InvalidInput("the prompt is blank; it must say what a summary keeps")
     limits = RollingCondenser(max_tokens=int(window_tokens * WINDOW_SHARE), keep_first=keep_first)

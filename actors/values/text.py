@@ -6,6 +6,7 @@ A user's text with one is refused at the boundary; the text of models and tools 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from ..errors import InvalidConversationId, InvalidInput
@@ -20,6 +21,7 @@ __all__ = [
     "check_length",
     "check_new_conversation_id",
     "check_new_id",
+    "check_number",
     "check_short",
     "check_shown",
     "check_text",
@@ -107,6 +109,27 @@ def check_whole(what: str, number: object) -> None:
             argument=what,
             rule=f"{what} must be a whole number",
         )
+
+
+def check_number(
+    what: str,
+    found: object,
+    allowed: str,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    is_whole: bool = False,
+) -> None:
+    """Raise `InvalidInput` unless this is a number in a range; NaN is in none.
+
+    `what` names it, and `allowed` says what it may be: "1 or more". With `is_whole`, a fraction is
+    refused, and infinity too.
+    """
+    is_number = isinstance(found, int if is_whole else int | float) and not isinstance(found, bool)
+    # The type is compared first: a text cannot be compared with a number.
+    if not (is_number and least <= found <= most and found > above):  # type: ignore[operator]
+        raise InvalidInput(f"{what} is {found!r}; it takes {allowed}")
 
 
 def check_label(label: object) -> None:

@@ -42,7 +42,8 @@ def check_settings(arguments: Mapping[str, object]) -> None:
         if not is_time and not name.endswith("_max"):
             continue
         least = 0 if is_time else 1
-        if not (isinstance(found, int | float) and found >= least):  # NaN is not
+        is_number = isinstance(found, int | float) and not isinstance(found, bool)
+        if not (is_number and found >= least):  # type: ignore[operator]  # NaN is not
             raise InvalidInput(f"{name} is {found!r}; it must be a number from {least} on")
 
 
