@@ -9,9 +9,9 @@ import pytest
 
 from turnkeeper.runtime import Runtime, Supervision, TooManyRestarts
 from turnkeeper.runtime.testing import VirtualClock, settle
-from turnkeeper.runtime.testing.anyio_fixtures import runtime, virtual_clock
+from turnkeeper.runtime.testing.anyio_fixtures import open_runtime, runtime, virtual_clock
 
-from .actors import Add, Counter, Fail, Get, SyncCounter
+from .actors import Add, Counter, Fail, Get, SyncCounter, block
 
 __all__ = ["runtime", "virtual_clock"]  # fixtures
 
@@ -89,3 +89,26 @@ async def test_the_fixtures_give_a_runtime_on_a_clock_that_the_test_moves(
     assert len(region.active) == 1
     await virtual_clock.advance(2.0)
     assert not region.active
+
+
+async def test_the_fixtures_runtime_is_left_though_an_actor_is_busy_for_ever() -> None:
+    """A test that fails has such actors. Its clock stood still, so pytest hung."""
+    async with open_runtime(VirtualClock(), wait_s=0) as opened:
+        await block(opened.spawn(Counter, name="counter"))
+
+    (left,) = opened.left_undone
+    assert left.actor == "counter"
+
+
+async def test_the_fixtures_runtime_raises_its_failure_as_it_is() -> None:
+    clock = VirtualClock()
+
+    async def fail_often() -> None:
+        async with open_runtime(clock) as opened:
+            ref = opened.spawn(Counter, name="counter")
+            for _ in range(Supervision().restarts_max + 1):
+                await ref.tell(Fail(ValueError()))
+                await clock.advance(3)
+
+    with pytest.raises(TooManyRestarts):
+        await fail_often()
