@@ -31,6 +31,8 @@ from ..errors import JournalRefused, JournalUnavailable
 from ..journals.sqlite.journal import SQLiteJournal
 from ..recordings.samples import read_samples
 from ..recordings.transcripts import InputProblem, RecordedConversation, parse_recorded
+from ..values.text import TEXT_LENGTH_MAX
+from ._asking import many
 from ._display import Display, print_list, print_report, printable
 from ._exits import (
     BROKEN,
@@ -296,8 +298,16 @@ def replay(
             problems.append(InputProblem(file=name, found=f"cannot be read: {error.strerror}"))
             continue
         parsed = parse_recorded(content, name)
-        found.extend((number, one) for one in parsed.conversations)
         problems.extend(parsed.problems)
+        for one in parsed.conversations:
+            if (longest := max(len(each.content) for each in one.exchanges)) > TEXT_LENGTH_MAX:
+                # An import takes it, but no user can send it.
+                found_long = (
+                    f"a user message of {longest:,} characters; {TEXT_LENGTH_MAX:,} may be sent"
+                )
+                problems.append(InputProblem(file=name, item=one.item, found=found_long))
+            else:
+                found.append((number, one))
     names = conversation_names(found[:conversations], files, _names_taken(db))
     parts = [
         _Part(name, one, _ON_OVERLAP[policy])
@@ -362,7 +372,8 @@ def _play(
     )
     stopped = None
     status = None
-    errors.print(Text(f"{len(parts):,} conversations, {messages:,} chat messages, seed {seed}"))
+    played = f"{many(len(parts), 'conversation')}, {many(messages, 'chat message')}"
+    errors.print(Text(f"{played}, seed {seed}"))
     with display:
         try:
             anyio.run(replay.play)

@@ -23,6 +23,7 @@ from turnkeeper.actors.events import MessageQueuedEvent, encode_event
 from turnkeeper.actors.journal import Record
 from turnkeeper.actors.recordings.samples import read_samples
 from turnkeeper.actors.recordings.transcripts import InputProblem
+from turnkeeper.actors.values.text import TEXT_LENGTH_MAX
 
 from .command import COMMAND
 
@@ -261,6 +262,19 @@ def test_what_cannot_be_used_is_told_and_the_rest_is_played(tmp_path: Path) -> N
     assert "this cannot be used:\n" in result.stderr
     assert f"  {files[0]}, item 2, message 1, role: a message without a role\n" in result.stderr
     assert f"  {files[3]}: cannot be read: No such file or directory\n" in result.stderr
+
+
+def test_a_message_that_no_user_can_send_is_told_and_the_rest_is_played(tmp_path: Path) -> None:
+    file = tmp_path / "long.json"
+    chats = [[{"role": "user", "content": "a" * length}] for length in (TEXT_LENGTH_MAX + 1, 1)]
+    file.write_text(json.dumps(chats))
+
+    result = run("replay", file, "--json")
+
+    report = report_of(result)
+    assert (result.exit_code, report["stopped"], report["sent"]) == (2, None, 1)
+    assert "1 conversation, 1 chat message, seed " in result.stderr
+    assert f"{file}, item 1: a user message of 8,388,609 characters" in result.stderr
 
 
 def test_a_broken_promise_weighs_more_than_unusable_input() -> None:
