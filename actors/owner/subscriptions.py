@@ -9,9 +9,13 @@ A reader keeps a cursor, the seq that it has yielded. Published events go into i
 a hint; it drops every event that is not exactly the next seq and reads from the journal instead. So
 there is no gap and no repeat at the seam of replay and live, and a slow reader falls back to the
 journal without delaying any other. The reader of a turn that has just begun finds all of its events
-in the memory of the owner here, and begins with those. While no owner is active in this process,
-another process may own the conversation: a reader then waits for the journal, and for an owner here
-as well.
+in the memory of the owner here, and begins with those.
+
+While no owner is active in this process, another process may own the conversation. Then one reader
+leads all that wait at the same place of the log: it waits for the journal, and for an owner here as
+well, and gives the others the page that it reads. Invariant: if no owner is here, one of the
+readers that wait at a place leads, or was woken to lead. A reader that comes to wait leads if no
+other does; one that leaves its wait, even if it is cancelled, chooses the next.
 
 The pieces of an answer that is being written are kept once for all readers, as a `LiveAnswer`. A
 reader keeps how much of it it has yielded, and takes the rest as one piece whenever it comes back.
@@ -29,10 +33,18 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Mapping,
+    Sequence,
+)
 from enum import Enum
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import anyio
 
@@ -71,6 +83,10 @@ class LiveOwner(Protocol):
         """Return all committed events above `seq`; none if memory does not have all of them."""
 
 
+Place: TypeAlias = tuple[str, int, str | None]
+"""A place in a log: the conversation, and the seq and the id of the event that was yielded last."""
+
+
 class Subscriptions:
     """All live readers of all conversations in this process. Used from one event loop only."""
 
@@ -86,6 +102,8 @@ class Subscriptions:
         """The answers that owners here are writing."""
         self._owned: dict[str, LiveOwner] = {}
         """The conversations with an owner here."""
+        self.leaders: dict[Place, EventReader] = {}
+        """The readers that follow the journal, each for all readers that wait at its place."""
         self._unheard: set[str] = set()
         """The conversations with readers here whose owner, in another process, cannot be heard."""
         self._is_closing = False
@@ -221,16 +239,39 @@ class Subscriptions:
         for conversation_id, owner in list(self._owned.items()):
             if owner.doubt():
                 self._owned.pop(conversation_id, None)
-                for reader in self._live(conversation_id):
-                    reader.look()
+                self._leave_to_journal(conversation_id, is_wanted=False)
 
     def owner_ended(self, conversation_id: str, *, is_wanted: bool) -> None:
         """Note that the owner here has ended; `is_wanted`: a caller may wait for its work."""
         self._owned.pop(conversation_id, None)
         self._void_answer(conversation_id)
         if not self._is_closing:
-            for reader in self._live(conversation_id):
-                reader.owner_ended(is_wanted=is_wanted)
+            self._leave_to_journal(conversation_id, is_wanted=is_wanted)
+
+    def _leave_to_journal(self, conversation_id: str, *, is_wanted: bool) -> None:
+        """Let readers follow the journal from now on; one leads all that wait at one place."""
+        places: dict[Place, None] = {}
+        for reader in self._live(conversation_id):
+            if reader.owner_ended(is_wanted=is_wanted):
+                places[reader.place] = None
+        for place in places:
+            self.choose_leader(place)
+
+    def choose_leader(self, place: Place) -> None:
+        """Wake one reader that waits at this place, to lead; none if an owner is here."""
+        if place[0] in self._owned or place in self.leaders:
+            return
+        for reader in self._live(place[0]):
+            if reader.try_choose(place):
+                return
+
+    def share(self, place: Place, cursor_id: str | None, page: Collection[StoredRecord]) -> None:
+        """Give a page that was read at this place to the readers that wait there.
+
+        `cursor_id`: the id of the event at the place, as it was read.
+        """
+        for reader in self._live(place[0]):
+            reader.take_page(place, cursor_id, page)
 
     def deleted(self, conversation_id: str) -> None:
         """End the readers of a conversation that was deleted."""
@@ -449,6 +490,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         # True at first: a reader does not know whether there is an owner.
         self._has_owner_ended = True
         self._ask_owner_at = -inf
+        self._is_chosen = False
+        """True once it is woken to lead, until it has left its wait."""
         self._bell: Bell | None = None
         """The bell at which it waits; made in its loop."""
         self._wake: Callable[[], object] = _wake_none
@@ -500,8 +543,44 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     @property
     def is_waiting(self) -> bool:
-        """True while a task waits for an event that this process writes."""
+        """True while a task waits for an event that an owner here or a leader offers."""
         return self._bell is not None and self._bell.is_waiting
+
+    @property
+    def _is_at_rest(self) -> bool:
+        """True while it waits for the next event alone, whether or not there is an owner here."""
+        if self._bell is None or not self._bell.is_waiting or self._answers:
+            return False
+        return self._on_owner_ended is None or not self._has_owner_ended
+
+    @property
+    def place(self) -> Place:
+        """The place in the log that it has reached."""
+        return self._conversation_id, self._cursor, self._cursor_id
+
+    def _waits_at(self, place: Place) -> bool:
+        """True if it waits there, and has nothing left to yield."""
+        return self.is_waiting and not self._page and self.place == place
+
+    def try_choose(self, place: Place) -> bool:
+        """Wake it to lead if it waits there; return True if so."""
+        if not self._waits_at(place):
+            return False
+        self._is_chosen = True
+        self._wake()
+        return True
+
+    def take_page(
+        self, place: Place, cursor_id: str | None, page: Collection[StoredRecord]
+    ) -> None:
+        """Take a page that the leader has read, if this reader waits there.
+
+        If the log has more, the reader finds that out when it waits again.
+        """
+        if self._waits_at(place):
+            self._cursor_id = cursor_id
+            self._page.extend(page)
+            self._wake()
 
     def _note(self, signal: Signal) -> None:
         self._state = READER_TRANSITIONS[self._state][signal]
@@ -512,8 +591,9 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._wake()
 
     def look_for(self, seq: int) -> None:
-        """Look at the journal if the event at `seq` was not yielded yet."""
-        if self._cursor < seq:
+        """Look at the journal if the event at `seq` was not yielded yet, or let the leader look."""
+        is_led = self.is_waiting and self._subscriptions.leaders.get(self.place, self) is not self
+        if self._cursor < seq and not is_led:
             self.look()
 
     def owner_began(self, newest: tuple[int, str] | None) -> None:
@@ -522,16 +602,24 @@ class EventReader(AsyncIterator[LoggedEvent]):
         A reader that has yielded the newest event has missed nothing. The id tells the log from one
         that was deleted and begun anew meanwhile.
         """
-        if newest == (self._cursor, self._cursor_id):
-            self._wake()
-        else:
+        if newest != (self._cursor, self._cursor_id):
             self.look()
+        elif not self._is_at_rest:
+            self._wake()
 
-    def owner_ended(self, *, is_wanted: bool) -> None:
-        """Note that an owner of the conversation has ended in this process."""
+    def owner_ended(self, *, is_wanted: bool) -> bool:
+        """Note that an owner of the conversation has ended in this process.
+
+        Return True if this reader waits on, for what a leader will offer.
+        """
         self._has_owner_ended = self._has_owner_ended or is_wanted
         self._ask_owner_at = -inf
-        self._wake()
+        is_at_rest = self._is_at_rest
+        if not is_at_rest:
+            self._wake()
+        elif self.wants_relay:
+            self._ask_for_pieces()
+        return is_at_rest
 
     def deleted(self) -> None:
         """Note that the conversation was deleted."""
@@ -584,10 +672,16 @@ class EventReader(AsyncIterator[LoggedEvent]):
                         self._note(Signal.LOOK)  # the journal has what is missing before it
                 elif state is _ENDING or not self._is_live:
                     raise StopAsyncIteration
-                elif self._has_owner_ended and self._on_owner_ended is not None:
-                    await self._find_owner(self._on_owner_ended)
                 else:
-                    await self._wait()
+                    try:
+                        if self._has_owner_ended and self._on_owner_ended is not None:
+                            await self._find_owner(self._on_owner_ended)
+                        else:
+                            await self._wait()
+                    finally:
+                        if self._is_chosen:  # and may have been given an item, or was cancelled
+                            self._is_chosen = False
+                            self._subscriptions.choose_leader(self.place)
             elif state is _BEHIND:
                 await self._read_page()
             else:
@@ -692,8 +786,6 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._cut_turn_id = None
 
     async def _find_owner(self, on_owner_ended: Callable[[], Awaitable[object]]) -> None:
-        # The owner may have written events without publishing them, as may one in another process.
-        self._note(Signal.LOOK)
         if self._conversation_id in self._owned or anyio.current_time() >= self._ask_owner_at:
             try:
                 await on_owner_ended()
@@ -701,16 +793,21 @@ class EventReader(AsyncIterator[LoggedEvent]):
                 self._ask_owner_at = anyio.current_time() + OWNER_ASKED_EVERY_S
             else:
                 self._has_owner_ended = False
+                # The last owner may have written events without publishing them.
+                self._note(Signal.LOOK)
                 return
         # Not at each event of the other owner: each try is a claim, which the journal refuses.
         with anyio.CancelScope(deadline=self._ask_owner_at):
-            await self._follow()
+            await self._wait()
 
     def _wait(self) -> Awaitable[None]:
         # There was no await since the reader found nothing, so no offer is missed.
-        if self._conversation_id in self._owned:
-            return self._wait_for_bell() if self._bell is None else self._bell.wait()
-        return self._wait_for_another_process()
+        if self._conversation_id not in self._owned:
+            if self.place not in self._subscriptions.leaders:
+                return self._lead()
+            if self.wants_relay:
+                self._ask_for_pieces()
+        return self._wait_for_bell() if self._bell is None else self._bell.wait()
 
     def _wait_for_bell(self) -> Awaitable[None]:
         if self._bell is None:
@@ -718,22 +815,27 @@ class EventReader(AsyncIterator[LoggedEvent]):
             self._wake = self._bell.ring
         return self._bell.wait()
 
-    async def _wait_for_another_process(self) -> None:
-        if self._answers and not self._answers[-1].is_over:
+    async def _lead(self) -> None:
+        """Follow the journal until it has more, for all readers that wait at this place."""
+        place = self.place
+        self._subscriptions.leaders[place] = self
+        try:
+            is_answering = bool(self._answers) and not self._answers[-1].is_over
             # Another process is writing it: its next piece is near, and is worth no query.
-            if await self._wait_for_piece():
+            if not is_answering or await self._wait_for_piece():
                 await self._follow()
-        else:
-            await self._follow()
+            if self._state is _BEHIND and self._conversation_id not in self._owned:
+                await self._read_page()
+                self._subscriptions.share(place, self._cursor_id, self._page)
+        finally:
+            del self._subscriptions.leaders[place]
+            self._subscriptions.choose_leader(place)
 
     async def _follow(self) -> None:
         """Wait for another process to write, or for an owner here."""
         end = self._log_end if self._cursor_id is None else self._cursor
         if self.wants_relay:
-            if self._subscriptions.want_pieces is not None:
-                self._subscriptions.want_pieces(self._conversation_id)
-            elif self._is_in_turn:  # in another process, and none can be asked
-                self._subscriptions.note_heard(self._conversation_id, is_heard=False)
+            self._ask_for_pieces()
         with anyio.CancelScope() as following:
             wake, self._wake = self._wake, following.cancel
             try:
@@ -741,6 +843,13 @@ class EventReader(AsyncIterator[LoggedEvent]):
                 self._note(Signal.LOOK)
             finally:
                 self._wake = wake
+
+    def _ask_for_pieces(self) -> None:
+        """Ask for the pieces that another process writes."""
+        if self._subscriptions.want_pieces is not None:
+            self._subscriptions.want_pieces(self._conversation_id)
+        elif self._is_in_turn:  # in another process, and none can be asked
+            self._subscriptions.note_heard(self._conversation_id, is_heard=False)
 
     @property
     def _is_in_turn(self) -> bool:

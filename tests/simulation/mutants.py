@@ -572,11 +572,20 @@ PROMISES = [
     Mutant(
         "readers are not told that their owner has ended",
         Subscriptions,
-        "owner_ended",
-        "reader.owner_ended(is_wanted=is_wanted)",
+        "_leave_to_journal",
+        "self.choose_leader(place)",
         "pass",
         test="tests/actors/owner/test_following.py::"
         "test_a_reader_that_waits_for_an_owner_here_follows_the_next_one_elsewhere",
+    ),
+    Mutant(
+        "a reader that was chosen to lead leaves without another in its place",
+        EventReader,
+        "next_item",
+        "self._subscriptions.choose_leader(self.place)",
+        "pass",
+        test="tests/actors/owner/test_leading_readers.py::"
+        "test_another_reader_leads_when_the_one_that_leads_or_is_to_lead_leaves",
     ),
     Mutant(
         "a full page is taken for the last one",
