@@ -96,6 +96,30 @@ async def test_appends_that_wait_together_are_written_in_one_statement(schema: s
             assert await read_all(journal, name) == ["e1", "e2"]
 
 
+async def test_appends_one_at_a_time_are_not_planned_anew_each_time(schema: str) -> None:
+    """Planning took the server as long as the rest of the statement."""
+    async with make_journal(schema) as journal:
+        others = (
+            "INSERT INTO conversation (name, incarnation, log, epoch, head, tip, forked_at, "
+            "is_unfinished, updated_us) SELECT 'other' || n, 0, n, 1, 1, 0, 0, false, 0 "
+            "FROM generate_series(1, 5000) n"
+        )
+        change(schema, others)
+        change(schema, "ANALYZE conversation")
+        claim = await journal.claim("c")
+        for seq in range(1, 21):
+            await append(journal, "c", claim, seq, f"e{seq}")
+        plans = await journal._change(
+            lambda writer: writer.connection.execute(
+                "SELECT custom_plans, generic_plans FROM pg_prepared_statements "
+                "WHERE statement LIKE '%WITH moving%' AND statement NOT LIKE '%listed%'"
+            ).fetchall()
+        )
+
+    assert sum(custom for custom, _ in plans) <= 5, "PostgreSQL makes five before it compares"
+    assert sum(generic for _, generic in plans) > 10
+
+
 @pytest.fixture
 def latin() -> Iterator[str]:
     """A database that cannot hold every letter."""
