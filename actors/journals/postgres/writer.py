@@ -812,14 +812,8 @@ class _Statement:
         # By conversation: the tail as the statement leaves it, and the appends that move it there.
         self._by_name: dict[str, tuple[Tail, list[Append]]] = {}
         self._heads_before: list[int] = []
-        self._logs: list[int] = []
-        self._seqs: list[int] = []
-        self._epochs: list[int] = []
-        self._event_ids: list[str] = []
-        self._kinds: list[str] = []
-        self._message_ids: list[str | None] = []
-        self._marks: list[int] = []
-        self._payloads: list[bytes] = []
+        # Of `event`: the columns from `log` to `payload`.
+        self._rows: list[tuple[int, int, int, str, str, str | None, int, bytes]] = []
         self._listings: dict[int, Listing] = {}
         self._said_logs: set[int] = set()
 
@@ -834,35 +828,19 @@ class _Statement:
 
     def add(self, tail: Tail, job: Append) -> None:
         """Add one append and move its tail on; raise if a record cannot be encoded."""
-        seq, mark = tail.head, tail.tip
-        marks = []
-        for record in job.records:
+        log, seq, epoch, mark = tail.log, tail.head, tail.epoch, tail.tip
+        rows = []
+        for event_id, kind, payload, message_id in job.records:
             seq += 1
-            mark = next_mark(
-                mark,
-                seq,
-                tail.epoch,
-                record.event_id,
-                record.kind,
-                record.message_id,
-                record.payload,
-            )
-            marks.append(mark)
+            mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
+            rows.append((log, seq, epoch, event_id, kind, message_id, mark, payload))
+            if kind in SEARCHED_KINDS:
+                self._said_logs.add(log)
         if tail.name not in self._by_name:
             self._by_name[tail.name] = (tail, [])
             self._heads_before.append(tail.head)
         self._by_name[tail.name][1].append(job)
-        count = len(marks)
-        self._logs += [tail.log] * count
-        self._seqs += range(tail.head + 1, seq + 1)
-        self._epochs += [tail.epoch] * count
-        self._event_ids += [record.event_id for record in job.records]
-        self._kinds += [record.kind for record in job.records]
-        self._message_ids += [record.message_id for record in job.records]
-        self._marks += marks
-        self._payloads += [record.payload for record in job.records]
-        if any(record.kind in SEARCHED_KINDS for record in job.records):
-            self._said_logs.add(tail.log)
+        self._rows += rows
         job.settle(range(tail.head + 1, seq + 1))
         tail.head, tail.tip = seq, mark
         tail.is_unfinished = job.is_unfinished
@@ -881,6 +859,9 @@ class _Statement:
         failpoint("begin")
         listings = [(tail, self._listings.get(tail.number)) for tail in tails]
         listed, is_recent, is_listed = listed_parameters(listings)
+        logs, seqs, epochs, event_ids, kinds, message_ids, marks, payloads = zip(
+            *self._rows, strict=True
+        )
         rows = connection.execute(
             _APPENDS[is_recent, is_listed, bool(self._said_logs)],
             {
@@ -894,14 +875,14 @@ class _Statement:
                 "heads": array(tail.head for tail in tails),
                 "tips": array(tail.tip for tail in tails),
                 "unfinished": array(tail.is_unfinished for tail in tails),
-                "logs": array(self._logs),
-                "seqs": array(self._seqs),
-                "event_epochs": array(self._epochs),
-                "event_ids": text_array(self._event_ids),
-                "kinds": text_array(self._kinds),
-                "message_ids": text_array(self._message_ids),
-                "marks": array(self._marks),
-                "payloads": self._payloads,
+                "logs": array(logs),
+                "seqs": array(seqs),
+                "event_epochs": array(epochs),
+                "event_ids": text_array(event_ids),
+                "kinds": text_array(kinds),
+                "message_ids": text_array(message_ids),
+                "marks": array(marks),
+                "payloads": list(payloads),
             },
         ).fetchall()
         failpoint("committed")
