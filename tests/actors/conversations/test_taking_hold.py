@@ -246,9 +246,12 @@ async def test_undo_of_a_named_turn_takes_back_no_other_one(kind: str, tmp_path:
             chat = conversations["c"]
             first = await chat.send("A")
             await first.end()
+            agent.hold("B call")
             second = await chat.send("B")
+            await agent.reached["B call"].wait()
             with pytest.raises(TurnInProgress):
                 await chat.undo(second.turn_id)
+            agent.release()
             await second.end()
 
             with pytest.raises(NotRetractable, match="take back the later turns first") as refused:
