@@ -61,8 +61,16 @@ class FrozenObject(_Base):
 
         def __init__(self, items: Mapping[str, object] = {}, /, *, _depth: int = 1) -> None:
             if items:
+                # Plain texts are kept without a call: arguments are frozen each time a log is read.
                 super().__init__(
-                    [(_freeze_text(key), _freeze(value, _depth)) for key, value in items.items()]
+                    {
+                        key if type(key) is str and key.isascii() else _freeze_text(key): (
+                            value
+                            if type(value) is str and value.isascii()
+                            else _freeze(value, _depth)
+                        )
+                        for key, value in items.items()
+                    }
                 )
 
         def __hash__(self) -> int:
@@ -125,8 +133,13 @@ def frozen(**parts: FrozenJson) -> FrozenObject:
     return whole
 
 
+# Tuples, since a union is made anew at each call; a `dict` first, since it takes ten times as long
+# to find that it is a `Mapping`.
+_ARRAYS = (list, tuple)
+_OBJECTS = (dict, Mapping)
+
+
 def _freeze(value: object, depth: int) -> FrozenJson:
-    # Most frequent types first: arguments are frozen each time a log is read.
     if isinstance(value, str):
         return _freeze_text(value)
     if value is None or isinstance(value, bool):
@@ -139,12 +152,14 @@ def _freeze(value: object, depth: int) -> FrozenJson:
         if not math.isfinite(value):
             raise ValueError("a number that is not finite")
         return float(value)
-    if isinstance(value, list | tuple | Mapping):
+    if isinstance(value, _ARRAYS):
         if depth >= JSON_DEPTH_MAX:
             raise JsonTooDeep
-        if isinstance(value, Mapping):
-            return FrozenObject(value, _depth=depth + 1)  # type: ignore[call-arg]  # run time only
         return tuple([_freeze(item, depth + 1) for item in value])
+    if isinstance(value, _OBJECTS):
+        if depth >= JSON_DEPTH_MAX:
+            raise JsonTooDeep
+        return FrozenObject(value, _depth=depth + 1)  # type: ignore[call-arg]  # run time only
     raise ValueError(f"{a_type(value)} is not a JSON value")
 
 
