@@ -722,8 +722,17 @@ def decode_event(
     caller that knows the kind, as a journal does, saves the time to look for it in the payload.
     """
     known = EVENT_CLASSES.get(kind) if kind is not None and kind not in upcasters.kinds else None
+    event: Event
     if known is not None:
-        return _as_written(known.__pydantic_validator__.validate_json(payload))
+        event = known.__pydantic_validator__.validate_json(payload)
+    else:
+        event = _decode_object(payload, upcasters)
+    if not _ALWAYS_WRITTEN.issubset(event.__pydantic_fields_set__):  # drawn here, and not read
+        raise ValueError("an event without an id or a timestamp")
+    return event
+
+
+def _decode_object(payload: bytes | str, upcasters: Upcasters) -> Event:
     record = from_json(payload)
     if not isinstance(record, dict):
         raise ValueError(  # noqa: TRY004 - the JSON is at fault, as where pydantic refuses it
@@ -732,16 +741,10 @@ def decode_event(
     record = upcasters.apply(record)
     known = EVENT_CLASSES.get(str(record.get("kind")))
     if known is not None:
-        return _as_written(known.__pydantic_validator__.validate_python(record))
+        event: Event = known.__pydantic_validator__.validate_python(record)
+        return event
     header = {key: record[key] for key in ("kind", "id", "timestamp", "turn_id") if key in record}
-    return _as_written(UnknownEvent.model_validate({**header, "fields": record}))
-
-
-def _as_written(event: Event) -> Event:
-    """Return the event. Raise `ValueError` if its id or time was drawn here, not read."""
-    if not _ALWAYS_WRITTEN.issubset(event.__pydantic_fields_set__):
-        raise ValueError("an event without an id or a timestamp")
-    return event
+    return UnknownEvent.model_validate({**header, "fields": record})
 
 
 def openai_response(actions: Sequence[ActionEvent]) -> LLMMessage:

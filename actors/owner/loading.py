@@ -1,8 +1,9 @@
 """Reading a log into its folds, to activate a conversation or to look back.
 
-A snapshot and the tail after it give the same state as the whole log. The whole log is read, and
-enforced, if no snapshot fits, or if the tail has an event that admission would have refused: other
-programs may write logs, too.
+A snapshot and the tail after it give the same state as the whole log, which is read if no snapshot
+fits. If an event comes that admission would have refused, the whole log is read once more, and
+enforced: other programs may write logs, too. Nearly no log is such a one, so the facts that only
+enforcement needs are not gathered before.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ async def load_state(
     Raises `CorruptLog` if the log cannot be read as far as that; never returns a shorter history.
     """
     snapshot = await journal.read_snapshot(conversation_id) if seq else None
+    state: Folded | None = None
     if snapshot is not None and snapshot.seq <= seq:
         state = await in_slices(Folded.restoring(snapshot, limits=limits))
-        if state is not None:
-            state.watch()
-            await fold_log(journal, conversation_id, snapshot.seq, seq, state.fold)
-            if state.end_watch():
-                return state, ()
+    if state is None:
+        state = Folded(limits=limits)
+    state.watch()
+    await fold_log(journal, conversation_id, state.seq, seq, state.fold)
+    if state.end_watch():
+        return state, ()
     load = ColdLoad(limits=limits)
     await fold_log(journal, conversation_id, 0, seq, load.fold)
     return load.finish()

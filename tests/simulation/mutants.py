@@ -636,8 +636,8 @@ PROMISES = [
         "the last event of a snapshot is folded once more",
         loading,
         "load_state",
-        "await fold_log(journal, conversation_id, snapshot.seq, seq, state.fold)",
-        "await fold_log(journal, conversation_id, snapshot.seq - 1, seq, state.fold)",
+        "await fold_log(journal, conversation_id, state.seq, seq, state.fold)",
+        "await fold_log(journal, conversation_id, max(0, state.seq - 1), seq, state.fold)",
     ),
     Mutant(
         "two turns that wait for each other are not refused",

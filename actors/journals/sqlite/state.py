@@ -307,14 +307,16 @@ class ConversationState:
     def _load(self, seq: int | None = None) -> tuple[Folded, tuple[str, ...]]:
         """Read the log up to `seq`; return its folds, and the ids that had to leave the view."""
         snapshot = self._log.read_snapshot()
+        folded: Folded | None = None
         if snapshot is not None and (seq is None or snapshot.seq <= seq):
             folded = Folded.from_snapshot(snapshot)
-            if folded is not None:
-                folded.watch()
-                for event in self._log.read(folded.seq, seq):
-                    folded.fold(event)
-                if folded.end_watch():
-                    return folded, ()
+        if folded is None:
+            folded = Folded()
+        folded.watch()
+        for event in self._log.read(folded.seq, seq):
+            folded.fold(event)
+        if folded.end_watch():
+            return folded, ()
         load = ColdLoad()
         for event in self._log.read(0, seq):
             load.fold(event)

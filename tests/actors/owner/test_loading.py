@@ -10,7 +10,7 @@ import pytest
 from turnkeeper.actors import MemoryJournal
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.errors import CorruptLog
-from turnkeeper.actors.events import Event, UserMessageEvent
+from turnkeeper.actors.events import Event, ObservationEvent, UserMessageEvent
 from turnkeeper.actors.journal import READ_PAGE, StoredRecord
 from turnkeeper.actors.owner.loading import fold_log, load_state
 from turnkeeper.runtime import Unavailable
@@ -113,3 +113,27 @@ async def test_damage_is_raised_as_it_is_and_before_an_error_of_the_page_behind_
 async def test_a_log_that_ends_too_soon_is_damaged(journal: Watched) -> None:
     with pytest.raises(CorruptLog, match="the record is missing"):
         await load_state(journal, "c", LENGTH + 1)
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+async def test_only_a_log_that_breaks_a_rule_is_read_once_more_and_enforced(
+    journal: Watched, *, is_sound: bool
+) -> None:
+    journal.damaged_from = LENGTH + 2
+    result = ObservationEvent(tool_call_id="of no call", content="42")
+    added: Event = UserMessageEvent(content="sound") if is_sound else result
+    claim = await journal.claim("c")
+    await journal.append(
+        "c",
+        [encode_record(added)],
+        epoch=claim.epoch,
+        expected_seq=LENGTH + 1,
+        is_unfinished=False,
+    )
+
+    state, removed = await load_state(journal, "c", LENGTH + 1)
+
+    assert journal.seen.count("read after 0") == (1 if is_sound else 2)
+    assert removed == (() if is_sound else (result.id,))
+    assert len(state.view) == LENGTH + is_sound
+    assert state.seq == LENGTH + 1
