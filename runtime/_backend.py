@@ -50,6 +50,7 @@ __all__ = [
     "is_interruption",
     "loop_clock",
     "make_bell",
+    "make_lone_bell",
     "membership",
     "open_tasks",
     "parking",
@@ -219,6 +220,12 @@ def make_bell() -> Bell:
     return _AsyncioBell() if trio_module is None else _TrioBell(trio_module.lowlevel)
 
 
+def make_lone_bell() -> Bell:
+    """Return a bell that is cheaper if hardly any other is rung in the same pass of the loop."""
+    trio_module = _trio()
+    return _LoneAsyncioBell() if trio_module is None else _TrioBell(trio_module.lowlevel)
+
+
 _TAKEN = "another task waits here already, and only one may; give each task an iterator of its own"
 
 
@@ -343,6 +350,37 @@ class _AsyncioBell:
     def done(self) -> bool:
         """True if the task is about to be stepped."""
         return not self.is_waiting
+
+
+class _LoneAsyncioBell:
+    """Wakes an asyncio task through a future of its own each time.
+
+    A coroutine that is closed while it waits leaves the bell taken: no loop ran it any more.
+    """
+
+    __slots__ = ("_future", "_make_future")
+
+    def __init__(self) -> None:
+        # As in `parking`: `loop.create_future` ends in this call.
+        self._make_future: Callable[[], asyncio.Future[None]] = partial(
+            asyncio.Future, loop=asyncio.get_running_loop()
+        )
+        self._future: asyncio.Future[None] = self._make_future()
+        self._future.set_result(None)
+
+    @property
+    def is_waiting(self) -> bool:
+        return not self._future.done()
+
+    def ring(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    def wait(self) -> Awaitable[None]:
+        if not self._future.done():
+            raise RuntimeError(_TAKEN)
+        self._future = future = self._make_future()
+        return future
 
 
 class _TrioBell:

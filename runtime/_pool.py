@@ -27,11 +27,12 @@ from typing import Any, Final, Protocol, TypeAlias
 import anyio
 
 from ._backend import (
+    Bell,
     OneShot,
     Tasks,
     checkpointing,
     clear_stray_cancellation,
-    parking,
+    make_lone_bell,
     running_task,
     uncancel,
 )
@@ -71,11 +72,13 @@ class Job(Protocol):
 class Worker:
     """One task of the pool."""
 
-    __slots__ = ("_pool", "_scope", "gate", "job")
+    __slots__ = ("_pool", "_scope", "bell", "job")
+
+    bell: Bell
+    """Rung when a parked worker is made the dispatcher."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.gate: OneShot[None] = OneShot()
         self._scope = anyio.CancelScope(shield=True)
         self.job: Job | None = None
 
@@ -91,6 +94,7 @@ class Worker:
         pool = self._pool
         task = running_task()
         pool.tasks.add(task)
+        self.bell = make_lone_bell()
         try:
             while not pool.is_closed:
                 # A scope is used once: each round of this loop but the first comes after a kill.
@@ -119,8 +123,8 @@ class Worker:
     async def _serve(self) -> None:
         """Run jobs until enough other workers are parked, or a kill came too late."""
         pool = self._pool
-        ready, parked, gate = pool.ready, pool.parked, self.gate
-        park, checkpoint = parking(), checkpointing()
+        ready, parked, bell = pool.ready, pool.parked, self.bell
+        checkpoint = checkpointing()
         steps = 0
         while True:
             # Only a step that suspends makes this worker stop being the dispatcher.
@@ -153,10 +157,9 @@ class Worker:
                 pool.dispatcher = None
             if len(parked) >= _PARKED_MAX:
                 return
-            gate.is_done = False
             parked.append(self)
             try:
-                await park(gate)
+                await bell.wait()
             except BaseException:
                 if self in parked:  # it was not elected meanwhile
                     parked.remove(self)
@@ -329,7 +332,7 @@ class Pool:
             return
         if self.parked:
             self.dispatcher = worker = self.parked.pop()
-            worker.gate.set(None)
+            worker.bell.ring()
         elif self._tasks is not None:
             self.dispatcher = worker = Worker(self)
             self.workers[worker] = None

@@ -16,7 +16,7 @@ import pytest
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from turnkeeper.runtime._backend import clear_stray_cancellation
+from turnkeeper.runtime._backend import clear_stray_cancellation, make_lone_bell
 from turnkeeper.runtime.lowlevel import Bell, OneShot, make_bell, thread_caller
 
 pytestmark = pytest.mark.anyio
@@ -134,8 +134,13 @@ def test_a_thread_that_calls_after_the_loop_is_gone_is_not_disturbed(
 class TestBells:
     """A bell wakes its task again and again; asyncio steps those that are rung together at once."""
 
-    async def test_each_ring_wakes_the_task_once(self) -> None:
-        bell, woken = make_bell(), 0
+    @pytest.fixture(params=[make_bell, make_lone_bell])
+    def make(self, request: pytest.FixtureRequest) -> Callable[[], Bell]:
+        make: Callable[[], Bell] = request.param
+        return make
+
+    async def test_each_ring_wakes_the_task_once(self, make: Callable[[], Bell]) -> None:
+        bell, woken = make(), 0
 
         async def wait() -> None:
             nonlocal woken
@@ -152,8 +157,10 @@ class TestBells:
                 bell.ring()  # no task waits yet, and no ring is kept
         assert woken == 3
 
-    async def test_a_wait_that_was_cancelled_takes_no_ring_and_the_next_one_does(self) -> None:
-        bell, woken = make_bell(), []
+    async def test_a_wait_that_was_cancelled_takes_no_ring_and_the_next_one_does(
+        self, make: Callable[[], Bell]
+    ) -> None:
+        bell, woken = make(), []
 
         async def wait(name: str) -> None:
             await bell.wait()
@@ -171,8 +178,10 @@ class TestBells:
 
         assert woken == ["second"]
 
-    async def test_a_ring_in_the_moment_of_a_cancellation_harms_no_one(self) -> None:
-        bells, ended = [make_bell() for _ in range(4)], []
+    async def test_a_ring_in_the_moment_of_a_cancellation_harms_no_one(
+        self, make: Callable[[], Bell]
+    ) -> None:
+        bells, ended = [make() for _ in range(4)], []
 
         async def wait(bell: Bell) -> None:
             try:
@@ -192,8 +201,10 @@ class TestBells:
         await checkpoint()
         assert len(ended) == 4
 
-    async def test_a_time_limit_ends_a_wait_and_the_task_waits_again(self) -> None:
-        bell, is_cut_off, woken = make_bell(), anyio.Event(), 0
+    async def test_a_time_limit_ends_a_wait_and_the_task_waits_again(
+        self, make: Callable[[], Bell]
+    ) -> None:
+        bell, is_cut_off, woken = make(), anyio.Event(), 0
 
         async def wait() -> None:
             nonlocal woken
@@ -212,9 +223,11 @@ class TestBells:
             bell.ring()
         assert woken == 1
 
-    async def test_a_task_that_is_woken_may_ring_others_and_its_own(self) -> None:
+    async def test_a_task_that_is_woken_may_ring_others_and_its_own(
+        self, make: Callable[[], Bell]
+    ) -> None:
         """Each has its turn after those that were woken before."""
-        bells, order = [make_bell() for _ in range(3)], []
+        bells, order = [make() for _ in range(3)], []
 
         async def wait(number: int) -> None:
             for _ in range(2):
@@ -236,8 +249,10 @@ class TestBells:
         assert order[0] == 0
         assert sorted(order) == [0, 0, 1, 1, 2, 2]
 
-    async def test_tasks_that_follow_each_other_may_wait_for_one_bell(self) -> None:
-        bell, woken = make_bell(), []
+    async def test_tasks_that_follow_each_other_may_wait_for_one_bell(
+        self, make: Callable[[], Bell]
+    ) -> None:
+        bell, woken = make(), []
 
         async def wait(number: int) -> None:
             await bell.wait()
@@ -250,8 +265,10 @@ class TestBells:
                 bell.ring()
         assert woken == [0, 1, 2]
 
-    async def test_a_second_task_is_refused_and_the_first_one_still_woken(self) -> None:
-        bell, woken = make_bell(), 0
+    async def test_a_second_task_is_refused_and_the_first_one_still_woken(
+        self, make: Callable[[], Bell]
+    ) -> None:
+        bell, woken = make(), 0
 
         async def wait() -> None:
             nonlocal woken
@@ -284,11 +301,13 @@ class TestBells:
             await parked()
             bell.ring()
 
-    async def test_a_bell_leaves_no_circle_for_the_garbage_collector(self) -> None:
+    async def test_a_bell_leaves_no_circle_for_the_garbage_collector(
+        self, make: Callable[[], Bell]
+    ) -> None:
         async def wait(bell: Bell) -> None:
             await bell.wait()
 
-        bell = make_bell()
+        bell = make()
         async with bounded_tasks() as tasks:
             tasks.start_soon(wait, bell)
             await parked()
