@@ -22,7 +22,6 @@ from ..events import (
     LoggedEvent,
     StepRequest,
     UserMessageEvent,
-    is_checked,
 )
 from ..journal import Deletion
 from ..values.frozen import FrozenObject
@@ -209,8 +208,6 @@ def _write_event(event: Event) -> bytes:
     if not isinstance(event, Event):
         raise InvalidInput(f"an event is an Event, and {type(event).__name__} is not")
     check_new_id("event id", event.id)
-    if not is_checked(event):
-        check_new_id("kind", event.kind)
     if event.kind in _CHAT_KINDS:
         if (message_id := getattr(event, "message_id", None)) is not None:
             check_new_id("message_id", message_id)

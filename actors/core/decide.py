@@ -106,9 +106,9 @@ def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Dec
             decision = Decision()  # the owner's loop answers what is parked
         case _:
             decision = decide_turn(working, command, stamp)
-    limits = working.state.limits
     for event in decision.events:
         if event.kind == "action" and isinstance(event, ActionEvent):
+            limits = working.state.limits
             depth_max, digits_max = limits.arguments_depth_max, limits.arguments_digits_max
             check_json(event.arguments, depth_max=depth_max, digits_max=digits_max)
     violation = working.state.admission.check(decision.events)

@@ -13,7 +13,7 @@ from ..events import (
     is_checked,
 )
 from ..journal import Record, StoredRecord
-from ..values.text import EVENT_LENGTH_MAX, check_length, error_text
+from ..values.text import EVENT_LENGTH_MAX, check_length, check_new_id, error_text
 from ..values.type_names import a_type
 
 __all__ = ["decode_record", "encode_record", "event_of_record", "write_event"]
@@ -30,6 +30,8 @@ def write_event(event: Event) -> bytes:
     be checked is read back here.
     """
     checked = is_checked(event)
+    if not checked:
+        check_new_id("kind", event.kind)
     try:
         written = event.__pydantic_serializer__.to_json(event, warnings="error")
         if len(written) > EVENT_LENGTH_MAX:
