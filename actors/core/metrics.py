@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from operator import attrgetter
+from typing import Final
 
 from ..events import TokenUsage
 
@@ -36,30 +37,34 @@ class Metrics(ModelMetrics):
     by_model: Mapping[str, ModelMetrics] = field(default_factory=dict)
     """The totals of each model, by its name; calls without a name are under ``""``."""
 
-    def plus(self, calls: Iterable[TokenUsage]) -> Metrics:
+    def plus(self, calls: Sequence[TokenUsage]) -> Metrics:
         """Return the totals with these calls as well, added up in their order."""
-        totals = _sums(self)
-        by_model: dict[str, _Sums] = {}
+        of_model: dict[str, list[TokenUsage]] = {}
         for usage in calls:
-            model = usage.model or UNNAMED_MODEL
-            if model not in by_model:
-                by_model[model] = _sums(self.by_model.get(model, ModelMetrics()))
-            for sums in (totals, by_model[model]):
-                sums["input_tokens"] += usage.input_tokens
-                sums["output_tokens"] += usage.output_tokens
-                sums["cached_tokens"] += usage.cached_tokens
-                sums["cache_written_tokens"] += usage.cache_written_tokens
-                sums["reasoning_tokens"] += usage.reasoning_tokens
-                sums["total_cost"] += usage.cost
-                sums["llm_call_count"] += 1
-                sums["latency_s"] += usage.latency_s
-        of_models = {model: ModelMetrics(**sums) for model, sums in by_model.items()}
-        return Metrics(**totals, by_model={**self.by_model, **of_models})
+            of_model.setdefault(usage.model or UNNAMED_MODEL, []).append(usage)
+        by_model = dict(self.by_model)
+        for model, some in of_model.items():
+            by_model[model] = ModelMetrics(*_added(by_model.get(model, _NONE), some))
+        return Metrics(*_added(self, calls), by_model)
 
 
-# Any: tokens and calls are `int`, the cost and the seconds `float`.
-_Sums: TypeAlias = dict[str, Any]
+_NONE: Final = ModelMetrics()
+_totals_of: Final = attrgetter(*(one.name for one in fields(ModelMetrics)))
 
 
-def _sums(metrics: ModelMetrics) -> _Sums:
-    return {one.name: getattr(metrics, one.name) for one in fields(ModelMetrics)}
+def _added(
+    before: ModelMetrics, calls: Iterable[TokenUsage]
+) -> tuple[int, int, int, int, int, float, int, float]:
+    """Return the fields of these totals, with the calls added up in their order."""
+    # In local variables: a log has one of these for each step.
+    sent, answered, cached, written, reasoning, cost, count, latency_s = _totals_of(before)
+    for usage in calls:
+        sent += usage.input_tokens
+        answered += usage.output_tokens
+        cached += usage.cached_tokens
+        written += usage.cache_written_tokens
+        reasoning += usage.reasoning_tokens
+        cost += usage.cost
+        count += 1
+        latency_s += usage.latency_s
+    return sent, answered, cached, written, reasoning, cost, count, latency_s
