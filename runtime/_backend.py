@@ -180,19 +180,23 @@ def parking() -> Park:
     return park
 
 
-# Any: trio.lowlevel, as in _trio; its result is only awaited.
-def _park_trio(lowlevel: Any, awaited: Woken) -> Awaitable[None]:  # noqa: ANN401
-    task = lowlevel.current_task()
+_spare_bells: deque[_TrioBell] = deque(maxlen=1024)
+"""Bells at which no task waits, of all loops: making a bell takes longer than a wait."""
 
-    def wake(_: None) -> None:
-        lowlevel.reschedule(task)
 
-    def abort(_: object) -> trio.lowlevel.Abort:
-        awaited.wake = None
-        return cast("trio.lowlevel.Abort", lowlevel.Abort.SUCCEEDED)
-
-    awaited.wake = wake
-    return cast("Awaitable[None]", lowlevel.wait_task_rescheduled(abort))
+# Any: trio.lowlevel, as in _trio, and the outcome that trio sends.
+@types.coroutine
+def _park_trio(lowlevel: Any, awaited: Woken) -> Generator[object, Any, None]:  # noqa: ANN401
+    try:
+        bell = _spare_bells.pop()
+    except IndexError:
+        bell = _TrioBell(lowlevel)
+    awaited.wake = bell.ring
+    try:
+        yield from bell.wait()
+    finally:
+        awaited.wake = None  # before another task waits at this bell
+        _spare_bells.append(bell)
 
 
 class Bell(Protocol):
@@ -388,7 +392,7 @@ class _TrioBell:
 
     `wait_task_rescheduled` passes a message to trio's loop, which says how the wait is aborted, and
     the loop sends an outcome back. Both are the same each time, and making them takes a third of
-    what a wake costs, so they are made once for a task.
+    what a wake costs, so they are made once.
     """
 
     __slots__ = ("_current_task", "_lowlevel", "_message", "_place")
@@ -396,14 +400,19 @@ class _TrioBell:
     def __init__(self, lowlevel: Any) -> None:  # noqa: ANN401 - trio's
         self._lowlevel = lowlevel
         self._current_task: Callable[[], object] = lowlevel.current_task
-        self._place = _TrioPlace(lowlevel, None)
-        self._message: object = None
+        self._take_place()
+
+    def _take_place(self) -> None:
+        self._place = _TrioPlace(self._lowlevel)
+        waiting = self._lowlevel.wait_task_rescheduled(self._place.abort)
+        self._message: object = waiting.send(None)
+        waiting.close()
 
     @property
     def is_waiting(self) -> bool:
         return self._place.is_waiting
 
-    def ring(self) -> None:
+    def ring(self, _: None = None) -> None:
         place = self._place
         if place.is_waiting:
             place.is_waiting = False
@@ -412,19 +421,18 @@ class _TrioBell:
     # Any: the outcome that trio sends.
     @types.coroutine
     def wait(self) -> Generator[object, Any, None]:
-        place = self._place
-        if place.is_waiting:
+        if self._place.is_waiting:
             raise RuntimeError(_TAKEN)
-        if place.task is not (task := self._current_task()):
-            place = self._place = _TrioPlace(self._lowlevel, task)
-            waiting = self._lowlevel.wait_task_rescheduled(place.abort)
-            self._message = waiting.send(None)
-            waiting.close()
+        if self._place.task is not None:  # it was woken or cancelled, and has not left yet
+            self._take_place()
+        place = self._place
+        place.task = self._current_task()
         place.is_waiting = True
         try:
             outcome = yield self._message
         finally:
             place.is_waiting = False
+            place.task = None
         if outcome is not place.woken:  # it has no value, and an outcome is unwrapped only once
             outcome.unwrap()
 
@@ -434,14 +442,14 @@ class _TrioPlace:
 
     __slots__ = ("_lowlevel", "is_waiting", "reschedule", "task", "woken")
 
-    def __init__(self, lowlevel: Any, task: object) -> None:  # noqa: ANN401 - trio's
+    def __init__(self, lowlevel: Any) -> None:  # noqa: ANN401 - trio's
         from outcome import Value  # noqa: PLC0415 - comes with trio, which not all have
 
         self._lowlevel = lowlevel
         self.reschedule: Callable[[object, object], object] = lowlevel.reschedule
         self.woken = Value(None)
         self.is_waiting = False
-        self.task = task
+        self.task: object = None
 
     def abort(self, _: object) -> trio.lowlevel.Abort:
         self.is_waiting = False

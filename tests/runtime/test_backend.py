@@ -16,7 +16,7 @@ import pytest
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from turnkeeper.runtime._backend import clear_stray_cancellation, make_lone_bell
+from turnkeeper.runtime._backend import clear_stray_cancellation, make_lone_bell, parking
 from turnkeeper.runtime.lowlevel import Bell, OneShot, make_bell, thread_caller
 
 pytestmark = pytest.mark.anyio
@@ -129,6 +129,33 @@ def test_a_thread_that_calls_after_the_loop_is_gone_is_not_disturbed(
     call_soon = anyio.run(make, backend=anyio_backend[0], backend_options=anyio_backend[1])
 
     call_soon(lambda: pytest.fail("nobody may run this"))
+
+
+async def test_a_late_value_wakes_no_task_but_the_one_that_waited_for_it() -> None:
+    """On trio, the means to wake a task are used again for the next one that waits."""
+    left, awaited = OneShot[int](), OneShot[int]()
+    got: list[int] = []
+
+    async def leave() -> None:
+        await parking()(left)
+
+    async def wait() -> None:
+        got.append(await awaited.wait())
+
+    async with bounded_tasks() as tasks:
+        tasks.start_soon(leave)
+        await parked()
+        tasks.cancel_scope.cancel()
+    async with bounded_tasks() as tasks:
+        tasks.start_soon(wait)
+        await parked()
+
+        left.set(1)
+        await parked()
+        assert not got
+
+        awaited.set(2)
+    assert got == [2]
 
 
 class TestBells:
@@ -282,6 +309,24 @@ class TestBells:
                 await bell.wait()
             bell.ring()
         assert woken == 1
+
+    async def test_a_task_may_wait_before_one_that_was_cancelled_has_left(self) -> None:
+        bell, scope = make_lone_bell(), anyio.CancelScope()
+
+        async def leave() -> None:
+            with scope:
+                await bell.wait()
+
+        async def ring() -> None:
+            await parked()
+            bell.ring()
+
+        async with bounded_tasks() as tasks:
+            tasks.start_soon(leave)
+            await parked()
+            tasks.start_soon(ring)
+            scope.cancel()
+            await bell.wait()
 
     async def test_a_bell_is_free_again_once_its_waiter_was_closed(self) -> None:
         bell = make_bell()
