@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
 from functools import partial
+from logging import WARNING
 from threading import get_ident
 from traceback import format_exception
 from typing import Any, Protocol, TypeVarTuple
@@ -165,7 +166,7 @@ class World:
                 error=type(report.error).__name__,
                 reason=_text_of(report.error),
             )
-        else:
+        elif logger.is_enabled_for(WARNING):  # a traceback costs more than a restart
             logger.warning(
                 "actor failed",
                 actor=report.actor,

@@ -186,6 +186,24 @@ async def test_the_log_of_a_failure_does_not_say_what_was_in_the_message(
     assert "hunter2" not in caplog.text
 
 
+@pytest.mark.anyio
+async def test_no_traceback_is_made_of_a_failure_that_is_not_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[BaseException] = []
+    monkeypatch.setattr("turnkeeper.runtime._world._traceback_of", made.append)
+
+    with caplog.at_level(logging.ERROR, "turnkeeper.runtime"):
+        async with Runtime(supervision=AT_ONCE) as runtime:
+            with runtime.events.subscribe(Failure) as failures:
+                ref = runtime.spawn(Counter, name="counter")
+                await ref.tell(Fail(ValueError("broken")))
+                report = await anext(failures)
+
+    assert isinstance(report.error, ValueError)
+    assert made == []
+
+
 class InvalidName(Refused, ValueError):
     """An error as the library raises it for an invalid argument."""
 
