@@ -162,34 +162,31 @@ class PlainView:
     """The ids of a view, computed by simple rules without the code of the production fold."""
 
     def __init__(self) -> None:
-        self._shown: list[tuple[str, bool]] = []
-        """Each event of the view by its id, with whether it is a system prompt."""
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        return tuple([event_id for event_id, _ in self._shown])
+        self.ids: tuple[str, ...] = ()
+        self._prompts: set[str] = set()
 
     def fold(self, event: Event) -> None:
         """Advance by one event of the log."""
-        shown = self._shown
+        if isinstance(event, SystemPromptEvent):
+            self._prompts.add(event.id)
         match event:
             case CondensationEvent():
                 self._remove(event.forgotten_event_ids)
-                if event.summary is not None and event.summary_offset is not None:
-                    self._shown.insert(event.summary_offset, (f"{event.id}-summary", False))
+                at = event.summary_offset
+                if event.summary is not None and at is not None:
+                    self.ids = (*self.ids[:at], f"{event.id}-summary", *self.ids[at:])
             case RetractionEvent():
                 self._remove(event.retracted_event_ids)
             case SystemPromptEvent(goes_first=True):
-                if shown and shown[0][1]:
-                    shown.pop(0)
-                shown.insert(0, (event.id, True))
+                has_prompt = bool(self.ids) and self.ids[0] in self._prompts
+                self.ids = (event.id, *(self.ids[1:] if has_prompt else self.ids))
             case LLMConvertibleEvent():
-                shown.append((event.id, isinstance(event, SystemPromptEvent)))
+                self.ids = (*self.ids, event.id)
             case _:
                 pass
 
     def _remove(self, event_ids: Sequence[str]) -> None:
-        self._shown = [each for each in self._shown if each[0] not in event_ids]
+        self.ids = tuple([each for each in self.ids if each not in event_ids])
 
 
 class _Shadow:
@@ -308,9 +305,11 @@ class Oracles:
         """Check a snapshot that is being written."""
         shadow = self._shadows.get(name)
         assert shadow is not None, "its log was written before"
-        given, folded = Folded.from_snapshot(snapshot), Folded()
-        for event in shadow.events[: snapshot.seq]:
-            folded.fold(event)
+        given, folded = Folded.from_snapshot(snapshot), shadow.state
+        if snapshot.seq != folded.seq:
+            folded = Folded()
+            for event in shadow.events[: snapshot.seq]:
+                folded.fold(event)
         if given is None:
             self.broken("V8", f"{name}[{snapshot.seq}] cannot be read")
             return
@@ -368,11 +367,12 @@ class Oracles:
         shadow.events.append(event)
         shadow.state.fold(event)
         shadow.plain.fold(event)
-        view = tuple([e.id for e in shadow.state.view])
+        shown = tuple(shadow.state.view)
+        view = tuple([e.id for e in shown])
         if view != shadow.plain.ids:
             self.broken("V6", f"{name}[{record.seq}]: {view}, not {shadow.plain.ids}")
         if view != shadow.view_ids[-1]:
-            self._check_view(shadow, record.seq)
+            self._check_view(shadow, shown, record.seq)
         shadow.views[view] = record.seq
         shadow.view_ids.append(view)
         told = f"{name}[{record.seq}] e{record.epoch} {brief(event)}"
@@ -389,13 +389,13 @@ class Oracles:
             case ConfirmationGivenEvent(confirmed=True):
                 shadow.unconfirmed.intersection_update(event.rejected)
             case TurnEndedEvent(outcome="rolled_back", turn_id=turn_id):
-                if any(e.turn_id == turn_id for e in shadow.state.view):
+                if any(e.turn_id == turn_id for e in shown):
                     self.broken("T10", f"{name}[{record.seq}] turn {turn_id}")
             case _:
                 pass
         self._check_turn(shadow, event, told)
         self._check_replaced(shadow, event, told)
-        self._check_prompt(shadow, event, record.epoch)
+        self._check_prompt(shadow, shown, event, record.epoch)
         self._mark(event)
         self.moment(name, f"{event.kind} {record.epoch != before}")
         # What a rollback puts back into the queue had its place there before.
@@ -440,23 +440,26 @@ class Oracles:
         if any(e.turn_id in gone for e in shadow.state.view):
             self.broken("T15", where)
 
-    def _check_prompt(self, shadow: _Shadow, event: Event, epoch: int) -> None:
+    def _check_prompt(
+        self, shadow: _Shadow, view: Sequence[Event], event: Event, epoch: int
+    ) -> None:
         """Check the system prompts of the view, and the one under which a turn starts."""
         name, prompts = shadow.conversation_id, shadow.prompts
-        where = f"{name}[{len(shadow.events)}] {event.kind}"
         if isinstance(event, SystemPromptEvent):
             if prompts:
                 self.simulation.mark("system prompt changed")
             prompts.append(event)
         if prompts:
-            shown = [e for e in shadow.state.view if isinstance(e, SystemPromptEvent)]
-            if shown != prompts[-1:] or shadow.state.view[0] is not shown[0]:
-                self.broken("V4", f"{where}: {[e.content for e in shown]}, not {prompts[-1]}")
+            shown = [e for e in view if isinstance(e, SystemPromptEvent)]
+            if shown != prompts[-1:] or view[0] is not shown[0]:
+                found = [e.content for e in shown]
+                self.broken("V4", f"{name}[{len(shadow.events)}]: {found}, not {prompts[-1]}")
         # The events that a fork shares were granted to no process under its name.
         writer = self._disk.granted.get((name, epoch))
         own = None if writer is None else self.prompts.get(writer)
         if not isinstance(event, TurnStartedEvent) or own is None:
             return
+        where = f"{name}[{len(shadow.events)}]"
         newest = prompts[-1].content if prompts else None
         if not self.is_pinned and newest != own:
             self.broken("V5", f"{where}: {newest}, not {own}")
@@ -513,9 +516,9 @@ class Oracles:
             case _:
                 pass
 
-    def _check_view(self, shadow: _Shadow, seq: int) -> None:
-        called = {e.tool_call_id for e in shadow.state.view if isinstance(e, ActionEvent)}
-        answered = {e.tool_call_id for e in shadow.state.view if isinstance(e, _RESULTS)}
+    def _check_view(self, shadow: _Shadow, view: Sequence[Event], seq: int) -> None:
+        called = {e.tool_call_id for e in view if isinstance(e, ActionEvent)}
+        answered = {e.tool_call_id for e in view if isinstance(e, _RESULTS)}
         still_open = shadow.state.admission.open_calls.keys()
         if answered - called or not called - answered <= still_open:
             self.broken("V3", f"{shadow.conversation_id} at {seq}")
@@ -875,6 +878,8 @@ class _Turns:
     def __init__(self, oracles: Oracles, name: str) -> None:
         self._oracles = oracles
         self._name = name
+        self._seq = 0
+        self._event: Event | None = None
         self._running: str | None = None
         self._seen: set[str] = set()
         self._calls: dict[str, ActionEvent] = {}
@@ -888,36 +893,39 @@ class _Turns:
 
     def check(self, events: Sequence[Event]) -> None:
         for seq, event in enumerate(events, 1):
-            where = f"{self._name}[{seq}] {brief(event)}"
-            self._check_turn(event, where)
-            self._check_call(event, where)
-            self._check_queue(event, seq, where)
-            self._check_step(events, event, where)
+            self._seq, self._event = seq, event
+            self._check_turn(event)
+            self._check_call(event)
+            self._check_queue(event, seq)
+            self._check_step(events, event)
             self._has_just_started = isinstance(event, TurnStartedEvent)
         # A call that a client appended, in no turn, may stay open: the client answers it.
         left = [call for call, action in self._open.items() if action.turn_id is not None]
         if left:
-            self._broken("T1", f"{self._name}: no result for {left}")
+            self._oracles.broken("T1", f"{self._name}: no result for {left}")
 
     def _broken(self, invariant: str, detail: str) -> None:
-        self._oracles.broken(invariant, detail)
+        """Report what is wrong about the event that is being checked."""
+        assert self._event is not None, "it is checked"
+        where = f"{self._name}[{self._seq}] {brief(self._event)}"
+        self._oracles.broken(invariant, f"{where}: {detail}")
 
-    def _check_turn(self, event: Event, where: str) -> None:
+    def _check_turn(self, event: Event) -> None:
         match event:
             case TurnStartedEvent(turn_id=str(turn_id)):
                 if self._running is not None or turn_id in self._seen:
-                    self._broken("T3", f"{where}: turn {self._running} runs, or it did before")
+                    self._broken("T3", f"turn {self._running} runs, or it did before")
                 self._running = turn_id
                 self._seen.add(turn_id)
             case MessageQueuedEvent() | MessageWithdrawnEvent():
                 pass
             case Event(turn_id=str(turn_id)) if turn_id != self._running:
-                self._broken("T3", f"{where}: its turn {turn_id} does not run")
+                self._broken("T3", f"its turn {turn_id} does not run")
             case TurnEndedEvent():
                 self._running = None
                 lost = [m for m in self._joined[1:] if m not in self._queued]
                 if event.outcome == "rolled_back" and lost:
-                    self._broken("T11", f"{where}: {lost}")
+                    self._broken("T11", str(lost))
                 self._joined = []
             case UserMessageEvent(message_id=str(message_id)):
                 self._joined.append(message_id)
@@ -931,55 +939,55 @@ class _Turns:
             answers = self._said.get(event.turn_id or "", ())
             is_said = any(answer.startswith(event.content) for answer in answers)
             if is_said or not any(said.startswith(event.content) for said in pieces):
-                self._broken("T7", f"{where}: {event.content!r} of {sorted(pieces)}")
+                self._broken("T7", f"{event.content!r} of {sorted(pieces)}")
             self._oracles.simulation.mark("partial answer kept")
 
-    def _check_step(self, events: Sequence[Event], event: Event, where: str) -> None:
+    def _check_step(self, events: Sequence[Event], event: Event) -> None:
         if not isinstance(event, StepFinishedEvent | StepUnfinishedEvent):
             return
         if (request := event.request) is None:
             return
         given = self._oracles.asked.get((event.turn_id or "", request.view_seq))
         if given is None or given != tuple(View.from_events(events[: request.view_seq])):
-            self._broken("M1", f"{where}: at {request.view_seq}, not {given}")
+            self._broken("M1", f"at {request.view_seq}, not {given}")
         self._oracles.simulation.mark(event.kind)
 
-    def _check_call(self, event: Event, where: str) -> None:
+    def _check_call(self, event: Event) -> None:
         tools = self._oracles.tools
         match event:
             case ActionEvent(tool_call_id=call_id):
                 if call_id in self._calls:
-                    self._broken("T1", f"{where}: a call id twice")
+                    self._broken("T1", "a call id twice")
                 self._calls[call_id] = self._open[call_id] = event
             case ObservationEvent() | AgentErrorEvent() | UserRejectEvent():
                 call_id = event.tool_call_id
                 if self._open.pop(call_id, None) is None:
-                    self._broken("T1", f"{where}: a result for a call that is not open")
+                    self._broken("T1", "a result for a call that is not open")
                 is_denied = isinstance(event, UserRejectEvent) or (
                     isinstance(event, AgentErrorEvent) and not event.may_have_happened
                 )
                 # In a fork it is true of the fork, whatever the other conversation did later.
                 if is_denied and call_id in tools.started and not self._is_fork:
-                    self._broken("T4", f"{where}: it ran on {tools.started[call_id]}")
+                    self._broken("T4", f"it ran on {tools.started[call_id]}")
                 if isinstance(event, ObservationEvent) and not event.is_error:
                     returned = tools.returned.get(call_id)
                     # A result that is too long is cut, which only its beginning tells.
                     if returned and not any(text[:100] == event.content[:100] for text in returned):
-                        self._broken("T5", f"{where}: not {sorted(returned)}")
+                        self._broken("T5", f"not {sorted(returned)}")
             case AgentMessageEvent() | UserMessageEvent():
                 if self._open:
-                    self._broken("T1", f"{where}: while {list(self._open)} have no result")
+                    self._broken("T1", f"while {list(self._open)} have no result")
             case _:
                 pass
 
-    def _check_queue(self, event: Event, seq: int, where: str) -> None:
+    def _check_queue(self, event: Event, seq: int) -> None:
         match event:
             case MessageQueuedEvent():
                 self._queued[event.message_id] = event
                 place = event.place
                 is_new = event.replaces is not None and not event.queued_again
                 if is_new and place != self._first.get(event.replaces or ""):
-                    self._broken("T6", f"{where}: it is not in the place of {event.replaces}")
+                    self._broken("T6", f"it is not in the place of {event.replaces}")
                 self._first.setdefault(event.message_id, seq if place is None else place)
             case MessageWithdrawnEvent():
                 self._queued.pop(event.message_id, None)
@@ -989,12 +997,12 @@ class _Turns:
             case UserMessageEvent(message_id=str(message_id)):
                 self._first.setdefault(message_id, seq)
                 if event.queued_event_id is not None and message_id not in self._queued:
-                    self._broken("T6", f"{where}: it does not wait")
+                    self._broken("T6", "it does not wait")
                 # One that steers joins a turn out of its order; for a turn of its own it waits.
                 if self._has_just_started and message_id in self._queued:
                     longest = min(self._queued, key=self._first.__getitem__)
                     if longest != message_id:
-                        self._broken("T6", f"{where}: {longest} waited longer")
+                        self._broken("T6", f"{longest} waited longer")
                 self._queued.pop(message_id, None)
             case _:
                 pass

@@ -203,6 +203,9 @@ class _Effect(Effect):
 
     def __init__(self, process: _Process, run: Callable[[], Awaitable[None]], name: str) -> None:
         self.name = name
+        kind, _, turn_id = name.partition(" ")
+        self.turn_id = turn_id if kind == "turn" else ""
+        """The turn that it runs the agent of; empty if it is another effect."""
         self.is_done = False
         self.run = run
         self.turn: TurnContext | None = None
@@ -214,12 +217,6 @@ class _Effect(Effect):
         self.ends_turn = False
         """Its agent is ending the turn by itself."""
         self._process = process
-
-    @property
-    def turn_id(self) -> str:
-        """The turn that it runs the agent of; empty if it is another effect."""
-        kind, _, turn_id = self.name.partition(" ")
-        return turn_id if kind == "turn" else ""
 
     @property
     def is_cancelled(self) -> bool:
