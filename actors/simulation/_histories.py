@@ -2,11 +2,12 @@
 
 Nothing runs concurrently here. This world checks the promises of the core, which owners rely on,
 with logs that our owners would never write: calls without results, results without calls, and cuts
-through the middle of related events.
+through the middle of related events. It also checks the graph of the turns that wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TypedDict
 
@@ -26,6 +27,7 @@ from ..events import (
     UserMessageEvent,
 )
 from ._oracles import INVARIANTS, PlainView
+from ._states import play_waits
 
 __all__ = ["HistoryWorld"]
 
@@ -54,6 +56,7 @@ class HistoryWorld:
 
     async def play(self) -> None:
         """Draw logs, and check the folds of each of their prefixes."""
+        play_waits(self._simulation)
         left = _EVENTS
         while left > 0:
             left -= self._play_one()
@@ -77,6 +80,9 @@ class HistoryWorld:
             if ids != plain.ids:
                 self._broken("V6", f"{_brief(log)}: {ids}, not {plain.ids}")
             gone = facts.find_violations(view)
+            unanswered = _unanswered([each for each in view if each.id not in gone])
+            if not unanswered <= _pending(log):
+                self._broken("V7", f"{_brief(log)}: {sorted(unanswered)} have no result")
             kept = [each for each in ids if each not in gone]
             loaded = [each.id for each in View.from_events(log)]
             if loaded != kept:
@@ -157,6 +163,32 @@ class HistoryWorld:
                 )
             case _:
                 return UserMessageEvent(**stamp, content="hello")
+
+
+def _unanswered(view: Sequence[Event]) -> set[str]:
+    """Return the calls in a view that have no result there, by their event ids."""
+    answered = {each.tool_call_id for each in view if isinstance(each, ObservationEvent)}
+    calls = [each for each in view if isinstance(each, ActionEvent)]
+    return {call.id for call in calls if call.tool_call_id not in answered}
+
+
+def _pending(log: Sequence[Event]) -> set[str]:
+    """Return the calls after which only results and calls of their response have come.
+
+    They may wait for their results, unless the log took up an old response.
+    """
+    pending: set[str] = set()
+    newest = None
+    for event in reversed(log):
+        match event:
+            case ActionEvent(llm_response_id=response_id) if newest in (None, response_id):
+                newest = response_id
+                pending.add(event.id)
+            case ObservationEvent() | CondensationEvent() | RetractionEvent():
+                pass
+            case _:
+                break
+    return pending
 
 
 def _brief(log: list[Event]) -> str:

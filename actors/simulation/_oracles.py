@@ -103,10 +103,12 @@ INVARIANTS: Final = {
     "H2": "a process that is drained finishes in bounded time, and so do its readers",
     "H3": "another process can claim the conversations that a drained process wrote to meanwhile",
     "M2": "every request ends with an answer, an error, or the end of its node",
+    "M3": "a turn may wait for another conversation, unless that waits for it",
     "B1": "queues and buffers stay under their limits",
     "P1": "after the faults have ended, all accepted work is done in bounded time",
     "P2": "work that a crash left unfinished is taken up when the next process begins",
     "P3": "without faults no owner stops while a turn runs",
+    "P4": "the journal knows if a conversation has work to do",
     "R1": "a node that is left ends in bounded time, and leaves nothing behind",
 }
 """Beside these, the simulator's own: `world`, `deadlock`, `budget`, `orphan`, `harness`."""
@@ -293,6 +295,8 @@ class Oracles:
         for record in records[known:]:
             self._grew(shadow, record, log.epoch)
         self._check_listing(shadow, log.listing)
+        if records and log.is_unfinished != shadow.state.turns.has_work:
+            self.broken("P4", f"{conversation_id}[{len(records)}] {log.is_unfinished}")
         new = shadow.events[known:]
         ended = {event.turn_id for event in new if isinstance(event, TurnEndedEvent)}
         shadow.stillborn.update(

@@ -92,6 +92,7 @@ from ..tool_calls import ToolCall, ToolResult
 from ..values.text import hold_back_half, storable
 from ._disk import LEASE_S, Disk, SimulatedJournal, owner_of
 from ._oracles import INVARIANTS, Oracles, Sending, ShownAnswer
+from ._states import check_state
 
 __all__ = ["OwnerWorld"]
 
@@ -566,6 +567,8 @@ class OwnerWorld:
             await self._play_one(self._process)
         await self._finish()
         self.oracles.check_end()
+        if self.simulation.chance("is read by a state", 0.25):
+            check_state(self.simulation, self.oracles.events(_NAME))
 
     async def _finish(self) -> None:
         self._is_healed = self.disk.is_healed = True

@@ -398,8 +398,6 @@ PROMISES = [
         "_is_unfinished_after",
         "return bool(turns.queued)",
         "return False",
-        test="tests/actors/journals/sqlite/test_state.py::"
-        "test_the_journal_knows_if_a_turn_runs_or_a_message_waits",
     ),
     Mutant(
         "the head is read before the epoch is claimed",
@@ -645,8 +643,6 @@ PROMISES = [
         "_find",
         "ways: list[tuple[str, ...]] = [(start,)]",
         "ways: list[tuple[str, ...]] = []",
-        test="tests/actors/owner/test_wait_graph.py::"
-        "test_a_wait_that_would_close_a_circle_is_refused_with_the_circle",
     ),
     Mutant(
         "a follower is given an answer from its middle",

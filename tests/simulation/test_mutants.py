@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from turnkeeper.actors.simulation import INVARIANTS, ConversationWorld, silent_logs
-from turnkeeper.runtime.testing import simulate
+from turnkeeper.actors.simulation._histories import HistoryWorld
+from turnkeeper.actors.simulation._owner import OwnerWorld
+from turnkeeper.runtime.testing import Simulation, simulate
 
 from ..drawn import drawn
 from . import planting
@@ -21,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 STEPS_MAX = 60_000
 SEEDS_MAX = 1_500
 """Within how many seeds the simulator has to find a fault; most take less than a tenth of them."""
+SMALL_SEEDS_MAX = 300
 OF_THE_SIMULATOR = {"world", "deadlock", "budget", "orphan", "trace"}
 
 ALL = [*MUTANTS, *PROMISES]
@@ -48,6 +52,33 @@ def test_a_planted_fault_is_found(mutant: Mutant) -> None:
             if not simulate(world, seed=seed, steps_max=STEPS_MAX, is_told=False).ok:
                 return
     pytest.fail(f"not found in {SEEDS_MAX} seeds: {mutant.name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "invariant"),
+    [
+        ("two turns that wait for each other are not refused", HistoryWorld, "M3"),
+        ("a call stays pending though another response has followed", HistoryWorld, "V7"),
+        (
+            "a log whose turn ended counts as finished though a message waits",
+            OwnerWorld,
+            "P4",
+        ),
+    ],
+)
+def test_a_small_world_finds_it(
+    name: str,
+    world: Callable[[Simulation], HistoryWorld | OwnerWorld],
+    invariant: str,
+) -> None:
+    (mutant,) = (each for each in ALL if each.name == name)
+    with planted(mutant), silent_logs():
+        for seed in range(SMALL_SEEDS_MAX):
+            run = simulate(lambda simulation: world(simulation).play(), seed=seed, is_told=False)
+            if run.broken is not None:
+                assert run.broken.invariant == invariant
+                return
+    pytest.fail(f"not found in {SMALL_SEEDS_MAX} seeds: {name}")
 
 
 @pytest.mark.sweep
