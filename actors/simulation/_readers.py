@@ -34,7 +34,8 @@ _SIZES = (1, 1, 2, 5)
 _PIECES_MAX = 3
 _CAUGHT_UP_S = 60.0
 _PATIENT_S = 600.0
-_LOOK_S = 0.5
+_LOOKS_S = (0.5, 600.0)
+"""How often a journal polls. Readers of an owner here must not depend on it."""
 _LIMITS = Limits(buffered_events_max=4, read_page=3)
 _AT = datetime(2025, 1, 1, tzinfo=UTC)
 
@@ -42,9 +43,12 @@ _AT = datetime(2025, 1, 1, tzinfo=UTC)
 class _Journal(MemoryJournal):
     """A journal whose reads take a while, and fail now and then."""
 
-    def __init__(self, simulation: Simulation, store: MemoryStore, *, fails: bool) -> None:
+    def __init__(
+        self, simulation: Simulation, store: MemoryStore, *, fails: bool, look_s: float
+    ) -> None:
         super().__init__(store)
         self.fails = fails
+        self.look_s = look_s
         self._simulation = simulation
 
     async def read(
@@ -60,7 +64,7 @@ class _Journal(MemoryJournal):
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
         """Poll, as a journal does that is not notified of every write."""
         while len(self._store.log(conversation_id).records) == after:
-            await self._simulation.sleep(_LOOK_S)
+            await self._simulation.sleep(self.look_s)
 
 
 class _Owner:
@@ -87,7 +91,12 @@ class ReaderWorld:
         self._rests_s = simulation.pick("readers rest", (0.0, 0.1, 1.0))
         self._takes_pieces = simulation.chance("has pieces", 0.6)
         store = MemoryStore()
-        self._here = _Journal(simulation, store, fails=simulation.chance("reads fail", 0.3))
+        self._here = _Journal(
+            simulation,
+            store,
+            fails=simulation.chance("reads fail", 0.3),
+            look_s=simulation.pick("looks", _LOOKS_S),
+        )
         self._elsewhere = MemoryJournal(store)
         self._subscriptions = Subscriptions(self._here, _LIMITS)
         self._log: list[Event] = []
@@ -123,13 +132,15 @@ class ReaderWorld:
 
     async def _catch_up(self) -> None:
         """Wait until every reader is at the end of the log, without any further write."""
-        left_s = _CAUGHT_UP_S
+        left_s = _CAUGHT_UP_S + (0.0 if self._is_owned else self._here.look_s)
+        wait_s = 1.0
         while any(cursor < len(self._log) for cursor in self._cursors):
             if left_s <= 0.0:
                 self._broken("P1", f"readers at {self._cursors}, the log at {len(self._log)}")
                 return
-            await self._simulation.sleep(1.0)
-            left_s -= 1.0
+            await self._simulation.sleep(wait_s)
+            left_s -= wait_s
+            wait_s *= 1.5
 
     def _broken(self, invariant: str, detail: str) -> None:
         self._simulation.broken(invariant, f"{INVARIANTS[invariant]}: {detail}")

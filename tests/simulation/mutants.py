@@ -228,10 +228,10 @@ MUTANTS = [
     ),
     Mutant(
         "a reader waits here for what is written elsewhere",
-        Subscriptions,
-        "is_owned",
-        "return conversation_id in self._owned",
-        "return True",
+        EventReader,
+        "_wait",
+        "if self._conversation_id in self._owned:",
+        "if True:",
     ),
     Mutant(
         "a turn that was withdrawn gets its turn",

@@ -14,6 +14,7 @@ import pytest
 from turnkeeper.actors.simulation import INVARIANTS, ConversationWorld, silent_logs
 from turnkeeper.actors.simulation._histories import HistoryWorld
 from turnkeeper.actors.simulation._owner import OwnerWorld
+from turnkeeper.actors.simulation._readers import ReaderWorld
 from turnkeeper.runtime.testing import Simulation, simulate
 
 from ..drawn import drawn
@@ -64,11 +65,13 @@ def test_a_planted_fault_is_found(mutant: Mutant) -> None:
             OwnerWorld,
             "P4",
         ),
+        ("a reader waits here for what is written elsewhere", ReaderWorld, "P1"),
+        ("an owner begins without sending its readers to the journal", ReaderWorld, "P1"),
     ],
 )
 def test_a_small_world_finds_it(
     name: str,
-    world: Callable[[Simulation], HistoryWorld | OwnerWorld],
+    world: Callable[[Simulation], HistoryWorld | OwnerWorld | ReaderWorld],
     invariant: str,
 ) -> None:
     (mutant,) = (each for each in ALL if each.name == name)
