@@ -119,7 +119,7 @@ _OVERLAPS_DRAWN: Sequence[Sequence[OnOverlap]] = (
     ("steer", "steer", "interrupt"),
 )
 _STEPS_DRAWN = (
-    ("say", "ask", "calls", "begin", "stream", "fail", "end"),
+    ("say", "ask", "calls", "begin", "stream", "end"),
     ("ask", "ask", "stream", "end"),
     ("calls", "calls", "begin", "end"),
     ("stream", "stream", "say", "end"),
@@ -522,7 +522,7 @@ class OwnerWorld:
             is_resumable=not chance("is not resumable", 0.3),
             unfinished=pick("unfinished", ("end", "resume")),
             prompt_policy=pick("prompt policy", ("current", "pinned")),
-            has_prompts=chance("has prompts", 0.4),
+            has_prompts=chance("has prompts", 0.6),
             condenses=chance("condenses", 0.3),
             faults=pick("faults", (0.0, 0.0, 0.0, 0.03, 0.1)),
         )
@@ -719,7 +719,7 @@ class OwnerWorld:
         # Without a turn, there is little that commands could interrupt.
         agents = [each for each in process.effects if each.turn_id and not each.is_done]
         has_agent = any(not each.is_acting for each in agents)
-        if self.simulation.chance("goes on", 0.4):
+        if self.simulation.chance("goes on", 0.5):
             await (self._agent if has_agent else self._send)(process)
             return
         total = sum(weight for _, weight in self._kinds)
@@ -1034,7 +1034,7 @@ class OwnerWorld:
                 text = await self.write(process, turn, turn.writer())
                 if not simulation.chance("does not say it", 0.5):
                     await turn.say(text)
-            case "fail":
+            case _ if simulation.chance("raises", 0.15):
                 await self._end_turn(process, effect, RuntimeError("the agent raises"))
             case _:
                 effect.ends_turn = True
@@ -1195,8 +1195,8 @@ async def _not_known(_: ActionEvent) -> ToolResult:
     return ToolResult("it may have happened", may_have_happened=True)
 
 
-_RARE = (0, 0, 2)
-_SOME = (0, 2, 4)
+_RARE = (0, 0, 4)
+_SOME = (0, 3, 5)
 _KINDS: Sequence[tuple[str, Sequence[int]]] = (
     ("send", (5, 4, 7)),
     ("agent", (8, 5, 11)),
@@ -1212,7 +1212,7 @@ _KINDS: Sequence[tuple[str, Sequence[int]]] = (
     ("append_wrongly", _RARE),
     ("call_by_hand", _RARE),
     ("delete", _RARE),
-    ("fork", (0, 0, 1)),
+    ("fork", (0, 0, 3)),
     ("take_over", _SOME),
     ("drain", _RARE),
     ("wait", _RARE),

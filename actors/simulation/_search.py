@@ -24,7 +24,7 @@ __all__ = ["Plan", "Search"]
 _FRESH_FIRST = 60
 """This many runs come first without branches: fresh seeds find easy bugs sooner."""
 _BRANCH_EVERY = 3
-_LOOKED_AHEAD = 40
+_LOOKED_AHEAD = 48
 """The seeds whose runs come first are chosen among this many."""
 _KEPT_MAX = 128
 _LABELS_MAX = 3

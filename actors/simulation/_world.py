@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from itertools import count, cycle
+from itertools import count, cycle, islice
 from typing import Literal, TypeVar, get_args
 
 import anyio
@@ -510,19 +510,17 @@ _ROUND: Sequence[_Profile] = tuple(
 short runs, come between the large ones."""
 
 
-_FIRST: Sequence[_Profile] = (_OWNER, _OWNER, *_SMALL)
-_SMALL_FIRST = 12
+_FIRST: Sequence[_Profile] = tuple(kind for small in _SMALL for kind in (_OWNER, small, _OWNER))
+_SMALL_FIRST = 24
 """This many runs of small worlds come before any other."""
 
 
 def opening(seeds: Sequence[int]) -> Sequence[int]:
-    """Return the seeds with which a search begins: small worlds, each kind early."""
+    """Return the seeds with which a search begins: small worlds, all kinds in turn."""
     kinds = {seed: _ROUND[seed % len(_ROUND)] for seed in seeds}
-    small = [seed for seed in seeds if kinds[seed] not in _LARGE][:_SMALL_FIRST]
-    first: list[int] = []
-    for kind in _FIRST:
-        first += [seed for seed in small if kinds[seed] is kind and seed not in first][:1]
-    return [*first, *(seed for seed in small if seed not in first)]
+    of_kind = {kind: iter([s for s in seeds if kinds[s] is kind]) for kind in _FIRST}
+    found = (next(of_kind[kind], None) for kind in islice(cycle(_FIRST), _SMALL_FIRST))
+    return [seed for seed in found if seed is not None]
 
 
 def _drawn_profile(simulation: Simulation) -> _Profile:

@@ -102,9 +102,9 @@ def test_a_campaign_begins_with_small_worlds_and_leaves_out_no_seed(first: int) 
 
     seeds = [search.next_plan().seed for _ in range(60)]
 
-    small = opening(range(first, first + 40))
-    assert len(small) == 12
-    assert seeds[:12] == list(small)
+    small = opening(range(first, first + 48))
+    assert len(small) == 24
+    assert seeds[:24] == list(small)
     assert sorted(seeds) == list(range(first, first + 60))
     worlds = {seed: ConversationWorld() for seed in small}
     with silent_logs():
