@@ -34,7 +34,7 @@ _SIZES = (1, 1, 2, 5)
 _PIECES_MAX = 3
 _CAUGHT_UP_S = 60.0
 _PATIENT_S = 600.0
-_LOOKS_S = (0.5, 600.0)
+_LOOKS_S = (0.5, 0.5, 600.0)
 """How often a journal polls. Readers of an owner here must not depend on it."""
 _LIMITS = Limits(buffered_events_max=4, read_page=3)
 _AT = datetime(2025, 1, 1, tzinfo=UTC)
