@@ -35,6 +35,7 @@ HEAD = "| planted fault | breaks | CPU s | test |\n|---|---|---|---|\n"
 FIRST_SEED = 1_000_003
 """Its multiples begin at different places of the round of profiles."""
 SPEED_RUNS = 300
+WARM_UP_RUNS = 12
 MARKS_RUNS = 1_000
 _CPU = Ports(monotonic=process_time)
 
@@ -65,6 +66,8 @@ def hunt(first_seed: int, budget_s: float, options: Options | None) -> Hunt:
 
 def hunts(place: int, budget_s: float, starts: int) -> list[Hunt]:
     """Seek a fault from each first seed; no more once it is not found. Runs in a process of it."""
+    # A fork copies each page of memory at its first use, which takes as long as several runs.
+    run_campaign(0, seeds=WARM_UP_RUNS)
     done: list[Hunt] = []
     with planted(ALL[place]):
         for start in range(starts):
