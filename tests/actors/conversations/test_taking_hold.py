@@ -246,9 +246,9 @@ async def test_undo_of_a_named_turn_takes_back_no_other_one(kind: str, tmp_path:
             chat = conversations["c"]
             first = await chat.send("A")
             await first.end()
-            agent.hold("B call")
+            agent.hold("B calls")
             second = await chat.send("B")
-            await agent.reached["B call"].wait()
+            await agent.reached["B calls"].wait()
             with pytest.raises(TurnInProgress):
                 await chat.undo(second.turn_id)
             agent.release()
