@@ -1,10 +1,12 @@
 """What every test shares: both backends, and properties that are the same in every run."""
 
+import gc
 import os
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,32 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """Run each async test twice: once on asyncio, once on trio."""
     backend: tuple[str, dict[str, Any]] = request.param
     return backend
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Spare the garbage collector the libraries and the tests, which stay until the end.
+
+    They are most of a million objects, and a full collection looks at each. Once for each module,
+    since a runtime with `freeze_objects` unfreezes all when it ends.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let pytest's own last collections see all objects."""
+    gc.unfreeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without the garbage collector: nearly all that is made then stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
