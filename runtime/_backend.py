@@ -434,7 +434,10 @@ class _TrioBell:
             place.is_waiting = False
             place.task = None
         if outcome is not place.woken:  # it has no value, and an outcome is unwrapped only once
-            outcome.unwrap()
+            try:
+                outcome.unwrap()
+            finally:
+                del outcome  # its error's traceback refers to this frame
 
 
 class _TrioPlace:

@@ -230,8 +230,8 @@ MUTANTS = [
         "a reader waits here for what is written elsewhere",
         EventReader,
         "_wait",
-        "if self._conversation_id in self._owned:",
-        "if True:",
+        "if self._conversation_id not in self._owned:",
+        "if False:",
     ),
     Mutant(
         "a turn that was withdrawn gets its turn",
