@@ -176,7 +176,7 @@ class _Loop:
             raise
 
     def leave(self) -> None:
-        """Close the conversations, after the calls that run; an interrupt cancels them all."""
+        """Close the conversations, then wait for the calls that run; an interrupt cancels all."""
         try:
             self._call_soon(self._stop.set)
             self._ended.wait()

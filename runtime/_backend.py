@@ -359,7 +359,7 @@ class _AsyncioBell:
 class _LoneAsyncioBell:
     """Wakes an asyncio task through a future of its own each time.
 
-    A coroutine that is closed while it waits leaves the bell taken: no loop ran it any more.
+    A coroutine that is closed while it waits leaves the bell taken: its loop has ended by then.
     """
 
     __slots__ = ("_future", "_make_future")

@@ -1,4 +1,4 @@
-"""Calls from threads into a loop, each of which waits in its thread; the portal calls actors so.
+"""Blocking calls from threads into a loop. The portal calls actors this way.
 
 Owns that hand-over. Every call ends: it is answered, or fails once the loop takes no more calls.
 
@@ -36,8 +36,8 @@ T = TypeVar("T")
 class ThreadOneShot(Generic[T]):
     """A value or an error that comes once, for one thread that waits for it.
 
-    As a `OneShot` is for a task. `set` and `fail` never raise and never wait, and have no effect
-    after the first of them. Call them in one thread.
+    The counterpart of `OneShot`, for a thread. `set` and `fail` never raise and never wait, and
+    have no effect after the first of them. Call them in one thread.
     """
 
     __slots__ = ("_come", "_error", "_value", "is_done")
@@ -69,7 +69,7 @@ class ThreadOneShot(Generic[T]):
         """
         # A wait with an end, however far, can be interrupted on every platform. The interrupt may
         # come after the lock was taken: so `is_done`, which is set before, is what counts.
-        if not self.is_done and not self._come.acquire(timeout=timeout_s):
+        if not self.is_done and not self._come.acquire(timeout=timeout_s) and not self.is_done:
             raise TimeoutError
         error, self._error = self._error, None
         if error is not None:
@@ -176,6 +176,8 @@ class ThreadCalls:
                 raise
         else:
             call.answer.fail(self._cancelled())  # unless it has its value
+        finally:
+            del call  # its answer may hold an error whose traceback refers to this frame
 
     @staticmethod
     def _cancelled() -> OutcomeUnknown:
@@ -195,9 +197,7 @@ class Portal:
     def __init__(self, system: System) -> None:
         self._system = system
         self._home = threading.get_ident()
-        # Guards the two below: threads add, the loop closes.
-        self._lock = threading.Lock()
-        # Any: each call has its own kind of answer.
+        # Any: each call has its own kind of answer. Threads add and remove, the loop closes.
         self._pending: dict[ThreadOneShot[Any], None] = {}
         self._is_closed = False
         self._calls: deque[tuple[ThreadOneShot[Any], Callable[[], Awaitable[Any]]]] = deque()
@@ -222,10 +222,9 @@ class Portal:
 
     def close(self) -> None:
         """Fail all calls that are still on the way: the runtime has been left."""
-        with self._lock:
-            self._is_closed = True
-            pending = tuple(self._pending)
-        for answer in pending:
+        # A thread that adds a call after this sees that it is closed.
+        self._is_closed = True
+        for answer in list(self._pending):
             answer.fail(self._gone())
 
     def _call(self, run: Callable[[], Awaitable[R]]) -> R:
@@ -235,16 +234,14 @@ class Portal:
                 "await the ref's tell or ask instead"
             )
         answer: ThreadOneShot[R] = ThreadOneShot()
-        with self._lock:
+        try:
+            self._pending[answer] = None
             if self._is_closed:
                 raise self._gone()
-            self._pending[answer] = None
-        try:
             self._system.call_soon(lambda: self._take(answer, run))
             return answer.wait()
         finally:
-            with self._lock:
-                del self._pending[answer]
+            self._pending.pop(answer, None)
 
     def _take(self, answer: ThreadOneShot[Any], run: Callable[[], Awaitable[Any]]) -> None:
         """Queue a call. Runs in the loop but in no task, so `serve` starts the call."""

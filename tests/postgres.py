@@ -30,7 +30,7 @@ def conninfo() -> str:
     import psycopg
 
     with psycopg.connect(uri, autocommit=True) as connection:
-        # What it syncs outlives the end of the machine, which no test brings about.
+        # Syncing protects against a crash of the machine, and no test causes one.
         connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("SELECT pg_reload_conf()")
     return uri

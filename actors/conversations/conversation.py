@@ -11,6 +11,7 @@ answer is lost. After a cancelled `send`, send again under the same `message_id`
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -513,8 +514,10 @@ class Conversation:
                 listing=_listing_after(state, events),
             )
         except ConversationExists:
-            if not is_repeatable or not await self._is_fork(fork, at, event_id, owner):
-                raise
+            with suppress(ConversationNotFound):  # it was deleted meanwhile
+                if is_repeatable and await self._is_fork(fork, at, event_id, owner):
+                    return fork
+            raise
         return fork
 
     async def _check_free(self, fork_id: str) -> None:

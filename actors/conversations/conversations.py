@@ -193,7 +193,14 @@ class Conversations:
         from ..owner.wait_graph import WaitGraph
 
         most = limits.known_messages_max - 1
-        check_number("queued_messages_max", queued_messages_max, f"1 to {most}", least=1, most=most)
+        check_number(
+            "queued_messages_max",
+            queued_messages_max,
+            f"a whole number from 1 to {most}",
+            least=1,
+            most=most,
+            is_whole=True,
+        )
         check_number("answer_length_max", answer_length_max, "1 or more", least=1)
         if prompt_policy not in get_args(PromptPolicy):
             raise InvalidInput(
@@ -210,7 +217,8 @@ class Conversations:
         check_number(
             "recover_every_s", recover_every_s, "seconds above 0", above=0, most=float_info.max
         )
-        check_number("recover_max", recover_max, "1 or more", least=1)
+        whole = "a whole number from 1 on"
+        check_number("recover_max", recover_max, whole, least=1, is_whole=True)
         if verify not in get_args(Verify):
             raise InvalidInput(
                 f"verify is {verify!r}; it takes one of {', '.join(get_args(Verify))}"
@@ -220,7 +228,7 @@ class Conversations:
         if idle_s is not None:
             check_number("idle_s", idle_s, "seconds from 0 on, or None", least=0)
         if active_max is not None:
-            check_number("active_max", active_max, "1 or more, or None", least=1)
+            check_number("active_max", active_max, f"{whole}, or None", least=1, is_whole=True)
         check_number("park_s", park_s, "seconds from 0 on", least=0)
         if configure is not None and not callable(configure):
             raise InvalidInput(

@@ -139,6 +139,8 @@ class Expected:
                 raise InvalidInput(f"the expected seq is {self.seq}; seqs begin at 1")
         if self.event_id is not None:
             check_id("event_id", self.event_id)
+            if self.seq is None:
+                raise InvalidInput("event_id is given without seq; give the seq of this event, too")
 
 
 @dataclass(frozen=True, slots=True)

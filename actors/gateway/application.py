@@ -18,6 +18,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
@@ -144,7 +145,7 @@ def app(
         scope["app"] = api  # as the application does later: `authenticate` may ask for it
         request = Request(scope)
         try:
-            await service.identify(request)
+            await service.identify(HTTPConnection(scope))
         except TurnkeeperError as error:
             return await _told(request, error)
         except ProblemRaised as error:

@@ -67,7 +67,9 @@ def api_schema(schema: Schema) -> FrozenObject:
     whole |= {"type": "object", "properties": properties}
     if required:
         whole["required"] = list(required)
-    return FrozenObject(_mended_object(whole, "", 1))
+    mended = _mended_object(whole, "", 1)
+    _check_references(mended, mended)  # a part that was left out may have been referred to
+    return FrozenObject(mended)
 
 
 def _resolved(schema: Schema, root: Schema) -> Schema:
@@ -199,13 +201,18 @@ def _brought_up_to_date(schema: Schema) -> dict[str, object]:
 
 
 def _without_odd_patterns(schema: dict[str, object]) -> dict[str, object]:
-    """Leave out the patterns that Python cannot read. Arguments are not checked by patterns."""
+    """Leave out the patterns that Python cannot read. Arguments are not checked by patterns.
+
+    Other properties are then allowed, since one of such a pattern would be among them.
+    """
     if not _is_readable(schema.get("pattern")):
         del schema["pattern"]
     by_pattern = schema.get("patternProperties")
     if isinstance(by_pattern, Mapping):
         readable = {name: one for name, one in by_pattern.items() if _is_readable(name)}
         schema["patternProperties"] = readable
+        if len(readable) < len(by_pattern) and schema.get("additionalProperties") is False:
+            del schema["additionalProperties"]
     return schema
 
 

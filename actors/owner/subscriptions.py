@@ -273,6 +273,12 @@ class Subscriptions:
         for reader in self._live(place[0]):
             reader.take_page(place, cursor_id, page)
 
+    def look_at(self, place: Place) -> None:
+        """Send the readers that wait at this place to the journal: one could not read for all."""
+        for reader in self._live(place[0]):
+            if reader.waits_at(place):
+                reader.look()
+
     def deleted(self, conversation_id: str) -> None:
         """End the readers of a conversation that was deleted."""
         self._void_answer(conversation_id)
@@ -548,7 +554,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     @property
     def _is_at_rest(self) -> bool:
-        """True while it waits for the next event alone, whether or not there is an owner here."""
+        """True while it waits for an event only, and not for pieces or for an owner."""
         if self._bell is None or not self._bell.is_waiting or self._answers:
             return False
         return self._on_owner_ended is None or not self._has_owner_ended
@@ -558,13 +564,13 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """The place in the log that it has reached."""
         return self._conversation_id, self._cursor, self._cursor_id
 
-    def _waits_at(self, place: Place) -> bool:
+    def waits_at(self, place: Place) -> bool:
         """True if it waits there, and has nothing left to yield."""
         return self.is_waiting and not self._page and self.place == place
 
     def try_choose(self, place: Place) -> bool:
         """Wake it to lead if it waits there; return True if so."""
-        if not self._waits_at(place):
+        if not self.waits_at(place):
             return False
         self._is_chosen = True
         self._wake()
@@ -577,7 +583,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
         If the log has more, the reader finds that out when it waits again.
         """
-        if self._waits_at(place):
+        if self.waits_at(place):
             self._cursor_id = cursor_id
             self._page.extend(page)
             self._wake()
@@ -825,7 +831,11 @@ class EventReader(AsyncIterator[LoggedEvent]):
             if not is_answering or await self._wait_for_piece():
                 await self._follow()
             if self._state is _BEHIND and self._conversation_id not in self._owned:
-                await self._read_page()
+                try:
+                    await self._read_page()
+                except Exception:
+                    self._subscriptions.look_at(place)
+                    raise
                 self._subscriptions.share(place, self._cursor_id, self._page)
         finally:
             del self._subscriptions.leaders[place]

@@ -61,8 +61,10 @@ async def open_runtime(clock: VirtualClock, *, wait_s: float = _STEP_S) -> Async
     async with anyio.create_task_group() as mover:
         try:
             async with Runtime(ports=clock.ports()) as opened:
-                yield opened
-                mover.start_soon(move)
+                try:
+                    yield opened
+                finally:
+                    mover.start_soon(move)
         except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it
             failed = error
         mover.cancel_scope.cancel()

@@ -56,10 +56,10 @@ def interrupt_at(step: int, call: Callable[[], object]) -> bool:
 
 
 def main(backend: Any) -> None:  # noqa: ANN401 - a name of one, from the command line
-    faulthandler.dump_traceback_later(100, exit=True)
     step = 1
     with Blocking(Conversations(echo, journal=MemoryJournal()), backend=backend) as call:
         while interrupt_at(step, lambda: call(five)):
+            faulthandler.dump_traceback_later(100, exit=True)  # anew for each step
             assert call(five) == 5
             step += 1
             assert step < STEPS_MAX

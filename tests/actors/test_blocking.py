@@ -255,7 +255,7 @@ def test_an_interrupt_at_any_step_of_a_call_leaves_a_loop_that_answers(backend: 
         [sys.executable, "-P", str(Path(__file__).with_name("interrupted.py")), backend],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert program.returncode == 0, program.stderr

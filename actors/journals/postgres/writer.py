@@ -834,8 +834,8 @@ class _Statement:
             seq += 1
             mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
             rows.append((log, seq, epoch, event_id, kind, message_id, mark, payload))
-            if kind in SEARCHED_KINDS:
-                self._said_logs.add(log)
+        if any(row[4] in SEARCHED_KINDS for row in rows):
+            self._said_logs.add(log)
         if tail.name not in self._by_name:
             self._by_name[tail.name] = (tail, [])
             self._heads_before.append(tail.head)

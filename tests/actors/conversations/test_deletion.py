@@ -25,7 +25,12 @@ from turnkeeper.actors import (
     agent,
 )
 from turnkeeper.actors.core.limits import Limits
-from turnkeeper.actors.errors import ConversationDeleted, ConversationNotFound, OwnedElsewhere
+from turnkeeper.actors.errors import (
+    ConversationDeleted,
+    ConversationNotFound,
+    InvalidInput,
+    OwnedElsewhere,
+)
 from turnkeeper.actors.events import ObservationEvent, UserMessageEvent
 from turnkeeper.actors.journal import Claim, Snapshot, StoredRecord
 from turnkeeper.actors.owner.subscriptions import EventReader
@@ -64,6 +69,14 @@ async def test_deleting_what_is_not_there_is_refused_and_makes_nothing() -> None
         await conversations.delete("c")
         with pytest.raises(ConversationNotFound):
             await conversations.delete("c")
+
+
+async def test_a_deletion_that_names_an_event_without_its_seq_is_refused() -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        await conversations["c"].append(UserMessageEvent(content="hello"))
+        with pytest.raises(InvalidInput, match="event_id is given without seq"):
+            await conversations.delete("c", event_id="of another conversation")
+        assert await conversations["c"].exists()
 
 
 async def test_what_another_process_owns_is_not_deleted() -> None:

@@ -140,10 +140,16 @@ def test_a_model_is_not_given_patterns_that_a_provider_may_not_read() -> None:
     """The first is a mistake, and the second one of JavaScript's; the third warns in Python."""
     name = {"type": "string", "pattern": "("}
     by_pattern = {r"^\p{L}$": {}, "[[a]": {}, "^x-": {"pattern": "^y"}}
-    given: Any = api_schema({"properties": {"name": name}, "patternProperties": by_pattern})
+    schema = {"properties": {"name": name}, "patternProperties": by_pattern}
+    given: Any = api_schema({**schema, "additionalProperties": False})
 
     assert given["properties"] == {"name": {"type": "string"}}
     assert given["patternProperties"] == {"[[a]": {}, "^x-": {"pattern": "^y"}}
+    assert "additionalProperties" not in given, "what the second allowed is additional now"
+
+    referring = {"name": {"$ref": "#/patternProperties/("}}
+    with pytest.raises(ValueError, match="is not in the schema"):
+        api_schema({"properties": referring, "patternProperties": {"(": {}}})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.actors.conversations.worlds import HeldAgent, until_passivated
 from turnkeeper.actors import Conversations, MemoryJournal
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.records import encode_record
-from turnkeeper.actors.errors import OwnedElsewhere
+from turnkeeper.actors.errors import ConversationDeleted, OwnedElsewhere
 from turnkeeper.actors.events import (
     AgentMessageEvent,
     Event,
@@ -38,6 +38,8 @@ class CountingJournal(MemoryJournal):
         self.waits = 0
         self.gate = anyio.Event()
         self.gate.set()
+        self.read_gate = anyio.Event()
+        self.read_gate.set()
         self._written = 0
 
     async def wait_for_more(self, conversation_id: str, *, after: int) -> None:
@@ -49,7 +51,10 @@ class CountingJournal(MemoryJournal):
         self, conversation_id: str, *, after: int = 0, limit: int = 512
     ) -> Sequence[StoredRecord]:
         self.reads += 1
-        return await super().read(conversation_id, after=after, limit=limit)
+        try:
+            return await super().read(conversation_id, after=after, limit=limit)
+        finally:
+            await self.read_gate.wait()
 
     def asked(self) -> tuple[int, int]:
         """Return how often it was waited for, and how often read, since this was last called."""
@@ -68,6 +73,11 @@ class CountingJournal(MemoryJournal):
             is_unfinished=False,
         )
         self._written += len(events)
+
+    async def begin_anew(self) -> None:
+        """Delete the conversation, as another process does; what is written next begins it."""
+        await self.delete("c", epoch=(await self.claim("c")).epoch)
+        self._written = 0
 
 
 class Owner:
@@ -90,9 +100,12 @@ class Follower:
 
     async def run(self) -> None:
         with self.scope:
-            while True:
-                item = await self.reader.next_item()
-                self.found.append(item.text if isinstance(item, TextDelta) else item.seq)
+            try:
+                while True:
+                    item = await self.reader.next_item()
+                    self.found.append(item.text if isinstance(item, TextDelta) else item.seq)
+            except ConversationDeleted:
+                self.found.append("deleted")
 
 
 @asynccontextmanager
@@ -318,3 +331,18 @@ async def test_each_reader_that_wants_an_owner_looks_for_one_when_it_ends() -> N
             await settle()
             assert [each.found for each in followers] == [[1, 2]] * 3
             assert journal.asked() == (1, 1)
+
+
+async def test_all_readers_find_the_deletion_that_one_has_found_for_them() -> None:
+    """Though the log, begun anew meanwhile, is as long as theirs was."""
+    async with CountingJournal() as journal:
+        await journal.write(said())
+        readers = Subscriptions(journal)
+        async with following([readers.read("c", after=0, live=True) for _ in range(3)]) as found:
+            journal.read_gate = anyio.Event()
+            await journal.begin_anew()
+            await settle()
+            await journal.write(said("anew"))
+            journal.read_gate.set()
+            await settle()
+            assert [each.found for each in found] == [[1, "deleted"]] * 3

@@ -82,3 +82,10 @@ def test_a_number_of_a_wrong_type_or_out_of_range_is_refused_by_its_name(
         for odd in ("10", [], object(), True, math.nan, -1, 2j):
             with pytest.raises(expected, match=rf"\b{name} is .*it (takes|must be) "):
                 make(**{**others, name: odd})
+
+
+@pytest.mark.parametrize("name", ["queued_messages_max", "recover_max", "active_max"])
+@pytest.mark.parametrize("odd", [1.5, math.inf])
+def test_what_is_counted_takes_no_fraction(name: str, odd: float) -> None:
+    with pytest.raises(InvalidInput, match=f"{name} is {odd}; it takes a whole number"):
+        Conversations(silent, journal=MemoryJournal(), **{name: odd})  # type: ignore[arg-type]
