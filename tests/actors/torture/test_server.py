@@ -24,8 +24,13 @@ def end(*_):
     sys.exit(int(sys.argv[2]))
 signal.signal(signal.SIGTERM, end)
 with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listener:
+    listener.settimeout(0.1)  # a signal that comes just before a wait is looked at after it
     while True:
-        with listener.accept()[0] as stream:
+        try:
+            stream, _ = listener.accept()
+        except TimeoutError:
+            continue
+        with stream:
             if stream.recv(1):
                 end()
 """
