@@ -7,12 +7,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser
+from playwright.async_api import Browser, Page
 
 from tests.test_tutorials import BLOCK, DOCS, begin, commands, environment_of, free_port
 
 pytestmark = pytest.mark.anyio
 ANSWER = "Order {} left the warehouse on Monday, two books."
+
+
+async def logged(page: Page, answer: str) -> None:
+    """Wait until the answer is in the log, where it goes when it has been written to its end."""
+    await page.locator("#log").get_by_text(answer).wait_for()
 
 
 async def test_a_reload_a_second_tab_an_interrupt_and_a_restart(
@@ -53,7 +58,7 @@ async def test_a_reload_a_second_tab_an_interrupt_and_a_restart(
         await page.reload()
         await page.wait_for_function("document.querySelector('#writing').textContent.length > 5")
         (tmp_path / "go-8").touch()
-        await page.get_by_text(ANSWER.format(8)).wait_for()
+        await logged(page, ANSWER.format(8))
 
         other = await context.new_page()
         await other.goto(f"http://127.0.0.1:{port}/")
@@ -63,7 +68,7 @@ async def test_a_reload_a_second_tab_an_interrupt_and_a_restart(
         await page.fill("input", "Sorry: order 10")
         await page.keyboard.press("Enter")
         for tab in (page, other):
-            await tab.get_by_text(ANSWER.format(10)).wait_for()
+            await logged(tab, ANSWER.format(10))
         shown = await page.locator("#log p").all_inner_texts()
         assert shown == await other.locator("#log p").all_inner_texts()
         assert shown[:3] == ["Where is order 8?", ANSWER.format(8), "And order 9?"]
@@ -74,7 +79,7 @@ async def test_a_reload_a_second_tab_an_interrupt_and_a_restart(
         await page.fill("input", "And order 11?")
         await page.keyboard.press("Enter")
         for tab in (page, other):
-            await tab.get_by_text(ANSWER.format(11)).wait_for()
+            await logged(tab, ANSWER.format(11))
         assert await page.locator("#log p").all_inner_texts() == [
             *shown,
             "And order 11?",
