@@ -27,12 +27,6 @@ def conninfo() -> str:
         folder = tempfile.mkdtemp(prefix="turnkeeper-postgres-")
         server = get_server(folder, cleanup_mode="delete")
     uri: str = server.get_uri()
-    import psycopg
-
-    with psycopg.connect(uri, autocommit=True) as connection:
-        # Syncing protects against a crash of the machine, and no test causes one.
-        connection.execute("ALTER SYSTEM SET fsync = off")
-        connection.execute("SELECT pg_reload_conf()")
     return uri
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
-import psycopg
 import anyio
+import psycopg
 import pytest
 
 from tests import postgres
