@@ -44,7 +44,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_json
 
 from turnkeeper.runtime import Ports
-from turnkeeper.runtime.lowlevel import clear_stray_cancellation
+from turnkeeper.runtime.lowlevel import clear_stray_cancellation, is_interruption
 
 from ..errors import InvalidInput
 from ..events import ActionEvent
@@ -175,7 +175,9 @@ class Tool:
             return self._risk
         try:
             found = self._risk(arguments)
-        except Exception as error:  # noqa: BLE001 - the application's own; it fails closed
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             log_failure("risk of a call not found", error, tool=self.name)
             return RISKS[-1]
         return found if found in RISKS else RISKS[-1]
@@ -385,7 +387,9 @@ class Tools:
             return "the arguments are not a plain JSON object; nothing happened; write them as one"
         try:
             return found, found.read_arguments(arguments)
-        except Exception as error:  # noqa: BLE001 - a type's own validator may raise anything
+        except BaseException as error:
+            if is_interruption(error):
+                raise
             return f"the arguments do not fit: {error_text(error)}; nothing happened"
 
     async def _run(self, action: ActionEvent, turn: TurnContext) -> ToolResult:
@@ -481,13 +485,15 @@ async def _result(
 
 def describe_failure(error: BaseException) -> str:
     """Describe an error of the application's function; raise one that is not its own."""
-    if isinstance(error, anyio.get_cancelled_exc_class()):
-        # A stray cancellation, which no scope asked for, would silently end the other calls.
-        if not clear_stray_cancellation(error):
-            raise error
-    elif not isinstance(error, Exception | SystemExit):
+    # A stray cancellation, which no scope asked for, would silently end the other calls.
+    if not clear_stray_cancellation(error) and not _is_failure(error):
         raise error
     return f"{type(error).__name__}: {error_text(error)}"
+
+
+def _is_failure(error: BaseException) -> bool:
+    """True if a function failed, or ended its thread: `exit()` there does not end the program."""
+    return isinstance(error, SystemExit) or not is_interruption(error)
 
 
 async def call_function(
@@ -504,7 +510,7 @@ async def call_function(
 async def _within(ports: Ports, timeout_s: float, call: Callable[[], Awaitable[object]]) -> object:
     """Return the call's value; cancel it and raise `_TimedOut` if it takes too long."""
     value: object = None
-    failure: Exception | SystemExit | _TimedOut = _TimedOut()
+    failure: BaseException = _TimedOut()
     is_done = False
     async with anyio.create_task_group() as group:
 
@@ -515,8 +521,10 @@ async def _within(ports: Ports, timeout_s: float, call: Callable[[], Awaitable[o
         group.start_soon(expire)
         try:
             value = await call()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - kept out of the group, which wraps
-            failure = error
+        except BaseException as error:
+            if not _is_failure(error):
+                raise
+            failure = error  # kept out of the group, which wraps errors
         else:
             is_done = True
         group.cancel_scope.cancel()

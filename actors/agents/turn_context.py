@@ -25,7 +25,7 @@ import anyio
 import anyio.lowlevel
 
 from turnkeeper.runtime import Effect, Message, Ports, Ref
-from turnkeeper.runtime.lowlevel import clear_stray_cancellation
+from turnkeeper.runtime.lowlevel import clear_stray_cancellation, is_interruption
 
 from ..core.commands import (
     BeginStep,
@@ -538,9 +538,10 @@ class TurnContext:
         except LeaseExpired:
             raise  # nothing was started; the next owner answers the call
         except BaseException as error:
-            # Every error of a tool is its result. So is a stray cancellation, which no scope asked
-            # for: passed on to the task group, it would silently end the other calls.
-            if not isinstance(error, Exception) and not clear_stray_cancellation(error):
+            # Every error of a tool is its result, also one that is no `Exception`. So is a stray
+            # cancellation, which no scope asked for: passed on to the task group, it would
+            # silently end the other calls.
+            if not clear_stray_cancellation(error) and is_interruption(error):
                 raise
             result = ToolResult(f"{type(error).__name__}: {error_text(error)}", is_error=True)
         observation: ObservationEvent | AgentErrorEvent

@@ -780,8 +780,10 @@ class ConversationActor(Actor[Command | Query]):
             return
         try:
             need = self._setup.condenser.need(self.view)
-        except Exception as error:  # noqa: BLE001 - it becomes a recorded event
-            run = partial(self._refuse_need, self.view, error)
+        except BaseException as error:
+            if not _is_own_failure(error):
+                raise
+            run = partial(self._refuse_need, self.view, error)  # it becomes a recorded event
             self._condenser_effect = self.context.start_effect(run, name="condenser")
         else:
             self._is_condensing_hard = need == "hard"
@@ -839,7 +841,7 @@ class ConversationActor(Actor[Command | Query]):
         except LeaseExpired:
             raise  # not the turn's failure but its owner's
         except BaseException as error:
-            if not _is_agents_own(error):
+            if not _is_own_failure(error):
                 raise
             if isinstance(error, StaleTurn | TurnSuspended) and not self._is_going_on(turn):
                 return  # the turn was ended or held from outside, and the log has that already
@@ -1000,8 +1002,7 @@ class ConversationActor(Actor[Command | Query]):
                 if not isinstance(proposal, Proposal | None):
                     raise TypeError(f"its proposal is {a_type(proposal)}")
             except BaseException as error:
-                # A cancellation that was not requested is a failure like any other.
-                if not isinstance(error, Exception) and not clear_stray_cancellation(error):
+                if not _is_own_failure(error):
                     raise
                 await self._record_condenser_failure(error)
                 if need != "hard":
@@ -1063,8 +1064,8 @@ def _between_deletions(
         yield deliveries[begin:]
 
 
-def _is_agents_own(error: BaseException) -> bool:
-    """True if the agent failed; False if its task is cancelled, or the program ends.
+def _is_own_failure(error: BaseException) -> bool:
+    """True if an agent or a condenser failed; False if it is cancelled, or the program ends.
 
     A stray cancellation is a failure like any other, and so is a bare `BaseException`.
     """

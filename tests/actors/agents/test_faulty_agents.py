@@ -76,6 +76,31 @@ async def test_a_stray_cancellation_is_a_failure_of_its_tool_or_turn(
             assert (end.outcome, end.detail) == ("failed", "CancelledError: ")
 
 
+class Panic(BaseException):
+    """As an extension module raises it: no `Exception`, and not the end of the program."""
+
+
+async def test_an_error_of_any_base_is_the_result_of_its_call_and_the_other_calls_go_on() -> None:
+    @agent
+    async def calling(turn: TurnContext) -> None:
+        async def run(action: ActionEvent) -> str:
+            if action.tool_name == "panics":
+                raise Panic("no memory")
+            if action.tool_name == "group":
+                raise BaseExceptionGroup("all", [Panic("no memory")])
+            await settle()
+            return "seen"
+
+        calls = [ToolCall("panics"), ToolCall("group"), ToolCall("looks")]
+        results = [logged.event for logged in await turn.call_tools(calls, run)]
+        await turn.say(", ".join(getattr(result, "content", "") for result in results))
+
+    async with verified(calling, journal=MemoryJournal()) as opened:
+        turn = await opened["c"].send("?")
+        said = "Panic: no memory, BaseExceptionGroup: all (1 sub-exception), seen"
+        assert await turn.reply() == said
+
+
 @asynccontextmanager
 async def conversations(agent: Agent) -> AsyncIterator[Conversations]:
     async with Conversations(agent, journal=MemoryJournal(), verify="always") as opened:

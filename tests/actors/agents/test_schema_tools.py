@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import pytest
+from pydantic import AfterValidator
 
 from tests.actors.agents.test_tool_agent import calling, events_of, scripted, serving, until
 from tests.actors.agents.test_tools import call
 from turnkeeper.actors import ScriptedModel, Tool, ToolAgent, ToolContext, ToolResult, Tools, tool
 from turnkeeper.actors.agents.tool_agent import ConfirmRisky
 from turnkeeper.actors.errors import InvalidInput
-from turnkeeper.actors.events import ActionEvent, AgentErrorEvent
+from turnkeeper.actors.events import ActionEvent, AgentErrorEvent, ObservationEvent
 from turnkeeper.actors.models.base import ModelResponse
 from turnkeeper.actors.tool_calls import ToolCall
 from turnkeeper.runtime.testing import VirtualClock, settle
@@ -185,6 +186,23 @@ def broken() -> str:
     return "done"
 
 
+class Panic(BaseException):
+    """As an extension module raises it: no `Exception`."""
+
+
+def _panic(_: object) -> Any:  # noqa: ANN401 - it returns nothing
+    raise Panic("no memory")
+
+
+@tool(risk=_panic)
+def panicking() -> str:
+    return "done"
+
+
+def checked_by_a_panic(at: Annotated[str, AfterValidator(_panic)]) -> str:
+    return f"seen {at}"
+
+
 def plain() -> str:
     return "done"
 
@@ -198,6 +216,7 @@ def plain() -> str:
         (ConfirmRisky("medium"), calling("drop", at="one"), True),
         (ConfirmRisky("low"), calling("look"), True),
         (ConfirmRisky(), calling("broken"), True),
+        (ConfirmRisky(), calling("panicking"), True),
         (ConfirmRisky(), calling("plain"), True),
         (ConfirmRisky(unknown=False), calling("plain"), False),
         (ConfirmRisky(), calling("look", "plain"), True),
@@ -209,7 +228,7 @@ async def test_the_user_is_asked_by_the_risk_of_a_call(
     is_asked: bool,
 ) -> None:
     model = scripted(response, "Done.")
-    agent = ToolAgent(model, [look, drop, broken, plain], confirm=confirm)
+    agent = ToolAgent(model, [look, drop, broken, panicking, plain], confirm=confirm)
     async with serving(agent) as chat:
         turn = await chat.send("go")
         if is_asked:
@@ -218,6 +237,14 @@ async def test_the_user_is_asked_by_the_risk_of_a_call(
         assert await turn.reply() == "Done."
         kinds = [event.kind for event in await events_of(chat)]
         assert ("confirmation_requested" in kinds) == is_asked
+
+
+async def test_a_panic_of_a_types_validator_is_the_result_of_the_call() -> None:
+    model = scripted(calling("checked_by_a_panic", at="home"), "Done.")
+    async with serving(ToolAgent(model, [checked_by_a_panic])) as chat:
+        assert await (await chat.send("go")).reply() == "Done."
+        (result,) = [e for e in await events_of(chat) if isinstance(e, ObservationEvent)]
+    assert result.content == "the arguments do not fit: no memory; nothing happened"
 
 
 async def test_the_risk_of_a_call_is_in_the_log() -> None:

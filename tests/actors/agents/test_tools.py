@@ -451,11 +451,20 @@ async def test_whatever_a_tool_raises_is_its_result_and_harms_no_other_call(
     async def stop() -> None:
         raise StopAsyncIteration
 
+    def panic() -> None:
+        raise Panic("in a thread")
+
+    async def panic_later() -> None:
+        await anyio.lowlevel.checkpoint()
+        raise Panic("in the loop")
+
     async def fine() -> str:
         await settle()
         return "fine"
 
-    functions: list[Callable[[], object]] = [fail, fail_later, leave, stop, fine]
+    functions: list[Callable[[], object]] = [
+        *(fail, fail_later, leave, stop, panic, panic_later, fine)
+    ]
     tools = Tools(*(FunctionTool(function, timeout_s=timeout_s) for function in functions))
     results = await call(tools, *(ToolCall(name) for name in tools.names))
 
@@ -464,6 +473,8 @@ async def test_whatever_a_tool_raises_is_its_result_and_harms_no_other_call(
         "ExceptionGroup: several (1 sub-exception)",
         "SystemExit: 3",
         "StopAsyncIteration: ",
+        "Panic: in a thread",
+        "Panic: in the loop",
         "fine",
     ]
 
@@ -708,6 +719,14 @@ def leaves(*_: object) -> None:
     sys.exit(1)
 
 
+class Panic(BaseException):
+    """As an extension module raises it: no `Exception`, and not the end of the program."""
+
+
+def panics(*_: object) -> None:
+    raise Panic("no database")
+
+
 @pytest.mark.parametrize(
     ("hook", "found"),
     [
@@ -715,6 +734,7 @@ def leaves(*_: object) -> None:
         (broken_async, "RuntimeError: no database"),
         (says_no, "TypeError: before_call returned a bool"),
         (leaves, "SystemExit: 1"),
+        (panics, "Panic: no database"),
     ],
 )
 async def test_a_call_that_could_not_be_checked_does_not_run(hook: Any, found: str) -> None:  # noqa: ANN401
@@ -748,6 +768,7 @@ async def test_after_call_replaces_a_result_or_lets_it_pass() -> None:
         (broken_async, "RuntimeError: no database"),
         (says_no, "TypeError: after_call returned a bool"),
         (leaves, "SystemExit: 1"),
+        (panics, "Panic: no database"),
     ],
 )
 async def test_a_result_that_could_not_be_checked_is_kept_back(hook: Any, found: str) -> None:  # noqa: ANN401

@@ -51,20 +51,38 @@ async def test_a_summary_that_is_too_long_itself_is_not_summarised_without_end()
     assert 0 < sum(isinstance(event, CondensationEvent) for event in log) <= calls
 
 
+class Panic(BaseException):
+    """As the extension module of a tokenizer raises it: no `Exception`."""
+
+
 class NeedRaises:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
     def need(self, view: View) -> Need | None:
-        raise ConnectionError("no tokenizer")
+        raise self.error
 
     async def propose(self, view: View, need: Need) -> Proposal | None:
         raise AssertionError("never asked")
 
 
-async def test_a_condenser_whose_need_raises_is_recorded_and_stops_no_turn() -> None:
-    async with verified(
-        HeldAgent(), journal=MemoryJournal(), condenser=NeedRaises()
-    ) as conversations:
+class ProposeRaises(NeedRaises):
+    def need(self, view: View) -> Need | None:
+        return "soft"
+
+    async def propose(self, view: View, need: Need) -> Proposal | None:
+        raise self.error
+
+
+@pytest.mark.parametrize("raises", [NeedRaises, ProposeRaises])
+@pytest.mark.parametrize("error", [ConnectionError("no tokenizer"), Panic("no tokenizer")])
+async def test_a_condenser_that_raises_is_recorded_and_stops_no_turn(
+    raises: type[NeedRaises], error: BaseException
+) -> None:
+    condenser = raises(error)
+    async with verified(HeldAgent(), journal=MemoryJournal(), condenser=condenser) as conversations:
         chat = conversations["c"]
-        for text in ("A", "B"):
+        for text in ("A", "B", "C"):
             assert await (await chat.send(text)).reply() == f"a({text})"
 
         assert "conversation_error" in await log_of(chat, all_kinds=True)
