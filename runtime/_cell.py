@@ -603,9 +603,9 @@ class Cell(Mailbox):
             self.system.report(Failure(self.name, error, said))
             self.order = order
             return await self._obey()
-        after, delay_s = self.parent.judge(self, error)
-        said = "it goes on as it is" if after is None else after.value
         is_starting = self.phase is Phase.STARTING
+        after, delay_s = self.parent.judge(self, error, has_started=not is_starting)
+        said = "it goes on as it is" if after is None else after.value
         self.system.report(
             Failure(self.name, error, said),
             is_refusing=is_starting and after is After.END and self.directory is not None,

@@ -198,10 +198,10 @@ class Region(Supervisor, Generic[M]):
 
     # --- failures --------------------------------------------------------------------------------
 
-    def judge(self, child: Child, error: BaseException) -> Verdict:
+    def judge(self, child: Child, error: BaseException, *, has_started: bool = True) -> Verdict:
         if child.own_log is None:
             child.own_log = RestartLog(self.supervision)
-        directive, found = self._decide(child, child.own_log, error)
+        directive, found = self._decide(child, child.own_log, error, has_started=has_started)
         if directive is Directive.ESCALATE and found is not error:
             return After.REFUSE, self._refuse_s
         if directive is Directive.ESCALATE:

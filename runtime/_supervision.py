@@ -42,7 +42,7 @@ def check_seconds(name: str, seconds: object) -> None:
 
 class Directive(Enum):
     RESUME = "resume"
-    """Go on with the next message, state as it is."""
+    """Go on with the next message, state as it is. An actor that failed to start is restarted."""
     RESTART = "restart"
     """Go on with a new actor; its mail is kept, in order."""
     STOP = "stop"

@@ -181,14 +181,17 @@ class Supervisor:
         """Spawn nothing more."""
         self._is_closed = True
 
-    def judge(self, child: Child, error: BaseException) -> Verdict:
-        """Decide about a child that has failed. Counts the restart, if it is one."""
+    def judge(self, child: Child, error: BaseException, *, has_started: bool = True) -> Verdict:
+        """Decide about a child that has failed. Counts the restart, if it is one.
+
+        A child that has not started cannot go on as it is: it is restarted in place of that.
+        """
         if child.own_log is not None:
-            directive, error = self._decide(child, child.own_log, error)
+            directive, error = self._decide(child, child.own_log, error, has_started=has_started)
             if directive is not Directive.ESCALATE:
                 return self._carry_out(child, directive, child.own_log.supervision)
             child.own_log.forget()
-        directive, error = self._decide(child, self._log, error)
+        directive, error = self._decide(child, self._log, error, has_started=has_started)
         if directive is Directive.ESCALATE:
             self._log.forget()
             self._escalated.append(child)
@@ -198,10 +201,12 @@ class Supervisor:
         return self._carry_out(child, directive, self.supervision)
 
     def _decide(
-        self, child: Child, log: RestartLog, error: BaseException
+        self, child: Child, log: RestartLog, error: BaseException, *, has_started: bool
     ) -> tuple[Directive, BaseException]:
         supervision = log.supervision
         directive = supervision.directive(error)
+        if directive is Directive.RESUME and not has_started:
+            directive = Directive.RESTART
         if directive is Directive.RESTART and log.is_too_many(self._system.now()):
             given_up = TooManyRestarts(child.name, supervision.restarts_max, supervision.window_s)
             given_up.__cause__ = error

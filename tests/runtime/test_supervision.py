@@ -120,6 +120,50 @@ async def test_resume_keeps_the_actor_and_its_state() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("is_made", [False, True], ids=["factory", "on_start"])
+@pytest.mark.parametrize("is_keyed", [False, True], ids=["alone", "region"])
+async def test_a_failed_start_is_restarted_where_failures_are_resumed(
+    is_made: bool, is_keyed: bool
+) -> None:
+    """It has nothing to go on with: tried again at once, for ever, it would take all of the CPU."""
+    clock = VirtualClock()
+    starts: list[float] = []
+
+    class Broken(Counter):
+        async def on_start(self) -> None:
+            starts.append(clock.monotonic())
+            raise ValueError("broken")
+
+    def make(*_: str) -> Counter:
+        if is_made:
+            return Broken()
+        starts.append(clock.monotonic())
+        raise ValueError("broken")
+
+    resume = Supervision(
+        otherwise=Directive.RESUME, restarts_max=2, backoff=Backoff(first_s=1.0, jitter=0.0)
+    )
+
+    async def use(runtime: Runtime) -> None:
+        if is_keyed:
+            region = runtime.region("region", make, supervision=resume)
+            await region["key"].tell(Add())
+        else:
+            runtime.spawn_supervisor("resuming", resume).spawn(make, name="actor")
+        await settle()
+        await clock.advance(60.0)
+
+    if is_keyed:
+        async with Runtime(ports=clock.ports()) as runtime:
+            await use(runtime)
+    else:
+        stop = Supervision(otherwise=Directive.STOP)
+        async with Runtime(ports=clock.ports(), supervision=stop) as runtime:
+            await use(runtime)
+    assert [at - starts[0] for at in starts] == [0.0, 1.0, 3.0]
+
+
+@pytest.mark.anyio
 async def test_stop_hands_the_mail_back_and_tells_the_watchers_why() -> None:
     error = ValueError("why")
     notices: Probe[Terminated] = Probe()
