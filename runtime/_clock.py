@@ -77,7 +77,7 @@ class _Deadlines:
 
 
 class Clock:
-    """Runs alarms and deadlines in the order of time; those due together, in order of arming."""
+    """Runs alarms and deadlines in the order of time; alarms due together, in order of arming."""
 
     def __init__(self, ports: Ports, note_broken: Callable[[Exception], None]) -> None:
         """`note_broken` is called with the error of an alarm that raises; the clock goes on."""
@@ -185,7 +185,8 @@ class Clock:
 
     def _expire(self, timeout_s: float, now: float) -> None:
         deadlines = self._deadlines[timeout_s]
-        deadlines.expire(now)
+        # No further than to what is due next: the clock is late, and that came between two of them.
+        deadlines.expire(min(now, self._heap[0][0]) if self._heap else now)
         if deadlines.asks:
             self._list(deadlines.asks[0].deadline, timeout_s)
         else:

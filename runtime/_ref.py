@@ -8,6 +8,7 @@ valid over restarts and passivation. Once the actor has stopped for good, an ask
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Final, Generic, Protocol, cast
@@ -145,7 +146,8 @@ class Ref(Generic[M_contra]):
         system = cell.system
         if get_ident() != system.home:
             system.check_home(cell.name)  # as in `tell`
-        if timeout is not None and timeout != timeout:  # noqa: PLR0124 - NaN, which equals nothing
+        # Before the message is sent: the sum raises for what is no number.
+        if timeout is not None and math.isnan(timeout + 0.0):
             raise ValueError("timeout must be a number of seconds, got nan")
         if cell.is_inline and system.is_inline_due():
             await system.pause()  # before the message is sent, as in `tell`

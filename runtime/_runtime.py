@@ -47,7 +47,7 @@ from ._portal import Portal
 from ._ref import Ref
 from ._region import Region
 from ._supervision import Supervision, check_number, check_seconds, leaves
-from ._supervisor import Supervisor
+from ._supervisor import Supervisor, check_kind
 from ._system import Makers, System
 from ._tree import Tree, cells_of, take_tree
 from ._world import Limits
@@ -197,6 +197,10 @@ class Runtime:
         self._check_entered()
         if idle_s is not None:
             check_seconds("idle_s", idle_s)
+        if mailbox is not None:
+            check_kind("mailbox", mailbox, MailboxSettings)
+        if active_max is not None:
+            check_number("active_max", active_max, "0 or more")
         check_seconds("refuse_s", refuse_s)
         region: Region[M] = Region(
             self._system,

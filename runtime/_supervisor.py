@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ._actor import Actor
     from ._system import System
 
-__all__ = ["Supervisor", "check_factory"]
+__all__ = ["Supervisor", "check_factory", "check_kind"]
 
 M = TypeVar("M")
 
@@ -50,8 +50,8 @@ def check_factory(factory: object, name: str) -> None:
         )
 
 
-def _check_kind(name: str, given: object, kind: type) -> None:
-    # Checked here, because the failure of an actor would be too late.
+def check_kind(name: str, given: object, kind: type) -> None:
+    """Raise `TypeError` if a setting has the wrong type: an actor's failure would be too late."""
     if not isinstance(given, kind):
         raise TypeError(f"{name} is {given!r}; it takes a {kind.__name__}")
 
@@ -72,7 +72,7 @@ class Supervisor:
 
         Without either, fail the runtime.
         """
-        _check_kind("supervision", supervision, Supervision)
+        check_kind("supervision", supervision, Supervision)
         self.name = name
         self.supervision = supervision
         self.children: dict[str, Child] = {}
@@ -112,7 +112,7 @@ class Supervisor:
         """
         check_factory(factory, name)
         if mailbox is not None:
-            _check_kind("mailbox", mailbox, MailboxSettings)
+            check_kind("mailbox", mailbox, MailboxSettings)
         if mailbox is None and supervision is None and not resident:
             spec = _DEFAULT_SPEC
         else:
@@ -121,7 +121,7 @@ class Supervisor:
         path = self._new_name(name)
         cell = Cell(system, path, factory, spec, self, base_context=copy_context())
         if supervision is not None:
-            _check_kind("supervision", supervision, Supervision)
+            check_kind("supervision", supervision, Supervision)
             cell.own_log = RestartLog(supervision)
         self.children[name] = cell
         cell.begin()
@@ -141,7 +141,7 @@ class Supervisor:
         self.children[child.name] = child
 
     def _new_name(self, name: str) -> str:
-        _check_kind("name", name, str)
+        check_kind("name", name, str)
         if self.within is not None:
             self.within.check_open(f"start {name!r} below it")
         if self._is_closed or (self.within is None and self._system.is_closing):

@@ -154,17 +154,26 @@ async def test_an_actor_in_place_of_its_class_is_refused_and_leaves_its_name_fre
         assert await ref.ask(Get()) == 0
 
 
-async def test_a_deadline_that_is_no_number_is_refused_before_anything_is_sent() -> None:
-    probe: Probe[object] = Probe()
+@pytest.mark.parametrize("timeout", [math.nan, "5", 10**400], ids=["nan", "text", "too large"])
+async def test_a_deadline_that_is_no_number_is_refused_before_anything_is_sent(
+    timeout: Any,  # noqa: ANN401 - that is the case
+) -> None:
+    received: list[object] = []
+
+    class InPlace(Actor):
+        def receive(self, message: object) -> None:
+            received.append(message)
+
     async with Runtime() as runtime:
-        with pytest.raises(ValueError, match="nan"):
-            await runtime.spawn(lambda: probe, name="probe").ask(Get(), timeout=math.nan)
-    assert probe.received == []
+        with pytest.raises((ValueError, TypeError, OverflowError)):
+            await runtime.spawn(InPlace, name="in place").ask(Get(), timeout=timeout)
+    assert received == []
 
 
 WRONG: dict[str, Callable[[Any], object]] = {
     "idle_s": lambda runtime: runtime.region("keyed", Counter, idle_s=math.nan),
     "refuse_s": lambda runtime: runtime.region("keyed", Counter, refuse_s=-1.0),
+    "active_max": lambda runtime: runtime.region("keyed", Counter, active_max="5"),
     "drain_s": lambda _: Runtime(drain_s=math.nan),
     "stop_s": lambda _: Runtime(stop_s=-1.0),
     "cleanup_s": lambda _: Runtime(cleanup_s=math.nan),
@@ -181,6 +190,7 @@ WRONG: dict[str, Callable[[Any], object]] = {
     "backoff": lambda _: Supervision(backoff=1.0),  # type: ignore[arg-type]
     "supervision": lambda runtime: runtime.spawn(Counter, name="a", supervision=Directive.STOP),
     "mailbox": lambda runtime: runtime.spawn(Counter, name="a", mailbox=5),
+    "mailbox of a region": lambda runtime: runtime.region("keyed", Counter, mailbox=5),
     "name": lambda runtime: runtime.spawn(Counter, name=5),
     "a key": lambda runtime: runtime.region("keyed", Counter)[5],
 }
@@ -189,7 +199,10 @@ WRONG: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("setting", WRONG)
 async def test_a_wrong_setting_is_refused_at_once(setting: str) -> None:
     async with Runtime() as runtime:
-        with pytest.raises((ValueError, TypeError), match=f"^{setting} is .*; it takes "):
+        with pytest.raises(
+            (ValueError, TypeError),
+            match=f"^{setting.removesuffix(' of a region')} is .*; it takes ",
+        ):
             WRONG[setting](runtime)
         assert runtime.tree().actors == () or setting == "a key"
 

@@ -1,5 +1,7 @@
 """Timers: once, periodic, keyed, and gone with the actor; and the clock that runs them."""
 
+from functools import partial
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from turnkeeper.runtime import Actor, Backoff, MailboxSettings, Ports, Runtime, Supervision
 from turnkeeper.runtime._clock import Clock
+from turnkeeper.runtime._messages import Ask
 from turnkeeper.runtime.testing import VirtualClock, settle
 
 from .actors import Counter, Fail, Get, Run, block
@@ -192,6 +195,31 @@ def test_the_clock_runs_what_is_due_in_the_order_of_time(
     clock._run_due()
     due = [number for number, delay in enumerate(delays) if delay <= 50.0 and number not in gone]
     assert ran == sorted(due, key=lambda number: (delays[number], number))
+
+
+@given(
+    timeouts=st.lists(
+        st.tuples(st.floats(0.0, 9.0), st.sampled_from([1.0, 2.0, 5.0])), max_size=30
+    ),
+    delays=st.lists(st.floats(0.0, 15.0), max_size=10),
+)
+def test_a_clock_that_is_late_runs_deadlines_and_alarms_in_the_order_of_time(
+    timeouts: list[tuple[float, float]], delays: list[float]
+) -> None:
+    """Asks with the same timeout share one place in the clock; alarms are due between them."""
+    now = 0.0
+    clock = Clock(Ports(loop_time=lambda: now), raise_it)
+    ran: list[float] = []
+    for delay in delays:
+        clock.call_later(delay, partial(ran.append, delay))
+    for sent_at, timeout_s in sorted(timeouts):
+        now = sent_at
+        ask = Ask(None, "actor", sent_at, None)
+        ask.wake = lambda _, deadline=sent_at + timeout_s: ran.append(deadline)  # type: ignore[misc]
+        clock.arm(ask, timeout_s)
+    now = 50.0
+    clock._run_due()
+    assert ran == sorted((*delays, *(sent_at + timeout_s for sent_at, timeout_s in timeouts)))
 
 
 def test_cancelled_alarms_do_not_pile_up() -> None:
