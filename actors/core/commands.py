@@ -313,6 +313,8 @@ class Retract(FromOutside[Appended]):
     def __post_init__(self) -> None:
         for event_id in self.event_ids:
             check_text("an event id", event_id)
+        if self.turn_id is not None:
+            check_text("turn_id", self.turn_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +363,10 @@ class Interrupt(FromOutside[bool]):
 
     turn_id: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.turn_id is not None:
+            check_text("turn_id", self.turn_id)
+
 
 @dataclass(frozen=True, slots=True)
 class Undo(FromOutside[tuple[UserMessageEvent, ...]]):
@@ -370,6 +376,10 @@ class Undo(FromOutside[tuple[UserMessageEvent, ...]]):
     """
 
     turn_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.turn_id is not None:
+            check_text("turn_id", self.turn_id)
 
 
 @dataclass(frozen=True, slots=True)

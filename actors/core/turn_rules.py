@@ -278,7 +278,7 @@ def _begin_with(
     running = draft.working.state.turns.running
     stop = (StopTurn(running.turn_id),) if running is not None else ()
     if draft.working.draining:
-        queued = _queue(draft, command, overlapped=overlapped, place=place)
+        queued = _queue(draft, command, overlapped=overlapped, place=place, ends_hold=True)
         return draft.decision(queued.reply, effects=stop, is_answer_over=True)
     _add_changed_prompt(draft)
     turn_id = draft.stamp.new_id()
@@ -409,8 +409,12 @@ def _queue(
     steers: str | None = None,
     place: int | None = None,
     is_exchanged: bool = False,
+    ends_hold: bool = False,
 ) -> Decision:
-    """Let a new message wait; if it replaces a waiting one, in exchange for it and at its place."""
+    """Let a new message wait; if it replaces a waiting one, in exchange for it and at its place.
+
+    `ends_hold`: the turn that ran has ended before this, and with it what held it.
+    """
     working = draft.working
     turns = working.state.turns
     if len(turns.queued) >= working.settings.queued_messages_max and not is_exchanged:
@@ -435,7 +439,7 @@ def _queue(
             draft.seq,
             turn_id,
             overlapped=overlapped,
-            waits_for=turns.waits_for,
+            waits_for=None if ends_hold else turns.waits_for,
         )
     )
 

@@ -220,12 +220,17 @@ class Silent:
         (lambda c: c.list(status=5), "status", "an int; it takes a str"),
         (lambda c: c["a"].expecting(seq="1").send("A"), "seq", "a str; it takes a whole number"),
         (lambda c: c["a"].fork("b", at="1"), "at", "a str; it takes a whole number"),
+        (lambda c: c["a"].interrupt(c["a"]), "turn_id", "a Conversation; it takes a str"),
+        (lambda c: c["a"].undo(5), "turn_id", "an int; it takes a str"),
+        (lambda c: c["a"].undo("\ud800"), "turn_id", "a lone surrogate"),
+        (lambda c: c["a"].retract_turn(["turn"]), "turn_id", "a list; it takes a str"),
     ],
 )
 async def test_an_argument_of_another_type_is_refused_with_the_type_that_it_takes(
     use: Callable[[Any], Any], argument: str, said: str
 ) -> None:
     async with verified(HeldAgent(), journal=MemoryJournal(search=True)) as opened:
+        await (await opened["a"].send("A")).end()
         with pytest.raises(InvalidInput, match=said) as refused:
             await use(opened)
         assert refused.value.argument == argument

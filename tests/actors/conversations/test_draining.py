@@ -247,6 +247,29 @@ async def test_each_overlapping_message_waits_for_the_next_owner(
             assert (await log_of(there["c"]))[-4:] == ["u:B", "a:a(B)", "u:C", "a:a(C)"]
 
 
+@pytest.mark.parametrize(
+    "how", [{"on_overlap": "interrupt"}, {"on_overlap": "rollback"}, {"replaces": "a"}]
+)
+async def test_a_message_that_ends_a_paused_turn_waits_for_no_resume(
+    how: dict[str, Any],
+) -> None:
+    """Its turn waits for the next owner. The pause has ended with the turn that was paused."""
+    held = HeldAgent()
+    held.hold("A")
+    world = World(held)
+    async with world.process() as here:
+        await here["c"].send("A", message_id="a")
+        await here["c"].pause()
+        await here["busy"].send("A")
+        async with world.draining(here):
+            told = [await here["c"].send("B", message_id="b", **how) for _ in range(2)]
+            assert [(turn.waits_for, turn.is_duplicate) for turn in told] == [
+                (None, False),
+                (None, True),
+            ]
+            assert told[0].overlapped == told[1].overlapped
+
+
 async def test_a_message_that_replaces_another_waits_in_the_place_of_that() -> None:
     """Found by the owner world: it waited behind those that had come after the one it replaces."""
     held = HeldAgent()
