@@ -220,12 +220,17 @@ class Region(Supervisor, Generic[M]):
             cell.request_stop(reason, patient_until=patient_until)
         for cell in cells:
             await cell.stop(reason, patient_until=patient_until)
+        if not self._system.is_closing:
+            self._tell_watchers()
 
     # --- watching --------------------------------------------------------------------------------
 
     def watch(self, key: str, watcher: Ref[Terminated], target: Ref[Any]) -> None:
-        """Add a watcher of this key, active or not."""
-        add_watcher(self._watchers.setdefault(key, {}), watcher, target)
+        """Add a watcher of this key, active or not; if it cannot become active, tell it at once."""
+        if self._is_closed and key not in self._cells:
+            watcher.notify_end(target, None)
+        else:
+            add_watcher(self._watchers.setdefault(key, {}), watcher, target)
 
     def unwatch(self, key: str, watcher: Ref[Terminated]) -> None:
         """Take `watch` back."""
@@ -237,6 +242,13 @@ class Region(Supervisor, Generic[M]):
     def take_watchers(self, key: str) -> dict[Watcher, object]:
         """Remove and return the watchers of a key whose actor has stopped: they are told once."""
         return self._watchers.pop(key, {})
+
+    def _tell_watchers(self) -> None:
+        """Tell the watchers of keys that are not active: none of these comes back."""
+        watched, self._watchers = self._watchers, {}
+        for watchers in watched.values():
+            for watcher, target in watchers.items():
+                watcher.notify_end(target, None)
 
     @staticmethod
     def _no_actor() -> Actor[Any]:

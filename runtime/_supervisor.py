@@ -302,7 +302,7 @@ class Supervisor:
             await child.release()
 
     def resume(self) -> None:
-        """Bring back the children that failed the actor above: it goes on as it is."""
+        """Bring back, after their backoff, the children that failed the actor above: it goes on."""
         if self._is_failing:
             self._system.start_soon(self._bring_back)
 
@@ -311,6 +311,7 @@ class Supervisor:
         self._is_failing = False
         for child in escalated:
             await persist(child.hold)
+            await persist(partial(self._system.sleep, self.delay_s(child, self.supervision)))
             await persist(child.release)
 
     # --- failing upward --------------------------------------------------------------------------

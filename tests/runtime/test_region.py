@@ -325,6 +325,27 @@ async def test_an_overflow_is_reported_when_it_begins_and_each_time_it_doubles()
             gate.set()
 
 
+async def test_the_watchers_of_all_keys_hear_of_the_end_of_their_region() -> None:
+    """No actor of a key comes back, whether it was active or not when the region stopped."""
+    notices: Probe[Terminated] = Probe()
+    async with Runtime() as runtime:
+        watcher = runtime.spawn(lambda: notices, name="watcher")
+        region = runtime.region("counters", counters)
+        await region["active"].ask(Get())
+        region["idle"].watch(watcher)
+        region["active"].watch(watcher)
+        region["unwatched"].watch(watcher)
+        region["unwatched"].unwatch(watcher)
+
+        await region.stop()
+        region["later"].watch(watcher)
+        await settle()
+
+        told = sorted(notice.ref.name for notice in notices.received)
+        assert told == ["counters/active", "counters/idle", "counters/later"]
+        assert region._watchers == {}
+
+
 async def test_a_watch_on_a_key_outlives_passivation() -> None:
     notices: Probe[Terminated] = Probe()
     async with Runtime() as runtime:

@@ -935,7 +935,7 @@ async def test_a_child_comes_back_if_the_actor_that_it_failed_goes_on_as_it_is()
     children: list[Ref] = []
 
     class Parent(Counter):
-        supervision = Supervision(otherwise=Directive.ESCALATE)
+        supervision = Supervision(otherwise=Directive.ESCALATE, backoff=Backoff(first_s=0.0))
 
         async def on_start(self) -> None:
             children.extend(self.context.spawn(named(name, log), name=name) for name in "ab")
@@ -949,6 +949,33 @@ async def test_a_child_comes_back_if_the_actor_that_it_failed_goes_on_as_it_is()
             with anyio.fail_after(5):
                 assert await children[0].ask(Get()) == 5, "a new one, with its mail"
         assert log == ["+a", "+b", "-a", "+a", "-a", "+a"]
+
+
+async def test_a_child_that_fails_again_and_again_comes_back_after_its_backoff() -> None:
+    """Brought back at once, a child that cannot start would take all of the CPU."""
+    clock = VirtualClock()
+    starts: list[float] = []
+
+    class Child(Counter):
+        async def on_start(self) -> None:
+            starts.append(clock.monotonic())
+            if len(starts) < 4:
+                raise ValueError("not yet")
+
+    class Parent(Counter):
+        supervision = Supervision(
+            otherwise=Directive.ESCALATE, backoff=Backoff(first_s=1.0, jitter=0.0)
+        )
+
+        async def on_start(self) -> None:
+            self.context.spawn(Child, name="child")
+
+    async with Runtime(ports=clock.ports()) as runtime:
+        resume = Supervision(otherwise=Directive.RESUME)
+        runtime.spawn(Parent, name="parent", supervision=resume)
+        await settle()
+        await clock.advance(60.0)
+    assert [at - starts[0] for at in starts] == [0.0, 1.0, 3.0, 7.0]
 
 
 async def test_children_of_an_actor_that_escalate_together_are_one_failure_of_it() -> None:
