@@ -22,7 +22,7 @@ from ._mailbox import MailboxSettings
 from ._messages import Delivery
 from ._ref import KeyedActors, Ref, Watching
 from ._stats import Stats
-from ._supervision import Supervision
+from ._supervision import Supervision, check_number
 from ._supervisor import Supervisor
 from ._timers import Timers
 from .ports import Ports
@@ -241,8 +241,8 @@ def bind(actor: Hooks, life: Incarnation) -> None:
 def traits_of(kind: type[Hooks]) -> Traits:
     """Return the facts about an actor class."""
     is_batching = kind.receive_batch is not Actor.receive_batch
-    if is_batching and kind.batch_max < 1:
-        raise ValueError(f"{kind.__name__}.batch_max is {kind.batch_max}; it takes 1 or more")
+    if is_batching:
+        check_number(f"{kind.__name__}.batch_max", kind.batch_max, "1 or more", least=1)
     has_on_stop = kind.on_stop is not Actor.on_stop
     has_on_restart = kind.on_restart is not Actor.on_restart
     return Traits(

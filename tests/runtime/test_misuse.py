@@ -293,6 +293,10 @@ class NoBatch(Actor):
         del deliveries
 
 
+class NanBatch(NoBatch):
+    batch_max = math.nan  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize("directive", [Directive.RESTART, Directive.STOP])
 @pytest.mark.parametrize(
     ("kind", "error"),
@@ -303,8 +307,17 @@ class NoBatch(Actor):
         (RaisesAtOnce, ValueError()),
         (WrongHook, ValueError()),
         (NoBatch, ValueError()),
+        (NanBatch, ValueError()),
     ],
-    ids=["unreadable", "unreadable, of the five kinds", "deep", "at once", "hook", "no batch"],
+    ids=[
+        "unreadable",
+        "unreadable, of the five kinds",
+        "deep",
+        "at once",
+        "hook",
+        "no batch",
+        "nan",
+    ],
 )
 async def test_an_odd_failure_is_that_actors_alone(
     kind: type[Actor], error: Exception, directive: Directive
