@@ -309,7 +309,9 @@ class Ref(Generic[M_contra]):
         """Send `watcher` a `Terminated`, before its other mail, once this actor has stopped.
 
         A restart or a passivation of this actor is not a stop. If it has stopped already, the
-        notice comes at once. The watch ends when the watcher stops.
+        notice comes at once. The watch ends when the watcher stops; a watcher with a key may come
+        back, and is activated for the notice. Each actor watches another once: if the watcher's
+        own `context.watch` of this actor ends, so does this watch.
         """
         if self._region is not None:
             self._region.watch(self._key, watcher, self)

@@ -249,6 +249,37 @@ async def test_messages_that_steer_count_towards_the_bound() -> None:
         assert await (await chat.send("D", on_overlap="interrupt")).reply() == "D"
 
 
+async def test_messages_that_wait_again_are_not_refused_for_lack_of_room() -> None:
+    sent, seen, never = anyio.Event(), anyio.Event(), anyio.Event()
+
+    @agent
+    async def stepping(turn: TurnContext) -> None:
+        text = turn.message.content
+        if text == "A":
+            await sent.wait()
+            await turn.begin_step()
+            await never.wait()
+        if text == "F":
+            await seen.wait()
+        await turn.say(text)
+
+    async with verified(stepping, journal=MemoryJournal(), queued_messages_max=2) as conversations:
+        chat = conversations["c"]
+        await chat.send("A")
+        turns = [await chat.send(text, on_overlap="steer") for text in "BC"]
+        sent.set()
+        await until(chat, "user_message", times=3)
+        turns += [await chat.send(text) for text in "DE"]
+
+        turns.append(await chat.send("F", on_overlap="rollback"))
+
+        assert [message.content for message in await chat.queued()] == list("BCDE")
+        with pytest.raises(QueueFull):
+            await chat.send("G")
+        seen.set()
+        assert [await turn.reply() for turn in turns] == list("BCDEF")
+
+
 @pytest.mark.parametrize("how", ["interrupt", "rollback", "cancel"])
 async def test_whatever_an_agent_sends_late_is_refused_as_stale(how: str) -> None:
     refused: list[str] = []
