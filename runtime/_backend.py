@@ -556,11 +556,12 @@ async def open_tasks() -> AsyncIterator[Tasks]:
     try:
         with anyio.CancelScope() as tasks.body:
             yield tasks
+        await persist(tasks.ended)
     except BaseException:
         tasks.cancel()
-        await persist(tasks.ended)
+        with anyio.CancelScope(shield=True):
+            await persist(tasks.ended)
         raise
-    await persist(tasks.ended)
     if tasks.errors:
         raise BaseExceptionGroup("tasks of the runtime failed", tasks.errors)
 
@@ -623,9 +624,11 @@ class _AsyncioTasks:
                 scope.cancel()
 
     async def ended(self) -> None:
-        if self._scopes:
+        """Wait until all tasks have ended; from then on, start no more."""
+        while self._scopes:
             self._last_ended = OneShot()
             await self._last_ended.wait()
+        self._is_closed = True
 
 
 async def persist(wait: Callable[[], Awaitable[T]]) -> T:

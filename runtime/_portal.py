@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 import anyio
 
-from ._backend import OneShot, adopt_context, clear_stray_cancellation, persist, thread_caller
+from ._backend import (
+    OneShot,
+    Tasks,
+    adopt_context,
+    clear_stray_cancellation,
+    open_tasks,
+    persist,
+    thread_caller,
+)
 from ._messages import Message
 from .errors import OutcomeUnknown, Unavailable
 
@@ -103,14 +111,17 @@ class ThreadCalls:
     """
 
     def __init__(self) -> None:
-        self._tasks = anyio.create_task_group()
+        self._group = open_tasks()
+        self._tasks: Tasks
+        self._body = anyio.CancelScope()
         # Any: each call has its own kind of answer. Threads add and remove, the loop reads.
         self._pending: dict[_Call[Any], None] = {}
         self._is_over = False
         self._call_soon = thread_caller()
 
     async def __aenter__(self) -> Self:
-        await self._tasks.__aenter__()
+        self._tasks = await self._group.__aenter__()
+        self._body.__enter__()
         return self
 
     async def __aexit__(
@@ -120,7 +131,9 @@ class ThreadCalls:
         traceback: TracebackType | None,
     ) -> bool | None:
         try:
-            return await self._tasks.__aexit__(kind, error, traceback)
+            is_swallowed = self._body.__exit__(kind, error, traceback)
+            outcome = (None, None, None) if is_swallowed else (kind, error, traceback)
+            return await self._group.__aexit__(*outcome) or is_swallowed
         finally:
             # A thread that adds a call after this sees that it is over.
             self._is_over = True
@@ -153,7 +166,8 @@ class ThreadCalls:
 
     def cancel(self) -> None:
         """Cancel all calls that run, and what the task does that entered."""
-        self._tasks.cancel_scope.cancel()
+        self._tasks.cancel()
+        self._body.cancel()
 
     def _begin(self, call: _Call[T]) -> None:
         try:

@@ -7,7 +7,9 @@ from typing import Any
 import anyio
 import pytest
 
-from turnkeeper.runtime import Actor, Effect, Runtime, Unavailable
+from turnkeeper.runtime import Actor, DaemonThreads, Effect, Runtime, Unavailable
+from turnkeeper.runtime._backend import open_tasks
+from turnkeeper.runtime.lowlevel import ThreadCalls
 from turnkeeper.runtime.testing import settle
 
 from .actors import Counter, Get, Run
@@ -186,6 +188,57 @@ class TestTheRuntimesOwnTasks:
                         task.cancel()
             assert await ref.ask(Get()) == 0
             assert await resident.ask(Get()) == 0
+
+    async def test_cancelled_before_its_first_step_a_call_from_a_thread_is_made_all_the_same(
+        self,
+    ) -> None:
+        answers: list[int] = []
+
+        async def five() -> int:
+            return 5
+
+        def call() -> None:
+            answers.append(calls.call(five))
+
+        async with ThreadCalls() as calls, anyio.create_task_group() as threads:
+            threads.start_soon(DaemonThreads(), call)
+            await step_until(lambda: bool(tasks_of(calls)))
+            for task in tasks_of(calls):
+                task.cancel()
+            await step_until(lambda: bool(answers))
+            await DaemonThreads()(call)
+        assert answers == [5, 5]
+
+    @pytest.mark.parametrize("is_body_over", [False, True])
+    async def test_those_that_clean_up_are_waited_for_if_the_block_is_cancelled(
+        self, is_body_over: bool
+    ) -> None:
+        log: list[str] = []
+
+        async def clean_up() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await settle()
+                log.append("cleaned up")
+
+        async def hold() -> None:
+            async with open_tasks() as tasks:
+                tasks.start_soon(clean_up)
+                if not is_body_over:
+                    await anyio.sleep_forever()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(hold)
+            await settle()
+            group.cancel_scope.cancel()
+        assert log == ["cleaned up"]
+
+
+def tasks_of(calls: ThreadCalls) -> list[asyncio.Task[Any]]:
+    name = f"{calls.call.__module__}.{type(calls).__qualname__}._run"
+    return [task for task in others() if task.get_name() == name]
 
 
 def run_and_forget(
