@@ -58,9 +58,14 @@ class Blocking:
         if self._loop is not None:
             raise RuntimeError("entered already; it is entered once, and shared between threads")
         loop = _Loop(self._conversations, self._backend)
-        loop.open()
-        self._loop, self._process = loop, os.getpid()
-        return self
+        try:
+            loop.open()
+            self._loop, self._process = loop, os.getpid()
+            return self
+        except BaseException:  # an interrupt may come as late as now
+            self._loop = None
+            loop.abandon()
+            raise
 
     def __exit__(self, *exc_info: object) -> None:
         loop, self._loop = self._loop, None
@@ -157,23 +162,24 @@ class _Loop:
         self._backend = backend
         self._opened: ThreadOneShot[None] = ThreadOneShot()
         self._ended: ThreadOneShot[None] = ThreadOneShot()
-        self._is_given_up = False
+        self._is_started = self._is_given_up = False
         self._error: BaseException | None = None
         """Raised by the conversations as they were opened or left."""
         self._call_soon: Callable[[Callable[[], None]], None] = lambda _: None
 
     def open(self) -> None:
         """Start the thread; return once the conversations are open, or raise their error."""
-        is_started = False
-        try:
-            threading.Thread(target=self._run, name="turnkeeper-calls", daemon=True).start()
-            is_started = True
-            self._opened.wait()
-        except BaseException:
-            self._give_up()
-            if is_started:
-                self._ended.wait()
-            raise
+        thread = threading.Thread(target=self._run, name="turnkeeper-calls", daemon=True)
+        thread.start()
+        self._is_started = True
+        self._opened.wait()
+
+    def abandon(self) -> None:
+        """Cancel all, and return once the thread has ended; one that is about to start ends too."""
+        self._is_given_up = True
+        self._call_soon(lambda: self.calls.cancel())  # noqa: PLW0108 - there may be none yet
+        if self._is_started:
+            self._ended.wait()
 
     def leave(self) -> None:
         """Close the conversations, then wait for the calls that run; an interrupt cancels all."""
@@ -181,15 +187,10 @@ class _Loop:
             self._call_soon(self._stop.set)
             self._ended.wait()
         except BaseException:
-            self._give_up()
-            self._ended.wait()  # a second interrupt ends this wait
+            self.abandon()  # a second interrupt ends this wait
             raise
         if self._error is not None:
             raise self._error
-
-    def _give_up(self) -> None:
-        self._is_given_up = True
-        self._call_soon(lambda: self.calls.cancel())  # noqa: PLW0108 - there may be none yet
 
     def _run(self) -> None:
         try:

@@ -34,11 +34,15 @@ if TYPE_CHECKING:
     from ._ref import Ref
     from ._system import System
 
-__all__ = ["Portal", "ThreadCalls", "ThreadOneShot"]
+__all__ = ["NoAnswer", "Portal", "ThreadCalls", "ThreadOneShot"]
 
 M = TypeVar("M")
 R = TypeVar("R")
 T = TypeVar("T")
+
+
+class NoAnswer(TimeoutError):
+    """A thread has waited for as long as it was to. No function that it calls raises this."""
 
 
 class ThreadOneShot(Generic[T]):
@@ -71,14 +75,14 @@ class ThreadOneShot(Generic[T]):
             self.set(cast("T", None))
 
     def wait(self, timeout_s: float = threading.TIMEOUT_MAX) -> T:
-        """Return the value, or raise the error, once; raise `TimeoutError` past that time.
+        """Return the value, or raise the error, once; raise `NoAnswer` past that time.
 
         A wait that was interrupted may be begun again.
         """
         # A wait with an end, however far, can be interrupted on every platform. The interrupt may
         # come after the lock was taken: so `is_done`, which is set before, is what counts.
         if not self.is_done and not self._come.acquire(timeout=timeout_s) and not self.is_done:
-            raise TimeoutError
+            raise NoAnswer
         error, self._error = self._error, None
         if error is not None:
             try:
@@ -146,8 +150,8 @@ class ThreadCalls:
         """Call an async function in the loop; return its result, or raise its error.
 
         It sees the context variables of this thread. If the thread is interrupted, or past the
-        time, which raises `TimeoutError`, it is cancelled. Raises `RuntimeError` if the loop takes
-        no calls.
+        time, which raises `NoAnswer`, it is cancelled. Raises `RuntimeError` if the loop takes no
+        calls.
         """
         call = _Call(function)
         try:

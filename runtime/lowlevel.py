@@ -26,7 +26,7 @@ from ._backend import (
 )
 from ._lateness import LATE_BOUNDS_S, Lateness
 from ._logger import Logger
-from ._portal import ThreadCalls, ThreadOneShot
+from ._portal import NoAnswer, ThreadCalls, ThreadOneShot
 from ._supervision import leaves
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "ClockHold",
     "Lateness",
     "Logger",
+    "NoAnswer",
     "OneShot",
     "ThreadCalls",
     "ThreadOneShot",

@@ -247,12 +247,23 @@ def test_a_call_that_is_about_to_begin_as_the_block_is_left_ends(
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_an_interrupt_at_any_step_of_a_call_leaves_a_loop_that_answers(backend: Backend) -> None:
-    """With a `concurrent.futures.Future`, one in some hundred hung the loop for good.
+    """With a `concurrent.futures.Future`, one in some hundred hung the loop for good."""
+    interrupt("calls", backend)
 
-    In a process of its own, since a loop that hangs cannot be ended.
-    """
+
+@pytest.mark.parametrize(
+    ("what", "backend"), [("opening", "asyncio"), ("opening", "trio"), ("states", "asyncio")]
+)
+def test_an_interrupt_at_any_step_of_an_opening_leaves_no_thread(
+    what: str, backend: Backend
+) -> None:
+    interrupt(what, backend)
+
+
+def interrupt(what: str, backend: Backend) -> None:
+    """Run the program in a process of its own, since a loop that hangs cannot be ended."""
     program = subprocess.run(
-        [sys.executable, "-P", str(Path(__file__).with_name("interrupted.py")), backend],
+        [sys.executable, "-P", str(Path(__file__).with_name("interrupted.py")), what, backend],
         capture_output=True,
         text=True,
         timeout=600,

@@ -15,6 +15,7 @@ in a daemon thread, which all states over that file in this process share.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from typing import Literal, Protocol, Self, TypeVar, overload
 import anyio
 
 from turnkeeper.runtime import OwnershipLost, Ports, Refused
-from turnkeeper.runtime.lowlevel import ThreadCalls, thread_caller
+from turnkeeper.runtime.lowlevel import NoAnswer, ThreadCalls, ThreadOneShot, thread_caller
 
 from ...core.admission import (
     AdmissionRefused,
@@ -121,8 +122,12 @@ class ConversationState:
             if persistence_dir is None
             else _FileLog(persistence_dir, conversation_id, self._ports)
         )
-        if self._log.exists():
-            self._folded, self._broken = self._load()
+        try:
+            if self._log.exists():
+                self._folded, self._broken = self._load()
+        except BaseException:  # even an interrupt leaves no thread
+            self.close()
+            raise
 
     @classmethod
     def load(
@@ -450,7 +455,8 @@ class _Events(Sequence[Event]):
 
 # The files in use in this process. Invariant: a file is listed from its first user to its last,
 # and only the holder of the lock changes the list. The garbage collector may run while it is held,
-# so no finalizer takes it.
+# so no finalizer takes it. A file is listed, with its user, before its thread is started: so
+# whatever interrupts the start, the thread can be ended.
 _in_use: dict[Path, _SharedJournal] = {}
 _in_use_lock = threading.Lock()
 
@@ -459,24 +465,34 @@ class _SharedJournal:
     """One journal file, with the event loop that it lives in."""
 
     def __init__(self, path: Path, ports: Ports) -> None:
-        self.users = 0
+        self.users: set[object] = set()
         self._path = path
         self._ports = ports
         self._journal: SQLiteJournal | None = None
         self._is_writing = False
-        self._ready, self.ended = threading.Event(), threading.Event()
-        ports.start_thread(f"states of {path}", self._run)
-        if not self._ready.wait(_START_WAIT_S) or self.ended.is_set():
+        self._ready: ThreadOneShot[None] = ThreadOneShot()
+        self.ended: ThreadOneShot[None] = ThreadOneShot()
+        self._is_ending = False
+        self._call_in_loop: Callable[[Callable[[], None]], None] = lambda _: None
+
+    def start(self) -> None:
+        """Start the thread, unless it runs; return once it takes calls."""
+        if self._ready.is_done:
+            return
+        self._ports.start_thread(f"states of {self._path}", self._run)
+        with contextlib.suppress(NoAnswer):
+            self._ready.wait(_START_WAIT_S)
+        if not self._ready.is_done or self.ended.is_done:
             raise JournalUnavailable(
-                f"no thread could be started for {path} within {_START_WAIT_S:g} s; nothing was "
-                "done; try again"
+                f"no thread could be started for {self._path} within {_START_WAIT_S:g} s; nothing "
+                "was done; try again"
             )
 
     def call(self, ask: Callable[[SQLiteJournal], Awaitable[T]], *, writes: bool = False) -> T:
         """Return the journal's answer, after opening the journal (for writing) if necessary."""
         try:
             return self._calls.call(lambda: self._ask(ask, writes=writes), _CALL_WAIT_S)
-        except TimeoutError:
+        except NoAnswer:
             raise JournalOutcomeUnknown(
                 f"{self._path} has not answered within {_CALL_WAIT_S:g} s; it may have happened; "
                 "see to the disk, start the process again and send the same event"
@@ -484,28 +500,31 @@ class _SharedJournal:
 
     def end(self) -> None:
         """Begin to close the file; `ended` is set when that is done. Any thread may call this."""
-        self._call_in_loop(self._stop.set)
+        self._is_ending = True
+        self._call_in_loop(lambda: self._stop.set())  # noqa: PLW0108 - there may be none yet
 
-    def let_go_soon(self) -> None:
-        """Count one user less, later, in the file's thread; this call takes no lock."""
-        self._call_in_loop(self._let_go)
+    def let_go_soon(self, user: object) -> None:
+        """Forget this user, later, in the file's thread; this call takes no lock."""
+        self._call_in_loop(partial(self._let_go, user))
 
-    def _let_go(self) -> None:
-        _let_go(self._path, self)
+    def _let_go(self, user: object) -> None:
+        _let_go(self._path, user)
 
     def _run(self) -> None:
         try:
             anyio.run(self._serve)
         finally:
-            self._ready.set()
-            self.ended.set()
+            self._ready.set(None)
+            self.ended.set(None)
 
     async def _serve(self) -> None:
         self._opening = anyio.Lock()
         self._stop = anyio.Event()
-        self._call_in_loop = thread_caller()
         async with AsyncExitStack() as self._entered, ThreadCalls() as self._calls:
-            self._ready.set()
+            self._call_in_loop = thread_caller()
+            if self._is_ending:  # before there was a loop to tell
+                return
+            self._ready.set(None)
             await self._stop.wait()
 
     async def _ask(self, ask: Callable[[SQLiteJournal], Awaitable[T]], *, writes: bool) -> T:
@@ -525,19 +544,25 @@ class _SharedJournal:
         return journal
 
 
-def _use(path: Path, ports: Ports) -> _SharedJournal:
+def _use(path: Path, ports: Ports, user: object) -> _SharedJournal:
     with _in_use_lock:
-        shared = _in_use.get(path)
-        if shared is None:
-            shared = _in_use[path] = _SharedJournal(path, ports)
-        shared.users += 1
+        shared = _in_use.get(path) or _SharedJournal(path, ports)
+        shared.users.add(user)
+        _in_use[path] = shared
+        shared.start()
         return shared
 
 
-def _let_go(path: Path, shared: _SharedJournal) -> bool:
-    """Count one user less; return True if it was the last one, and the file is being closed."""
+def _let_go(path: Path, user: object) -> bool:
+    """Forget a user; return True if it was the last one, and the file is being closed.
+
+    Does nothing if it is no user of the file.
+    """
     with _in_use_lock:
-        shared.users -= 1
+        shared = _in_use.get(path)
+        if shared is None or user not in shared.users:
+            return False
+        shared.users.remove(user)
         if shared.users:
             return False
         del _in_use[path]
@@ -560,6 +585,8 @@ class _FileLog:
         self._ports = ports
         self._is_closed = False
         self._shared: _SharedJournal | None = None
+        self._user = object()
+        """Stands for this log among the users of the file; a finalizer may refer to it."""
         self._if_collected: weakref.finalize[[], _FileLog] | None = None
 
     @property
@@ -663,16 +690,23 @@ class _FileLog:
     def close(self) -> None:
         """Release the file; if no other state uses it, wait until it is closed."""
         self._is_closed = True
-        shared, self._shared = self._shared, None
         # Another state may own the conversation when this one is opened again.
         self._epoch = None
-        if shared is None or self._if_collected is None or not self._if_collected.detach():
+        shared = self._shared
+        if shared is None:
             return
-        if _let_go(self._path, shared) and not shared.ended.wait(_CLOSE_WAIT_S):
+        is_last = _let_go(self._path, self._user)
+        self._shared = None
+        if self._if_collected is not None:
+            self._if_collected.detach()
+        try:
+            if is_last:
+                shared.ended.wait(_CLOSE_WAIT_S)
+        except NoAnswer:
             raise JournalUnavailable(
                 f"{self._path} is not closed yet after {_CLOSE_WAIT_S:g} s; nothing is lost; see "
                 "to the disk"
-            )
+            ) from None
 
     def reopen(self) -> None:
         """Undo `close`; the file is opened when it is first used."""
@@ -685,8 +719,16 @@ class _FileLog:
                 f"the state of conversation {self._conversation_id} is closed; nothing was read or "
                 "written; open it again, with `with state:` or by ConversationState.load"
             )
-        if self._shared is None:
-            self._shared = _use(self._path, self._ports)
-            self._if_collected = weakref.finalize(self, self._shared.let_go_soon)
+        shared = self._shared or self._open()
+        return shared.call(ask, writes=writes)
+
+    def _open(self) -> _SharedJournal:
+        try:
+            shared = _use(self._path, self._ports, self._user)
+            self._if_collected = weakref.finalize(self, shared.let_go_soon, self._user)
             self._if_collected.atexit = False
-        return self._shared.call(ask, writes=writes)
+            self._shared = shared
+        except BaseException:  # interrupted, or no thread could be started
+            _let_go(self._path, self._user)
+            raise
+        return shared

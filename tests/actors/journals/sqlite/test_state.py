@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
 import subprocess
@@ -377,8 +378,8 @@ def test_a_state_that_is_collected_while_another_one_is_opened_stops_nobody(fold
     with state_module._in_use_lock:
         del state
         gc.collect()
-        assert shared.users == 1
-    assert shared.ended.wait(60)
+        assert len(shared.users) == 1
+    shared.ended.wait(60)
     assert not state_module._in_use
     _write_by_another(folder, "c", make.agent())
 
@@ -414,6 +415,24 @@ def test_every_wait_for_the_file_of_a_state_ends(
         state.close()
     may_close.set()
     assert _read_by_another(folder, "c") == [event]
+
+
+def test_an_error_of_time_that_is_raised_in_the_file_s_thread_comes_through_as_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder on another machine may raise it: `ETIMEDOUT` is a `TimeoutError` in Python."""
+    refused = TimeoutError(errno.ETIMEDOUT, "the other machine does not answer")
+
+    def fail(*_: object, **__: object) -> None:
+        raise refused
+
+    with closing(ConversationState(persistence_dir=folder, conversation_id="c")) as state:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "mkdir", fail)
+            with pytest.raises(TimeoutError) as raised:
+                state.append_event(Maker().user())
+        assert raised.value is refused
+        state.append_event(Maker().user())
 
 
 def test_a_thread_that_does_not_start_is_told(
