@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from ..errors import InvalidInput
+from ..values.text import check_number
 
 __all__ = ["GatewayLimits", "check_limits"]
 
 
 def check_limits(limits: Mapping[str, object]) -> None:
-    """Raise `InvalidInput` unless each of these numbers is above 0."""
+    """Raise `InvalidInput` unless each of these numbers is more than 0."""
     for name, limit in limits.items():
-        if not isinstance(limit, int | float) or isinstance(limit, bool) or not limit > 0:
-            raise InvalidInput(f"{name} is {limit!r}; it must be above 0")
+        check_number(name, limit, "more than 0", above=0)
 
 
 @dataclass(frozen=True, slots=True)

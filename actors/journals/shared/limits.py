@@ -17,6 +17,7 @@ from ...values.text import (
     check_conversation_id,
     check_new_conversation_id,
     check_new_id,
+    check_number,
     check_text,
 )
 
@@ -38,13 +39,10 @@ PAYLOAD_BYTES_MAX = 256 << 20
 def check_settings(arguments: Mapping[str, object]) -> None:
     """Raise `InvalidInput` if seconds (`_s`) or a bound (`_max`) of a journal make no sense."""
     for name, found in arguments.items():
-        is_time = name.endswith(("_s", "_s_max"))
-        if not is_time and not name.endswith("_max"):
-            continue
-        least = 0 if is_time else 1
-        is_number = isinstance(found, int | float) and not isinstance(found, bool)
-        if not (is_number and found >= least):  # type: ignore[operator]  # NaN is not
-            raise InvalidInput(f"{name} is {found!r}; it must be a number from {least} on")
+        if name.endswith(("_s", "_s_max")):
+            check_number(name, found, "seconds from 0 on", least=0)
+        elif name.endswith("_max"):
+            check_number(name, found, "1 or more", least=1)
 
 
 def check_records(records: Sequence[Record]) -> int:

@@ -537,7 +537,7 @@ def test_a_text_that_does_not_end_is_passed_over_once() -> None:
 def test_a_limit_that_is_none_is_refused(
     limits: type[gateway.GatewayLimits | gateway.NodeLimits], limit: float
 ) -> None:
-    with pytest.raises(InvalidInput, match=f"heartbeat_s is {limit}; it must be above 0"):
+    with pytest.raises(InvalidInput, match=f"heartbeat_s is {limit}; it takes more than 0"):
         limits(heartbeat_s=limit)
 
 
