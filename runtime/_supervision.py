@@ -8,6 +8,7 @@ decisions out.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,14 +26,30 @@ __all__ = [
     "Supervision",
     "check_number",
     "check_seconds",
+    "check_whole",
     "leaves",
 ]
 
 
-def check_number(name: str, number: object, allowed: str, *, least: float = 0) -> None:
-    """Raise `ValueError` unless this is a number from `least` on; `allowed` says so in words."""
-    if not isinstance(number, int | float) or isinstance(number, bool) or not number >= least:
+def check_number(
+    name: str,
+    number: object,
+    allowed: str,
+    *,
+    least: float = 0,
+    most: float = math.inf,
+    is_whole: bool = False,
+) -> None:
+    """Raise `ValueError` unless this is a number in a range; `allowed` says so in words."""
+    is_number = isinstance(number, int if is_whole else int | float)
+    # The type is compared first: a text cannot be compared with a number.
+    if not is_number or isinstance(number, bool) or not least <= number <= most:  # type: ignore[operator]
         raise ValueError(f"{name} is {number!r}; it takes {allowed}")
+
+
+def check_whole(name: str, number: object, *, least: int = 1) -> None:
+    """Raise `ValueError` unless this is a whole number from `least` on."""
+    check_number(name, number, f"a whole number from {least} on", least=least, is_whole=True)
 
 
 def check_seconds(name: str, seconds: object) -> None:
@@ -70,9 +87,7 @@ class Backoff:
         for name in ("first_s", "max_s", "reset_s"):
             check_seconds(name, getattr(self, name))
         check_number("factor", self.factor, "0 or more")
-        check_number("jitter", self.jitter, "a share, from 0 to 1")
-        if self.jitter > 1:
-            raise ValueError(f"jitter is {self.jitter}; it takes a share, from 0 to 1")
+        check_number("jitter", self.jitter, "a share, from 0 to 1", most=1)
 
     def delay_s(self, attempt: int, random: Random) -> float:
         """Return the delay before restart number `attempt`, counted from 0."""

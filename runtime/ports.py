@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 import anyio
 
 from ._backend import ClockHold, OneShot, thread_caller
+from ._supervision import check_number
 from .errors import TooManyThreads
 
 __all__ = ["Blocking", "DaemonThreads", "Ids", "Ports", "format_id"]
@@ -106,6 +107,7 @@ class DaemonThreads:
         abandoned_max: int = 32,
         start_thread: Callable[[str, Callable[[], None]], None] = _start_daemon_thread,
     ) -> None:
+        check_number("abandoned_max", abandoned_max, "1 or more", least=1)
         self.abandoned = 0
         """How many abandoned threads are still running. Read and written in the loop."""
         self._abandoned_max = abandoned_max

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -26,6 +27,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
+from .._supervision import check_number, check_seconds, check_whole
 from ..ports import Ports
 from ._simulate import SHRINK_RUNS_MAX, STEPS_MAX, World, shrink, simulate
 from ._simulation import POLICIES, Backend, Broken, Policy, Run
@@ -187,17 +189,24 @@ def run_campaign(
     """Run seeds from `first_seed` on until one fails, or the budget is used up.
 
     The budget is a number of `seeds`, of real `seconds`, or both, whichever ends first; raises
-    `ValueError` without either, and for fewer seeds than one. The first failure is made smaller, in
-    `shrink_runs_max` runs at most, and its tape is written to the file `tape`; if it cannot be
-    written, the `OSError` has the failure as a note. `must_reach` names
-    the marks that some run has to reach. With more than one of `processes`, the runs happen in
-    forked ones; if a process cannot be forked here, or other threads are running, this one does it
-    all. `backend`, `native_cancels` and `steps_max` are as for `simulate`.
+    `ValueError` without either, and for a number that makes no sense. The first failure is made
+    smaller, in `shrink_runs_max` runs at most, and its tape is written to the file `tape`; if it
+    cannot be written, the `OSError` has the failure as a note. `must_reach` names the marks that
+    some run has to reach. With more than one of `processes`, the runs happen in forked ones; if a
+    process cannot be forked here, or other threads are running, this one does it all. `backend`,
+    `native_cancels` and `steps_max` are as for `simulate`.
     """
     if seeds is None and seconds is None:
         raise ValueError("a campaign needs a budget: seeds, seconds or both")
+    # Without a run, a campaign would be a test that always passes.
     if seeds is not None:
-        _check_seeds(seeds)
+        check_whole("seeds", seeds)
+    if seconds is not None:
+        check_seconds("seconds", seconds)
+    check_number("first_seed", first_seed, "a whole number", least=-math.inf, is_whole=True)
+    check_whole("processes", processes)
+    check_whole("steps_max", steps_max)
+    check_whole("shrink_runs_max", shrink_runs_max, least=0)
     settings = _Settings(backend, native_cancels, steps_max)
     if processes > 1 and not _can_fork():
         processes = 1
@@ -245,12 +254,6 @@ def run_campaign(
         tape=tape if failure is not None else None,
         unreached=() if failure is not None else sorted(set(must_reach) - marks.keys()),
     )
-
-
-def _check_seeds(seeds: object) -> None:
-    if not isinstance(seeds, int) or seeds < 1:
-        # Without a run, a campaign would be a test that always passes.
-        raise ValueError(f"seeds is {seeds!r}; it takes an int, 1 or more")
 
 
 def _chunks(first_seed: int, seeds: int | None) -> Iterator[range]:

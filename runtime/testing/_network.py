@@ -21,6 +21,7 @@ from typing import TypeVar
 import anyio
 
 from .._backend import OneShot
+from .._supervision import check_number, check_seconds
 from ..errors import OutcomeUnknown, TurnkeeperError
 from ._simulation import Node, NodeCrashed, Simulation
 
@@ -57,6 +58,9 @@ class SimulatedNetwork:
         loss: float = 0.05,
         duplication: float = 0.05,
     ) -> None:
+        check_seconds("delay_s_max", delay_s_max)
+        check_number("loss", loss, "a share, from 0 to 1", most=1)
+        check_number("duplication", duplication, "a share, from 0 to 1", most=1)
         self._simulation = simulation
         self._delay_s_max = delay_s_max
         self._loss = loss

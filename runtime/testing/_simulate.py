@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import textwrap
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from .._supervision import check_number, check_whole
 from ._scheduler import Scheduler
 from ._simulation import (
     NOTES_MAX,
@@ -60,11 +62,13 @@ def simulate(
     A run that fails is played once more, for its story; so the world must be one that can be run
     again. Pass `is_told=False` to leave that out.
 
-    Raises `SimulatorUnsupported` if the backend is not installed, or has changed too much. Not for
-    use inside a running event loop.
+    Raises `SimulatorUnsupported` if the backend is not installed, or has changed too much, and
+    `ValueError` for an option that makes no sense. Not for use inside a running event loop.
     """
     settings = Settings(seed, backend, strike, native_cancels, steps_max, notes_max)
     played = Tape(seed) if tape is None else tape.replayed()
+    if policy is not None and policy not in POLICIES:
+        raise ValueError(f"policy is {policy!r}; it takes one of {', '.join(POLICIES)}")
     if policy is None:
         policy = POLICIES[played.random.randrange(len(POLICIES))]
     run = run_once(world, settings, policy, played)
@@ -81,6 +85,13 @@ class Settings:
     native_cancels: bool
     steps_max: int
     notes_max: int
+
+    def __post_init__(self) -> None:
+        check_number("seed", self.seed, "a whole number", least=-math.inf, is_whole=True)
+        if self.backend not in get_args(Backend):
+            raise ValueError(f"backend is {self.backend!r}; it takes trio or asyncio")
+        check_whole("steps_max", self.steps_max)
+        check_whole("notes_max", self.notes_max, least=0)
 
 
 def tell(world: World, settings: Settings, run: Run) -> Run:
@@ -191,6 +202,7 @@ def shrink(
     """
     if run.broken is None:
         raise ValueError("a run in which all invariants held cannot be made smaller")
+    check_whole("runs_max", runs_max, least=0)
     settings = Settings(
         run.seed, run.backend, strike, run.native_cancels, steps_max, len(run.notes) or NOTES_MAX
     )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, get_args
 import anyio
 
 from .._backend import OneShot, is_interruption
+from .._supervision import check_seconds, check_whole
 from ..errors import Unavailable
 from ..ports import Ids, Ports
 from ._tape import Tape
@@ -83,6 +84,10 @@ class Strike:
     """The step of that node's first incarnation, counted from 1, before which it strikes."""
     seconds: float = 60.0
     """The length of a freeze."""
+
+    def __post_init__(self) -> None:
+        check_whole("step", self.step)
+        check_seconds("seconds", self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint
 from .._actor import Actor
 from .._backend import OneShot
 from .._runtime import Runtime, cells_of
+from .._supervision import check_seconds
 from ..ports import Ports
 
 __all__ = ["Probe", "VirtualClock", "no_leaks", "settle"]
@@ -35,6 +36,7 @@ class VirtualClock:
     """A clock that moves when `advance` says so. Hand its `ports()` to the runtime."""
 
     def __init__(self, start: float = 1_000.0) -> None:
+        check_seconds("start", start)
         self._now = start
         self._sleepers: list[tuple[float, int, OneShot[None]]] = []
         self._count = 0
@@ -50,6 +52,7 @@ class VirtualClock:
 
     async def advance(self, seconds: float) -> None:
         """Let time pass; return when everything due has run, and all tasks wait again."""
+        check_seconds("seconds", seconds)
         until = self._now + seconds
         await settle()
         while self._sleepers and self._sleepers[0][0] <= until:
@@ -61,6 +64,7 @@ class VirtualClock:
 
     def jump(self, seconds: float) -> None:
         """Let time pass at once, and wait for nothing: for tests with tasks that never rest."""
+        check_seconds("seconds", seconds)
         self._now += seconds
         while self._sleepers and self._sleepers[0][0] <= self._now:
             heapq.heappop(self._sleepers)[2].set(None)

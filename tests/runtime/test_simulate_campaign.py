@@ -99,7 +99,7 @@ def test_a_campaign_without_a_budget_is_refused() -> None:
 
 @pytest.mark.parametrize("seeds", [0, -1, "200"])
 def test_a_number_of_seeds_that_would_run_nothing_is_refused(seeds: int) -> None:
-    with pytest.raises(ValueError, match=r"seeds is .*; it takes an int, 1 or more"):
+    with pytest.raises(ValueError, match=r"seeds is .*; it takes a whole number from 1 on"):
         run_campaign(fine, seeds=seeds)
 
 

@@ -28,7 +28,15 @@ from turnkeeper.actors.models.anthropic import AnthropicModel
 from turnkeeper.actors.models.base import Prices
 from turnkeeper.actors.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from turnkeeper.actors.models.summaries import summarizing_condenser
-from turnkeeper.runtime import Backoff, MailboxSettings, Runtime, Supervision
+from turnkeeper.runtime import Backoff, DaemonThreads, MailboxSettings, Runtime, Supervision
+from turnkeeper.runtime.testing import (
+    SimulatedNetwork,
+    Simulation,
+    Strike,
+    VirtualClock,
+    run_campaign,
+    simulate,
+)
 
 
 @agent
@@ -36,6 +44,9 @@ async def silent(_: TurnContext) -> None: ...
 
 
 async def run() -> None: ...
+
+
+async def world(_: Simulation) -> None: ...
 
 
 # A maker for each class, and its numbers. Any: they take what no type checker would let pass.
@@ -67,8 +78,17 @@ MAKERS: Mapping[Callable[..., Any], tuple[Mapping[str, Any], str]] = {
     Supervision: ({}, "restarts_max window_s"),
     MailboxSettings: ({}, "capacity"),
     Runtime: ({}, "drain_s stop_s cleanup_s kill_s report_blocked_s"),
+    DaemonThreads: ({}, "abandoned_max"),
+    VirtualClock: ({}, "start"),
+    simulate: ({"world": world}, "steps_max notes_max"),
+    run_campaign: (
+        {"world": world, "seeds": 1},
+        "seeds seconds processes steps_max shrink_runs_max",
+    ),
+    Strike: ({"kind": "crash", "node": "n", "step": 1}, "step seconds"),
+    SimulatedNetwork: ({"simulation": None}, "delay_s_max loss duplication"),
 }
-OF_THE_RUNTIME = (Backoff, Supervision, MailboxSettings, Runtime)
+OF_THE_RUNTIME = {make for make in MAKERS if make.__module__.startswith("turnkeeper.runtime")}
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -82,6 +102,33 @@ def test_a_number_of_a_wrong_type_or_out_of_range_is_refused_by_its_name(
         for odd in ("10", [], object(), True, math.nan, -1, 2j):
             with pytest.raises(expected, match=rf"\b{name} is .*it takes "):
                 make(**{**others, name: odd})
+
+
+def test_the_options_of_a_simulation_that_may_be_negative_are_whole_numbers() -> None:
+    for odd in ("10", 1.5, True, math.nan, None):
+        with pytest.raises(ValueError, match=r"^seed is .*; it takes a whole number$"):
+            simulate(world, seed=odd)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"^first_seed is .*; it takes a whole number$"):
+            run_campaign(world, seeds=1, first_seed=odd)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("odd", ["uvloop", 0])
+def test_a_backend_and_a_policy_are_one_of_those_that_there_are(odd: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ValueError, match=r"^backend is .*; it takes trio or asyncio$"):
+        simulate(world, backend=odd)
+    with pytest.raises(ValueError, match=r"^policy is .*; it takes one of random, pct, batch$"):
+        simulate(world, policy=odd)
+
+
+@pytest.mark.parametrize("seconds", ["10", -1, math.nan])
+@pytest.mark.anyio
+async def test_a_virtual_clock_does_not_run_backwards(seconds: Any) -> None:  # noqa: ANN401
+    clock = VirtualClock()
+    with pytest.raises(ValueError, match=r"^seconds is .*; it takes 0 seconds or more$"):
+        clock.jump(seconds)
+    with pytest.raises(ValueError, match=r"^seconds is .*; it takes 0 seconds or more$"):
+        await clock.advance(seconds)
+    assert clock.monotonic() == 1_000.0
 
 
 @pytest.mark.parametrize("name", ["queued_messages_max", "recover_max", "active_max"])
