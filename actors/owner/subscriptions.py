@@ -102,7 +102,7 @@ class Subscriptions:
         """The answers that owners here are writing."""
         self._owned: dict[str, LiveOwner] = {}
         """The conversations with an owner here."""
-        self.leaders: dict[Place, EventReader] = {}
+        self._leaders: dict[Place, EventReader] = {}
         """The readers that follow the journal, each for all readers that wait at its place."""
         self._unheard: set[str] = set()
         """The conversations with readers here whose owner, in another process, cannot be heard."""
@@ -257,9 +257,22 @@ class Subscriptions:
         for place in places:
             self.choose_leader(place)
 
+    def leader_at(self, place: Place) -> EventReader | None:
+        """Return the reader that leads at this place, if one does."""
+        return self._leaders.get(place)
+
+    def lead(self, place: Place, reader: EventReader) -> None:
+        """Let a reader lead at this place, until `stop_leading`."""
+        self._leaders[place] = reader
+
+    def stop_leading(self, place: Place) -> None:
+        """End the lead of the reader that leads at this place, and choose another one."""
+        del self._leaders[place]
+        self.choose_leader(place)
+
     def choose_leader(self, place: Place) -> None:
         """Wake one reader that waits at this place, to lead; none if an owner is here."""
-        if place[0] in self._owned or place in self.leaders:
+        if place[0] in self._owned or place in self._leaders:
             return
         for reader in self._live(place[0]):
             if reader.try_choose(place):
@@ -560,6 +573,13 @@ class EventReader(AsyncIterator[LoggedEvent]):
         return self._on_owner_ended is None or not self._has_owner_ended
 
     @property
+    def _leads_next(self) -> bool:
+        """True if it has nothing to do but to wait, and so leads at once if it was chosen."""
+        if self._state is not _CURRENT or self._page or self._offered or self._answers:
+            return False
+        return self._on_owner_ended is None or not self._has_owner_ended
+
+    @property
     def place(self) -> Place:
         """The place in the log that it has reached."""
         return self._conversation_id, self._cursor, self._cursor_id
@@ -598,8 +618,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     def look_for(self, seq: int) -> None:
         """Look at the journal if the event at `seq` was not yielded yet, or let the leader look."""
-        is_led = self.is_waiting and self._subscriptions.leaders.get(self.place, self) is not self
-        if self._cursor < seq and not is_led:
+        leader = self._subscriptions.leader_at(self.place) if self.is_waiting else None
+        if self._cursor < seq and (leader is None or leader is self):
             self.look()
 
     def owner_began(self, newest: tuple[int, str] | None) -> None:
@@ -679,15 +699,18 @@ class EventReader(AsyncIterator[LoggedEvent]):
                 elif state is _ENDING or not self._is_live:
                     raise StopAsyncIteration
                 else:
+                    will_lead = False
                     try:
                         if self._has_owner_ended and self._on_owner_ended is not None:
                             await self._find_owner(self._on_owner_ended)
                         else:
                             await self._wait()
+                        will_lead = self._is_chosen and self._leads_next
                     finally:
                         if self._is_chosen:  # and may have been given an item, or was cancelled
                             self._is_chosen = False
-                            self._subscriptions.choose_leader(self.place)
+                            if not will_lead:
+                                self._subscriptions.choose_leader(self.place)
             elif state is _BEHIND:
                 await self._read_page()
             else:
@@ -809,7 +832,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def _wait(self) -> Awaitable[None]:
         # There was no await since the reader found nothing, so no offer is missed.
         if self._conversation_id not in self._owned:
-            if self.place not in self._subscriptions.leaders:
+            if self._subscriptions.leader_at(self.place) is None:
                 return self._lead()
             if self.wants_relay:
                 self._ask_for_pieces()
@@ -824,7 +847,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
     async def _lead(self) -> None:
         """Follow the journal until it has more, for all readers that wait at this place."""
         place = self.place
-        self._subscriptions.leaders[place] = self
+        self._subscriptions.lead(place, self)
         try:
             is_answering = bool(self._answers) and not self._answers[-1].is_over
             # Another process is writing it: its next piece is near, and is worth no query.
@@ -838,8 +861,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
                     raise
                 self._subscriptions.share(place, self._cursor_id, self._page)
         finally:
-            del self._subscriptions.leaders[place]
-            self._subscriptions.choose_leader(place)
+            self._subscriptions.stop_leading(place)
 
     async def _follow(self) -> None:
         """Wait for another process to write, or for an owner here."""

@@ -243,6 +243,32 @@ async def test_another_reader_leads_when_the_one_that_leads_or_is_to_lead_leaves
             assert journal.asked() == (1, 1)
 
 
+@pytest.mark.parametrize("leave", [_leader_leaves, _owner_goes, _lease_is_lost])
+async def test_a_reader_that_is_chosen_to_lead_wakes_no_other(
+    leave: Callable[[Sequence[Follower], Subscriptions], Awaitable[Follower]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[EventReader] = []
+    wait = EventReader._wait
+
+    def note_wait(reader: EventReader) -> Awaitable[None]:
+        waits.append(reader)
+        return wait(reader)
+
+    async with CountingJournal() as journal:
+        await journal.write(said())
+        readers = Subscriptions(journal)
+        async with following([readers.read("c", after=0, live=True) for _ in range(5)]) as (
+            followers
+        ):
+            left = await leave(followers, readers)
+            monkeypatch.setattr(EventReader, "_wait", note_wait)
+            await settle()
+
+            others = [each for each in followers if each is not left]
+            assert [one for one in waits if one is not left.reader] == [leader_of(others).reader]
+
+
 async def test_a_process_that_hears_of_an_event_asks_for_it_once() -> None:
     async with CountingJournal() as journal:
         await journal.write(said())
@@ -297,13 +323,13 @@ async def test_no_reader_follows_the_journal_beside_an_owner_here(answers: bool)
             if answers:  # then the leader waits for the next piece before it asks the journal
                 readers.relay_piece("c", TextDelta(2, "t", 0, 1, 0, "one "), 1)
                 await settle()
-            assert [*readers.leaders.values()] == [reader]
+            assert readers.leader_at(reader.place) is reader
 
             place, newest = reader.place, (1, reader.place[2] or "")
             readers.owner_began("c", Owner(), newest)
             await settle()
 
-            assert not readers.leaders
+            assert readers.leader_at(place) is None
             assert reader.place == place
             assert follower.found == ([1, "one "] if answers else [1])
 
