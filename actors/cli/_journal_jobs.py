@@ -23,9 +23,11 @@ from ..errors import (
     ConversationExists,
     ConversationNotFound,
     CorruptLog,
+    EventIdConflict,
     ImportRefused,
     InvalidInput,
     JournalRefused,
+    MessageIdConflict,
     OwnedElsewhere,
 )
 from ..events import Event, LoggedEvent
@@ -35,7 +37,13 @@ from ..journals.files import reindex as reindex_journal
 from ..journals.files import verify_logs as verify_journal
 from ..journals.postgres.journal import PostgresJournal
 from ..journals.sqlite.journal import SQLiteJournal
-from ..journals.transfer import LINE_LENGTH_MAX, delete_unchanged, export_lines, import_lines
+from ..journals.transfer import (
+    LINE_LENGTH_MAX,
+    delete_unchanged,
+    export_lines,
+    has_records,
+    import_lines,
+)
 from ..owner.loading import load_state
 from ..recordings.importing import import_recorded
 from ..recordings.peers import PEERS, read_peer
@@ -312,7 +320,8 @@ async def import_all(
             )
         else:
             chats.append(path)
-    if exports:
+    # Only for files with something to import is a journal created.
+    if exports := [path for path in exports if await _can_begin(path, result)]:
         async with open_journal(db, schema, read_only=False) as journal:
             for path in exports:
                 await _import_export(journal, path, result, keep_owners=keep_owners)
@@ -331,18 +340,40 @@ async def _import_into(
             await _import_parsed(journal, files, parsed, result)
 
 
-async def _import_export(
-    journal: Journal, path: Path, result: ImportResult, *, keep_owners: bool
-) -> None:
+@contextmanager
+def _noting_problems(path: Path, result: ImportResult) -> Iterator[None]:
     try:
-        with path.open(encoding="utf-8", newline="\n") as lines, progress("bytes") as on_progress:
-            tracked = _tracked(lines, path, on_progress)
-            done = await import_lines(journal, tracked, keep_owners=keep_owners)
-    except (ConversationExists, ImportRefused, InvalidInput, OwnershipLost) as error:
+        yield
+    except (
+        ConversationExists,
+        EventIdConflict,
+        ImportRefused,
+        InvalidInput,
+        MessageIdConflict,
+        OwnershipLost,
+    ) as error:
         result.problems.append(f"{path}: {error}")
     except (OSError, UnicodeDecodeError) as error:
         result.problems.append(f"{path}: cannot be read: {error}")
-    else:
+
+
+async def _can_begin(path: Path, result: ImportResult) -> bool:
+    """True if there is something in an export that can be imported."""
+    with _noting_problems(path, result), path.open(encoding="utf-8", newline="\n") as lines:
+        return await has_records(_tracked(lines, path, lambda _done, _of: None))
+    return False
+
+
+async def _import_export(
+    journal: Journal, path: Path, result: ImportResult, *, keep_owners: bool
+) -> None:
+    with (
+        _noting_problems(path, result),
+        path.open(encoding="utf-8", newline="\n") as lines,
+        progress("bytes") as on_progress,
+    ):
+        tracked = _tracked(lines, path, on_progress)
+        done = await import_lines(journal, tracked, keep_owners=keep_owners)
         result.conversations += done.conversations
         result.events += done.records
         result.unreadable += [

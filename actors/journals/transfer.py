@@ -40,6 +40,7 @@ from ..journal import (
     StoredRecord,
 )
 from .listings import ListingOfLog
+from .memory import MemoryJournal
 from .shared.limits import PAYLOAD_BYTES_MAX
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Unreadable",
     "delete_unchanged",
     "export_lines",
+    "has_records",
     "import_lines",
 ]
 
@@ -166,7 +168,8 @@ async def import_lines(
     name may be another person here. Calls `on_progress` with the number of the conversation and of
     the line that are being read. Raises `ImportRefused` with the number of a bad line, and
     `InvalidInput` for ids and events that no journal takes; the lines before it are imported.
-    Raises `ConversationExists` if the journal has a different conversation of the same name.
+    Raises `ConversationExists` if the journal has a different conversation of the same name, and
+    `EventIdConflict` or `MessageIdConflict` for an id that one conversation has twice.
 
     A record that cannot be read is imported as it is, since it may be damaged so in the journal
     that it comes from, and the others of its log are worth having. The outcome names it.
@@ -180,6 +183,29 @@ async def import_lines(
         on_progress(conversations, reader.number)
         records += await _import_one(journal, reader, header, unreadable)
     return Imported(conversations, records, tuple(unreadable))
+
+
+async def has_records(lines: Iterable[str]) -> bool:
+    """Return True if `import_lines` of these lines writes anything into an empty journal.
+
+    It reads as far as the first records that the import writes at once, and raises the same errors.
+    So an import need not make a journal for nothing.
+    """
+    reader = _Lines(lines, keep_owners=False)
+    reader.expect_header()
+    async with MemoryJournal() as journal:
+        while (header := reader.next_conversation()) is not None:
+            name = header["conversation"]
+            epoch = (await journal.claim(name, any_name=True)).epoch
+            for batch in reader.records(header["head"]):
+                await journal.append(
+                    name, batch, epoch=epoch, expected_seq=1, is_unfinished=header["is_unfinished"]
+                )
+                return True
+            if rejections := list(reader.rejections()):
+                await journal.reject(name, rejections)
+                return True
+    return False
 
 
 async def _import_one(

@@ -164,6 +164,27 @@ def test_an_import_of_nothing_creates_no_journal(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(unusable)
 
 
+def test_an_import_of_an_export_without_a_sound_beginning_creates_no_journal(
+    whole: Path, tmp_path: Path
+) -> None:
+    header, bob, first, second, *_ = command("export", whole, "bob").stdout.splitlines(True)
+    twice = bob.replace('"head":4', '"head":2')
+    bad = {
+        "nothing.jsonl": [header, "{}\n"],
+        "third.jsonl": [header, bob, first, second, "{}\n"],
+        "twice.jsonl": [header, twice, first, first.replace('"seq":1', '"seq":2')],
+    }
+    for name, lines in bad.items():
+        (tmp_path / name).write_text("".join(lines))
+        result = command("import", tmp_path / "new.db", tmp_path / name, check=2)
+        assert f"{name}: " in result.stderr
+        assert "0 conversations imported" in result.stdout
+    (tmp_path / "empty.jsonl").write_text(header)
+    result = command("import", tmp_path / "new.db", tmp_path / "empty.jsonl")
+    assert "0 conversations imported" in result.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {*bad, "empty.jsonl"}
+
+
 def test_an_import_stops_at_the_line_that_is_wrong(path: Path, tmp_path: Path) -> None:
     lines = command("export", path).stdout.splitlines(keepends=True)
     broken, other = tmp_path / "broken.jsonl", tmp_path / "other.db"

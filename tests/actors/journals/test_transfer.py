@@ -11,14 +11,16 @@ import pytest
 from tests.actors.conversations.worlds import HeldAgent
 from turnkeeper.actors import Conversations, ConversationState, MemoryJournal, SQLiteJournal
 from turnkeeper.actors.core.details import Details
+from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.records import decode_record, encode_record
 from turnkeeper.actors.errors import (
+    ContentTooLong,
     ConversationExists,
     ConversationNotFound,
     ImportRefused,
     InvalidConversationId,
 )
-from turnkeeper.actors.events import AgentMessageEvent, ConversationChangedEvent
+from turnkeeper.actors.events import AgentMessageEvent, ConversationChangedEvent, UserMessageEvent
 from turnkeeper.actors.journal import Deletion, Journal, Record, Rejection
 from turnkeeper.actors.journals import transfer
 from turnkeeper.actors.journals.contract import make_record, read_all
@@ -184,6 +186,21 @@ async def test_a_conversation_keeps_its_name_in_another_journal_though_no_new_on
             await conversations.delete(name)
             with pytest.raises(InvalidConversationId):
                 await conversations[name].send("hello")
+
+
+async def test_a_message_that_is_too_long_to_be_sent_is_imported_from_where_it_was_taken() -> None:
+    """The limits of messages are those of the `Conversations` that took it."""
+    long = "a" * (Limits().content_length_max + 1)
+    async with MemoryJournal() as first, MemoryJournal() as second:
+        await write(first, "c", [encode_record(UserMessageEvent(content=long))])
+        await import_lines(second, await lines_of(first))
+
+        async with Conversations(HeldAgent(), journal=second) as conversations:
+            (message,) = await conversations["c"].view()
+            assert isinstance(message, UserMessageEvent)
+            assert message.content == long
+            with pytest.raises(ContentTooLong):
+                await conversations["c"].send(long)
 
 
 async def test_another_conversation_of_that_name_is_not_mixed_up(
