@@ -304,3 +304,26 @@ def test_the_copy_of_older_programs_is_not_known_to_be_checked() -> None:
 
     assert copied == AgentMessageEvent(id=SAID.id, timestamp=SAID.timestamp, content="other")
     assert not is_checked(copied)
+
+
+def test_events_that_are_read_share_the_set_of_their_fields_and_copies_do_not() -> None:
+    payloads = [encode_event(Maker().user(content)) for content in ("one", "two")]
+
+    one, two = (decode_event(payload, kind="user_message") for payload in payloads)
+
+    assert one.__pydantic_fields_set__ is two.__pydantic_fields_set__
+    assert one.model_fields_set == set(UserMessageEvent.model_fields)
+    for copied in (copy(one), deepcopy(one), one.model_copy(update={"content": "other"})):
+        assert copied.__pydantic_fields_set__ is not one.__pydantic_fields_set__
+
+
+def test_an_event_of_an_older_version_keeps_which_fields_it_had() -> None:
+    written = json.loads(encode_event(Maker().user()))
+    del written["files"]
+
+    event = decode_event(json.dumps(written), kind="user_message")
+
+    assert event.model_fields_set == written.keys()
+    assert decode_event(encode_event(Maker().user()), kind="user_message").model_fields_set > (
+        event.model_fields_set
+    )
