@@ -10,12 +10,15 @@ log of any other origin is read by `ColdLoad`, which enforces the properties of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, ClassVar, Final
 
 from ..events import (
+    CHANGE_KIND,
     EVENT_CLASSES,
+    SEEN_KINDS,
     ActionEvent,
+    AgentMessageEvent,
     CondensationEvent,
     CondensationSummaryEvent,
     Event,
@@ -42,7 +45,7 @@ from .snapshots import (
     run_whole,
 )
 from .status import MOVING_KINDS, AgentExecutionStatus, StatusFold
-from .stuck import NONE_SEEN, RecentlySeen
+from .stuck import SEEN_MAX, RecentlySeen, seen_after, stored_seen
 from .turn_table import TURN_KINDS, TurnTable
 from .view import CHANGING_KINDS, View, ViewFold
 
@@ -54,19 +57,6 @@ _NO_METRICS: Final = Metrics()
 _NO_DETAILS: Final = Details()
 _NEW_STATUS: Final = StatusFold()
 _USAGES_MAX: Final = 16
-_KEPT_KINDS: Final = frozenset(
-    (
-        "step_finished",
-        "turn_started",
-        "agent_message",
-        "action",
-        "condensation_request",
-        "condensation",
-        "turn_ended",
-        "task_list_updated",
-        "conversation_changed",
-    )
-)
 
 
 class Folded:
@@ -105,7 +95,7 @@ class Folded:
         """The turns that run or have events in the view, and of which a part is forgotten."""
         self.is_turn_too_long = False
         """True while the running turn has requested a condensation that has not come yet."""
-        self.recently_seen = NONE_SEEN
+        self.recently_seen: RecentlySeen = ()
         self._metrics = _NO_METRICS
         self._new_usages: tuple[TokenUsage, ...] = ()
         """The newest model calls, which are not added to `_metrics` yet."""
@@ -235,61 +225,89 @@ class Folded:
 
     def fold(self, event: Event) -> None:
         """Advance all folds by one event that is in the log."""
-        # A fold is called only with the kinds that it looks at: most of a log are of few kinds.
-        kind = event.kind
         self.seq += 1
         if event.id > self.event_id_max:  # noqa: PLR1730 - `max` takes three times as long
             self.event_id_max = event.id
-        if is_seen_by_model(event):
-            left = self._view.fold(event)
-            self.recently_seen = self.recently_seen.fold(event)
-        else:
-            left = self._view.fold(event) if kind in CHANGING_KINDS else ()
+        if self.seq == 1:
+            self.listed.begin(event)
+        for step in _STEPS_OF_KIND.get(event.kind, (_pass_over,)):
+            step(self, event)
+
+    # The steps of `fold`; `STEPS` says which kinds each of them is called with.
+
+    def _show(self, event: LLMConvertibleEvent) -> None:
+        self._view.append(event)
+
+    def _change_view(self, event: Event) -> None:
+        left = self._view.fold(event)
         if left:
             self.admission.fold(left)
             self._note_left(event, left)
-        if kind in TURN_KINDS:
-            self.turns.fold(event, self.seq, known_max=self.limits.known_messages_max)
-        if kind in MOVING_KINDS:
-            self._status = self._status.fold(event)
-        if self.seq == 1:
-            self.listed = self.listed.begin(event)
-        if kind in FOLDED_KINDS:
-            self.listed = self.listed.fold(event, self._view.events)
-        if kind in _KEPT_KINDS:
-            self._keep(event)
-        elif kind not in EVENT_CLASSES:
-            self.unknown_kinds |= {kind}
 
-    def _keep(self, event: Event) -> None:
-        """Advance the values that are kept here and have no fold of their own."""
-        match event.kind:
-            case "step_finished":
-                assert isinstance(event, StepFinishedEvent), event.kind
-                # Added up when they are asked for: new metrics for each call take longer.
-                self._new_usages = (*self._new_usages, event.usage)
-                if len(self._new_usages) >= _USAGES_MAX:
-                    self._metrics = self.metrics
-                self.iteration += 1
-            case "turn_started":
-                self.iteration = 0
-                self.is_turn_too_long = False
-                self.answers, self._answered_response = 0, None
-            case "agent_message" | "action":
-                self._count_answer(event)
-            case "condensation_request":
-                running = self.turns.running
-                if running is not None and event.turn_id == running.turn_id:
-                    self.is_turn_too_long = True
-            case "condensation" | "turn_ended":
-                self.is_turn_too_long = False
-            case "task_list_updated":
-                assert isinstance(event, TaskListUpdatedEvent), event.kind
-                self.task_list = event.tasks
-            case "conversation_changed":
-                self.details = self.details.fold(event)
-            case _:
-                raise AssertionError(f"{event.kind} is in _KEPT_KINDS and has no case")
+    def _note_seen(self, event: LLMConvertibleEvent) -> None:
+        self.recently_seen = seen_after(self.recently_seen, event)
+
+    def _fold_turns(self, event: Event) -> None:
+        self.turns.fold(event, self.seq, known_max=self.limits.known_messages_max)
+
+    def _fold_status(self, event: Event) -> None:
+        self._status = self._status.fold(event)
+
+    def _fold_listed(self, event: Event) -> None:
+        self.listed.fold(event, self._view.events)
+
+    def _fold_details(self, event: Event) -> None:
+        self.details = self.details.fold(event)
+
+    def _count_call(self, event: StepFinishedEvent) -> None:
+        # Added up when they are asked for: new metrics for each call take longer.
+        self._new_usages = (*self._new_usages, event.usage)
+        if len(self._new_usages) >= _USAGES_MAX:
+            self._metrics = self.metrics
+        self.iteration += 1
+
+    def _begin_turn(self, _: Event) -> None:
+        self.iteration = 0
+        self.is_turn_too_long = False
+        self.answers, self._answered_response = 0, None
+
+    def _count_answer(self, event: ActionEvent | AgentMessageEvent) -> None:
+        running = self.turns.running
+        if running is None or event.turn_id != running.turn_id:
+            return
+        response = event.llm_response_id if event.kind == "action" else None
+        if response is None or response != self._answered_response:
+            self.answers += 1
+        self._answered_response = response
+
+    def _note_request(self, event: Event) -> None:
+        running = self.turns.running
+        if running is not None and event.turn_id == running.turn_id:
+            self.is_turn_too_long = True
+
+    def _end_request(self, _: Event) -> None:
+        self.is_turn_too_long = False
+
+    def _keep_tasks(self, event: TaskListUpdatedEvent) -> None:
+        self.task_list = event.tasks
+
+    # A fold is called only with the kinds that it looks at: most of a log are of few kinds. A step
+    # sees what those above it have done. (Any: the kind says which class of event it is.)
+    STEPS: ClassVar[Sequence[tuple[Callable[[Folded, Any], None], Collection[str]]]] = (
+        (_show, SEEN_KINDS - {"system_prompt"}),
+        (_change_view, {"system_prompt", *CHANGING_KINDS}),
+        (_note_seen, SEEN_KINDS),
+        (_fold_turns, TURN_KINDS),
+        (_fold_status, MOVING_KINDS),
+        (_fold_listed, FOLDED_KINDS),
+        (_fold_details, {CHANGE_KIND}),
+        (_count_call, {"step_finished"}),
+        (_begin_turn, {"turn_started"}),
+        (_count_answer, {"agent_message", "action"}),
+        (_note_request, {"condensation_request"}),
+        (_end_request, {"condensation", "turn_ended"}),
+        (_keep_tasks, {"task_list_updated"}),
+    )
 
     def watch(self) -> None:
         """From here on, note if an event comes that admission would have refused."""
@@ -316,22 +334,13 @@ class Folded:
             kept.add(None if running is None else running.turn_id)
             self.condensed_turns = frozenset(condensed & kept)
 
-    def _count_answer(self, event: Event) -> None:
-        running = self.turns.running
-        if running is None or event.turn_id != running.turn_id:
-            return
-        response = event.llm_response_id if isinstance(event, ActionEvent) else None
-        if response is None or response != self._answered_response:
-            self.answers += 1
-        self._answered_response = response
-
     def _restore(self, folds: StoredFolds) -> Slices[None]:
         self.seq = folds.seq
         self.restored_seq = folds.seq
         self.turns = folds.turns
         self.condensed_turns = frozenset(folds.condensed_turns)
         self.is_turn_too_long = folds.is_turn_too_long
-        self.recently_seen = RecentlySeen.of(folds.recently_seen)
+        self.recently_seen = folds.recently_seen[-SEEN_MAX:]
         self._metrics, self._new_usages = folds.metrics, ()
         self.task_list = folds.task_list
         self.details = folds.details
@@ -365,7 +374,7 @@ class Folded:
             turns=self.turns,
             condensed_turns=tuple(sorted(self.condensed_turns)),
             is_turn_too_long=self.is_turn_too_long,
-            recently_seen=self.recently_seen.stored(),
+            recently_seen=stored_seen(self.recently_seen),
             metrics=self.metrics,
             task_list=self.task_list,
             details=self.details,
@@ -376,6 +385,15 @@ class Folded:
             event_id_max=self.event_id_max,
             unknown_kinds=tuple(sorted(self.unknown_kinds)),
         )
+
+
+_STEPS_OF_KIND: Final = {
+    kind: tuple(step for step, kinds in Folded.STEPS if kind in kinds) for kind in EVENT_CLASSES
+}
+
+
+def _pass_over(folded: Folded, event: Event) -> None:
+    folded.unknown_kinds |= {event.kind}
 
 
 class ColdLoad:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from ..events import Event, StatusChangedEvent, TurnEndedEvent
 
@@ -89,7 +90,7 @@ _AFTER_TURN = {
 
 @dataclass(frozen=True, slots=True)
 class StatusFold:
-    """The status, and the one that a pause ends in; a value, replaced at each event."""
+    """The status, and the one that a pause ends in; a value, replaced as the status moves."""
 
     status: AgentExecutionStatus = _IDLE
     resumes_as: AgentExecutionStatus = _IDLE
@@ -113,7 +114,7 @@ class StatusFold:
                 return _beneath_pause(self, _RUNNING)
             case "paused" if self.status is not _PAUSED:
                 rested = _moved(self, _IDLE) if self.status in _AT_REST else self
-                return StatusFold(_moved(rested, _PAUSED).status, rested.status)
+                return _FOLDS[_moved(rested, _PAUSED).status, rested.status]
             case "resumed":
                 return _moved(self, self.resumes_as) if self.status is _PAUSED else self
             case "status_changed":
@@ -125,9 +126,17 @@ class StatusFold:
 
 
 def _moved(fold: StatusFold, status: AgentExecutionStatus) -> StatusFold:
-    return StatusFold(status, fold.resumes_as) if status in TRANSITIONS[fold.status] else fold
+    return _FOLDS[status, fold.resumes_as] if status in TRANSITIONS[fold.status] else fold
 
 
 def _beneath_pause(fold: StatusFold, status: AgentExecutionStatus) -> StatusFold:
     """Move to this status; under a pause, note it as the status in which the pause ends."""
-    return StatusFold(fold.status, status) if fold.status is _PAUSED else _moved(fold, status)
+    return _FOLDS[fold.status, status] if fold.status is _PAUSED else _moved(fold, status)
+
+
+_FOLDS: Final = {
+    (status, resumes_as): StatusFold(status, resumes_as)
+    for status in AgentExecutionStatus
+    for resumes_as in AgentExecutionStatus
+}
+"""All values, which all conversations share."""

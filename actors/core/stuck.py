@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from ..events import (
     RESULT_CLASSES,
@@ -24,7 +24,16 @@ from ..events import (
 )
 from ..values.text import check_number
 
-__all__ = ["NONE_SEEN", "Circle", "CircleName", "RecentlySeen", "SeenEvent", "StuckDetector"]
+__all__ = [
+    "SEEN_MAX",
+    "Circle",
+    "CircleName",
+    "RecentlySeen",
+    "SeenEvent",
+    "StuckDetector",
+    "seen_after",
+    "stored_seen",
+]
 
 SEEN_MAX = 20
 
@@ -40,35 +49,28 @@ class SeenEvent:
     has_failed: bool = False
 
 
-class RecentlySeen(tuple[SeenEvent | LLMConvertibleEvent, ...]):
-    """The newest events that the model saw since the last user message: a bounded fold of the log.
+RecentlySeen: TypeAlias = tuple[SeenEvent | LLMConvertibleEvent, ...]
+"""The newest events that the model saw since the last user message: a bounded fold of the log.
 
-    Oldest first; a value, replaced at each event. A condensation takes nothing from it, so a circle
-    is found although a part of it is forgotten.
-    """
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, newest: Sequence[SeenEvent]) -> RecentlySeen:
-        """Return the events that a snapshot has kept."""
-        return cls(newest[-SEEN_MAX:])
-
-    def fold(self, event: LLMConvertibleEvent) -> RecentlySeen:
-        """Return the newest events with this one added, which the model sees."""
-        # By kind first: pydantic makes `isinstance` slow.
-        match event.kind:
-            case "user_message" if isinstance(event, UserMessageEvent) and not event.is_reminder:
-                return NONE_SEEN
-            case _:
-                return RecentlySeen((*self[1 - SEEN_MAX :], event))
-
-    def stored(self) -> tuple[SeenEvent, ...]:
-        """Return them as a snapshot keeps them."""
-        return tuple(_seen(event) for event in self)
+Oldest first; a value, replaced at each event. A condensation takes nothing from it, so a circle is
+found although a part of it is forgotten.
+"""
 
 
-NONE_SEEN: Final = RecentlySeen()
+def seen_after(newest: RecentlySeen, event: LLMConvertibleEvent) -> RecentlySeen:
+    """Return the newest events with this one added, which the model sees."""
+    # By kind first: pydantic makes `isinstance` slow.
+    if event.kind == "user_message":
+        assert isinstance(event, UserMessageEvent), event.kind
+        if not event.is_reminder:
+            return ()
+    # Not by `(*…, event)`, which copies once more: a log has thousands of these.
+    return newest[1 - SEEN_MAX :] + (event,)  # noqa: RUF005
+
+
+def stored_seen(newest: RecentlySeen) -> tuple[SeenEvent, ...]:
+    """Return them as a snapshot keeps them."""
+    return tuple(_seen(event) for event in newest)
 
 
 CircleName: TypeAlias = Literal[

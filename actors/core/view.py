@@ -304,8 +304,7 @@ class ViewFold:
     def restore(self, events: Iterable[LLMConvertibleEvent]) -> None:
         """Append events to the view unchecked: they come from another fold's view."""
         for event in events:
-            self._shared.append(event)
-            self.index.fold(event)
+            self.append(event)
 
     def snapshot(self, running_turn_id: str | None = None, *, seq: int = 0) -> View:
         """Return the view as it is now, labelled with the running turn and the seq of the log."""
@@ -334,6 +333,11 @@ class ViewFold:
         """
         return self._is_suspect or self.index.is_suspect
 
+    def append(self, event: LLMConvertibleEvent) -> None:
+        """Advance by an event of the log that goes to the end of the view."""
+        self._shared.append(event)
+        self.index.fold(event)
+
     def fold(self, event: Event) -> tuple[LLMConvertibleEvent, ...]:
         """Advance by one event of the log; return the events that it takes out of the view."""
         if is_seen_by_model(event):
@@ -341,8 +345,7 @@ class ViewFold:
                 assert isinstance(event, SystemPromptEvent), event.kind
                 if event.goes_first:
                     return self._put_first(event)
-            self._shared.append(event)
-            self.index.fold(event)
+            self.append(event)
         elif event.kind in CHANGING_KINDS:
             if isinstance(event, CondensationEvent):
                 return self._condense(event)

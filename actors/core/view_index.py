@@ -124,12 +124,14 @@ class ViewIndex:
         tied_to = here
         if event.kind in RESULT_KINDS:
             assert isinstance(event, RESULT_CLASSES), event.kind
-            self._make_tables()
+            if self.calls is NO_TABLE:
+                self._make_tables()
             tied_to = self._fold_result(event.tool_call_id, here)
             self._running = None
         elif event.kind == "action":
             assert isinstance(event, ActionEvent), event.kind
-            self._make_tables()
+            if self.calls is NO_TABLE:
+                self._make_tables()
             tied_to = self._fold_action(event, here)
         else:
             if not was_index:
@@ -146,8 +148,7 @@ class ViewIndex:
         self.length = here + 1
 
     def _make_tables(self) -> None:
-        if self.calls is NO_TABLE:
-            self.calls, self.results, self.open_calls, self.responses = {}, {}, {}, {}
+        self.calls, self.results, self.open_calls, self.responses = {}, {}, {}, {}
 
     def _fold_action(self, action: ActionEvent, here: int) -> int:
         call_id, response_id = action.tool_call_id, action.llm_response_id

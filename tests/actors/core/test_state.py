@@ -17,6 +17,7 @@ from turnkeeper.actors.core.metrics import Metrics, ModelMetrics
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.core.status import AgentExecutionStatus
 from turnkeeper.actors.events import (
+    EVENT_CLASSES,
     Event,
     ForkedFromEvent,
     MessageQueuedEvent,
@@ -301,3 +302,10 @@ def test_the_core_imports_nothing_that_waits_and_no_clock() -> None:
 def test_parts_of_events_are_validated() -> None:
     with pytest.raises(ValidationError):
         TaskListUpdatedEvent(tasks=(Task(description="x", done="perhaps"),))  # type: ignore[arg-type]
+
+
+def test_each_kind_that_a_fold_looks_at_is_a_kind_of_events() -> None:
+    """A fold is not called with a kind that is misspelled in its table."""
+    looked_at = {kind for _, kinds in Folded.STEPS for kind in kinds}
+
+    assert looked_at <= EVENT_CLASSES.keys()
