@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from ..errors import CorruptLog, InvalidInput
 from ..events import (
     Event,
@@ -16,7 +18,7 @@ from ..journal import Record, StoredRecord
 from ..values.text import EVENT_LENGTH_MAX, check_length, check_new_id, error_text
 from ..values.type_names import a_type
 
-__all__ = ["decode_record", "encode_record", "event_of_record", "write_event"]
+__all__ = ["decode_record", "encode_record", "events_of_records", "write_event"]
 
 # Found by kind, here and in the folds: it costs a quarter of an `isinstance` that fails.
 _CHAT_KINDS = ("user_message", "message_queued")
@@ -60,14 +62,25 @@ def encode_record(event: Event, written: bytes | None = None) -> Record:
 
 
 def decode_record(conversation_id: str, record: StoredRecord) -> LoggedEvent:
-    """Return the event of a record, with its place. Raises as `event_of_record` does."""
-    return LoggedEvent(record.seq, event_of_record(conversation_id, record))
+    """Return the event of a record, with its place. Raises as `events_of_records` does."""
+    (event,) = events_of_records(conversation_id, (record,), first_seq=record.seq)
+    return LoggedEvent(record.seq, event)
 
 
-def event_of_record(conversation_id: str, record: StoredRecord) -> Event:
-    """Return the event of a record. Raise `CorruptLog` if the record holds no valid event."""
-    try:
-        return decode_event(record.payload, kind=record.kind)
-    except ValueError as error:
-        found = f"the record is no {record.kind} event ({type(error).__name__})"
-        raise CorruptLog(conversation_id, record.seq, found) from error
+def events_of_records(
+    conversation_id: str, records: Iterable[StoredRecord], *, first_seq: int
+) -> Sequence[Event]:
+    """Return the events of successive records, the first of which has the seq `first_seq`.
+
+    Raise `CorruptLog` at the first record that is missing, or that holds no valid event.
+    """
+    events = []
+    for seq, record in enumerate(records, first_seq):
+        if record.seq != seq:
+            raise CorruptLog(conversation_id, seq, "the record is missing")
+        try:
+            events.append(decode_event(record.payload, kind=record.kind))
+        except ValueError as error:
+            found = f"the record is no {record.kind} event ({type(error).__name__})"
+            raise CorruptLog(conversation_id, seq, found) from error
+    return events

@@ -16,7 +16,7 @@ import anyio
 from anyio.abc import TaskStatus
 
 from ..core.limits import Limits
-from ..core.records import event_of_record
+from ..core.records import events_of_records
 from ..core.snapshots import SLICE_EVENTS, Slices
 from ..core.state import ColdLoad, Folded
 from ..errors import CorruptLog
@@ -73,11 +73,11 @@ async def fold_log(
         for at in range(0, len(records), SLICE_EVENTS):
             if at:
                 await anyio.lowlevel.checkpoint()
-            for record in records[at : at + SLICE_EVENTS]:
-                if record.seq != after + 1:
-                    raise CorruptLog(conversation_id, after + 1, "the record is missing")
-                fold(event_of_record(conversation_id, record))
-                after = record.seq
+            some = records[at : at + SLICE_EVENTS]
+            # Decoded first and folded then: one event at a time takes a tenth longer, since the
+            # two drive each other out of the processor's caches.
+            for event in events_of_records(conversation_id, some, first_seq=after + at + 1):
+                fold(event)
 
     pages = LogPages(journal, conversation_id, after=after, upto=seq)
     page = await _next_page(pages)
