@@ -711,6 +711,25 @@ def _unchecked(event: E) -> E:
     return event
 
 
+_SHARED_FIELDS: Final[dict[frozenset[str], set[str]]] = {}
+_SHARED_FIELDS_MAX: Final = 1_024
+
+
+def share_fields(event: Event) -> None:
+    """Have the event share the set of its fields with other events that have the same fields.
+
+    Conversations keep thousands of events, and callers make them with the same few fields.
+    """
+    fields = event.__pydantic_fields_set__
+    if type(fields) is set:  # not one that came past pydantic's checks
+        key = frozenset(fields)
+        shared = _SHARED_FIELDS.get(key)
+        if shared is not None:
+            object.__setattr__(event, "__pydantic_fields_set__", shared)
+        elif len(_SHARED_FIELDS) < _SHARED_FIELDS_MAX:
+            _SHARED_FIELDS[key] = fields
+
+
 def encode_event(event: Event) -> bytes:
     """Return the event as JSON, in UTF-8."""
     return event.__pydantic_serializer__.to_json(event)

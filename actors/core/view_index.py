@@ -25,8 +25,8 @@ class ManipulationIndices(Sequence[int]):
 
     __slots__ = ("_count", "_end", "_settled")
 
-    def __init__(self, settled: list[int], count: int, end: int | None) -> None:
-        # The owner appends to `settled` as the view grows; the first `count` entries never change.
+    def __init__(self, settled: Sequence[int], count: int, end: int | None) -> None:
+        # The owner may append to `settled` as the view grows; the first `count` never change.
         self._settled = settled
         self._count = count
         self._end = end
@@ -109,8 +109,9 @@ class ViewIndex:
         """True once an event came that admission would have refused at its place."""
         self._running: str | None = None
         # The manipulation indices below `length`. Invariant: a list that a snapshot has seen only
-        # grows; if an index has to go again, the list is replaced.
-        self.settled: list[int] = []
+        # grows; if an index has to go again, the list is replaced. A range as long as none is left
+        # out: that is one object less for the collector, and many a view has no calls.
+        self.settled: list[int] | range = range(0)
 
     @property
     def end(self) -> int | None:
@@ -141,11 +142,20 @@ class ViewIndex:
         # A cut at any index in (tied_to, here] would tear this event from the one at `tied_to`.
         if tied_to == here:
             if was_index:
-                self.settled.append(here)
+                self._settle(here)
         elif self.settled and self.settled[-1] > tied_to:
             # Only in a malformed view: in any other, no index was settled inside a group.
             self.settled = self.settled[: bisect_right(self.settled, tied_to)]
         self.length = here + 1
+
+    def _settle(self, here: int) -> None:
+        settled = self.settled
+        if isinstance(settled, range):
+            if here == len(settled):
+                self.settled = range(here + 1)
+                return
+            settled = self.settled = list(settled)
+        settled.append(here)
 
     def _make_tables(self) -> None:
         self.calls, self.results, self.open_calls, self.responses = {}, {}, {}, {}

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 from turnkeeper.runtime import format_id
 
-from ..events import Event, LoggedEvent, StepRequest, TextDelta
+from ..events import Event, LoggedEvent, StepRequest, TextDelta, share_fields
 from ..values.text import storable
 from .commands import OnOverlap
 from .limits import ANSWER_LENGTH_MAX
@@ -216,6 +216,7 @@ class WorkingState:
         state = self.state
         recent = self.recent
         for event in decision.events:
+            share_fields(event)
             state.fold(event)
             recent[event.id] = LoggedEvent(state.seq, event)
             if len(recent) > state.limits.recent_events_max:

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from tests.actors.core.logs import Maker
+from turnkeeper.actors import events
 from turnkeeper.actors.events import (
     EVENT_CLASSES,
     ActionEvent,
@@ -32,6 +33,7 @@ from turnkeeper.actors.events import (
     decode_event,
     encode_event,
     is_checked,
+    share_fields,
 )
 from turnkeeper.actors.values.frozen import FrozenObject
 from turnkeeper.actors.values.upcasters import Upcasters
@@ -327,3 +329,27 @@ def test_an_event_of_an_older_version_keeps_which_fields_it_had() -> None:
     assert decode_event(encode_event(Maker().user()), kind="user_message").model_fields_set > (
         event.model_fields_set
     )
+
+
+def test_events_that_were_made_with_the_same_fields_share_their_set_unless_unchecked() -> None:
+    one, two = AgentMessageEvent(content="one"), AgentMessageEvent(content="two")
+    marked = AgentMessageEvent.model_construct({"content"}, content="three")
+
+    for event in (one, two, marked):
+        share_fields(event)
+
+    assert one.__pydantic_fields_set__ is two.__pydantic_fields_set__
+    assert one.model_fields_set == {"content"}
+    assert marked.__pydantic_fields_set__ is not one.__pydantic_fields_set__
+    assert not is_checked(marked)
+
+
+def test_the_table_of_shared_sets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    table: dict[frozenset[str], set[str]] = {}
+    monkeypatch.setattr(events, "_SHARED_FIELDS", table)
+    monkeypatch.setattr(events, "_SHARED_FIELDS_MAX", 1)
+
+    share_fields(AgentMessageEvent(content="one"))
+    share_fields(AgentMessageEvent(content="two", interrupted=True))
+
+    assert table.keys() == {frozenset({"content"})}

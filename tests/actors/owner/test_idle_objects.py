@@ -14,7 +14,7 @@ import pytest
 from turnkeeper.actors import Conversations, SQLiteJournal, TurnContext, agent
 from turnkeeper.actors.events import UserMessageEvent
 
-OBJECTS_MAX = 25
+OBJECTS_MAX = 22
 """Of a conversation with one event: in the runtime, the owner, the folds and the journal."""
 MANY = 100
 
