@@ -75,6 +75,12 @@ def _trio() -> Any:  # noqa: ANN401 - the module trio, which only those who use 
     return trio_module if lowlevel is not None and lowlevel.in_trio_task() else None
 
 
+class Waker(Protocol):
+    """Wakes the task or the handler that waits for a one-shot. A future of asyncio's is one."""
+
+    def set_result(self, result: None, /) -> object: ...
+
+
 class OneShot(Generic[T]):
     """A value or an error that comes once, for at most one task that waits for it.
 
@@ -82,14 +88,14 @@ class OneShot(Generic[T]):
     cancelled, they have no effect. Call them in the loop that waits.
     """
 
-    __slots__ = ("error", "is_done", "value", "wake")
+    __slots__ = ("error", "is_done", "value", "waker")
 
     def __init__(self) -> None:
         self.is_done = False
         self.value: T | None = None
         self.error: BaseException | None = None
         # Set by the task that parks, cleared by the call that wakes it: one wake-up at most.
-        self.wake: Callable[[None], object] | None = None
+        self.waker: Waker | None = None
 
     def set(self, value: T) -> None:
         """Store the value and wake the waiter."""
@@ -97,10 +103,10 @@ class OneShot(Generic[T]):
             return
         self.is_done = True
         self.value = value
-        if (wake := self.wake) is not None:
-            self.wake = None
+        if (waker := self.waker) is not None:
+            self.waker = None
             try:
-                wake(None)
+                waker.set_result(None)
             except asyncio.InvalidStateError:
                 return  # it was cancelled natively, and is on its way out
 
@@ -121,12 +127,12 @@ class OneShot(Generic[T]):
     async def wait_until_done(self) -> None:
         """Wait as `wait` does, but neither return the value nor raise the error."""
         if not self.is_done:
-            if self.wake is not None:
+            if self.waker is not None:
                 raise RuntimeError("another task waits for this OneShot; it takes one waiter")
             try:
                 await parking()(self)
             finally:
-                self.wake = None
+                self.waker = None
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self.wait().__await__()
@@ -152,9 +158,9 @@ def unattended(awaited: OneShot[T]) -> Generator[OneShot[T], None, T]:
 
 
 class Woken(Protocol):
-    """An object through which one parked task is woken."""
+    """An object that wakes one parked task."""
 
-    wake: Callable[[None], object] | None
+    waker: Waker | None
 
 
 Park: TypeAlias = Callable[[Woken], Awaitable[None]]
@@ -174,7 +180,7 @@ def parking() -> Park:
 
     def park(awaited: Woken) -> Awaitable[None]:
         future: asyncio.Future[None] = create_future()
-        awaited.wake = future.set_result
+        awaited.waker = future
         return future
 
     return park
@@ -191,11 +197,11 @@ def _park_trio(lowlevel: Any, awaited: Woken) -> Generator[object, Any, None]:  
         bell = _spare_bells.pop()
     except IndexError:
         bell = _TrioBell(lowlevel)
-    awaited.wake = bell.ring
+    awaited.waker = bell
     try:
         yield from bell.wait()
     finally:
-        awaited.wake = None  # before another task waits at this bell
+        awaited.waker = None  # before another task waits at this bell
         _spare_bells.append(bell)
 
 
@@ -417,6 +423,8 @@ class _TrioBell:
         if place.is_waiting:
             place.is_waiting = False
             place.reschedule(place.task, place.woken)
+
+    set_result = ring  # so it is a `Waker`, too
 
     # Any: the outcome that trio sends.
     @types.coroutine

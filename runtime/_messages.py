@@ -53,7 +53,7 @@ class Ask(OneShot[Any]):
     def __init__(self, message: object, actor: str, sent_at: float, trace: object) -> None:
         # Written out, and not through super(): this runs once per ask.
         self.is_done = False
-        self.value = self.error = self.wake = None
+        self.value = self.error = self.waker = None
         self.message = message
         self.actor = actor
         self.sent_at = sent_at

@@ -44,13 +44,13 @@ class SuspendedHandler:
 
     def leave_to(self, cell: Stepped) -> bool:
         """Have the cell stepped when the handler can go on; False if it needs a task to wait in."""
-        if not isinstance(self._yielded, OneShot) or self._yielded.wake is not None:
+        if not isinstance(self._yielded, OneShot) or self._yielded.waker is not None:
             return False  # if the one-shot has a waiter, the task that waits raises the error
         self._cell = cell
-        self._yielded.wake = self  # a bound method would be one object more for each that waits
+        self._yielded.waker = self
         return True
 
-    def __call__(self, _: None) -> None:
+    def set_result(self, _: None) -> None:
         """Step the cell: the one-shot that the handler waits for is set."""
         self._cell.submit()
 
@@ -62,7 +62,7 @@ class SuspendedHandler:
     def attend(self) -> bool:
         """Take `leave_to` back: a task will wait in its place. True if it had been left."""
         if isinstance(self._yielded, OneShot) and not self._yielded.is_done:
-            self._yielded.wake = None
+            self._yielded.waker = None
             return True
         return False
 

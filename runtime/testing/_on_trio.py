@@ -140,7 +140,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
     def _next_wake_up(self) -> float:
         """Return when the next sleeper is due, or infinity."""
         # A sleeper that was cancelled waits no more, and time must not jump for it.
-        while self._sleepers and self._sleepers[0][2].wake is None:
+        while self._sleepers and self._sleepers[0][2].waker is None:
             heapq.heappop(self._sleepers)
         return self._sleepers[0][0] if self._sleepers else math.inf
 

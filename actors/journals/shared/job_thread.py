@@ -49,7 +49,7 @@ class Job(OneShot[T]):
     def __init__(self, items: int = 1, size: int = 0) -> None:
         # Written out instead of calling super(), for speed: this runs for each append.
         self.is_done = False
-        self.value = self.error = self.wake = None
+        self.value = self.error = self.waker = None
         self.items = items
         self.bytes = size
         # Belongs to the worker until the thread hands its group back: a caller that got the error
@@ -261,7 +261,7 @@ class JobThread:
                 job.fail(job.refusal)
         while self._waiting and self._has_room(self._waiting[0]):
             job = self._waiting.popleft()
-            if job.wake is not None:
+            if job.waker is not None:
                 self._enqueue(job)
             else:
                 left = f"{self._name} had no room, and its caller has left; nothing was done"
