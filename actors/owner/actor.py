@@ -322,15 +322,16 @@ class ConversationActor(Actor[Command | Query]):
         One coroutine, which nearly always waits only at the commit. A thousand owners may wait
         there at once, so it holds few objects: the garbage collector looks at all of them.
         """
-        decided: Sequence[_Taken] = ()
         try:
             for taken in batch:
                 if self._may_be_known(taken.command):
                     await self._look_up(taken)
-            decided = self._decide(batch)
-            if rejections := _rejections_of(decided):
+            # From here on without what this batch parks or holds, which the runtime answers if the
+            # commit fails, and with the results that it releases from parking.
+            batch = self._decide(batch)
+            if rejections := _rejections_of(batch):
                 await self._setup.journal.reject(self._conversation_id, rejections)
-            if records := _records_of(decided):
+            if records := _records_of(batch):
                 with self._setup.watching.watcher.committing(self._conversation_id, len(records)):
                     seqs = await self.context.wait_for(self._commit(records))
                 if not self._are_in_place(records, seqs):
@@ -338,15 +339,14 @@ class ConversationActor(Actor[Command | Query]):
             else:
                 # A write proves that no rival has taken over; without one, the lease has to.
                 self.check_lease()
-            self._publish(decided)
-            self._start_effects(decided)
+            self._publish(batch)
+            self._start_effects(batch)
         except Exception as error:
             failure = self._lost_or(error)
-            # Results that this batch released from parking are in `decided` only.
-            for one in (*batch, *decided):
+            for one in batch:
                 if one.delivery is not None:
                     one.delivery.fail(failure)
-            if batch[0].delivery is not None:
+            if batch and batch[0].delivery is not None:
                 self._raise_if_refused(failure)
             if failure is not error:
                 raise failure from error
@@ -700,14 +700,16 @@ class ConversationActor(Actor[Command | Query]):
         """Show the committed batch: to the view, the subscribers, the callers, in this order."""
         seq = self._seq
         self._show_state()
-        recent, events = self._working.recent, list[LoggedEvent]()
+        recent = self._working.recent
+        events: list[LoggedEvent] = []
         for one in decided:
-            if one.decision.piece is not None:
+            decision = one.decision
+            if decision.piece is not None:
                 # Its place is between the events decided before it and those decided after it.
                 self._publish_events(events)
                 events = []
-                self._publish_piece(one.decision, seq)
-            for event in one.decision.events:
+                self._publish_piece(decision, seq)
+            for event in decision.events:
                 seq += 1
                 events.append(recent.get(event.id) or LoggedEvent(seq, event))
         self._publish_events(events)
@@ -1084,11 +1086,12 @@ def _records_of(decided: Sequence[_Taken]) -> Sequence[Record]:
 
 def _rejections_of(decided: Sequence[_Taken]) -> Sequence[Rejection]:
     """Return the events that admission refused: they are kept before their callers hear of it."""
-    return [
+    rejections = [
         _rejection(one.refusal, one)
         for one in decided
         if one.refusal is not None and isinstance(one.refusal, AdmissionRefused)
     ]
+    return rejections or ()  # an empty list would be one object more while the commit is waited for
 
 
 def _rejection(refusal: AdmissionRefused, stamp: Stamp) -> Rejection:

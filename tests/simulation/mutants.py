@@ -75,16 +75,16 @@ MUTANTS = [
         "an answer goes out before the commit",
         ConversationActor,
         "_run",
-        "        decided = self._decide(batch)",
-        "        decided = self._decide(batch)\n        self._publish(decided)",
+        "        batch = self._decide(batch)",
+        "        batch = self._decide(batch)\n        self._publish(batch)",
     ),
     Mutant(
         "an effect starts before the commit",
         ConversationActor,
         "_run",
-        "        decided = self._decide(batch)",
-        "        decided = self._decide(batch)\n        self._show_state()\n"
-        "        self._start_effects(decided)",
+        "        batch = self._decide(batch)",
+        "        batch = self._decide(batch)\n        self._show_state()\n"
+        "        self._start_effects(batch)",
     ),
     Mutant(
         "an owner whose commit failed goes on with its working state",
@@ -430,7 +430,7 @@ PROMISES = [
         "a rejected event is not kept among the rejections",
         ConversationActor,
         "_run",
-        "if rejections := _rejections_of(decided):",
+        "if rejections := _rejections_of(batch):",
         "if False:",
         test="tests/actors/owner/test_loop.py::"
         "test_a_refused_event_is_seen_by_nobody_and_kept_among_the_rejections",
