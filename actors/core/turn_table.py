@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii
-from typing import Literal, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 from ..events import (
     ConfirmationGivenEvent,
@@ -29,6 +29,15 @@ from ..events import (
 from ..values.tables import NO_TABLE
 
 __all__ = ["TURN_KINDS", "KnownMessage", "RunningTurn", "Told", "TurnTable", "message_digest"]
+
+
+def _rank(message_id: str) -> tuple[int, str]:
+    """Order ids by their length first: "m9" comes before "m10", and both before an id made here.
+
+    So ids that an application counts up are known to be new, and its short ids, such as those of a
+    log from another program, make no id look old that is made here.
+    """
+    return len(message_id), message_id
 
 
 class Told(Protocol):
@@ -97,12 +106,8 @@ TURN_KINDS = frozenset(
 """The kinds that `TurnTable.fold` has a case for. Most events of a log are of other kinds."""
 
 
-@dataclass(slots=True)
-class KnownMessage:
-    """A chat message that is in the log, with its place and its turn; a value, changed by nothing.
-
-    It is not frozen: one is made for each chat message, and a frozen one takes three times as long.
-    """
+class KnownMessage(NamedTuple):
+    """A chat message that is in the log, with its place and its turn."""
 
     message_id: str
     seq: int
@@ -152,8 +157,11 @@ class TurnTable:
     answers: dict[str, AnsweredCall] = field(default_factory=lambda: NO_TABLE)
     """The newest calls that waited for a confirmation and got it, or were rejected."""
     _queued: dict[str, MessageQueuedEvent] = field(default_factory=lambda: NO_TABLE)
-    _known: dict[str, KnownMessage] = field(default_factory=lambda: NO_TABLE)
+    _known: dict[str, tuple[int, str, str, int]] = field(default_factory=lambda: NO_TABLE)
+    """The newest messages: the fields of each `KnownMessage` behind its id. Plain tuples, since a
+    snapshot may hold a thousand, and pydantic makes them in half the time."""
     _forgotten_max: str = ""
+    """The highest id that was let go, in the order of `_rank`."""
 
     @property
     def queued(self) -> Mapping[str, MessageQueuedEvent]:
@@ -180,7 +188,8 @@ class TurnTable:
 
     def find(self, message_id: str) -> KnownMessage | None:
         """Return the chat message of this id, if it is among the newest."""
-        return self._known.get(message_id)
+        known = self._known.get(message_id)
+        return None if known is None else KnownMessage(message_id, *known)
 
     def find_answers(self, tool_call_ids: Collection[str]) -> Mapping[str, bool]:
         """Return the calls that were answered together with these, and if they were confirmed."""
@@ -190,10 +199,10 @@ class TurnTable:
     def may_have_forgotten(self, message_id: str) -> bool:
         """True if the log may have this message id although `find` does not.
 
-        No id that was let go is above `_forgotten_max`. The ids made here are time-ordered, so a
-        new one is above it.
+        No id that was let go ranks above `_forgotten_max`. The ids made here are time-ordered and
+        all of one length, so a new one ranks above it.
         """
-        return bool(self._forgotten_max) and message_id <= self._forgotten_max
+        return bool(self._forgotten_max) and _rank(message_id) <= _rank(self._forgotten_max)
 
     def fold(self, event: Event, seq: int, *, known_max: int) -> None:
         """Advance by one event of the log; hold the newest `known_max` message ids, and answers."""
@@ -224,7 +233,7 @@ class TurnTable:
                 if event.queued_again or event.place is not None:
                     # It goes before the messages that came after it was first sent, or after the
                     # message that it replaces.
-                    in_order = sorted(self._queued, key=lambda known: self._known[known].place)
+                    in_order = sorted(self._queued, key=self._place_of)
                     self._queued = {known: self._queued[known] for known in in_order}
             case "message_withdrawn":
                 assert isinstance(event, MessageWithdrawnEvent), event.kind
@@ -256,6 +265,10 @@ class TurnTable:
             case _:
                 pass
 
+    def _place_of(self, message_id: str) -> int:
+        _, _, _, place = self._known[message_id]
+        return place
+
     def _know(
         self,
         message_id: str,
@@ -264,11 +277,11 @@ class TurnTable:
         known_max: int,
     ) -> None:
         known = KnownMessage.of(message_id, seq, event)
-        if (first := self._known.get(message_id)) is not None:
-            known = replace(known, seq=first.seq, place=first.place)
+        if (first := self.find(message_id)) is not None:
+            known = known._replace(seq=first.seq, place=first.place)
         if self._known is NO_TABLE:
             self._known = {}
-        self._known[message_id] = known
+        self._known[message_id] = known[1:]
         if len(self._known) > known_max:
             # A message that waits, or may wait again, keeps its entry: its later events must find
             # the seq of its first. This message may be about to join a turn.
@@ -280,4 +293,4 @@ class TurnTable:
             )
             if oldest is not None:
                 del self._known[oldest]
-                self._forgotten_max = max(self._forgotten_max, oldest)
+                self._forgotten_max = max(self._forgotten_max, oldest, key=_rank)

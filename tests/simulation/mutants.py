@@ -389,7 +389,7 @@ PROMISES = [
         "the newest forgotten message id is taken for the largest",
         TurnTable,
         "_know",
-        "self._forgotten_max = max(self._forgotten_max, oldest)",
+        "self._forgotten_max = max(self._forgotten_max, oldest, key=_rank)",
         "self._forgotten_max = oldest",
     ),
     Mutant(

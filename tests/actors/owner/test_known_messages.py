@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from tests.actors.conversations.worlds import HeldAgent, WatchedJournal, verifie
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.events import TaskListUpdatedEvent
 from turnkeeper.actors.journal import Record
+from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -104,3 +105,37 @@ async def test_what_is_sent_twice_in_one_batch_is_known_though_memory_has_let_it
         for of_one in (said["note"], said["change"], said["3"]):
             assert len(of_one) == 2
             assert len(set(of_one)) == 1
+
+
+class CountingJournal(MemoryJournal):
+    """Notes the message ids that are looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked_up: list[str] = []
+
+    async def find_messages(
+        self, conversation_id: str, message_ids: Sequence[str]
+    ) -> Mapping[str, int]:
+        self.looked_up += message_ids
+        return await super().find_messages(conversation_id, message_ids)
+
+
+@pytest.mark.anyio
+async def test_an_id_that_is_counted_up_or_made_here_is_known_to_be_new() -> None:
+    """A log from another program may have ids that sort above all ids made here."""
+    journal, limits = CountingJournal(), Limits(known_messages_max=2)
+    async with verified(
+        HeldAgent(), journal=journal, limits=limits, queued_messages_max=1
+    ) as conversations:
+        chat = conversations["c"]
+        for n in range(8, 14):  # "m10" sorts below "m9" as a text
+            await (await chat.send("counted up", message_id=f"m{n}")).end()
+        for _ in range(3):
+            await (await chat.send("made here")).end()
+
+        assert journal.looked_up == []
+        again = [await chat.send("counted up", message_id=f"m{n}") for n in (8, 10, 13)]
+
+        assert [turn.is_duplicate for turn in again] == [True, True, True]
+        assert journal.looked_up == ["m8", "m10", "m13"]
