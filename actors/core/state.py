@@ -353,8 +353,9 @@ class Folded:
         self._status = folds.status
         self._view = ViewFold(unhandled_request=folds.unhandled_request)
         for at in range(0, len(folds.view), SLICE_EVENTS):
+            if at:
+                yield
             self._view.restore(filter(is_seen_by_model, folds.view[at : at + SLICE_EVENTS]))
-            yield
         self.admission = Admission(
             self._view,
             calls_left=folds.calls_left,
