@@ -189,7 +189,7 @@ def labels_text(listing: Listing) -> str:
     return json.dumps(dict(sorted(listing.labels.items())), ensure_ascii=False)
 
 
-def listing_columns(name: str, listing: Listing) -> Sequence[Any]:
+def listing_columns(name: str, listing: Listing) -> tuple[Any, ...]:
     """Return the columns in which a listing is stored, from the seq to the seal."""
     labels = labels_text(listing)
     return (

@@ -50,12 +50,12 @@ __all__ = [
     "store_listing",
 ]
 
-# The last columns of `incoming`. A listing's seq is at least 0, and a record without a listing has
+# The last columns of `incoming_listed`. A listing's seq is at least 0, and a record without one has
 # -1 in all of them. Not NULL: Python's sqlite3 looks for an adapter of each None, which takes as
 # long as ten numbers.
 _STORED = ("seq", "owner", "status", "created_us", "active_us", "labels", "payload", "seal")
 LISTING_WIDTH = len(_STORED)
-NO_LISTING = (-1,) * LISTING_WIDTH
+NO_LISTING: tuple[object, ...] = (-1,) * LISTING_WIDTH
 LISTING_COLUMNS = ", ".join(f"0 AS listing_{name}" for name in _STORED)
 
 RECENT_LISTINGS_MAX = 256
@@ -70,7 +70,7 @@ _ALL = ", ".join(f"NEW.listing_{name}" for name in _STORED)
 _CHANGED_COLUMNS = ", ".join(f"0 AS listing_{name}" for name in _STORED)
 WRITE_LISTING = f"""
     CREATE TEMP VIEW changed_listing AS SELECT 0 AS conversation, {_CHANGED_COLUMNS};
-    CREATE TEMP TRIGGER write_listing INSTEAD OF INSERT ON incoming
+    CREATE TEMP TRIGGER write_listing INSTEAD OF INSERT ON incoming_listed
         WHEN NEW.listing_seq >= 0
     BEGIN
         INSERT OR REPLACE INTO listing_recent

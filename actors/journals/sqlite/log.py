@@ -62,7 +62,7 @@ class Tail:
         # Formatted by hand: this is computed once an append.
         facts = (
             f"{self.name}\0{self.incarnation} {self.log} {self.epoch} {self.head} {self.last} "
-            f"{self.tip} {self.forked_at} {self.is_unfinished:d} {self.updated_us}"
+            f"{self.tip} {self.forked_at} {int(self.is_unfinished)} {self.updated_us}"
         )
         return crc32(facts.encode())
 

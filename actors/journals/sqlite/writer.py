@@ -25,9 +25,9 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -89,31 +89,42 @@ _INDEX_PAUSE_S = 0.25  # without a job, before new records are indexed
 _INDEX_LAG_S_MAX = 1.0
 _INDEX_RETRY_S = 10.0
 
-# Appends go in through a temporary view with a trigger, so that one statement does all of it: it
-# checks epoch, head and generation, writes the event, and advances the tail. Outside a transaction
-# the statement is its own transaction, and it releases the interpreter lock only once; each further
-# statement would wait for a busy event loop.
-_WIDTH = 13 + LISTING_WIDTH
-_INCOMING = """
-    CREATE TEMP VIEW incoming AS SELECT
-        0 AS id, 0 AS seq, 0 AS epoch, 0 AS event_id, 0 AS kind, 0 AS message_id, 0 AS mark,
-        0 AS payload, 0 AS parts, 0 AS conversation, 0 AS is_unfinished, 0 AS seal,
-        0 AS updated_us, {listing_columns};
-    CREATE TEMP TRIGGER write_incoming INSTEAD OF INSERT ON incoming WHEN NEW.id > 0
+# Appends go in through a temporary view with a trigger, so that one statement does all of it: the
+# last row of an append checks epoch, head and generation and moves the tail, and each row writes an
+# event. Outside a transaction the statement is its own transaction, and it releases the interpreter
+# lock only once; each further statement would wait for a busy event loop. Groups with listings go
+# through a wider view: SQLite copies each column of each row several times.
+_INCOMING_COLUMNS = """
+    0 AS id, 0 AS previous, 0 AS log, 0 AS seq, 0 AS epoch, 0 AS event_id, 0 AS kind,
+    0 AS message_id, 0 AS mark, 0 AS payload, 0 AS parts,
+    0 AS conversation, 0 AS head, 0 AS is_unfinished, 0 AS updated_us, 0 AS seal
+"""
+_WIDTH = 16
+_UNUSED = (0,) * _WIDTH
+_NO_MOVE = (0,) * 5
+"""The last columns of a row that does not move its tail."""
+_WRITE_INCOMING = """
+    CREATE TEMP TRIGGER write_{view} INSTEAD OF INSERT ON {view} WHEN NEW.id > 0
     BEGIN
-        INSERT INTO event
-            SELECT NEW.id, c.last, c.log, NEW.seq, NEW.epoch, NEW.event_id, NEW.kind,
-                nullif(NEW.message_id, 0), NEW.mark, NEW.payload, nullif(NEW.parts, 0)
-            FROM conversation c
-            WHERE c.id = NEW.conversation AND c.epoch = NEW.epoch AND c.head = NEW.seq - 1
-                AND (SELECT generation FROM journal) = {generation};
-        SELECT RAISE(ABORT, 'its tail is not where it was') WHERE changes() = 0;
         UPDATE conversation SET
             head = NEW.seq, last = NEW.id, tip = NEW.mark, is_unfinished = NEW.is_unfinished,
             updated_us = NEW.updated_us, seal = NEW.seal
-        WHERE id = NEW.conversation;
+        WHERE id = NEW.conversation AND log = NEW.log AND epoch = NEW.epoch AND head = NEW.head
+            AND (SELECT generation FROM journal) = {generation};
+        SELECT RAISE(ABORT, 'its tail is not where it was')
+            WHERE changes() = 0 AND NEW.conversation > 0;
+        INSERT INTO event VALUES (
+            NEW.id, NEW.previous, NEW.log, NEW.seq, NEW.epoch, NEW.event_id, NEW.kind,
+            nullif(NEW.message_id, 0), NEW.mark, NEW.payload, nullif(NEW.parts, 0)
+        );
     END;
-    {write_listing}
+"""
+_INCOMING = f"""
+    CREATE TEMP VIEW incoming AS SELECT {_INCOMING_COLUMNS};
+    {_WRITE_INCOMING.replace("{view}", "incoming")}
+    CREATE TEMP VIEW incoming_listed AS SELECT {_INCOMING_COLUMNS}, {LISTING_COLUMNS};
+    {_WRITE_INCOMING.replace("{view}", "incoming_listed")}
+    {WRITE_LISTING}
 """
 # Messages are indexed with the owner that the listing had at that time.
 _MOVE_OWNER = "INSERT OR IGNORE INTO search_again SELECT ? FROM search"
@@ -122,16 +133,13 @@ _MOVE_OWNER = "INSERT OR IGNORE INTO search_again SELECT ? FROM search"
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
-_UNUSED = (0,) * (_WIDTH - LISTING_WIDTH) + NO_LISTING
-
-
 @cache
-def _insert(size: int) -> str:
+def _insert(size: int, *, is_listed: bool) -> str:
     # Not numbered, though the time is the same in all rows: Python 3.12.0 to 3.12.3 take `?1` for
     # a name, and warn at each statement.
-    row = f"({', '.join('?' * _WIDTH)})"
-    rows = ", ".join([row] * size)
-    return f"INSERT INTO incoming VALUES {rows}"  # noqa: S608 - our own text
+    view, width = ("incoming_listed", _WIDTH + LISTING_WIDTH) if is_listed else ("incoming", _WIDTH)
+    rows = ", ".join([f"({', '.join('?' * width)})"] * size)
+    return f"INSERT INTO {view} VALUES {rows}"  # noqa: S608 - our own text
 
 
 class Change(Job[T]):
@@ -186,8 +194,10 @@ class SQLiteWriter:
         # current transaction changed.
         self._tails: OrderedDict[str, Tail] = OrderedDict()
         self._touched: set[str] = set()
-        # Rows of appends that are decided but not yet passed to SQLite.
-        self._rows: list[object] = []
+        # Rows of appends that are decided but not yet passed to SQLite, and the listings that go
+        # with some of them, by their places.
+        self._rows: list[tuple[object, ...]] = []
+        self._listings: dict[int, tuple[object, ...]] = {}
         self._parts: list[tuple[int, int, bytes, bytes]] = []
         self._log_pages = 0
         # Deleted logs whose records are not linked to each other; a repair removes them.
@@ -196,13 +206,7 @@ class SQLiteWriter:
         self._generation = self._take_generation(owner)
         self.guard = FileGuard(path, connection)
         self._checked_at = ports.monotonic()
-        connection.executescript(
-            _INCOMING.format(
-                generation=self._generation,
-                listing_columns=LISTING_COLUMNS,
-                write_listing=WRITE_LISTING,
-            )
-        )
+        connection.executescript(_INCOMING.replace("{generation}", str(self._generation)))
         # No other process adds rows as long as the generation is ours. The newest rows may have
         # been deleted since the index looked at them.
         (self._last_id,) = self._execute(
@@ -369,7 +373,7 @@ class SQLiteWriter:
             for job in jobs:
                 if not isinstance(job, Append) or not self._gather(job):
                     return self._forget()
-            if self._parts or len(self._rows) > _WIDTH * _SIZES[-1]:
+            if self._parts or len(self._rows) > _SIZES[-1]:
                 return self._forget()
             self._failpoint("begin")
         except Exception as error:  # noqa: BLE001 - of any kind
@@ -532,6 +536,7 @@ class SQLiteWriter:
 
     def _drop_gathered(self) -> None:
         self._rows.clear()
+        self._listings.clear()
         self._parts.clear()
 
     # --- appends ----------------------------------------------------------------------------------
@@ -622,56 +627,48 @@ class SQLiteWriter:
     ) -> Sequence[int]:
         """Decide one append: gather its rows and advance its tail."""
         self._touched.add(tail.name)
-        first = seq = tail.head + 1
-        upto = tail.head + len(records)
-        if listing is None and tail.head == tail.forked_at:
+        before = seq = tail.head
+        upto = before + len(records)
+        log, epoch, mark, last = tail.log, tail.epoch, tail.tip, tail.last
+        if listing is None and before == tail.forked_at:
             listing = bare_listing(self.now_us)
-        if listing is not None:
-            self._recent.add(tail.number)
-        number, epoch, mark = tail.number, tail.epoch, tail.tip
         tail.is_unfinished = is_unfinished
         tail.updated_us = self.now_us
-        for seq, record in enumerate(records, first):
-            event_id, kind, message_id = record.event_id, record.kind, record.message_id
-            payload = record.payload
+        move: tuple[object, ...] = _NO_MOVE
+        for event_id, kind, payload, message_id in records:
+            seq += 1
             mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
+            kept: bytes = payload
             places: str | int = 0
             if len(payload) > PART_BYTES_MIN:
-                payload, places, parts = split(payload)
-                self._parts += ((tail.log, seq, digest, part) for digest, part in parts)
-            self._last_id = tail.last = last = self._last_id + 1
-            tail.head, tail.tip = seq, mark
-            self._rows += (
-                last,
-                seq,
-                epoch,
-                event_id,
-                kind,
-                0 if message_id is None else message_id,
-                mark,
-                payload,
-                places,
-                number,
-                int(is_unfinished),
-                tail.seal() if seq == upto else 0,  # the last row of the append is the tail's
-                self.now_us,
-                *(
-                    NO_LISTING
-                    if seq < upto or listing is None
-                    else listing_columns(tail.name, listing)
-                ),
-            )
-        return range(first, seq + 1)
+                kept, places, parts = split(payload)
+                self._parts += ((log, seq, digest, part) for digest, part in parts)
+            previous = last
+            self._last_id = last = self._last_id + 1
+            if seq == upto:
+                tail.head, tail.last, tail.tip = seq, last, mark
+                move = (tail.number, before, int(is_unfinished), self.now_us, tail.seal())
+            message = 0 if message_id is None else message_id
+            event = (last, previous, log, seq, epoch, event_id, kind, message, mark, kept, places)
+            self._rows.append(event + move)
+        if listing is not None:
+            self._recent.add(tail.number)
+            self._listings[len(self._rows) - 1] = listing_columns(tail.name, listing)
+        return range(before + 1, upto + 1)
 
     def _write(self) -> None:
         """Pass the gathered rows to SQLite."""
-        rows = self._rows
-        step = _WIDTH * _SIZES[-1]
-        for at in range(0, len(rows), step):
-            some = rows[at : at + step]
-            size = _SIZES[bisect_left(_SIZES, len(some) // _WIDTH)]
-            some += _UNUSED * (size - len(some) // _WIDTH)
-            self._execute(_insert(size), some)
+        listings, is_listed = self._listings, bool(self._listings)
+        step = _SIZES[-1]
+        for at in range(0, len(self._rows), step):
+            rows = self._rows[at : at + step]
+            size = _SIZES[bisect_left(_SIZES, len(rows))]
+            rows += [_UNUSED] * (size - len(rows))
+            pieces: Iterable[tuple[object, ...]] = rows
+            if is_listed:
+                beside = [listings.get(place, NO_LISTING) for place in range(at, at + size)]
+                pieces = chain.from_iterable(zip(rows, beside, strict=True))
+            self._execute(_insert(size, is_listed=is_listed), list(chain.from_iterable(pieces)))
         for log, seq, digest, part in self._parts:
             self._execute("INSERT OR IGNORE INTO part VALUES (?, ?)", (digest, part))
             self._execute("INSERT OR IGNORE INTO part_use VALUES (?, ?, ?)", (log, seq, digest))

@@ -21,6 +21,7 @@ import pytest
 
 from turnkeeper.actors.errors import (
     ConversationNotFound,
+    CorruptLog,
     Fenced,
     JournalOutcomeUnknown,
     JournalRefused,
@@ -191,10 +192,16 @@ async def test_a_commit_is_one_statement_however_many_append(path: Path) -> None
             while journal._writer._queued_items < 399:
                 await anyio.lowlevel.checkpoint()
             gate.open()
+        for name in names[1:3]:
+            await append(journal, name, claims[name], 3, "e3")
 
-    # One for the first append, one for all the others.
-    written = [text for text in statements if not text.startswith("PRAGMA")]
-    assert [text.split(" VALUES")[0] for text in written] == ["INSERT INTO incoming"] * 2
+    # One for the first append, one for all the others, and one for each of the last two, which are
+    # not the first of their conversations and so write no listing. Now and then the writer looks if
+    # the file is still its own; that is not part of a commit.
+    look = ("PRAGMA", "SELECT generation FROM journal")
+    written = [text for text in statements if not text.startswith(look)]
+    views = [text.split()[2] for text in written]
+    assert views == ["incoming_listed", "incoming_listed", "incoming", "incoming"]
 
 
 async def test_leaving_waits_for_what_was_appended(path: Path) -> None:
@@ -1046,6 +1053,22 @@ async def test_a_tail_that_another_program_moved_is_found_by_the_statement_itsel
             )
 
         with pytest.raises(Fenced):
+            await append(journal, "c", claim, 2, "e2", "e3")
+
+        assert await journal._change(
+            lambda writer: writer.connection.execute("SELECT count(*) FROM event").fetchone()
+        ) == (1,)
+
+
+async def test_a_row_that_is_damaged_under_the_writer_takes_no_record(path: Path) -> None:
+    """The writer names the log itself, so the statement compares it with the row's."""
+    async with SQLiteJournal(path) as journal:
+        claim = await journal.claim("c")
+        await append(journal, "c", claim, 1, "e1")
+        with closing(sqlite3.connect(path)) as other, other:
+            other.execute("UPDATE conversation SET log = log + 1")
+
+        with pytest.raises(CorruptLog, match="its own row is damaged"):
             await append(journal, "c", claim, 2, "e2")
 
         assert await journal._change(
