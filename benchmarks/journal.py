@@ -145,12 +145,14 @@ async def claim_all(journal: Journal, names: Sequence[str]) -> dict[str, Claim]:
 async def append_all(journal: Journal, many: int, each: int) -> float:
     """Time conversations that each send once their last was acknowledged; microseconds an event."""
     claims = await claim_all(journal, [f"c{number}" for number in range(many)])
-    records = {name: [record() for _ in range(each)] for name in claims}
+    # Ids rise with time in every program, as in the raw rows: one round of all conversations after
+    # the other. Otherwise each commit would write all over the index of ids.
+    rounds = [{name: record() for name in claims} for _ in range(each)]
 
     async def converse(name: str, claim: Claim) -> None:
-        for seq, one in enumerate(records[name], claim.head + 1):
+        for seq, records in enumerate(rounds, claim.head + 1):
             await journal.append(
-                name, [one], epoch=claim.epoch, expected_seq=seq, is_unfinished=False
+                name, [records[name]], epoch=claim.epoch, expected_seq=seq, is_unfinished=False
             )
 
     began = perf_counter()
