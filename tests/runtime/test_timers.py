@@ -215,7 +215,7 @@ def test_a_clock_that_is_late_runs_deadlines_and_alarms_in_the_order_of_time(
     for sent_at, timeout_s in sorted(timeouts):
         now = sent_at
         ask = Ask(None, "actor", sent_at, None)
-        ask.wake = lambda _, deadline=sent_at + timeout_s: ran.append(deadline)  # type: ignore[misc]
+        ask.wake = lambda _, deadline=sent_at + timeout_s: ran.append(deadline)
         clock.arm(ask, timeout_s)
     now = 50.0
     clock._run_due()
