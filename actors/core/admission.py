@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, TypeAlias
 
 from turnkeeper.runtime import Refused
@@ -168,9 +169,7 @@ class Admission:
 
     def check(self, events: Sequence[Event]) -> Violation | None:
         """Return the violation if these events may not follow, in this order and as one command."""
-        if not self._view.index.open_calls and _FREE_KINDS.issuperset(
-            [event.kind for event in events]
-        ):
+        if not self._view.index.open_calls and _FREE_KINDS.issuperset(map(_kind_of, events)):
             return None
         trial = _Trial(self._view, self._calls_left, self._responses_left)
         for event in events:
@@ -191,6 +190,8 @@ _FREE_KINDS = (
     - RESULT_KINDS
     - {"action", "condensation", "condensation_summary", "retraction"}
 )
+
+_kind_of = attrgetter("kind")
 
 _Found: TypeAlias = tuple[ViolationName, str]
 
