@@ -59,6 +59,28 @@ async def test_one_failed_commit_is_one_failure() -> None:
             assert not failures._buffer
 
 
+async def test_a_failed_commit_answers_also_the_result_that_its_batch_parked() -> None:
+    """The result is in no decision of the batch; its sender has to hear that the owner ended."""
+    journal = Breakable()
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+        journal.error = Unavailable("for a moment")
+        errors: list[Exception] = []
+
+        async def append(event: Event, park: bool) -> None:
+            with pytest.raises(Unavailable) as raised:
+                await chat.append(event, park=park)
+            errors.append(raised.value)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(append, ObservationEvent(tool_call_id="1", content="seen"), True)
+            group.start_soon(append, UserMessageEvent(content="again"), False)
+
+        assert errors == [journal.error, journal.error]
+        journal.error = None
+
+
 class Unreadable(MemoryJournal):
     is_unreadable = False
 
