@@ -191,8 +191,10 @@ class SQLiteReader:
     def _beside_a_writer(self, apply: Callable[[SQLiteReader], T]) -> T:
         for _ in range(_READS_MAX):
             if self._look() != self._state or self._is_migrated():
-                self.connection.close()
+                # Opened first: if that fails, the next read compares with the state of the old one.
+                before = self.connection
                 self._open()
+                before.close()
             state = self._state
             try:
                 result = self._in_transaction(apply)

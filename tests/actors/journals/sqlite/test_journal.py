@@ -675,6 +675,21 @@ async def test_a_reader_sees_owners_come_and_go(path: Path) -> None:
             assert len(await read_all(reader, "c")) == seq
 
 
+async def test_a_reader_goes_on_once_a_file_that_was_moved_away_is_back(path: Path) -> None:
+    async with SQLiteJournal(path) as owner:
+        await append(owner, "c", await owner.claim("c"), 1, "e1")
+    async with reading(path) as reader:
+        assert await read_all(reader, "c") == ["e1"]
+        away = path.rename(path.with_name("away.db"))
+        for _ in range(2):
+            with pytest.raises(JournalRefused, match="no such file"):
+                await read_all(reader, "c")
+
+        away.rename(path)
+
+        assert await read_all(reader, "c") == ["e1"]
+
+
 async def test_a_reader_changes_and_leaves_nothing(path: Path) -> None:
     async with SQLiteJournal(path) as owner:
         await append(owner, "c", await owner.claim("c"), 1, "e1")
