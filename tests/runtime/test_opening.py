@@ -100,6 +100,21 @@ async def test_the_fixtures_runtime_is_left_though_an_actor_is_busy_for_ever() -
     assert left.actor == "counter"
 
 
+async def test_the_fixtures_runtime_is_left_though_its_test_fails_while_an_actor_is_busy() -> None:
+    runtimes: list[Runtime] = []
+
+    async def fail() -> None:
+        async with open_runtime(VirtualClock(), wait_s=0) as opened:
+            runtimes.append(opened)
+            await block(opened.spawn(Counter, name="counter"))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    (left,) = runtimes[0].left_undone
+    assert left.actor == "counter"
+
+
 async def test_the_fixtures_runtime_raises_its_failure_as_it_is() -> None:
     clock = VirtualClock()
 

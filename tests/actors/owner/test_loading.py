@@ -10,7 +10,13 @@ import pytest
 from turnkeeper.actors import MemoryJournal
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.errors import CorruptLog
-from turnkeeper.actors.events import Event, ObservationEvent, UserMessageEvent
+from turnkeeper.actors.events import (
+    ActionEvent,
+    CondensationEvent,
+    Event,
+    ObservationEvent,
+    UserMessageEvent,
+)
 from turnkeeper.actors.journal import READ_PAGE, StoredRecord
 from turnkeeper.actors.owner.loading import fold_log, load_state
 from turnkeeper.runtime import Unavailable
@@ -113,6 +119,34 @@ async def test_damage_is_raised_as_it_is_and_before_an_error_of_the_page_behind_
 async def test_a_log_that_ends_too_soon_is_damaged(journal: Watched) -> None:
     with pytest.raises(CorruptLog, match="the record is missing"):
         await load_state(journal, "c", LENGTH + 1)
+
+
+async def test_a_log_whose_condensation_tore_a_response_is_read_once_more_and_enforced(
+    journal: Watched,
+) -> None:
+    """The view that is left shows nothing of it: the call that was kept has its result."""
+    calls = [
+        ActionEvent(tool_call_id=name, tool_name="t", arguments={}, llm_response_id="r")
+        for name in ("gone", "kept")
+    ]
+    results = [ObservationEvent(tool_call_id=call.tool_call_id, content="42") for call in calls]
+    torn = CondensationEvent(forgotten_event_ids=(calls[0].id, results[0].id))
+    added: list[Event] = [*calls, *results, torn]
+    end = LENGTH + len(added)
+    journal.damaged_from = end + 1
+    await journal.append(
+        "c",
+        [encode_record(event) for event in added],
+        epoch=(await journal.claim("c")).epoch,
+        expected_seq=LENGTH + 1,
+        is_unfinished=False,
+    )
+
+    state, removed = await load_state(journal, "c", end)
+
+    assert journal.seen.count("read after 0") == 2
+    assert removed == (calls[1].id, results[1].id)
+    assert len(state.view) == LENGTH
 
 
 @pytest.mark.parametrize("is_sound", [True, False])
