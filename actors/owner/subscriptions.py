@@ -104,6 +104,9 @@ class Subscriptions:
         """The conversations with an owner here."""
         self._leaders: dict[Place, EventReader] = {}
         """The readers that follow the journal, each for all readers that wait at its place."""
+        self._claim_at: dict[str, float] = {}
+        """When readers try next to claim conversations that another process owns: all at the same
+        time, so that one claim answers them."""
         self._unheard: set[str] = set()
         """The conversations with readers here whose owner, in another process, cannot be heard."""
         self._is_closing = False
@@ -250,12 +253,21 @@ class Subscriptions:
 
     def _leave_to_journal(self, conversation_id: str, *, is_wanted: bool) -> None:
         """Let readers follow the journal from now on; one leads all that wait at one place."""
+        self._claim_at.pop(conversation_id, None)
         places: dict[Place, None] = {}
         for reader in self._live(conversation_id):
             if reader.owner_ended(is_wanted=is_wanted):
                 places[reader.place] = None
         for place in places:
             self.choose_leader(place)
+
+    def claim_at(self, conversation_id: str) -> float:
+        """Return the time at which a reader may claim this conversation; -inf: at once."""
+        return self._claim_at.get(conversation_id, -inf)
+
+    def claim_refused(self, conversation_id: str) -> None:
+        """Note that another process owns this conversation; no reader claims it for a while."""
+        self._claim_at[conversation_id] = anyio.current_time() + OWNER_ASKED_EVERY_S
 
     def leader_at(self, place: Place) -> EventReader | None:
         """Return the reader that leads at this place, if one does."""
@@ -381,6 +393,7 @@ class Subscriptions:
             del readers[key]
             if not readers:
                 del self._readers[conversation_id]
+                self._claim_at.pop(conversation_id, None)
                 self._unheard.discard(conversation_id)
 
     def _live(self, conversation_id: str) -> list[EventReader]:
@@ -450,8 +463,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     If `on_owner_ended` is given, the reader awaits it before it first waits, unless it began with
     events of an owner here, and again after an owner has ended in this process. If it raises, so
-    does the reader, except for `OwnedElsewhere`: then the reader follows the other owner, and
-    awaits `on_owner_ended` again after a while.
+    does the reader, except for `OwnedElsewhere`: then it follows the other owner, as all readers of
+    the conversation do, and they await `on_owner_ended` again after a while, at the same time.
 
     Iterate it from one task. Cancelling its wait loses nothing: it continues from its cursor.
     """
@@ -508,7 +521,6 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._state = _BEHIND
         # True at first: a reader does not know whether there is an owner.
         self._has_owner_ended = True
-        self._ask_owner_at = -inf
         self._is_chosen = False
         """True once it is woken to lead, until it has left its wait."""
         self._bell: Bell | None = None
@@ -639,7 +651,6 @@ class EventReader(AsyncIterator[LoggedEvent]):
         Return True if this reader waits on, for what a leader will offer.
         """
         self._has_owner_ended = self._has_owner_ended or is_wanted
-        self._ask_owner_at = -inf
         is_at_rest = self._is_at_rest
         if not is_at_rest:
             self._wake()
@@ -815,18 +826,20 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._cut_turn_id = None
 
     async def _find_owner(self, on_owner_ended: Callable[[], Awaitable[object]]) -> None:
-        if self._conversation_id in self._owned or anyio.current_time() >= self._ask_owner_at:
+        name, subscriptions = self._conversation_id, self._subscriptions
+        if name in self._owned or anyio.current_time() >= subscriptions.claim_at(name):
             try:
                 await on_owner_ended()
             except OwnedElsewhere:
-                self._ask_owner_at = anyio.current_time() + OWNER_ASKED_EVERY_S
+                subscriptions.claim_refused(name)
             else:
                 self._has_owner_ended = False
                 # The last owner may have written events without publishing them.
                 self._note(Signal.LOOK)
                 return
-        # Not at each event of the other owner: each try is a claim, which the journal refuses.
-        with anyio.CancelScope(deadline=self._ask_owner_at):
+        # Not at each event of the other owner, and not for each reader: each try is a claim, which
+        # the journal refuses.
+        with anyio.CancelScope(deadline=subscriptions.claim_at(name)):
             await self._wait()
 
     def _wait(self) -> Awaitable[None]:
