@@ -284,6 +284,12 @@ class Particular(AgentMessageEvent):
     mood: object = None
 
 
+def changed_by_force(event: Event, name: str, value: object) -> Event:
+    """Return the event, checked by pydantic and then changed past it."""
+    object.__setattr__(event, name, value)
+    return event
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -300,6 +306,8 @@ class Particular(AgentMessageEvent):
             content="fine", images=(ImageContent.model_construct(url=5),)
         ),
         AgentMessageEvent.model_construct(content="fine", kind="observation"),
+        changed_by_force(AgentMessageEvent(content="fine"), "content", 5),
+        changed_by_force(AgentMessageEvent(content="fine"), "timestamp", "today"),
     ],
 )
 async def test_an_event_that_could_not_be_read_again_is_refused_alone(event: Event) -> None:
