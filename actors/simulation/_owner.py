@@ -1015,21 +1015,21 @@ class OwnerWorld:
         match simulation.pick("agent step", self._steps):
             case "ask":
                 view = await turn.begin_step()
-                self._check_step_begins(process)
+                self._check_step_begins(process, effect)
                 if turn.open_calls:
                     return
                 response = await turn.ask(_Model(process, turn), ModelRequest(view))
                 if response.calls:
-                    await self._propose(process, turn, response.calls)
+                    await self._propose(process, effect, turn, response.calls)
                 else:
                     await turn.say(response.text, usage=TokenUsage(input_tokens=1))
             case "say":
                 await turn.say(f"hm {next(self._numbers)}")
             case "calls":
-                await self._propose(process, turn, self.calls())
+                await self._propose(process, effect, turn, self.calls())
             case "begin":
                 await turn.begin_step()
-                self._check_step_begins(process)
+                self._check_step_begins(process, effect)
             case "stream":
                 text = await self.write(process, turn, turn.writer())
                 if not simulation.chance("does not say it", 0.5):
@@ -1041,19 +1041,22 @@ class OwnerWorld:
                 await turn.say(f"done {next(self._numbers)}", ends_turn=True)
                 await self._end_turn(process, effect)
 
-    def _check_step_begins(self, process: _Process) -> None:
+    def _check_step_begins(self, process: _Process, effect: _Effect) -> None:
+        # An agent whose owner has ended is cancelled: here it goes on, and nothing comes of it.
+        if effect.is_done:
+            return
         if process.is_newest and self.oracles.waits_for(_NAME) is not None:
             self._broken("T12", f"{_NAME}[{self.oracles.head(_NAME)}]")
 
     async def _propose(
-        self, process: _Process, turn: TurnContext, calls: Sequence[ToolCall]
+        self, process: _Process, effect: _Effect, turn: TurnContext, calls: Sequence[ToolCall]
     ) -> None:
         asks = self.features.is_resumable and self.simulation.chance("asks the user", 0.4)
         actions = await turn.propose_calls(calls, needs_confirmation=asks)
         await self.meanwhile(process)
         if self.simulation.chance("begins a step between", 0.2):
             await turn.begin_step()
-            self._check_step_begins(process)
+            self._check_step_begins(process, effect)
         if self._stands_still and self.simulation.chance("stands still", 0.3):
             await self._take_over(process, "lease")
         for action in actions:
