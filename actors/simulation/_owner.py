@@ -6,17 +6,20 @@ three steps instead of dozens between nodes, and a short run reaches many places
 takes time (a tool, a model, a condenser, a claim), other commands come in between.
 
 Each run draws which kinds of commands there are, and how often each comes: a run with few kinds
-goes deep into their combinations. The invariants are checked after each command.
+goes deep into their combinations. Runs in a row draw different features, and a run sends each kind
+in each state before it repeats one there, so that a few runs try most of what there is. The
+invariants are checked after each command.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar, cast
+from zlib import crc32
 
 from turnkeeper.runtime import (
     ActorContext,
@@ -515,15 +518,16 @@ class _Regions:
 class OwnerWorld:
     """One run of it."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        chance, pick = simulation.chance, simulation.pick
+    def __init__(self, simulation: Simulation, turn: int | None = None) -> None:
+        """`turn`: how many runs of this world come before it; None if that is not known."""
+        pick = partial(_pick_evenly, simulation, turn)
         self.simulation = simulation
         self.features = _Features(
-            is_resumable=not chance("is not resumable", 0.3),
+            is_resumable=pick("is resumable", (True, True, False)),
             unfinished=pick("unfinished", ("end", "resume")),
             prompt_policy=pick("prompt policy", ("current", "pinned")),
-            has_prompts=chance("has prompts", 0.6),
-            condenses=chance("condenses", 0.3),
+            has_prompts=pick("has prompts", (False, True, True)),
+            condenses=pick("condenses", (False, False, True)),
             faults=pick("faults", (0.0, 0.0, 0.0, 0.03, 0.1)),
         )
         self.disk = Disk(simulation, has_cells=False)
@@ -532,13 +536,13 @@ class OwnerWorld:
         self.faults = 0
         """How many calls of journals have failed."""
         self._kinds = [
-            (kind, weight)
-            for kind, weights in _KINDS
-            if (weight := pick(f"how many {kind}", weights))
+            kind for kind, weights in _KINDS for _ in range(pick(f"how many {kind}", weights))
         ]
+        self._decks: dict[Hashable, list[int]] = {}
+        """The options that have not come yet, by label and state: see `_deal`."""
         self._overlaps = pick("overlaps", _OVERLAPS_DRAWN)
         self._steps = pick("agent's steps", _STEPS_DRAWN)
-        self._stands_still = any(kind == "take_over" for kind, _ in self._kinds)
+        self._stands_still = "take_over" in self._kinds
         self._numbers = count(1)
         self._process = self._new_process()
         self._rival: _Process | None = None
@@ -644,7 +648,7 @@ class OwnerWorld:
         """Let another process own the conversation, or stop the owner here while it rests."""
         if process is not self._process or self._is_interfering:
             return
-        how = how or self.simulation.pick("another process", ("crash", "lease", "force", "rest"))
+        how = how or self._deal("another process", ("crash", "lease", "force", "rest"))
         if how == "rest":
             if not any(each.turn_id for each in process.effects if not each.is_done):
                 await process.stop()
@@ -722,13 +726,18 @@ class OwnerWorld:
         if self.simulation.chance("goes on", 0.5):
             await (self._agent if has_agent else self._send)(process)
             return
-        total = sum(weight for _, weight in self._kinds)
-        at = self.simulation.draw("which", total)
-        for kind, weight in self._kinds:
-            at -= weight
-            if at < 0:
-                await getattr(self, f"_{kind}")(process)
-                return
+        stands = self.oracles.running(_NAME) is not None, self.oracles.waits_for(_NAME)
+        kind = self._deal("which", self._kinds, stands)
+        await getattr(self, f"_{kind}")(process)
+
+    def _deal(self, label: str, options: Sequence[R], state: Hashable = None) -> R:
+        """Draw one of the options; in one state all of them come before any comes again."""
+        tape = self.simulation.tape
+        deck = self._decks.get((label, state))
+        if not deck:
+            deck = self._decks[label, state] = list(range(len(options)))
+        chosen = deck.pop(int(tape.random.random() * len(deck)))
+        return options[tape.draw(label, len(options), chosen)]
 
     async def meanwhile(self, process: _Process) -> None:
         """Play other commands while something takes time."""
@@ -768,7 +777,7 @@ class OwnerWorld:
             self._sendings.append(sending)
             self.oracles.sendings[message_id] = sending
         sending.attempts += 1
-        overlap = simulation.pick("on overlap", self._overlaps)
+        overlap = self._deal("on overlap", self._overlaps)
         command = Send(
             sending.message_id, sending.content, on_overlap=overlap, replaces=sending.replaces
         )
@@ -1012,7 +1021,7 @@ class OwnerWorld:
             await self._take_up(process, turn)
             return
         self.oracles.saw_view(_NAME, turn.view, f"turn {turn.turn_id}", floor=0)
-        match simulation.pick("agent step", self._steps):
+        match self._deal("agent step", self._steps):
             case "ask":
                 view = await turn.begin_step()
                 self._check_step_begins(process, effect)
@@ -1194,20 +1203,30 @@ class OwnerWorld:
             self._broken("M2", f"the results of {sorted(parked)}, whose calls have come")
 
 
+def _pick_evenly(simulation: Simulation, turn: int | None, label: str, options: Sequence[R]) -> R:
+    """Return one of the options: in a round of as many runs, each comes once."""
+    chosen = None
+    if turn is not None:
+        number, place = divmod(turn, len(options))
+        order = [crc32(f"{label} {number} {n}".encode()) for n in range(len(options))]
+        chosen = sorted(range(len(options)), key=order.__getitem__)[place]
+    return options[simulation.tape.draw(label, len(options), chosen)]
+
+
 async def _not_known(_: ActionEvent) -> ToolResult:
     return ToolResult("it may have happened", may_have_happened=True)
 
 
-_RARE = (0, 0, 4)
-_SOME = (0, 3, 5)
+_RARE = (0, 0, 2)
+_SOME = (0, 1, 2)
 _KINDS: Sequence[tuple[str, Sequence[int]]] = (
-    ("send", (5, 4, 7)),
-    ("agent", (8, 5, 11)),
+    ("send", (2, 1, 3)),
+    ("agent", (3, 2, 4)),
     ("cancel", _SOME),
     ("interrupt", _RARE),
     ("pause", _SOME),
     ("view", (0, 1)),
-    ("effect", (2,)),
+    ("effect", (1,)),
     ("retract", _RARE),
     ("undo", _RARE),
     ("change", _RARE),
@@ -1215,7 +1234,7 @@ _KINDS: Sequence[tuple[str, Sequence[int]]] = (
     ("append_wrongly", _RARE),
     ("call_by_hand", _RARE),
     ("delete", _RARE),
-    ("fork", (0, 0, 3)),
+    ("fork", _RARE),
     ("take_over", _SOME),
     ("drain", _RARE),
     ("wait", _RARE),

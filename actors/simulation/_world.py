@@ -524,9 +524,14 @@ def opening(seeds: Sequence[int]) -> Sequence[int]:
 
 
 def _drawn_profile(simulation: Simulation) -> _Profile:
-    seed = simulation.tape.seed
-    turn = _PROFILES.index(_ROUND[seed % len(_ROUND)]) if isinstance(seed, int) else None
-    return _PROFILES[simulation.tape.draw("profile", len(_PROFILES), turn)]
+    tape = simulation.tape
+    if not isinstance(tape.seed, int):
+        return _PROFILES[tape.draw("profile", len(_PROFILES))]
+    rounds, place = divmod(tape.seed, len(_ROUND))
+    profile = _PROFILES[tape.draw("profile", len(_PROFILES), _PROFILES.index(_ROUND[place]))]
+    if profile is not _OWNER:
+        return profile
+    return partial(OwnerWorld, turn=rounds * _ROUND.count(_OWNER) + _ROUND[:place].count(_OWNER))
 
 
 _EXTRAS_DRAWN: Sequence[Sequence[Extra]] = (

@@ -1,9 +1,56 @@
-"""The owner world itself: it raises no false alarm."""
+"""The owner world itself: a few runs try everything, and it raises no false alarm."""
 
 from __future__ import annotations
 
-from turnkeeper.actors.simulation._owner import OwnerWorld, _Effect
-from turnkeeper.runtime.testing import Simulation, simulate
+from collections import Counter
+
+from turnkeeper.actors.simulation import silent_logs
+from turnkeeper.actors.simulation._owner import _KINDS, OwnerWorld, _Effect
+from turnkeeper.runtime.testing import Simulation, Tape, simulate
+
+
+def test_of_three_runs_in_a_row_each_rare_kind_of_command_comes_in_exactly_one() -> None:
+    worlds: list[OwnerWorld] = []
+
+    async def draw(simulation: Simulation) -> None:
+        worlds.extend(OwnerWorld(simulation, turn) for turn in range(3, 6))
+
+    simulate(draw).check()
+
+    rare = [kind for kind, weights in _KINDS if weights == (0, 0, 2)]
+    assert rare
+    assert [sum(kind in world._kinds for world in worlds) for kind in rare] == [1] * len(rare)
+
+
+def test_in_each_state_every_kind_comes_before_any_comes_again() -> None:
+    dealt: dict[str, list[str]] = {"at rest": [], "in a turn": []}
+    options = ("send", "send", "pause", "fork")
+
+    async def deal(simulation: Simulation) -> None:
+        world = OwnerWorld(simulation)
+        for _ in range(3 * len(options)):
+            for state, found in dealt.items():
+                found.append(world._deal("which", options, state))
+
+    run = simulate(deal, seed=1)
+    run.check()
+
+    for found in dealt.values():
+        for at in range(0, len(found), len(options)):
+            assert Counter(found[at : at + len(options)]) == Counter(options)
+    drawn = list(dealt.values())
+    dealt = {state: [] for state in dealt}
+    simulate(deal, tape=run.tape).check()
+    assert list(dealt.values()) == drawn, "a tape deals the same"
+
+
+def test_a_tape_of_zeros_deals_the_plainest_option() -> None:
+    async def deal(simulation: Simulation) -> None:
+        world = OwnerWorld(simulation)
+        assert {world._deal("which", ("send", "fork")) for _ in range(4)} == {"send"}
+
+    with silent_logs():
+        simulate(deal, tape=Tape(played={})).check()
 
 
 def test_an_agent_that_was_cancelled_and_goes_on_here_begins_no_step() -> None:
