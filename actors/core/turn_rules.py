@@ -248,7 +248,8 @@ def _check_limits(working: WorkingState, command: Send) -> None:
     except InvalidInput as error:
         error.argument = "metadata"
         raise
-    length = len(json.dumps(command.metadata, ensure_ascii=False))
+    # Most messages have none, and `json.dumps` would take as long as all other checks.
+    length = len(json.dumps(command.metadata, ensure_ascii=False)) if command.metadata else 0
     if length > limits.metadata_length_max:
         raise MetadataTooLong(working.conversation_id, length, limits.metadata_length_max)
     if len(command.files) > limits.files_max:
