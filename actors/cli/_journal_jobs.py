@@ -321,9 +321,14 @@ async def import_all(
         else:
             chats.append(path)
     # Only for files with something to import is a journal created.
-    if exports := [path for path in exports if await _can_begin(path, result)]:
+    sound: list[Path] = []
+    for path in exports:
+        with _noting_problems(path, result), path.open(encoding="utf-8", newline="\n") as lines:
+            if await has_records(_tracked(lines, path, lambda _done, _of: None)):
+                sound.append(path)
+    if sound:
         async with open_journal(db, schema, read_only=False) as journal:
-            for path in exports:
+            for path in sound:
                 await _import_export(journal, path, result, keep_owners=keep_owners)
     parsed = [parse_recorded(path.read_bytes(), str(path)) for path in chats]
     await _import_into(db, schema, chats, parsed, result)
@@ -355,13 +360,6 @@ def _noting_problems(path: Path, result: ImportResult) -> Iterator[None]:
         result.problems.append(f"{path}: {error}")
     except (OSError, UnicodeDecodeError) as error:
         result.problems.append(f"{path}: cannot be read: {error}")
-
-
-async def _can_begin(path: Path, result: ImportResult) -> bool:
-    """True if there is something in an export that can be imported."""
-    with _noting_problems(path, result), path.open(encoding="utf-8", newline="\n") as lines:
-        return await has_records(_tracked(lines, path, lambda _done, _of: None))
-    return False
 
 
 async def _import_export(

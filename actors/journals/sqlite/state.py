@@ -480,9 +480,11 @@ class _SharedJournal:
         if self._ready.is_done:
             return
         self._ports.start_thread(f"states of {self._path}", self._run)
+        has_started = False
         with contextlib.suppress(NoAnswer):
             self._ready.wait(_START_WAIT_S)
-        if not self._ready.is_done or self.ended.is_done:
+            has_started = not self.ended.is_done
+        if not has_started:
             raise JournalUnavailable(
                 f"no thread could be started for {self._path} within {_START_WAIT_S:g} s; nothing "
                 "was done; try again"
@@ -587,7 +589,7 @@ class _FileLog:
         self._shared: _SharedJournal | None = None
         self._user = object()
         """Stands for this log among the users of the file; a finalizer may refer to it."""
-        self._if_collected: weakref.finalize[[], _FileLog] | None = None
+        self._if_collected: weakref.finalize[[object], _FileLog] | None = None
 
     @property
     def is_owner(self) -> bool:

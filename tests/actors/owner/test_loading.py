@@ -19,6 +19,7 @@ from turnkeeper.actors.events import (
 )
 from turnkeeper.actors.journal import READ_PAGE, StoredRecord
 from turnkeeper.actors.owner.loading import fold_log, load_state
+from turnkeeper.actors.values.frozen import FrozenObject
 from turnkeeper.runtime import Unavailable
 
 pytestmark = pytest.mark.anyio
@@ -126,7 +127,9 @@ async def test_a_log_whose_condensation_tore_a_response_is_read_once_more_and_en
 ) -> None:
     """The view that is left shows nothing of it: the call that was kept has its result."""
     calls = [
-        ActionEvent(tool_call_id=name, tool_name="t", arguments={}, llm_response_id="r")
+        ActionEvent(
+            tool_call_id=name, tool_name="t", arguments=FrozenObject({}), llm_response_id="r"
+        )
         for name in ("gone", "kept")
     ]
     results = [ObservationEvent(tool_call_id=call.tool_call_id, content="42") for call in calls]
