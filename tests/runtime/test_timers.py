@@ -197,6 +197,17 @@ def test_the_clock_runs_what_is_due_in_the_order_of_time(
     assert ran == sorted(due, key=lambda number: (delays[number], number))
 
 
+class Noted:
+    """Notes in `ran` when it is woken."""
+
+    def __init__(self, ran: list[float], deadline: float) -> None:
+        self._ran = ran
+        self._deadline = deadline
+
+    def set_result(self, _: None) -> None:
+        self._ran.append(self._deadline)
+
+
 @given(
     timeouts=st.lists(
         st.tuples(st.floats(0.0, 9.0), st.sampled_from([1.0, 2.0, 5.0])), max_size=30
@@ -215,7 +226,7 @@ def test_a_clock_that_is_late_runs_deadlines_and_alarms_in_the_order_of_time(
     for sent_at, timeout_s in sorted(timeouts):
         now = sent_at
         ask = Ask(None, "actor", sent_at, None)
-        ask.wake = lambda _, deadline=sent_at + timeout_s: ran.append(deadline)
+        ask.waker = Noted(ran, sent_at + timeout_s)
         clock.arm(ask, timeout_s)
     now = 50.0
     clock._run_due()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from turnkeeper.actors.simulation import silent_logs
 from turnkeeper.actors.simulation._owner import _KINDS, OwnerWorld, _Effect
 from turnkeeper.runtime.testing import Simulation, Tape, simulate
@@ -53,7 +55,9 @@ def test_a_tape_of_zeros_deals_the_plainest_option() -> None:
         simulate(deal, tape=Tape(played={})).check()
 
 
-def test_an_agent_that_was_cancelled_and_goes_on_here_begins_no_step() -> None:
+def test_an_agent_that_was_cancelled_and_goes_on_here_begins_no_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Seed 1035 of an earlier commit broke T12: its agent had lost its owner in the step before."""
     found: list[bool] = []
 
@@ -62,7 +66,7 @@ def test_an_agent_that_was_cancelled_and_goes_on_here_begins_no_step() -> None:
         process = world._process
         await process.journal.__aenter__()
         await process.handle()
-        world.oracles.waits_for = lambda _: "resume"  # type: ignore[method-assign]
+        monkeypatch.setattr(world.oracles, "waits_for", lambda _: "resume")
         cancelled, running = (_Effect(process, process.handle, "turn t1") for _ in range(2))
         cancelled.cancel()
         for effect in (cancelled, running):

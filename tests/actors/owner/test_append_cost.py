@@ -141,7 +141,11 @@ async def test_an_append_that_waits_for_its_commit_holds_no_more_objects_than_we
     recorded = OBJECTS[recorded_for(anyio_backend[0])]
     may_commit = threading.Event()
     may_commit.set()
-    journal = SQLiteJournal(tmp_path / "chats.db", failpoint=lambda _: bool(may_commit.wait()))
+
+    def wait_to_commit(_: str) -> None:
+        may_commit.wait()
+
+    journal = SQLiteJournal(tmp_path / "chats.db", failpoint=wait_to_commit)
     async with Conversations(silent, journal=journal) as opened:
         conversations = [opened[f"c{number}"] for number in range(WAITING)]
         await append_each(conversations, 2)
