@@ -90,7 +90,7 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (turn_rules, "_begin_with", "is_answer_over=True", "is_answer_over=False"),
     (turn_rules, "add_first_prompt", "if not draft.working.state.seq and", "if"),
     (turn_rules, "_queue", ">= working.settings", "> working.settings"),
-    (turn_rules, "_queue", "waits_for=turns.waits_for", "waits_for=None"),
+    (turn_rules, "_queue", "None if ends_hold else turns.waits_for", "None"),
     (turn_rules, "_queue", "draft.seq,", "draft.seq - 1,"),
     (turn_rules, "_join", "queued_event_id=waiting.id", "queued_event_id=None"),
     (turn_rules, "_begin_step", "if turns.waits_for is not None or", "if"),

@@ -32,7 +32,7 @@ from turnkeeper.actors.events import AgentMessageEvent, UserMessageEvent
 
 CONVERSATIONS, EACH = 20, 10
 ALLOWED = 1.10
-WAITING = 100
+WAITING = 400
 
 
 class Cost(NamedTuple):
