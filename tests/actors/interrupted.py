@@ -71,6 +71,8 @@ def interrupt_at(step: int, call: Callable[[], object], files: Collection[str | 
                 raise KeyboardInterrupt
         return trace
 
+    # Until 3.12.4, a trace gets opcodes only if a frame asked for them before it was set.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         call()

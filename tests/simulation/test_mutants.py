@@ -65,7 +65,7 @@ def test_a_planted_fault_is_found(mutant: Mutant) -> None:
             OwnerWorld,
             "P4",
         ),
-        ("a reader waits here for what is written elsewhere", ReaderWorld, "budget"),
+        ("a reader waits here for what is written elsewhere", ReaderWorld, "P1"),
         ("an owner begins without sending its readers to the journal", ReaderWorld, "P1"),
     ],
 )
