@@ -31,6 +31,7 @@ from turnkeeper.runtime import (
     Runtime,
     Unavailable,
 )
+from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -59,9 +60,24 @@ async def test_one_failed_commit_is_one_failure() -> None:
             assert not failures._buffer
 
 
+class Waiting(Breakable):
+    """Holds the commits of one record that says "first" until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.may_go_on = anyio.Event(), anyio.Event()
+
+    async def before_append(self, records: Sequence[Record]) -> None:
+        if b"first" in records[0].payload:
+            self.reached.set()
+            await self.may_go_on.wait()
+        else:
+            await super().before_append(records)
+
+
 async def test_a_failed_commit_answers_also_the_result_that_its_batch_parked() -> None:
     """The result is in no decision of the batch; its sender has to hear that the owner ended."""
-    journal = Breakable()
+    journal = Waiting()
     async with verified(HeldAgent(), journal=journal) as conversations:
         chat = conversations["c"]
         await chat.append(UserMessageEvent(content="go"))
@@ -74,8 +90,12 @@ async def test_a_failed_commit_answers_also_the_result_that_its_batch_parked() -
             errors.append(raised.value)
 
         async with anyio.create_task_group() as group:
+            group.start_soon(chat.append, UserMessageEvent(content="first"))
+            await journal.reached.wait()
             group.start_soon(append, ObservationEvent(tool_call_id="1", content="seen"), True)
             group.start_soon(append, UserMessageEvent(content="again"), False)
+            await settle()  # both wait for the same batch, in any order
+            journal.may_go_on.set()
 
         assert errors == [journal.error, journal.error]
         journal.error = None
