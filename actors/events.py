@@ -764,7 +764,7 @@ def decode_event(
 
 
 def decode_known(payload: bytes) -> Sequence[Event]:
-    """Return the events of a JSON array, all of known kinds and in the shape of this version.
+    """Return the events of `payload`, a JSON array of known kinds in the shape of this version.
 
     It takes three quarters of the time that `decode_event` takes for each of them. Raises
     `ValueError`.

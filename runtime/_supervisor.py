@@ -184,7 +184,8 @@ class Supervisor:
     def judge(self, child: Child, error: BaseException, *, has_started: bool = True) -> Verdict:
         """Decide about a child that has failed. Counts the restart, if it is one.
 
-        A child that has not started cannot go on as it is: it is restarted in place of that.
+        A child that has not started (`has_started` is False) cannot go on as it is: where its
+        supervision says RESUME, it is restarted.
         """
         if child.own_log is not None:
             directive, error = self._decide(child, child.own_log, error, has_started=has_started)
