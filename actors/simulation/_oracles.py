@@ -8,7 +8,7 @@ saw, tools that ran. Invariants that can only be decided at the end are checked 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import is_not
@@ -21,6 +21,9 @@ from ..core.turn_table import RunningTurn
 from ..core.view import View
 from ..core.working_state import WhileDraining
 from ..events import (
+    RESULT_CLASSES,
+    RESULT_KINDS,
+    SEEN_KINDS,
     ActionEvent,
     AgentErrorEvent,
     AgentMessageEvent,
@@ -28,8 +31,6 @@ from ..events import (
     ConfirmationGivenEvent,
     ConfirmationRequestedEvent,
     Event,
-    ForkedFromEvent,
-    LLMConvertibleEvent,
     LoggedEvent,
     MessageQueuedEvent,
     MessageWithdrawnEvent,
@@ -40,7 +41,6 @@ from ..events import (
     SystemPromptEvent,
     TextDelta,
     TurnEndedEvent,
-    TurnStartedEvent,
     UserMessageEvent,
     UserRejectEvent,
     decode_event,
@@ -114,7 +114,6 @@ INVARIANTS: Final = {
 """Beside these, the simulator's own: `world`, `deadlock`, `budget`, `orphan`, `harness`."""
 
 _CANCELLED_WITHIN_S = 5.0
-_RESULTS = (ObservationEvent, AgentErrorEvent, UserRejectEvent)
 
 
 @dataclass(slots=True)
@@ -169,20 +168,26 @@ class PlainView:
 
     def fold(self, event: Event) -> None:
         """Advance by one event of the log."""
-        if isinstance(event, SystemPromptEvent):
-            self._prompts.add(event.id)
-        match event:
-            case CondensationEvent():
+        match event.kind:
+            case "condensation":
+                assert isinstance(event, CondensationEvent), event.kind
                 self._remove(event.forgotten_event_ids)
                 at = event.summary_offset
                 if event.summary is not None and at is not None:
                     self.ids = (*self.ids[:at], f"{event.id}-summary", *self.ids[at:])
-            case RetractionEvent():
+            case "retraction":
+                assert isinstance(event, RetractionEvent), event.kind
                 self._remove(event.retracted_event_ids)
-            case SystemPromptEvent(goes_first=True):
-                has_prompt = bool(self.ids) and self.ids[0] in self._prompts
-                self.ids = (event.id, *(self.ids[1:] if has_prompt else self.ids))
-            case LLMConvertibleEvent():
+            case "system_prompt":
+                assert isinstance(event, SystemPromptEvent), event.kind
+                kept = self.ids
+                if event.goes_first:
+                    kept = kept[1:] if kept and kept[0] in self._prompts else kept
+                    self.ids = (event.id, *kept)
+                else:
+                    self.ids = (*kept, event.id)
+                self._prompts.add(event.id)
+            case kind if kind in SEEN_KINDS:
                 self.ids = (*self.ids, event.id)
             case _:
                 pass
@@ -200,9 +205,12 @@ class _Shadow:
         self.events: list[Event] = []
         self.state = Folded()
         self.plain = PlainView()
+        self.view: tuple[Event, ...] = ()
+        """The view as it is now."""
+        self.view_ids: tuple[str, ...] = ()
+        """The ids of its events."""
         self.views: dict[tuple[str, ...], int] = {(): 0}
         """Each view that there ever was, with the last seq at which it was the view."""
-        self.view_ids: list[tuple[str, ...]] = [()]
         self.calls: dict[str, int] = {}
         self.unconfirmed: set[str] = set()
         self.stillborn: set[str] = set()
@@ -298,12 +306,12 @@ class Oracles:
         if records and log.is_unfinished != shadow.state.turns.has_work:
             self.broken("P4", f"{conversation_id}[{len(records)}] {log.is_unfinished}")
         new = shadow.events[known:]
-        ended = {event.turn_id for event in new if isinstance(event, TurnEndedEvent)}
-        shadow.stillborn.update(
-            event.turn_id
-            for event in new
-            if isinstance(event, TurnStartedEvent) and event.turn_id in ended and event.turn_id
-        )
+        if new:
+            self.last_writer = owner_of(self._store, conversation_id)
+        ended = {event.turn_id for event in new if event.kind == "turn_ended"}
+        if ended:
+            started = {event.turn_id for event in new if event.kind == "turn_started"}
+            shadow.stillborn.update(turn_id for turn_id in started & ended if turn_id)
 
     def _check_snapshot(self, name: str, snapshot: Snapshot) -> None:
         """Check a snapshot that is being written."""
@@ -354,13 +362,15 @@ class Oracles:
             sending.is_gone = sending.is_gone or sending.conversation_id == name
 
     def _grew(self, shadow: _Shadow, record: StoredRecord, epoch: int) -> None:
-        name = shadow.conversation_id
-        if record.seq != len(shadow.records) + 1:
-            self.broken("L3", f"seq {record.seq} of {name} is at {len(shadow.records) + 1}")
+        # The checks look at the kind first: a pydantic class that does not match costs ten times as
+        # much.
+        name, seq, kind = shadow.conversation_id, record.seq, record.kind
+        if seq != len(shadow.records) + 1:
+            self.broken("L3", f"seq {seq} of {name} is at {len(shadow.records) + 1}")
         # A fork has the records of its parent.
         event = self._decoded.get(record.payload)
         if event is None:
-            event = decode_event(record.payload, kind=record.kind)
+            event = decode_event(record.payload, kind=kind)
             self._decoded[record.payload] = event
         if record.epoch < shadow.epoch or record.epoch > epoch:
             self.broken(
@@ -371,63 +381,96 @@ class Oracles:
         shadow.events.append(event)
         shadow.state.fold(event)
         shadow.plain.fold(event)
-        shown = tuple(shadow.state.view)
-        view = tuple([e.id for e in shown])
-        if view != shadow.plain.ids:
-            self.broken("V6", f"{name}[{record.seq}]: {view}, not {shadow.plain.ids}")
-        if view != shadow.view_ids[-1]:
-            self._check_view(shadow, shown, record.seq)
-        shadow.views[view] = record.seq
-        shadow.view_ids.append(view)
-        told = f"{name}[{record.seq}] e{record.epoch} {brief(event)}"
+        self._show(shadow, event, kind)
+        told = f"{name}[{seq}] e{record.epoch} {brief(event)}"
         self.simulation.note(told)
-        self.last_writer = owner_of(self._store, name)
         message_id = vars(event).get("message_id")
         if message_id is not None:
-            shadow.messages.setdefault(message_id, []).append((record.seq, event))
-        match event:
-            case ActionEvent():
-                shadow.calls[event.tool_call_id] = record.seq
-            case ConfirmationRequestedEvent(tool_call_ids=calls):
-                shadow.unconfirmed.update(calls)
-            case ConfirmationGivenEvent(confirmed=True):
-                shadow.unconfirmed.intersection_update(event.rejected)
-            case TurnEndedEvent(outcome="rolled_back", turn_id=turn_id):
-                if any(e.turn_id == turn_id for e in shown):
-                    self.broken("T10", f"{name}[{record.seq}] turn {turn_id}")
+            shadow.messages.setdefault(message_id, []).append((seq, event))
+            self._check_replaced(shadow, event, told)
+        self._check_turn(shadow, event, kind, told)
+        if kind == "turn_started":
+            self._check_prompt(shadow, record.epoch)
+        self._mark(event, kind)
+        self.moment(name, f"{kind} {record.epoch != before}")
+        queued = shadow.state.turns.queued
+        if len(queued) > self._queued_max:
+            # What a rollback puts back into the queue had its place there before.
+            waiting = [each for each in queued.values() if not each.queued_again]
+            if len(waiting) > self._queued_max:
+                self.broken("B1", f"{len(waiting)} chat messages wait in {name}")
+
+    def _show(self, shadow: _Shadow, event: Event, kind: str) -> None:
+        """Take the view after the newest event, and check it if it has changed."""
+        seq = len(shadow.events)
+        where = f"{shadow.conversation_id}[{seq}]"
+        before, view = shadow.view, tuple(shadow.state.view)
+        has_changed = view != before
+        if has_changed:
+            kept = len(before) if view[: len(before)] == before else 0
+            shadow.view = view
+            shadow.view_ids = (*shadow.view_ids[:kept], *[event.id for event in view[kept:]])
+            self._check_view(shadow, seq)
+        if shadow.view_ids != shadow.plain.ids:
+            self.broken("V6", f"{where}: {shadow.view_ids}, not {shadow.plain.ids}")
+        shadow.views[shadow.view_ids] = seq
+        prompts = shadow.prompts
+        if kind == "system_prompt":
+            assert isinstance(event, SystemPromptEvent), kind
+            if prompts:
+                self.simulation.mark("system prompt changed")
+            prompts.append(event)
+            has_changed = True
+        if prompts and has_changed:
+            shown = [each for each in view if each.kind == "system_prompt"]
+            if shown != prompts[-1:] or view[0] is not shown[0]:
+                self.broken("V4", f"{where}: {shown}, not {prompts[-1]}")
+
+    def _check_turn(self, shadow: _Shadow, event: Event, kind: str, where: str) -> None:
+        """Check what an event does to the running turn and its calls."""
+        match kind:
+            case "action":
+                assert isinstance(event, ActionEvent), kind
+                shadow.calls[event.tool_call_id] = len(shadow.events)
+            case "confirmation_requested":
+                assert isinstance(event, ConfirmationRequestedEvent), kind
+                shadow.unconfirmed.update(event.tool_call_ids)
+            case "confirmation_given":
+                assert isinstance(event, ConfirmationGivenEvent), kind
+                if event.confirmed:
+                    shadow.unconfirmed.intersection_update(event.rejected)
+            case "turn_ended":
+                assert isinstance(event, TurnEndedEvent), kind
+                self._check_turn_end(shadow, event, where)
             case _:
                 pass
-        self._check_turn(shadow, event, told)
-        self._check_replaced(shadow, event, told)
-        self._check_prompt(shadow, shown, event, record.epoch)
-        self._mark(event)
-        self.moment(name, f"{event.kind} {record.epoch != before}")
-        # What a rollback puts back into the queue had its place there before.
-        waiting = [q for q in shadow.state.turns.queued.values() if not q.queued_again]
-        if len(waiting) > self._queued_max:
-            self.broken("B1", f"{len(waiting)} chat messages wait in {name}")
-
-    def _check_turn(self, shadow: _Shadow, event: Event, where: str) -> None:
-        if isinstance(event, TurnEndedEvent):
-            ended = shadow.conversation_id, event.turn_id or ""
-            self._ended_at.setdefault(ended, self.simulation.now())
-            if event.outcome == "completed" and event.turn_id in self.raised:
-                self.broken("E3", where)
-            if self.is_calm and event.detail == "its owner stopped":
-                self.broken("P3", where)
         if not shadow.state.turns.is_paused:
             shadow.said_in_pause.clear()
-        elif isinstance(event, ActionEvent):
+        elif type(event) is ActionEvent:
             shadow.said_in_pause.add(event.llm_response_id)
-        elif isinstance(event, AgentMessageEvent) and not event.interrupted:
+        elif type(event) is AgentMessageEvent and not event.interrupted:
             shadow.said_in_pause.add(event.id)
         # One response may have been on its way.
         if self._holds_in_pause and len(shadow.said_in_pause) > 1:
             self.broken("T12", where)
 
+    def _check_turn_end(self, shadow: _Shadow, event: TurnEndedEvent, where: str) -> None:
+        """Check the end of a turn."""
+        name, turn_id = shadow.conversation_id, event.turn_id
+        self._ended_at.setdefault((name, turn_id or ""), self.simulation.now())
+        if event.outcome == "rolled_back" and any(e.turn_id == turn_id for e in shadow.view):
+            self.broken("T10", f"{name}[{len(shadow.events)}] turn {turn_id}")
+        if event.outcome == "completed" and turn_id in self.raised:
+            self.broken("E3", where)
+        if self.is_calm and event.detail == "its owner stopped":
+            self.broken("P3", where)
+
     def _check_replaced(self, shadow: _Shadow, event: Event, where: str) -> None:
         """Check that the view has nothing of the turns after the replaced message."""
-        if not isinstance(event, UserMessageEvent | MessageQueuedEvent) or event.replaces is None:
+        if type(event) not in {UserMessageEvent, MessageQueuedEvent}:
+            return
+        assert isinstance(event, UserMessageEvent | MessageQueuedEvent), event.kind
+        if event.replaces is None:
             return
         self.simulation.mark("message replaced")
         targets = shadow.messages.get(event.replaces, ())
@@ -444,24 +487,13 @@ class Oracles:
         if any(e.turn_id in gone for e in shadow.state.view):
             self.broken("T15", where)
 
-    def _check_prompt(
-        self, shadow: _Shadow, view: Sequence[Event], event: Event, epoch: int
-    ) -> None:
-        """Check the system prompts of the view, and the one under which a turn starts."""
+    def _check_prompt(self, shadow: _Shadow, epoch: int) -> None:
+        """Check the system prompt under which a turn starts."""
         name, prompts = shadow.conversation_id, shadow.prompts
-        if isinstance(event, SystemPromptEvent):
-            if prompts:
-                self.simulation.mark("system prompt changed")
-            prompts.append(event)
-        if prompts:
-            shown = [e for e in view if isinstance(e, SystemPromptEvent)]
-            if shown != prompts[-1:] or view[0] is not shown[0]:
-                found = [e.content for e in shown]
-                self.broken("V4", f"{name}[{len(shadow.events)}]: {found}, not {prompts[-1]}")
         # The events that a fork shares were granted to no process under its name.
         writer = self._disk.granted.get((name, epoch))
         own = None if writer is None else self.prompts.get(writer)
-        if not isinstance(event, TurnStartedEvent) or own is None:
+        if own is None:
             return
         where = f"{name}[{len(shadow.events)}]"
         newest = prompts[-1].content if prompts else None
@@ -507,22 +539,26 @@ class Oracles:
             if writer is journal and is_sure and owner_of(self._store, name) is journal:
                 self.broken("H3", f"{name} is still held on {journal.node}")
 
-    def _mark(self, event: Event) -> None:
-        match event:
-            case AgentErrorEvent(may_have_happened=True):
-                self.simulation.mark("orphan call resolved")
-            case TurnEndedEvent():
+    def _mark(self, event: Event, kind: str) -> None:
+        match kind:
+            case "agent_error":
+                assert isinstance(event, AgentErrorEvent), kind
+                if event.may_have_happened:
+                    self.simulation.mark("orphan call resolved")
+            case "turn_ended":
+                assert isinstance(event, TurnEndedEvent), kind
                 self.simulation.mark(f"turn {event.outcome}")
-            case MessageQueuedEvent(steers=str()):
-                self.simulation.mark("steered")
-            case _ if event.kind in _MARKED_KINDS:
-                self.simulation.mark(event.kind)
+            case "message_queued":
+                assert isinstance(event, MessageQueuedEvent), kind
+                if event.steers is not None:
+                    self.simulation.mark("steered")
+            case _ if kind in _MARKED_KINDS:
+                self.simulation.mark(kind)
             case _:
                 pass
 
-    def _check_view(self, shadow: _Shadow, view: Sequence[Event], seq: int) -> None:
-        called = {e.tool_call_id for e in view if isinstance(e, ActionEvent)}
-        answered = {e.tool_call_id for e in view if isinstance(e, _RESULTS)}
+    def _check_view(self, shadow: _Shadow, seq: int) -> None:
+        called, answered = _calls_in(shadow.view)
         still_open = shadow.state.admission.open_calls.keys()
         if answered - called or not called - answered <= still_open:
             self.broken("V3", f"{shadow.conversation_id} at {seq}")
@@ -640,7 +676,7 @@ class Oracles:
     def saw_view(self, conversation_id: str, view: View, who: str, *, floor: int) -> None:
         """Check a view that a reader got."""
         shadow = self._shadows.get(conversation_id)
-        ids = tuple(event.id for event in view)
+        ids = tuple([event.id for event in view])
         newest = (None if ids else 0) if shadow is None else shadow.views.get(ids)
         if newest is None and any(
             ids in grave.views for grave in self._graves.get(conversation_id, ())
@@ -674,7 +710,7 @@ class Oracles:
             for shadow in shadows
             if shadow is not None
             for event in shadow.events
-            if isinstance(event, TurnEndedEvent) and event.turn_id == turn_id
+            if type(event) is TurnEndedEvent and event.turn_id == turn_id
         ]
         if ends != ["interrupted"]:
             self.broken("E2", f"turn {turn_id} of {conversation_id} was interrupted, and {ends}")
@@ -714,8 +750,7 @@ class Oracles:
     def asks_model(self, conversation_id: str, turn_id: str, view: View) -> None:
         """Check the view that a model is given, and keep it for the check at the end."""
         self.asked.setdefault((turn_id, view.seq), tuple(view))
-        called = {e.tool_call_id for e in view if isinstance(e, ActionEvent)}
-        answered = {e.tool_call_id for e in view if isinstance(e, _RESULTS)}
+        called, answered = _calls_in(view)
         if called - answered:
             self.broken("T8", f"{conversation_id}: {sorted(called - answered)}")
 
@@ -734,7 +769,7 @@ class Oracles:
         forked = [] if shadow is None else shadow.events
         state = Folded()
         begins = max(
-            (n for n, event in enumerate(forked) if isinstance(event, ForkedFromEvent)), default=0
+            (n for n, event in enumerate(forked) if event.kind == "forked_from"), default=0
         )
         epoch = None if shadow is None else shadow.records[begins].epoch
         for n, event in enumerate(forked):
@@ -793,7 +828,7 @@ class Oracles:
             if event.id in seen:
                 self.broken("L3", f"event {event.id} twice in {name}, again at seq {seq}")
             seen.add(event.id)
-        if tuple(e.id for e in View.from_events(events)) != shadow.view_ids[-1]:
+        if tuple([e.id for e in View.from_events(events)]) != shadow.view_ids:
             self.broken("V2", f"the view of {name} is not the rebuilt one")
         if shadow.state.turns.is_unfinished:
             self.broken("P1", f"{name} has unfinished turns in the end")
@@ -804,8 +839,8 @@ class Oracles:
         shadow = self._shadows.get(name)
         events = [] if shadow is None else shadow.events
         found = [] if shadow is None else shadow.messages.get(message_id, [])
-        kept = [f for f in found if isinstance(f[1], MessageQueuedEvent) and not f[1].queued_again]
-        begun = [f for f in found if isinstance(f[1], UserMessageEvent)]
+        kept = [f for f in found if type(f[1]) is MessageQueuedEvent and not f[1].queued_again]
+        begun = [f for f in found if f[1].kind == "user_message"]
         if len(kept) > 1 or (not kept and len(begun) > 1):
             self.broken("L6", f"{message_id} is in {name} at {[seq for seq, _ in found]}")
         if sending.acknowledged_at is not None and not (found and found[0][0] == sending.seq):
@@ -831,30 +866,29 @@ class Oracles:
         # A message that had joined a turn waits again if that is rolled back, and may be withdrawn
         # then.
         waited_from = begun[-1][0] if begun else 0
-        is_withdrawn = any(
-            isinstance(e, MessageWithdrawnEvent) and e.message_id == sending.message_id
+        if outcome == "withdrawn" and any(
+            type(e) is MessageWithdrawnEvent and e.message_id == sending.message_id
             for e in events[waited_from:]
-        )
-        if outcome == "withdrawn" and is_withdrawn:
+        ):
             return
         if not begun:
             self.broken("E1", f"{sending.message_id} was told {outcome}, and never began")
             return
         turn_ids = {event.turn_id for _, event in begun}
-        ends = [e for e in events if isinstance(e, TurnEndedEvent) and e.turn_id in turn_ids]
+        ends = [e for e in events if type(e) is TurnEndedEvent and e.turn_id in turn_ids]
         if not any(e.outcome == outcome for e in ends):
             self.broken(
                 "E1", f"{sending.message_id} was told {outcome}; {[e.outcome for e in ends]}"
             )
         said = [e.content for e in events
-                if isinstance(e, AgentMessageEvent) and e.turn_id in turn_ids]  # fmt: skip
+                if type(e) is AgentMessageEvent and e.turn_id in turn_ids]  # fmt: skip
         if reply and reply not in said:
             self.broken("E1", f"{sending.message_id} was told {reply!r}, and {said} was said")
         # What was said before it had joined is no answer to it.
         answers = [
             e.content
             for e in events[begun[-1][0] :]
-            if isinstance(e, AgentMessageEvent) and e.turn_id in turn_ids
+            if type(e) is AgentMessageEvent and e.turn_id in turn_ids
         ]
         if outcome == "completed" and answers and reply != answers[-1]:
             self.broken("E1", f"{sending.message_id} was told {reply!r}, last was {answers[-1]!r}")
@@ -898,11 +932,32 @@ class _Turns:
     def check(self, events: Sequence[Event]) -> None:
         for seq, event in enumerate(events, 1):
             self._seq, self._event = seq, event
-            self._check_turn(event)
-            self._check_call(event)
-            self._check_queue(event, seq)
-            self._check_step(events, event)
-            self._has_just_started = isinstance(event, TurnStartedEvent)
+            kind = event.kind
+            self._check_turn(event, kind)
+            match kind:
+                case "agent_message":
+                    assert isinstance(event, AgentMessageEvent), kind
+                    self._check_answer(event)
+                    self._check_none_open()
+                case "user_message":
+                    assert isinstance(event, UserMessageEvent), kind
+                    self._check_none_open()
+                    self._check_begins(event, seq)
+                case "action":
+                    assert isinstance(event, ActionEvent), kind
+                    call_id = event.tool_call_id
+                    if call_id in self._calls:
+                        self._broken("T1", "a call id twice")
+                    self._calls[call_id] = self._open[call_id] = event
+                case "step_finished" | "step_unfinished":
+                    assert isinstance(event, StepFinishedEvent | StepUnfinishedEvent), kind
+                    self._check_step(events, event)
+                case _ if kind in RESULT_KINDS:
+                    assert isinstance(event, RESULT_CLASSES), kind
+                    self._check_result(event)
+                case _:
+                    self._check_queue(event, kind, seq)
+            self._has_just_started = kind == "turn_started"
         # A call that a client appended, in no turn, may stay open: the client answers it.
         left = [call for call, action in self._open.items() if action.turn_id is not None]
         if left:
@@ -914,41 +969,43 @@ class _Turns:
         where = f"{self._name}[{self._seq}] {brief(self._event)}"
         self._oracles.broken(invariant, f"{where}: {detail}")
 
-    def _check_turn(self, event: Event) -> None:
-        match event:
-            case TurnStartedEvent(turn_id=str(turn_id)):
-                if self._running is not None or turn_id in self._seen:
-                    self._broken("T3", f"turn {self._running} runs, or it did before")
-                self._running = turn_id
-                self._seen.add(turn_id)
-            case MessageQueuedEvent() | MessageWithdrawnEvent():
-                pass
-            case Event(turn_id=str(turn_id)) if turn_id != self._running:
-                self._broken("T3", f"its turn {turn_id} does not run")
-            case TurnEndedEvent():
-                self._running = None
-                lost = [m for m in self._joined[1:] if m not in self._queued]
-                if event.outcome == "rolled_back" and lost:
-                    self._broken("T11", str(lost))
-                self._joined = []
-            case UserMessageEvent(message_id=str(message_id)):
-                self._joined.append(message_id)
-            case _:
-                pass
-        if isinstance(event, AgentMessageEvent):
-            pieces = self._oracles.streamed.get(event.turn_id or "", set())
-            if not event.interrupted:
-                self._said.setdefault(event.turn_id or "", []).append(event.content)
-                return
-            answers = self._said.get(event.turn_id or "", ())
-            is_said = any(answer.startswith(event.content) for answer in answers)
-            if is_said or not any(said.startswith(event.content) for said in pieces):
-                self._broken("T7", f"{event.content!r} of {sorted(pieces)}")
-            self._oracles.simulation.mark("partial answer kept")
+    def _check_turn(self, event: Event, kind: str) -> None:
+        turn_id = event.turn_id
+        if kind == "turn_started" and turn_id is not None:
+            if self._running is not None or turn_id in self._seen:
+                self._broken("T3", f"turn {self._running} runs, or it did before")
+            self._running = turn_id
+            self._seen.add(turn_id)
+        elif kind in {"message_queued", "message_withdrawn"}:
+            pass
+        elif turn_id is not None and turn_id != self._running:
+            self._broken("T3", f"its turn {turn_id} does not run")
+        elif kind == "turn_ended":
+            assert isinstance(event, TurnEndedEvent), kind
+            self._running = None
+            lost = [m for m in self._joined[1:] if m not in self._queued]
+            if event.outcome == "rolled_back" and lost:
+                self._broken("T11", str(lost))
+            self._joined = []
+        elif kind == "user_message":
+            assert isinstance(event, UserMessageEvent), kind
+            if event.message_id is not None:
+                self._joined.append(event.message_id)
 
-    def _check_step(self, events: Sequence[Event], event: Event) -> None:
-        if not isinstance(event, StepFinishedEvent | StepUnfinishedEvent):
+    def _check_answer(self, event: AgentMessageEvent) -> None:
+        pieces = self._oracles.streamed.get(event.turn_id or "", set())
+        if not event.interrupted:
+            self._said.setdefault(event.turn_id or "", []).append(event.content)
             return
+        answers = self._said.get(event.turn_id or "", ())
+        is_said = any(answer.startswith(event.content) for answer in answers)
+        if is_said or not any(said.startswith(event.content) for said in pieces):
+            self._broken("T7", f"{event.content!r} of {sorted(pieces)}")
+        self._oracles.simulation.mark("partial answer kept")
+
+    def _check_step(
+        self, events: Sequence[Event], event: StepFinishedEvent | StepUnfinishedEvent
+    ) -> None:
         if (request := event.request) is None:
             return
         given = self._oracles.asked.get((event.turn_id or "", request.view_seq))
@@ -956,60 +1013,60 @@ class _Turns:
             self._broken("M1", f"at {request.view_seq}, not {given}")
         self._oracles.simulation.mark(event.kind)
 
-    def _check_call(self, event: Event) -> None:
-        tools = self._oracles.tools
-        match event:
-            case ActionEvent(tool_call_id=call_id):
-                if call_id in self._calls:
-                    self._broken("T1", "a call id twice")
-                self._calls[call_id] = self._open[call_id] = event
-            case ObservationEvent() | AgentErrorEvent() | UserRejectEvent():
-                call_id = event.tool_call_id
-                if self._open.pop(call_id, None) is None:
-                    self._broken("T1", "a result for a call that is not open")
-                is_denied = isinstance(event, UserRejectEvent) or (
-                    isinstance(event, AgentErrorEvent) and not event.may_have_happened
-                )
-                # In a fork it is true of the fork, whatever the other conversation did later.
-                if is_denied and call_id in tools.started and not self._is_fork:
-                    self._broken("T4", f"it ran on {tools.started[call_id]}")
-                if isinstance(event, ObservationEvent) and not event.is_error:
-                    returned = tools.returned.get(call_id)
-                    # A result that is too long is cut, which only its beginning tells.
-                    if returned and not any(text[:100] == event.content[:100] for text in returned):
-                        self._broken("T5", f"not {sorted(returned)}")
-            case AgentMessageEvent() | UserMessageEvent():
-                if self._open:
-                    self._broken("T1", f"while {list(self._open)} have no result")
-            case _:
-                pass
+    def _check_none_open(self) -> None:
+        if self._open:
+            self._broken("T1", f"while {list(self._open)} have no result")
 
-    def _check_queue(self, event: Event, seq: int) -> None:
-        match event:
-            case MessageQueuedEvent():
+    def _check_result(self, event: ObservationEvent | AgentErrorEvent | UserRejectEvent) -> None:
+        tools = self._oracles.tools
+        call_id = event.tool_call_id
+        if self._open.pop(call_id, None) is None:
+            self._broken("T1", "a result for a call that is not open")
+        is_denied = isinstance(event, UserRejectEvent) or (
+            isinstance(event, AgentErrorEvent) and not event.may_have_happened
+        )
+        # In a fork it is true of the fork, whatever the other conversation did later.
+        if is_denied and call_id in tools.started and not self._is_fork:
+            self._broken("T4", f"it ran on {tools.started[call_id]}")
+        if isinstance(event, ObservationEvent) and not event.is_error:
+            returned = tools.returned.get(call_id)
+            # A result that is too long is cut, which only its beginning tells.
+            if returned and not any(text[:100] == event.content[:100] for text in returned):
+                self._broken("T5", f"not {sorted(returned)}")
+
+    def _check_queue(self, event: Event, kind: str, seq: int) -> None:
+        match kind:
+            case "message_queued":
+                assert isinstance(event, MessageQueuedEvent), kind
                 self._queued[event.message_id] = event
                 place = event.place
                 is_new = event.replaces is not None and not event.queued_again
                 if is_new and place != self._first.get(event.replaces or ""):
                     self._broken("T6", f"it is not in the place of {event.replaces}")
                 self._first.setdefault(event.message_id, seq if place is None else place)
-            case MessageWithdrawnEvent():
+            case "message_withdrawn":
+                assert isinstance(event, MessageWithdrawnEvent), kind
                 self._queued.pop(event.message_id, None)
-            case ForkedFromEvent():
+            case "forked_from":
                 self._queued.clear()
                 self._is_fork = True
-            case UserMessageEvent(message_id=str(message_id)):
-                self._first.setdefault(message_id, seq)
-                if event.queued_event_id is not None and message_id not in self._queued:
-                    self._broken("T6", "it does not wait")
-                # One that steers joins a turn out of its order; for a turn of its own it waits.
-                if self._has_just_started and message_id in self._queued:
-                    longest = min(self._queued, key=self._first.__getitem__)
-                    if longest != message_id:
-                        self._broken("T6", f"{longest} waited longer")
-                self._queued.pop(message_id, None)
             case _:
                 pass
+
+    def _check_begins(self, event: UserMessageEvent, seq: int) -> None:
+        """Check that a chat message which waited begins in its turn."""
+        message_id = event.message_id
+        if message_id is None:
+            return
+        self._first.setdefault(message_id, seq)
+        if event.queued_event_id is not None and message_id not in self._queued:
+            self._broken("T6", "it does not wait")
+        # One that steers joins a turn out of its order; for a turn of its own it waits.
+        if self._has_just_started and message_id in self._queued:
+            longest = min(self._queued, key=self._first.__getitem__)
+            if longest != message_id:
+                self._broken("T6", f"{longest} waited longer")
+        self._queued.pop(message_id, None)
 
 
 _MARKED_KINDS = frozenset(
@@ -1026,6 +1083,10 @@ _MARKED_KINDS = frozenset(
         "status_changed",
     }
 )
+
+
+_ANSWERING_KINDS = frozenset({"agent_message", "action", "turn_ended"})
+"""The kinds of events that take the place of pieces."""
 
 
 class ShownAnswer:
@@ -1055,11 +1116,12 @@ class ShownAnswer:
         pieces may be missing if there are faults: the owner may have failed before it passed them
         on, after the commit.
         """
-        text = None
-        if isinstance(event, AgentMessageEvent | ActionEvent | TurnEndedEvent):
+        text, kind = "", event.kind
+        if kind in _ANSWERING_KINDS:
             text, self.text, self._newest = self.text, "", None
-        if not isinstance(event, AgentMessageEvent) or not text:
+        if kind != "agent_message" or not text:
             return None
+        assert isinstance(event, AgentMessageEvent), kind
         if event.content != text and (self.is_calm or not event.content.startswith(text)):
             began, _, _ = text.partition(":")
             if event.content.startswith(f"{began}:"):
@@ -1067,17 +1129,30 @@ class ShownAnswer:
         return None
 
 
+def _calls_in(view: Iterable[Event]) -> tuple[set[str], set[str]]:
+    """Return the calls of a view, and those that have a result there."""
+    called, answered = set(), set()
+    for event in view:
+        kind = event.kind
+        if kind == "action":
+            assert isinstance(event, ActionEvent), kind
+            called.add(event.tool_call_id)
+        elif kind in RESULT_KINDS:
+            assert isinstance(event, RESULT_CLASSES), kind
+            answered.add(event.tool_call_id)
+    return called, answered
+
+
 def brief(event: Event) -> str:
     """Return an event in a few words."""
-    words = [event.kind]
     fields = vars(event)
+    words = [fields["kind"]]
     for name in ("message_id", "outcome", "interrupted", "content", "detail"):
         value = fields.get(name)
         if value:
             words.append(f"{name}={value!r}" if name != "content" else repr(value)[:40])
-    call_id = fields.get("tool_call_id")
-    if call_id is not None:
+    if (call_id := fields.get("tool_call_id")) is not None:
         words.append(f"call={call_id[-8:]}")
-    if event.turn_id is not None:
-        words.append(f"turn={event.turn_id[-8:]}")
+    if (turn_id := fields["turn_id"]) is not None:
+        words.append(f"turn={turn_id[-8:]}")
     return " ".join(words)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 from typing import Any, TypeVar, cast
 from zlib import crc32
@@ -553,7 +553,7 @@ class OwnerWorld:
         self._told_deleted = 0
         self._sendings: list[Sending] = []
         self._appended: list[Event] = []
-        self._shown: list[tuple[View, tuple[str, ...]]] = []
+        self._shown: list[tuple[View, tuple[Event, ...]]] = []
         """Views that were given out, with the events that they had then."""
         self._rejected: set[str] = set()
         """The calls that the user rejected."""
@@ -845,7 +845,7 @@ class OwnerWorld:
         deletions = self.oracles.deleted[_NAME]
 
         def told(view: View) -> None:
-            self._shown.append((view, tuple([event.id for event in view])))
+            self._shown.append((view, tuple(view)))
             is_same = self.oracles.deleted[_NAME] == deletions
             name = process.node.name
             self.oracles.saw_view(_NAME, view, name, floor=floor if is_same else 0)
@@ -1162,9 +1162,9 @@ class OwnerWorld:
     def look(self, process: _Process) -> None:
         """Check an owner that rests."""
         owner = process.owner
-        for view, ids in self._shown[-4:]:
-            if tuple([event.id for event in view]) != ids:
-                self._broken("V1", f"a view of {ids} has changed")
+        for view, events in self._shown[-4:]:
+            if tuple(view) != events:
+                self._broken("V1", f"a view of {[event.id for event in events]} has changed")
         if owner is None or not process.is_newest:
             return
         state = self.oracles.state(_NAME)
@@ -1208,9 +1208,15 @@ def _pick_evenly(simulation: Simulation, turn: int | None, label: str, options: 
     chosen = None
     if turn is not None:
         number, place = divmod(turn, len(options))
-        order = [crc32(f"{label} {number} {n}".encode()) for n in range(len(options))]
-        chosen = sorted(range(len(options)), key=order.__getitem__)[place]
+        chosen = _order_of(label, number, len(options))[place]
     return options[simulation.tape.draw(label, len(options), chosen)]
+
+
+@lru_cache
+def _order_of(label: str, number: int, count: int) -> Sequence[int]:
+    """Return the order in which the options come in one round."""
+    hashes = [crc32(f"{label} {number} {n}".encode()) for n in range(count)]
+    return sorted(range(count), key=hashes.__getitem__)
 
 
 async def _not_known(_: ActionEvent) -> ToolResult:
