@@ -164,6 +164,7 @@ class Node:
         self.error: BaseException | None = None
         """The error that its main function raised, if it did."""
         self._simulation = simulation
+        self._now = simulation.scheduler.now
         self._clock_rate = clock_rate
         self.held: list[Any] = []  # Any: entries of the backend's scheduler
         self._tasks: Tasks | None = None
@@ -338,7 +339,7 @@ class Node:
             raise NodeCrashed(self.name)
 
     def monotonic(self) -> float:
-        return self._simulation.now() * self._clock_rate
+        return self._now() * self._clock_rate
 
     async def sleep(self, seconds: float) -> None:
         await self._simulation.sleep(seconds / self._clock_rate)
@@ -378,7 +379,7 @@ class Simulation:
         """Functions to call before every step. They may call `broken`, and must be cheap."""
         self.first_broken: Broken | None = None
         self.is_over = False
-        self._notes: deque[str] = deque(maxlen=notes_max)
+        self._notes: deque[tuple[float, int, str]] = deque(maxlen=notes_max)
         self._tasks: Tasks | None = None
         self.incarnations: list[Node] = []
         """All nodes that were started, oldest first."""
@@ -469,7 +470,7 @@ class Simulation:
 
     def note(self, text: str) -> None:
         """Write a line for the reader of a failure; the last `notes_max` are kept."""
-        self._notes.append(f"{self.now():9.3f} step {self.steps:5} {text}")
+        self._notes.append((self.now(), self.steps, text))
         self.scheduler.traced(text)
         if self.scheduler.story is not None:
             self.scheduler.story.say(text)
@@ -492,7 +493,7 @@ class Simulation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(self._notes)
+        return tuple(f"{at_s:9.3f} step {step:5} {text}" for at_s, step, text in self._notes)
 
     async def run(self, world: Callable[[Simulation], Awaitable[None]]) -> None:
         """Run the world, and then end everything that it left behind."""

@@ -31,6 +31,8 @@ class Tape:
         self.is_played = played is not None
         self._played = {} if played is None else played
         self._shared = {} if branches_from is None else branches_from
+        self._is_fresh = not self.is_played and not self._shared
+        """True if no decision comes from another run."""
         self.random = random.Random(f"turnkeeper {seed}")
 
     def draw(self, label: str, options: int, chosen: int | None = None) -> int:
@@ -43,12 +45,14 @@ class Tape:
         stream = self.streams.get(label)
         if stream is None:
             stream = self.streams[label] = []
-        if self.is_played:
+        if self._is_fresh:
+            value = int(self.random.random() * options) if chosen is None else chosen
+        elif self.is_played:
             played = self._played.get(label, ())
             at = len(stream)
             # Past its end a tape is boring; an option that a changed program lacks is capped.
             value = min(played[at], options - 1) if at < len(played) else 0
-        elif self._shared and len(stream) < len(self._shared.get(label, ())):
+        elif len(stream) < len(self._shared.get(label, ())):
             value = min(self._shared[label][len(stream)], options - 1)
         elif chosen is None:
             value = int(self.random.random() * options)
