@@ -119,7 +119,7 @@ class Disk:
         strike = self.strike
         if strike is not None:
             return strike.fault if self.calls == strike.call else None
-        if self.is_healed:
+        if self.is_healed or not self.fault_chances:
             return None
         for fault in FAULTS if is_write else READ_FAULTS:
             chance = self.fault_chances.get(fault, 0.0)

@@ -717,10 +717,10 @@ class _Run:
 
     def _look(self) -> None:
         """After every step: strike now and then at sensitive moments, or when a strike is due."""
-        now = self.simulation.now()
+        now, steps = self.simulation.now(), self.simulation.steps
         if now != self._now:
-            self._now, self._now_since = now, self.simulation.steps
-        elif self.simulation.steps - self._now_since > _STEPS_AT_ONCE_MAX:
+            self._now, self._now_since = now, steps
+        elif steps - self._now_since > _STEPS_AT_ONCE_MAX:
             self.simulation.broken("budget", f"no time passes from {now:.3f} s on")
         writer = self.oracles.last_writer
         if writer is not None:
@@ -728,7 +728,7 @@ class _Run:
             chance = 0.0 if self.is_healed else self.options.strikes_at_writes
             if chance and self.simulation.chance("strike at a write", chance):
                 self._strike(writer.node)
-        if self.strike_at is not None and self.simulation.steps >= self.strike_at:
+        if self.strike_at is not None and steps >= self.strike_at:
             self.strike_at = None
             server = self.servers.get(self.simulation.pick("strike whom", self.names))
             if server is not None and not self.is_healed:
