@@ -203,15 +203,22 @@ def _find_pairs(
     """
     results: dict[str, tuple[int, str]] = {}
     actions: dict[str, str] = {}
+    partners: list[str] = []
+    calls: list[tuple[int, ActionEvent]] = []
     for at, event in enumerate(view):
-        if isinstance(event, RESULT_CLASSES):
+        if event.kind in RESULT_KINDS:
+            assert isinstance(event, RESULT_CLASSES), event.kind
             results.setdefault(event.tool_call_id, (at, event.id))
-    for at, event in enumerate(view):
-        if isinstance(event, ActionEvent):
-            call_id = event.tool_call_id
-            comes_before = call_id in results and at < results[call_id][0]
-            if call_id not in actions or comes_before:
-                actions[call_id] = event.id
+            partners.append(event.id)
+        elif event.kind == "action":
+            assert isinstance(event, ActionEvent), event.kind
+            calls.append((at, event))
+            partners.append(event.id)
+    for at, action in calls:
+        call_id = action.tool_call_id
+        comes_before = call_id in results and at < results[call_id][0]
+        if call_id not in actions or comes_before:
+            actions[call_id] = action.id
     pairs: list[Sequence[str]] = []
     kept = set[str]()
     for call_id, action_id in actions.items():
@@ -221,11 +228,7 @@ def _find_pairs(
             kept.update(pair)
         elif action_id in pending:
             kept.add(action_id)
-    return pairs, {
-        event.id
-        for event in view
-        if isinstance(event, (ActionEvent, *RESULT_CLASSES)) and event.id not in kept
-    }
+    return pairs, set(partners) - kept
 
 
 def _close(present: frozenset[str], groups: Sequence[Sequence[str]], gone: set[str]) -> set[str]:

@@ -219,12 +219,14 @@ def find_torn(
         else:
             place = "after" if summary_offset is None or kept >= summary_offset else "before"
             kept += 1
-        if isinstance(event, ActionEvent):
+        if event.kind == "action":
+            assert isinstance(event, ActionEvent), event.kind
             parts = [("call", event.tool_call_id), ("response", event.llm_response_id)]
             if event.thinking:
                 loops += 1
                 loop = ("tool loop", str(loops))
-        elif isinstance(event, RESULT_CLASSES):
+        elif event.kind in RESULT_KINDS:
+            assert isinstance(event, RESULT_CLASSES), event.kind
             parts = [("call", event.tool_call_id)]
         else:
             loop = None
