@@ -209,6 +209,10 @@ class _Shadow:
         """The view as it is now."""
         self.view_ids: tuple[str, ...] = ()
         """The ids of its events."""
+        self.called: set[str] = set()
+        """The calls of the view."""
+        self.answered: set[str] = set()
+        """The calls that have a result in the view."""
         self.views: dict[tuple[str, ...], int] = {(): 0}
         """Each view that there ever was, with the last seq at which it was the view."""
         self.calls: dict[str, int] = {}
@@ -405,12 +409,19 @@ class Oracles:
         seq = len(shadow.events)
         where = f"{shadow.conversation_id}[{seq}]"
         before, view = shadow.view, tuple(shadow.state.view)
-        has_changed = view != before
-        if has_changed:
+        looks_at_prompts = kind == "system_prompt"
+        if view != before:
             kept = len(before) if view[: len(before)] == before else 0
+            new = view[kept:]
             shadow.view = view
-            shadow.view_ids = (*shadow.view_ids[:kept], *[event.id for event in view[kept:]])
+            shadow.view_ids = (*shadow.view_ids[:kept], *[event.id for event in new])
+            called, answered = _calls_in(new)
+            if kept:
+                called, answered = called | shadow.called, answered | shadow.answered
+            shadow.called, shadow.answered = called, answered
             self._check_view(shadow, seq)
+            if not kept or any(each.kind == "system_prompt" for each in new):
+                looks_at_prompts = True
         if shadow.view_ids != shadow.plain.ids:
             self.broken("V6", f"{where}: {shadow.view_ids}, not {shadow.plain.ids}")
         shadow.views[shadow.view_ids] = seq
@@ -420,8 +431,7 @@ class Oracles:
             if prompts:
                 self.simulation.mark("system prompt changed")
             prompts.append(event)
-            has_changed = True
-        if prompts and has_changed:
+        if prompts and looks_at_prompts:
             shown = [each for each in view if each.kind == "system_prompt"]
             if shown != prompts[-1:] or view[0] is not shown[0]:
                 self.broken("V4", f"{where}: {shown}, not {prompts[-1]}")
@@ -558,7 +568,7 @@ class Oracles:
                 pass
 
     def _check_view(self, shadow: _Shadow, seq: int) -> None:
-        called, answered = _calls_in(shadow.view)
+        called, answered = shadow.called, shadow.answered
         still_open = shadow.state.admission.open_calls.keys()
         if answered - called or not called - answered <= still_open:
             self.broken("V3", f"{shadow.conversation_id} at {seq}")
