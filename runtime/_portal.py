@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(TimeoutError):
-    """A thread has waited for as long as it was to. No function that it calls raises this."""
+    """A thread has waited its full time for an answer; no function that it calls raises this."""
 
 
 class ThreadOneShot(Generic[T]):

@@ -303,7 +303,10 @@ class Supervisor:
             await child.release()
 
     def resume(self) -> None:
-        """Bring back, after their backoff, the children that failed the actor above: it goes on."""
+        """Bring the children back that failed the actor above, since it goes on.
+
+        Together, after the longest of their backoffs.
+        """
         if self._is_failing:
             self._system.start_soon(self._bring_back)
 
@@ -312,7 +315,9 @@ class Supervisor:
         self._is_failing = False
         for child in escalated:
             await persist(child.hold)
-            await persist(partial(self._system.sleep, self.delay_s(child, self.supervision)))
+        delay_s = max((self.delay_s(child, self.supervision) for child in escalated), default=0.0)
+        await persist(partial(self._system.sleep, delay_s))
+        for child in escalated:
             await persist(child.release)
 
     # --- failing upward --------------------------------------------------------------------------

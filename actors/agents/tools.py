@@ -44,7 +44,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_json
 
 from turnkeeper.runtime import Ports
-from turnkeeper.runtime.lowlevel import clear_stray_cancellation, is_interruption
+from turnkeeper.runtime.lowlevel import is_interruption
 
 from ..errors import InvalidInput
 from ..events import ActionEvent
@@ -56,7 +56,7 @@ from ..values.api_names import api_tool_name
 from ..values.frozen import FrozenObject
 from ..values.text import check_number, check_text, error_text
 from ..values.type_names import a_type
-from .turn_context import TurnContext
+from .turn_context import TurnContext, is_own_failure
 
 __all__ = [
     "AfterCall",
@@ -485,15 +485,11 @@ async def _result(
 
 def describe_failure(error: BaseException) -> str:
     """Describe an error of the application's function; raise one that is not its own."""
-    # A stray cancellation, which no scope asked for, would silently end the other calls.
-    if not clear_stray_cancellation(error) and not _is_failure(error):
+    # `exit()` in a thread does not end the program. A stray cancellation would silently end the
+    # other calls.
+    if not isinstance(error, SystemExit) and not is_own_failure(error):
         raise error
     return f"{type(error).__name__}: {error_text(error)}"
-
-
-def _is_failure(error: BaseException) -> bool:
-    """True if a function failed, or ended its thread: `exit()` there does not end the program."""
-    return isinstance(error, SystemExit) or not is_interruption(error)
 
 
 async def call_function(
@@ -522,7 +518,7 @@ async def _within(ports: Ports, timeout_s: float, call: Callable[[], Awaitable[o
         try:
             value = await call()
         except BaseException as error:
-            if not _is_failure(error):
+            if is_interruption(error) and not isinstance(error, SystemExit):
                 raise
             failure = error  # kept out of the group, which wraps errors
         else:

@@ -70,6 +70,7 @@ from .watcher import Watcher
 __all__ = [
     "ToolRunner",
     "TurnContext",
+    "is_own_failure",
 ]
 
 
@@ -538,10 +539,9 @@ class TurnContext:
         except LeaseExpired:
             raise  # nothing was started; the next owner answers the call
         except BaseException as error:
-            # Every error of a tool is its result, also one that is no `Exception`. So is a stray
-            # cancellation, which no scope asked for: passed on to the task group, it would
-            # silently end the other calls.
-            if not clear_stray_cancellation(error) and is_interruption(error):
+            # Every error of a tool is its result. A stray cancellation, passed on to the task
+            # group, would silently end the other calls.
+            if not is_own_failure(error):
                 raise
             result = ToolResult(f"{type(error).__name__}: {error_text(error)}", is_error=True)
         observation: ObservationEvent | AgentErrorEvent
@@ -606,3 +606,12 @@ def _arguments(call: ToolCall, limits: Limits) -> tuple[FrozenObject, str | None
             written = "arguments that are nested too deeply"
         return FrozenObject(), storable(written)[:MALFORMED_LENGTH_MAX]
     return arguments, call.malformed_arguments
+
+
+def is_own_failure(error: BaseException) -> bool:
+    """True if an agent, a condenser or a tool failed; False if it is cancelled or the program ends.
+
+    A bare `BaseException` is a failure like any other. So is a stray cancellation, which no scope
+    asked for: it is cleared.
+    """
+    return clear_stray_cancellation(error) or not is_interruption(error)

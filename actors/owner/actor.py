@@ -39,10 +39,9 @@ from turnkeeper.runtime import (
     TurnkeeperError,
     Unavailable,
 )
-from turnkeeper.runtime.lowlevel import clear_stray_cancellation, is_interruption
 
 from ..agents.agent import Agent
-from ..agents.turn_context import TurnContext
+from ..agents.turn_context import TurnContext, is_own_failure
 from ..agents.watcher import NoteFailure, Watcher, Watching
 from ..core.admission import AdmissionRefused
 from ..core.commands import (
@@ -783,7 +782,7 @@ class ConversationActor(Actor[Command | Query]):
         try:
             need = self._setup.condenser.need(self.view)
         except BaseException as error:
-            if not _is_own_failure(error):
+            if not is_own_failure(error):
                 raise
             run = partial(self._refuse_need, self.view, error)  # it becomes a recorded event
             self._condenser_effect = self.context.start_effect(run, name="condenser")
@@ -843,7 +842,7 @@ class ConversationActor(Actor[Command | Query]):
         except LeaseExpired:
             raise  # not the turn's failure but its owner's
         except BaseException as error:
-            if not _is_own_failure(error):
+            if not is_own_failure(error):
                 raise
             if isinstance(error, StaleTurn | TurnSuspended) and not self._is_going_on(turn):
                 return  # the turn was ended or held from outside, and the log has that already
@@ -1004,7 +1003,7 @@ class ConversationActor(Actor[Command | Query]):
                 if not isinstance(proposal, Proposal | None):
                     raise TypeError(f"its proposal is {a_type(proposal)}")
             except BaseException as error:
-                if not _is_own_failure(error):
+                if not is_own_failure(error):
                     raise
                 await self._record_condenser_failure(error)
                 if need != "hard":
@@ -1064,16 +1063,6 @@ def _between_deletions(
             begin = at + 1
     if begin < len(deliveries):
         yield deliveries[begin:]
-
-
-def _is_own_failure(error: BaseException) -> bool:
-    """True if an agent or a condenser failed; False if it is cancelled, or the program ends.
-
-    A stray cancellation is a failure like any other, and so is a bare `BaseException`.
-    """
-    if isinstance(error, Exception) or clear_stray_cancellation(error):
-        return True
-    return not is_interruption(error)
 
 
 def _records_of(decided: Sequence[_Taken]) -> Sequence[Record]:

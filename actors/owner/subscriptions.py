@@ -582,14 +582,19 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """True while it waits for an event only, and not for pieces or for an owner."""
         if self._bell is None or not self._bell.is_waiting or self._answers:
             return False
-        return self._on_owner_ended is None or not self._has_owner_ended
+        return not self._seeks_owner
 
     @property
     def _leads_next(self) -> bool:
         """True if it has nothing to do but to wait, and so leads at once if it was chosen."""
         if self._state is not _CURRENT or self._page or self._offered or self._answers:
             return False
-        return self._on_owner_ended is None or not self._has_owner_ended
+        return not self._seeks_owner
+
+    @property
+    def _seeks_owner(self) -> bool:
+        """True if it awaits `on_owner_ended` before it waits for an event."""
+        return self._has_owner_ended and self._on_owner_ended is not None
 
     @property
     def place(self) -> Place:

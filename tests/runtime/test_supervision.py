@@ -978,6 +978,57 @@ async def test_a_child_that_fails_again_and_again_comes_back_after_its_backoff()
     assert [at - starts[0] for at in starts] == [0.0, 1.0, 3.0, 7.0]
 
 
+async def test_children_whose_actor_is_resumed_come_back_together() -> None:
+    clock = VirtualClock()
+    starts: list[float] = []
+
+    class Child(Counter):
+        async def on_start(self) -> None:
+            starts.append(clock.monotonic())
+            if len(starts) <= 2:
+                raise ValueError("not yet")
+
+    class Parent(Counter):
+        supervision = Supervision(
+            otherwise=Directive.ESCALATE, backoff=Backoff(first_s=1.0, jitter=0.0)
+        )
+
+        async def on_start(self) -> None:
+            for name in ("a", "b"):
+                self.context.spawn(Child, name=name)
+
+    async with Runtime(ports=clock.ports()) as runtime:
+        resume = Supervision(otherwise=Directive.RESUME)
+        runtime.spawn(Parent, name="parent", supervision=resume)
+        await settle()
+        await clock.advance(60.0)
+    assert [at - starts[0] for at in starts] == [0.0, 0.0, 1.0, 1.0]
+
+
+async def test_leaving_does_not_wait_for_the_backoff_of_a_child_whose_actor_is_resumed() -> None:
+    clock = VirtualClock()
+    starts: list[float] = []
+
+    class Child(Counter):
+        async def on_start(self) -> None:
+            starts.append(clock.monotonic())
+            raise ValueError("never")
+
+    class Parent(Counter):
+        supervision = Supervision(
+            otherwise=Directive.ESCALATE, backoff=Backoff(first_s=3_600.0, max_s=3_600.0)
+        )
+
+        async def on_start(self) -> None:
+            self.context.spawn(Child, name="child")
+
+    async with Runtime(ports=clock.ports()) as runtime:
+        resume = Supervision(otherwise=Directive.RESUME)
+        runtime.spawn(Parent, name="parent", supervision=resume)
+        await settle()
+    assert len(starts) == 1
+
+
 async def test_children_of_an_actor_that_escalate_together_are_one_failure_of_it() -> None:
     go = anyio.Event()
 
