@@ -134,7 +134,10 @@ class MessageIdConflict(Refused):
 
 
 class EventIdConflict(Refused):
-    """This event id is in the log with other content; nothing was written."""
+    """These event ids are in the log already, and not as they were given; nothing was written.
+
+    Their events have other content, or only some of those given together are there.
+    """
 
     def __init__(self, conversation_id: str, seqs: Mapping[str, int]) -> None:
         known = ", ".join(f"{event_id} at seq {seq}" for event_id, seq in seqs.items())

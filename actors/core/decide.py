@@ -172,16 +172,20 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
     events = command.events
     if not events:
         return Decision(reply=Appended(working.state.seq))
-    looked_up = stamp.known_event
+    known = [
+        logged
+        for event in events
+        if (logged := working.recent.get(event.id) or stamp.known_events.get(event.id))
+    ]
+    if known:
+        # A duplicate only if the log has all of them, in this order. Some of them may have been
+        # appended without the others, or with other ones.
+        in_order = sorted(known, key=lambda logged: logged.seq)
+        if [logged.event for logged in in_order] != list(events):
+            seqs = {logged.event.id: logged.seq for logged in in_order}
+            raise EventIdConflict(working.conversation_id, seqs)
+        return Decision(reply=Duplicate(in_order[-1].seq))
     for event in events:
-        known = working.recent.get(event.id)
-        if known is None and looked_up is not None and looked_up.event.id == event.id:
-            known = looked_up
-        if known is not None:
-            # They go into the log in one commit: if the first is there, all of them are.
-            if known.event != events[0]:
-                raise EventIdConflict(working.conversation_id, {event.id: known.seq})
-            return Decision(reply=Duplicate(known.seq + len(events) - 1))
         is_sent = isinstance(event, UserMessageEvent) and (
             (event.message_id, event.queued_event_id, event.replaces) != (None, None, None)
         )

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, ParamSpec, TypeVar, cast
 from turnkeeper.runtime import format_id
 
 from ..events import Event, LoggedEvent, StepRequest, TextDelta, share_fields
+from ..values.tables import NO_TABLE
 from ..values.text import storable
 from .commands import OnOverlap
 from .limits import ANSWER_LENGTH_MAX
@@ -68,6 +69,8 @@ class Stamp:
     """The chat message that the command's message replaces, if the log has it."""
     known_event: LoggedEvent | None = None
     """The event of the command's event id, if the log has it."""
+    known_events: Mapping[str, LoggedEvent] = field(default_factory=lambda: NO_TABLE)
+    """Those of the command's several events whose ids the log has, by id."""
     expected_event: LoggedEvent | None = None
     """The event that the command expects, if the log has it."""
 

@@ -19,7 +19,7 @@ the process, and kept over an interrupt.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -105,8 +105,9 @@ from ..events import (
     UserMessageEvent,
     encode_event,
 )
-from ..journal import Journal, Listing, Record, Rejection, Snapshot
+from ..journal import READ_PAGE, Journal, Listing, Record, Rejection, Snapshot
 from ..log_lines import log_failure, log_unavailable
+from ..values.tables import NO_TABLE
 from ..values.text import error_text
 from ..values.type_names import a_name, a_type
 from .draining import Drain
@@ -179,6 +180,7 @@ class _Taken(Stamp):
         self.next_id = next_id
         self.known_message = self.known_target = None
         self.known_event = self.expected_event = None
+        self.known_events = NO_TABLE
         self.command = command
         self.delivery = delivery
         self.decision = _NOTHING
@@ -472,10 +474,7 @@ class ConversationActor(Actor[Command | Query]):
             case Change(change_id=str(change_id)):
                 taken.known_event = await self._look_up_event(change_id)
             case AppendAll(events=events):
-                for event in events:
-                    taken.known_event = await self._look_up_event(event.id)
-                    if taken.known_event is not None:
-                        break
+                taken.known_events = await self._look_up_events(events)
             case _:
                 pass
 
@@ -511,6 +510,25 @@ class ConversationActor(Actor[Command | Query]):
             return None
         return LoggedEvent(found[event_id], await self._read_one(found[event_id]))
 
+    async def _look_up_events(self, events: Sequence[Event]) -> Mapping[str, LoggedEvent]:
+        recent, event_id_max = self._working.recent, self._working.state.event_id_max
+        ids = [event.id for event in events if event.id <= event_id_max]
+        known = {event_id: recent[event_id] for event_id in ids if event_id in recent}
+        older = [event_id for event_id in ids if event_id not in known]
+        if not older:
+            return known
+        journal, name = self._setup.journal, self._conversation_id
+        found = await journal.find_events(name, older)
+        seqs = sorted(found.values())
+        while seqs:
+            page = await journal.read(name, after=seqs[0] - 1, limit=min(len(seqs), READ_PAGE))
+            if not page:  # deleted in another process, and begun anew there
+                raise ConversationNotFound(name)
+            logged = [decode_record(name, record) for record in page if record.event_id in found]
+            known.update((one.event.id, one) for one in logged)
+            seqs = [seq for seq in seqs if seq > page[-1].seq]
+        return known
+
     async def _read_one(self, seq: int) -> Event:
         records = await self._setup.journal.read(self._conversation_id, after=seq - 1, limit=1)
         if not records:  # deleted in another process, and begun anew there
@@ -529,12 +547,13 @@ class ConversationActor(Actor[Command | Query]):
                 if replaces is not None and taken.known_target is None:
                     taken.known_target = self._find_decided_message(replaces, decided)
             case Append(event=event) if taken.known_event is None:
-                taken.known_event = self._find_decided_event((event.id,), decided)
-            case AppendAll(events=events) if taken.known_event is None:
+                taken.known_event = self._find_decided((event.id,), decided).get(event.id)
+            case AppendAll(events=events):
                 ids = [event.id for event in events]
-                taken.known_event = self._find_decided_event(ids, decided)
+                here = self._find_decided(ids, decided)
+                taken.known_events = {**taken.known_events, **here}
             case Change(change_id=str(change_id)) if taken.known_event is None:
-                taken.known_event = self._find_decided_event((change_id,), decided)
+                taken.known_event = self._find_decided((change_id,), decided).get(change_id)
             case _:
                 pass
 
@@ -551,20 +570,19 @@ class ConversationActor(Actor[Command | Query]):
                     return KnownMessage.of(message_id, seq, event)
         return None
 
-    def _find_decided_event(
+    def _find_decided(
         self, event_ids: Sequence[str], decided: Sequence[_Taken]
-    ) -> LoggedEvent | None:
+    ) -> Mapping[str, LoggedEvent]:
         working = self._working
         forgotten = {
             each
             for each in event_ids
             if each <= working.state.event_id_max and each not in working.recent
         }
-        if forgotten:
-            for logged in self._decided_events(decided):
-                if logged.event.id in forgotten:
-                    return logged
-        return None
+        if not forgotten:
+            return NO_TABLE
+        events = self._decided_events(decided)
+        return {logged.event.id: logged for logged in events if logged.event.id in forgotten}
 
     def _decided_events(self, decided: Sequence[_Taken]) -> Iterator[LoggedEvent]:
         """Yield the events that are decided and not committed yet."""

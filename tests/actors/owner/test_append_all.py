@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import anyio
 import pytest
 
 from turnkeeper.actors import (
@@ -13,6 +14,7 @@ from turnkeeper.actors import (
     MemoryJournal,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
+from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.errors import EventIdConflict, InvalidInput, NotAppendable
 from turnkeeper.actors.events import (
     ActionEvent,
@@ -23,6 +25,7 @@ from turnkeeper.actors.events import (
     UserMessageEvent,
 )
 from turnkeeper.actors.journal import Record
+from turnkeeper.runtime.testing import settle
 
 from ..conversations.worlds import HeldAgent, WatchedJournal, log_of, verified
 
@@ -41,6 +44,21 @@ class CountingJournal(WatchedJournal):
 
     async def before_append(self, records: Sequence[Record]) -> None:
         self.appends.append(len(records))
+
+
+class HeldJournal(WatchedJournal):
+    """Holds the appends from the second on, until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.appends = 0
+        self.reached, self.released = anyio.Event(), anyio.Event()
+
+    async def before_append(self, records: Sequence[Record]) -> None:
+        self.appends += 1
+        if self.appends > 1:
+            self.reached.set()
+            await self.released.wait()
 
 
 async def test_several_events_are_one_commit() -> None:
@@ -89,6 +107,56 @@ async def test_the_same_events_again_are_a_duplicate_also_after_a_restart(later:
         with pytest.raises(EventIdConflict):
             await alice.append_all([AgentMessageEvent(content="new"), ANSWER])
         assert await alice.append_all([]) == Appended(4 + later)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_events_of_which_the_log_has_only_some_are_refused(forgets: bool) -> None:
+    """A duplicate acknowledges all of them: those that are not there would be lost unheard."""
+    limits = Limits(recent_events_max=2) if forgets else Limits()
+    async with verified(HeldAgent(), journal=MemoryJournal(), limits=limits) as conversations:
+        alice = conversations["alice"]
+        await alice.append(ASKED)
+        await alice.append_all([first := AgentMessageEvent(content="three"), ANSWER])
+        if forgets:
+            await alice.append_all([AgentMessageEvent(content=str(n)) for n in range(3)])
+        before = await log_of(alice)
+
+        new = AgentMessageEvent(content="new")
+        for some in ([ASKED, new], [new, ASKED], [ASKED, first, ANSWER, new], [ANSWER, first]):
+            with pytest.raises(EventIdConflict) as refused:
+                await alice.append_all(some)
+            assert refused.value.seqs.keys() == {event.id for event in some} - {new.id}
+
+        assert await log_of(alice) == before
+        assert await alice.append_all([ASKED, first, ANSWER]) == Duplicate(3)
+        assert await alice.append_all([ASKED, ANSWER]) == Duplicate(3)
+
+
+async def test_events_that_memory_lets_go_in_their_own_batch_are_known_again() -> None:
+    journal = HeldJournal()
+    limits = Limits(recent_events_max=2)
+    async with verified(HeldAgent(), journal=journal, limits=limits) as conversations:
+        alice = conversations["alice"]
+        await alice.append(AgentMessageEvent(content="zero"))
+        events = [ASKED, CALL, RESULT, ANSWER]
+        answers: dict[int, object] = {}
+
+        async def append(number: int, *given: Event) -> None:
+            try:
+                answers[number] = await alice.append_all(given)
+            except EventIdConflict as error:
+                answers[number] = sorted(error.seqs.values())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(append, 0, AgentMessageEvent(content="one"))
+            await journal.reached.wait()
+            one_more = [*events, AgentMessageEvent(content="new")]
+            for number, given in enumerate((events, events, one_more), 1):
+                group.start_soon(append, number, *given)
+                await settle()
+            journal.released.set()
+
+        assert answers == {0: Appended(2), 1: Appended(6), 2: Duplicate(6), 3: [3, 4, 5, 6]}
 
 
 async def test_a_retraction_goes_with_what_stands_in_its_place() -> None:
