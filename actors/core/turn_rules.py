@@ -706,6 +706,8 @@ def _recover(draft: Draft, command: Recover) -> Decision:
     if turns.waits_for is not None:
         return draft.decision()
     if running is None:
+        if working.state.admission.open_calls:
+            return draft.decision()  # appended by hand; once they are answered, the owner goes on
         return _then_next_queued(draft)
     if working.hands_turns_over:
         starts = () if working.draining else (StartTurn(running.turn_id),)

@@ -595,8 +595,18 @@ class ConversationActor(Actor[Command | Query]):
     def _decide(self, batch: Sequence[_Taken]) -> Sequence[_Taken]:
         self._working.draining = self._setup.drain.messages
         decided: list[_Taken] = []
+        turns, admission = self._working.state.turns, self._working.state.admission
         for taken in batch:
             self._decide_one(taken, decided)
+            if (
+                turns.queued
+                and turns.running is None
+                and not (turns.is_paused or self._working.draining or admission.open_calls)
+            ):
+                # It waited behind a call that was appended by hand, and answered just now. Messages
+                # that wait so are those that came while an earlier owner was drained.
+                recover = Recover(enforced_away=())
+                self._decide_one(_Taken(recover, taken.now, self._setup.ports.ids.block()), decided)
         return decided
 
     def _decide_one(self, taken: _Taken, decided: list[_Taken]) -> None:

@@ -24,8 +24,15 @@ from turnkeeper.actors import (
     ToolCall,
     TurnContext,
 )
+from turnkeeper.actors.core.admission import AdmissionRefused
 from turnkeeper.actors.errors import Draining, InvalidInput, OwnedElsewhere
-from turnkeeper.actors.events import UserMessageEvent
+from turnkeeper.actors.events import (
+    ActionEvent,
+    AgentMessageEvent,
+    ObservationEvent,
+    UserMessageEvent,
+)
+from turnkeeper.actors.journal import Claim
 from turnkeeper.actors.owner.draining import Drained
 from turnkeeper.runtime.testing import VirtualClock, settle
 
@@ -65,6 +72,20 @@ class World:
             await settle()
             yield
             await self.clock.advance(GRACE_S + 1)
+
+
+class ClaimedLater(MemoryJournal):
+    """Claims nothing until it is released, so that messages wait for their owner."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.is_released = anyio.Event()
+
+    async def claim(
+        self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+    ) -> Claim:
+        await self.is_released.wait()
+        return await super().claim(conversation_id, takeover=takeover, any_name=any_name)
 
 
 class Stepping:
@@ -313,6 +334,63 @@ async def test_a_message_to_a_new_conversation_is_queued_behind_its_system_promp
             assert await (await there["new"].send("B")).reply() == "a(B)"
             log = await log_of(there["new"])
             assert log[-4:] == ["u:A", "a:a(A)", "u:B", "a:a(B)"]
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_a_message_that_waits_behind_a_call_of_a_caller_gets_its_turn_after_the_result(
+    is_alone: bool,
+) -> None:
+    """No owner could begin: it cannot start the message's turn while that call is open."""
+    held = HeldAgent()
+    held.hold("A")
+    world = World(held)
+    call = ActionEvent(tool_call_id="1", tool_name="look", llm_response_id="r")
+    result = ObservationEvent(tool_call_id="1", content="seen")
+    async with world.process() as here:
+        await here["other"].send("A")
+        async with world.draining(here):
+            await here["c"].append(call)
+            turn = await here["c"].send("B")
+    async with world.process() as there:
+        chat = there["c"]
+        assert [message.content for message in await chat.queued()] == ["B"]
+        with pytest.raises(AdmissionRefused):
+            await chat.send("C")
+        if is_alone:
+            await chat.append(result)
+            await chat.append_all([])
+        else:
+            held.hold("B")
+            await chat.append_all([result, AgentMessageEvent(content="by hand")])
+            await held.reached["B"].wait()
+            held.release("B")
+        again = await chat.send("B", message_id=turn.message_id)
+        assert await again.reply() == "a(B)"
+        log = ["call", "result", *([] if is_alone else ["a:by hand"]), "u:B", "a:a(B)"]
+        assert await log_of(chat) == log
+
+
+async def test_a_message_in_the_batch_of_a_result_passes_none_that_waits_for_it() -> None:
+    held = HeldAgent()
+    held.hold("A")
+    world = World(held)
+    call = ActionEvent(tool_call_id="1", tool_name="look", llm_response_id="r")
+    async with world.process() as here:
+        await here["other"].send("A")
+        async with world.draining(here):
+            await here["c"].append(call)
+            await here["c"].send("B")
+    journal = ClaimedLater(world.store)
+    async with Conversations(held, journal=journal, recover="on_message") as there:
+        chat = there["c"]
+        async with anyio.create_task_group() as group:
+            group.start_soon(chat.append, ObservationEvent(tool_call_id="1", content="seen"))
+            await settle()
+            group.start_soon(chat.send, "C")
+            await settle()
+            journal.is_released.set()
+        await (await chat.send("D")).end()
+        assert [line for line in await log_of(chat) if "u:" in line] == ["u:B", "u:C", "u:D"]
 
 
 async def test_after_it_every_message_is_refused_and_the_readers_have_ended() -> None:
