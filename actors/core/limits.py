@@ -18,6 +18,8 @@ ANSWER_LENGTH_MAX = 4 << 20
 """The most characters of one answer, unless the application says otherwise."""
 
 
+LABEL_NAME_LENGTH_MAX = 256
+
 _FROM_NONE = ("finished_calls_max", "files_max", "file_bytes_max", "labels_max")
 
 
@@ -56,7 +58,7 @@ class Limits:
     labels_max: int = 32
     """The labels of a conversation."""
     label_name_length_max: int = 64
-    """The characters of the name of a label."""
+    """The characters of the name of a label; 256 at most, so that every journal can index it."""
     label_value_length_max: int = 256
     """The characters of its value."""
 
@@ -65,3 +67,8 @@ class Limits:
             least = 0 if field.name in _FROM_NONE else 2
             if not (found := getattr(self, field.name)) >= least:  # NaN would be no limit
                 raise InvalidInput(f"{field.name} is {found}; it takes {least} or more")
+        if self.label_name_length_max > LABEL_NAME_LENGTH_MAX:
+            found = self.label_name_length_max
+            raise InvalidInput(
+                f"label_name_length_max is {found}; it takes {LABEL_NAME_LENGTH_MAX} or less"
+            )

@@ -191,6 +191,7 @@ _RECENT = """
             (SELECT l.seq FROM listing l WHERE l.conversation = r.conversation) <= r.seq
     )
 """
+_INDEXED_LABEL = "hashtextextended(k.label || E'\\n' || k.value, 0) = hashtextextended(%s, 0)"
 _LABELS = "CROSS JOIN LATERAL (SELECT * FROM label WHERE conversation = l.conversation OFFSET 0) k"
 
 
@@ -217,7 +218,7 @@ def page_statement(
     It reads up to `limit` rows of `listing` and up to `limit` recent rows, each in order.
     """
     of_owner, owners = ("", []) if query.owner is None else ("r.owner = %s AND", [query.owner])
-    part = drive_range(query, after, "%s")
+    part = drive_range(query, after, "%s", indexed_label=_INDEXED_LABEL)
     tables = "listing l"
     if part.is_by_label:
         tables = "label k JOIN listing l ON l.conversation = k.conversation"

@@ -187,6 +187,17 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE RULE unlisted AS ON DELETE TO listing
         DO ALSO DELETE FROM listing_recent WHERE conversation = OLD.conversation;
     """,
+    """
+    -- An entry of an index has 2,704 bytes at most. The id, the owner and a label together may have
+    -- more, and what has no entry cannot be written. So the label is there by a hash.
+    DROP INDEX label_id, label_created, label_active;
+    CREATE INDEX label_id
+        ON label (owner, hashtextextended(label || E'\\n' || value, 0), name);
+    CREATE INDEX label_created
+        ON label (owner, hashtextextended(label || E'\\n' || value, 0), created_us, conversation);
+    CREATE INDEX label_active
+        ON label (owner, hashtextextended(label || E'\\n' || value, 0), active_us, conversation);
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

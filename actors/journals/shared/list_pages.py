@@ -137,11 +137,18 @@ class DriveRange(NamedTuple):
 
 
 def drive_range(
-    query: ListQuery, after: ListKey | None, mark: str, *, is_in_labels: bool = True
+    query: ListQuery,
+    after: ListKey | None,
+    mark: str,
+    *,
+    is_in_labels: bool = True,
+    indexed_label: str = "",
 ) -> DriveRange:
     """Return the range; `mark` is the placeholder for a value in the database's SQL.
 
-    The rows of a label are walked in the order of the labels or of the listings.
+    The rows of a label are walked in the order of the labels or of the listings. `indexed_label`: a
+    condition on one value, the label's name and value in two lines, if the indexes have a function
+    of these two.
     """
     drive = drive_of(query)
     of = "k" if drive == "label" and is_in_labels else "l"
@@ -154,6 +161,9 @@ def drive_range(
         conditions.append(f"l.status = {mark} AND l.status NOT IN ('idle', 'finished')")
         values.append(query.status)
     if drive == "label" and query.label is not None:
+        if indexed_label:
+            conditions.append(indexed_label)
+            values.append("\n".join(query.label))
         conditions.append(f"k.label = {mark} AND k.value = {mark}")
         values += query.label
     if query.order == "id":

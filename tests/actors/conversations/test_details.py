@@ -185,6 +185,9 @@ async def test_labels_have_limits_that_the_application_sets() -> None:
         assert too_many.value.labels_max == 2
         assert len((await details(chat)).labels) == 2
 
+    with pytest.raises(InvalidInput, match="256 or less"):
+        Limits(label_name_length_max=257)
+
 
 async def test_only_the_owner_of_a_log_writes_a_change() -> None:
     async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psycopg
@@ -15,12 +16,14 @@ import pytest
 from tests import postgres
 from tests.actors.conversations.stores import KINDS, store
 from turnkeeper.actors import MemoryJournal, PostgresJournal, SQLiteJournal
+from turnkeeper.actors.core.limits import LABEL_NAME_LENGTH_MAX
 from turnkeeper.actors.journal import Journal, Listing, ListQuery, Record
 from turnkeeper.actors.journals.postgres import listings as in_postgres
 from turnkeeper.actors.journals.postgres import schema as postgres_schema
 from turnkeeper.actors.journals.sqlite import listings as in_sqlite
 from turnkeeper.actors.journals.sqlite.repair import repair
 from turnkeeper.actors.journals.sqlite.verify import verify
+from turnkeeper.actors.values.text import ID_LENGTH_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -109,6 +112,48 @@ async def test_labels_of_another_owner_in_between_are_not_left_behind() -> None:
                 )
             page = await first.page(ListQuery(9, owner="me", label=("x", "1")))
             assert not page.rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_longest_texts_are_listed_and_found(kind: str, tmp_path: Path) -> None:
+    """An index of PostgreSQL has 2,704 bytes for an entry, and these need four a character."""
+    rng = Random(kind)
+
+    def text(length: int) -> str:  # no compression makes it shorter
+        return "".join(chr(rng.randrange(0x20000, 0x2A6D0)) for _ in range(length))
+
+    name, owner, value = text(ID_LENGTH_MAX - 2), text(ID_LENGTH_MAX), text(100_000)
+    label = text(LABEL_NAME_LENGTH_MAX)
+    with store(kind, tmp_path) as opens:
+        async with opens() as journal:
+            await append(journal, name, Listing(1, owner, "running", 1, 1, {label: value}))
+            for order in ORDERS:
+                query = ListQuery(9, owner=owner, label=(label, value), order=order)  # type: ignore[arg-type]  # one of the three
+                (row,) = (await journal.page(query)).rows
+                assert (row.conversation_id, row.listing.labels) == (name, {label: value})
+                other = query._replace(label=(label, f"{value}x"))
+                assert not (await journal.page(other)).rows
+
+
+async def test_tables_whose_indexes_have_the_labels_themselves_are_migrated() -> None:
+    with postgres.schema() as schema:
+        async with PostgresJournal(postgres.conninfo(), schema=schema) as journal:
+            await append(journal, "c", Listing(1, "a", "idle", 1, 1, {"x": "y"}))
+        with psycopg.connect(
+            postgres.conninfo(), autocommit=True, options=f"-c search_path={schema}"
+        ) as connection:
+            connection.execute(
+                "DROP INDEX label_id, label_created, label_active; "
+                "CREATE INDEX label_id ON label (owner, label, value, name); "
+                "CREATE INDEX label_created ON label (owner, label, value, created_us); "
+                "CREATE INDEX label_active ON label (owner, label, value, active_us); "
+                "UPDATE journal SET version = 6"
+            )
+        async with PostgresJournal(postgres.conninfo(), schema=schema) as journal:
+            (row,) = (await journal.page(ListQuery(9, owner="a", label=("x", "y")))).rows
+            assert row.conversation_id == "c"
+            value = "".join(map(chr, range(0x20000, 0x21000)))
+            await append(journal, "c", Listing(2, "a", "idle", 1, 1, {"x": value}))
 
 
 # --- what a page costs ----------------------------------------------------------------------------
