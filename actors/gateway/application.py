@@ -181,6 +181,8 @@ async def _told(request: Request, error: Exception) -> Response:
     problem, facts = problem_of(error)
     if isinstance(error, InvalidInput):
         facts = {**facts, **argument_faults(error, request)}
+    service: Service = request.app.state.service
+    service.warn_of_journal(error)
     return problem_reply(problem, facts)
 
 

@@ -43,6 +43,7 @@ def feed_events(caller: ConversationCaller, cursor: Cursor, *, pieces: bool, liv
                 why = "conversation-deleted"
             except TurnkeeperError as error:
                 why = problem_of(error)[0].name
+                caller.service.warn_of_journal(error)
             if why in ("gone", "conversation-deleted"):
                 await write(sse({"cursor": str(cursor)}, event="gone"))
             await _end(write, why)

@@ -18,14 +18,21 @@ import anyio
 from fastapi import Depends, Path, Request
 from starlette.requests import HTTPConnection
 
-from turnkeeper.runtime import Ports
+from turnkeeper.runtime import Ports, TurnkeeperError
 
 from ..conversations.conversation import Conversation
 from ..conversations.conversations import Conversations
 from ..core.commands import Behalf
 from ..core.state import Folded
-from ..errors import ConversationNotFound, NotYours
+from ..errors import (
+    ConversationNotFound,
+    CorruptLog,
+    JournalRefused,
+    JournalUnavailable,
+    NotYours,
+)
 from ..events import LoggedEvent
+from ..log_lines import log_unavailable
 from .access import (
     Action,
     Authenticate,
@@ -71,6 +78,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+WARN_EVERY_S = 60.0
+"""Within this time, an error of the journal is not logged again, unless another one came since."""
 
 _PRINCIPAL = "turnkeeper.principal"
 """The key under which a request's scope has its principal, once that is known."""
@@ -148,6 +158,9 @@ class Service:
         self._authenticate = authenticate
         self._authorize = authorize
         self._share = share
+        self._warned_of = ""
+        """The text of the journal's error that was logged last."""
+        self._warns_again_at = 0.0
         self._rates = Rates(
             ports.monotonic, per_s=limits.requests_per_s, burst=limits.requests_at_once
         )
@@ -155,6 +168,18 @@ class Service:
     def run_lock(self, conversation_id: str, run_id: str) -> anyio.Lock:
         """Return the lock that serializes the requests with one run id of AG-UI."""
         return self._run_locks.setdefault((conversation_id, run_id), anyio.Lock())
+
+    def warn_of_journal(self, error: TurnkeeperError) -> None:
+        """Log an error of the journal, which a client is told in general words only.
+
+        While the same error goes on, it is logged once in `WARN_EVERY_S`.
+        """
+        if not isinstance(error, JournalRefused | JournalUnavailable | CorruptLog):
+            return
+        now = self.ports.monotonic()
+        if str(error) != self._warned_of or now >= self._warns_again_at:
+            self._warned_of, self._warns_again_at = str(error), now + WARN_EVERY_S
+            log_unavailable("journal cannot be used", error)
 
     async def identify(self, request: HTTPConnection) -> Principal | None:
         """Return the principal of a request, once counted; None if this gateway has none.

@@ -145,6 +145,11 @@ class SQLiteReader:
         try:
             return self._do(apply)
         except (JournalRefused, CorruptLog) as error:
+            if not self._path.exists():
+                raise JournalUnavailable(
+                    f"{self._path} cannot be read now: it was deleted or moved while it was open; "
+                    "nothing was changed; put it back, or restore a backup"
+                ) from error
             refuse_unreadable(self._path, error)
             self._open_again(error)
         return self._do(apply)

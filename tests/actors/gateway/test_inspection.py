@@ -17,7 +17,9 @@ from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal, gatew
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.gateway import history
 from turnkeeper.actors.gateway.pages import _pages
+from turnkeeper.actors.gateway.service import WARN_EVERY_S
 from turnkeeper.actors.journal import Journal, StoredRecord
+from turnkeeper.runtime import Ports
 
 from .test_safety import WRITING
 from .worlds import JSON
@@ -29,13 +31,13 @@ PAGES_BYTES_MAX = 150_000
 
 @asynccontextmanager
 async def reading(
-    journal: Journal, *stories: Story, read_only: bool = False
+    journal: Journal, *stories: Story, read_only: bool = False, ports: Ports | None = None
 ) -> AsyncIterator[tuple[httpx.AsyncClient, gateway.Gateway]]:
     async with journal:
         for story in stories:
             await story.write(journal)
     async with Conversations(HeldAgent(), journal=journal, recover="on_message") as conversations:
-        app = gateway.app(conversations, read_only=read_only)
+        app = gateway.app(conversations, read_only=read_only, ports=ports)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://localhost/v1/conversations/", headers=JSON
@@ -216,6 +218,55 @@ def damage(path: Path, seq: int) -> None:
         )
         assert done.rowcount == 1
     connection.close()
+
+
+async def test_a_file_that_is_away_is_told_to_clients_as_such_and_once_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients are told in general words only, so the operator needs the error's own text."""
+    path = tmp_path / "chats.db"
+    async with SQLiteJournal(path) as journal:
+        await team_story().write(journal)
+    v1 = "http://localhost/v1"
+    asked = (f"{v1}/conversations", f"{v1}/changes", "team-standup", "team-standup/log")
+
+    async def warnings(client: httpx.AsyncClient) -> list[str]:
+        caplog.clear()
+        for place in asked:
+            reply = await client.get(place)
+            assert reply.status_code == 503
+            assert reply.json()["type"] == "urn:turnkeeper:journal-unavailable"
+            assert reply.headers["Retry-After"]
+        return [line for line in caplog.messages if "journal cannot be used" in line]
+
+    clock = Clock()
+    async with reading(
+        SQLiteJournal(path, read_only=True), read_only=True, ports=Ports(monotonic=clock)
+    ) as (client, _):
+        assert (await client.get("team-standup")).status_code == 200
+        away = path.rename(path.with_name("away.db"))
+        stream = await client.get("team-standup/events")
+        assert '"why":"journal-unavailable"' in stream.text
+        assert len([line for line in caplog.messages if "journal cannot be used" in line]) == 1
+        clock.now += WARN_EVERY_S
+        (told,) = await warnings(client)
+        assert "deleted or moved while it was open" in told
+        assert str(path) in told
+        assert await warnings(client) == []
+        clock.now += WARN_EVERY_S
+        assert len(await warnings(client)) == 1
+
+        away.rename(path)
+
+        assert (await client.get("team-standup")).status_code == 200
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 # --- a server that only reads --------------------------------------------------------------------

@@ -682,7 +682,7 @@ async def test_a_reader_goes_on_once_a_file_that_was_moved_away_is_back(path: Pa
         assert await read_all(reader, "c") == ["e1"]
         away = path.rename(path.with_name("away.db"))
         for _ in range(2):
-            with pytest.raises(JournalRefused, match="no such file"):
+            with pytest.raises(JournalUnavailable, match="deleted or moved while it was open"):
                 await read_all(reader, "c")
 
         away.rename(path)
