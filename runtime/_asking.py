@@ -36,6 +36,9 @@ class Party(Protocol):
     asking: dict[Ask, Party] | None
     """The asks that its handlers wait for, and whom they ask; made at first use."""
 
+    def is_below(self, other: Party) -> bool:
+        """True if the other is its parent, its parent's parent, and so on."""
+
 
 current_actor: ContextVar[Party] = ContextVar("turnkeeper_current_actor")
 """The actor on whose behalf this code runs: its handlers, its effects, tasks they started."""

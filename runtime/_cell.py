@@ -21,7 +21,7 @@ swallows that, the cell is given up as stuck, and its worker is left to it until
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ from ._asking import current_actor, in_effect
 from ._backend import OneShot
 from ._failures import as_failure, error_for_asker
 from ._hooks import NO_TRAITS
-from ._incarnation import Incarnation
+from ._incarnation import UNANSWERED, Incarnation
 from ._inside import run_inside
 from ._lifecycle import ENDED, LIVE, After, Phase, is_over, is_waiting, phase_after, step
 from ._mailbox import NO_MAIL, SPARE_LANES_MAX, Mailbox, MailboxSettings
@@ -65,8 +65,9 @@ if TYPE_CHECKING:
     from ._pool import Host, Step
     from ._system import System
 
-__all__ = ["Cell", "Directory", "Spec", "Watcher"]
+__all__ = ["WAITS_FOR_ASKER", "Cell", "Directory", "Spec", "Watcher"]
 
+WAITS_FOR_ASKER: Final = "it is ending, and waits for its asker to end first"
 _KILLED: Final = "it was cancelled, for it did not end in time"
 
 
@@ -697,7 +698,19 @@ class Cell(Mailbox):
             self.return_mail(reason or f"it has stopped: {type(error).__name__}")
         if self.life is not None:
             self.life.close()
+            self._refuse_from_below(self.life)
         return await self._continue_clean_up(ending)
+
+    def _refuse_from_below(self, life: Incarnation) -> None:
+        """End the asks of those below it: it waits for their handlers, which wait for it.
+
+        Those that come later are refused by `Ref.ask`.
+        """
+        for ask in tuple(life.asks_from_below()):
+            if ask.is_started:
+                ask.fail(ActorFailed(self.name, UNANSWERED))
+            elif not ask.is_done:
+                ask.return_to_sender(WAITS_FOR_ASKER)
 
     async def _continue_clean_up(self, ending: Ending) -> bool:
         """Do the rest of a clean-up; it can be cancelled at each wait, and begun again."""
@@ -879,6 +892,28 @@ class Cell(Mailbox):
                     self._report_late(order)
         else:
             self.control.extend(orders)
+
+    # --- the tree --------------------------------------------------------------------------------
+
+    @property
+    def within(self) -> Incarnation | None:
+        """The incarnation that it is below; None if it is below the runtime alone."""
+        return self.parent.within
+
+    def is_below(self, other: Party) -> bool:
+        """True if the other is its parent, its parent's parent, and so on."""
+        life = self.within
+        while life is not None and life.place is not other:
+            life = life.place.within
+        return life is not None
+
+    def asks_of(self, target: object) -> Iterator[Ask]:
+        """Yield the asks of `target` that its handlers and those below it wait for."""
+        for ask, asked in (self.asking or {}).items():
+            if asked is target:
+                yield ask
+        if self.life is not None and self.life.children is not None:
+            yield from self.life.children.asks_of(target)
 
     # --- rest ------------------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ The tables are made at first use: most actors need none of them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextvars import Context
-from typing import Protocol
+from typing import Final, Protocol
 
 from ._effects import Effect
 from ._hooks import Hooks
@@ -28,7 +28,9 @@ from ._timers import Timer
 from ._world import World
 from .errors import ActorEnded, ActorFailed
 
-__all__ = ["Incarnation", "Offspring", "Place", "Watch"]
+__all__ = ["UNANSWERED", "Incarnation", "Offspring", "Place", "Watch"]
+
+UNANSWERED: Final = "it ended before it answered"
 
 
 class Place(Protocol):
@@ -39,6 +41,9 @@ class Place(Protocol):
 
     @property
     def system(self) -> World: ...
+
+    @property
+    def within(self) -> Incarnation | None: ...
 
     def put(self, item: Item, *, control: bool = False) -> None: ...
 
@@ -52,6 +57,8 @@ class Offspring(Protocol):
 
     @property
     def names(self) -> Collection[str]: ...
+
+    def asks_of(self, target: object) -> Iterator[Ask]: ...
 
     def close(self) -> None: ...
 
@@ -191,6 +198,11 @@ class Incarnation:
         if self.children is not None:
             self.children.close()
 
+    def asks_from_below(self) -> Iterator[Ask]:
+        """Yield the asks of this actor that handlers of actors below it wait for."""
+        if self.children is not None:
+            yield from self.children.asks_of(self.place)
+
     @property
     def has_offspring(self) -> bool:
         """True if effects or children have to be waited for."""
@@ -217,7 +229,7 @@ class Incarnation:
         """End for good: unanswered asks fail, watches are taken back, the actor is let go."""
         self.close()
         for ask in tuple(self.deferred or ()):
-            ask.fail(error or ActorFailed(self.place.name, "it ended before it answered"))
+            ask.fail(error or ActorFailed(self.place.name, UNANSWERED))
         self.deferred = None
         watches, self.watches = self.watches, None
         for watch in tuple((watches or {}).values()):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ._lifecycle import After
+from ._messages import Ask
 from ._supervision import RestartLog, Supervision
+
+if TYPE_CHECKING:
+    from ._incarnation import Incarnation
 
 __all__ = ["Child", "Parent", "Verdict"]
 
@@ -20,6 +25,8 @@ class Child(Protocol):
     own_log: RestartLog | None
     backoff_log: RestartLog | None
 
+    def asks_of(self, target: object) -> Iterator[Ask]: ...
+
     async def stop(self, reason: str, *, patient_until: float | None = None) -> None: ...
 
     def request_stop(self, reason: str) -> None: ...
@@ -33,6 +40,8 @@ class Parent(Protocol):
     """A supervisor, as the cells below it see it."""
 
     supervision: Supervision
+    within: Incarnation | None
+    """The incarnation that it belongs to; None if that is the runtime."""
 
     def judge(self, child: Child, error: BaseException, *, has_started: bool = True) -> Verdict: ...
 

@@ -16,12 +16,12 @@ from typing import Any, Final, Generic, Protocol, cast
 from typing_extensions import TypeVar
 
 from ._asking import Party, current_actor, forget_wait, in_effect, note_wait
-from ._cell import Cell
+from ._cell import WAITS_FOR_ASKER, Cell
 from ._lifecycle import ENDED, MAIL, Mail
 from ._mailbox import Waiter
 from ._messages import Ask, Firing, Message, Tell
 from ._slice import EMPTY, SPENT, run_slice
-from .errors import MailboxFull
+from .errors import MailboxFull, NotDelivered
 
 __all__ = ["KeyedActors", "Ref", "Terminated", "Watching"]
 
@@ -138,7 +138,8 @@ class Ref(Generic[M_contra]):
 
         A `control` message goes before all others, as with `tell`.
         Raises the handler's error if it is one of the five kinds, else `ActorFailed`. Raises
-        `NotDelivered` if the actor stopped before it had begun; `NotStartedInTime` or
+        `NotDelivered` if the actor stopped before it had begun, or if it restarts and the asker is
+        an actor below it, for whose end the restart waits; `NotStartedInTime` or
         `NotAnsweredInTime` past the deadline; `MailboxFull`; and `AskCycle` if the actor waits,
         through however many others, for the asker.
         """
@@ -211,7 +212,10 @@ class Ref(Generic[M_contra]):
         home = asker.system  # another runtime than this one, perhaps, and in another thread
         if home.home != self._cell.system.home or not home.is_in_worker():
             return None
-        note_wait(asker, ask, self._resolve())
+        target = self._resolve()
+        if target.ending is not None and asker.is_below(target):
+            raise NotDelivered(ask.message, target.name, WAITS_FOR_ASKER)
+        note_wait(asker, ask, target)
         return asker
 
     def _handle_here(self, cell: Cell) -> None:

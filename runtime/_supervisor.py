@@ -12,7 +12,7 @@ has one. `spawn_supervisor` makes others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Iterator
 from contextvars import copy_context
 from functools import partial
 from itertools import dropwhile
@@ -23,6 +23,7 @@ from ._cell import Cell, Spec
 from ._incarnation import Incarnation
 from ._lifecycle import After
 from ._mailbox import MailboxSettings
+from ._messages import Ask
 from ._parent import Child, Verdict
 from ._ref import Ref
 from ._reports import Failure
@@ -176,6 +177,11 @@ class Supervisor:
     def names(self) -> Collection[str]:
         """The names of the children."""
         return self.children.keys()
+
+    def asks_of(self, target: object) -> Iterator[Ask]:
+        """Yield the asks of `target` that handlers of the actors below wait for."""
+        for child in tuple(self.children.values()):
+            yield from child.asks_of(target)
 
     def close(self) -> None:
         """Spawn nothing more."""

@@ -245,6 +245,60 @@ async def test_a_child_that_asks_a_stopping_parent_hears_so_at_once() -> None:
     assert len(heard) == 1
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("when", ["before", "while it cleans up", "deferred"])
+async def test_an_actor_below_that_asks_one_that_restarts_hears_so_at_once(
+    when: str, depth: int
+) -> None:
+    """The restart waits for the handler, which would wait for the restart."""
+    clock = VirtualClock()
+    heard: list[tuple[type, float]] = []
+    kept: list[object] = []
+    begun, may_ask, may_fail = anyio.Event(), anyio.Event(), anyio.Event()
+
+    class Above(Actor):
+        async def receive(self, message: object) -> object:
+            match message:
+                case "begin":
+                    await spawn_below(self, depth)
+                case "fail":
+                    await may_fail.wait()
+                    raise ValueError
+                case Get() if when == "deferred":
+                    kept.append(self.context.defer())
+            return "handled"
+
+    async def spawn_below(actor: Actor, levels: int) -> None:
+        ref = actor.context.spawn(Counter, name="below")
+        if levels > 1:
+            await ref.tell(Run(lambda below: spawn_below(below, levels - 1)))
+        else:
+            await ref.tell(Run(ask_above))
+
+    async def ask_above(_: Actor) -> None:
+        begun.set()
+        await may_ask.wait()
+        with pytest.raises((NotDelivered, ActorFailed)) as refused:
+            await above.ask(Get())
+        heard.append((refused.type, clock.monotonic()))
+
+    async with Runtime(ports=clock.ports(), stop_s=10.0) as runtime:
+        above = runtime.spawn(Above, name="above")
+        await above.tell("begin")
+        await begun.wait()
+        for event in (may_fail, may_ask) if when == "while it cleans up" else (may_ask, may_fail):
+            if event is may_fail if when != "before" else event is may_ask:
+                await above.tell("fail")
+            event.set()
+            await settle()
+        failed_at = clock.monotonic()
+        for _ in range(40):
+            await clock.advance(1.0)
+        assert await above.ask(Run(ask_above)) == "handled"
+
+    assert heard == [(ActorFailed if when == "deferred" else NotDelivered, failed_at)]
+
+
 class Deferring(Actor):
     """Keeps every answer, where it outlives the actor; `release` gives them."""
 
