@@ -47,6 +47,7 @@ __all__ = [
     "adopt_context",
     "checkpointing",
     "clear_stray_cancellation",
+    "is_closing",
     "is_interruption",
     "loop_clock",
     "make_bell",
@@ -789,14 +790,24 @@ class ClockHold:
 def is_interruption(error: BaseException) -> bool:
     """Return True if code that catches this error must raise it again.
 
-    These are cancellations, interrupts and ends of the program, the closing of a coroutine, and
-    groups that hold one of them. Any other error is a failure, even if it is no `Exception`: a
-    panic of an extension module, for example.
+    These are cancellations, interrupts and ends of the program, groups that hold one of them, and
+    the closing of a coroutine. Any other error is a failure, even if it is no `Exception`: a panic
+    of an extension module, for example.
     """
-    kinds = (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit, GeneratorExit)
+    kinds = (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit)
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(kinds) is not None
-    return isinstance(error, kinds)
+    return isinstance(error, kinds) or is_closing(error)
+
+
+def is_closing(error: BaseException) -> bool:
+    """Return True if the coroutine that has caught this error is being closed.
+
+    Python then raises `GeneratorExit` anew in each coroutine that waits for another. One that came
+    out of a call has the frames of that call in its traceback: it is a failure of what was called.
+    """
+    trace = error.__traceback__
+    return isinstance(error, GeneratorExit) and (trace is None or trace.tb_next is None)
 
 
 def clear_stray_cancellation(error: BaseException) -> bool:

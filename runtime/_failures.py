@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import anyio
 
-from ._backend import uncancel
+from ._backend import is_closing, uncancel
 from ._pool import Host
 from ._reports import Failure
 from ._supervision import leaves
@@ -20,12 +20,13 @@ def as_failure(
 ) -> BaseException:
     """Return the failure to supervise; `error` was raised in the task of `host`.
 
-    Raises what is not the actor's own: an interrupt of the program, and a cancellation that the
-    runtime asked for. Other errors in a group with such a cancellation are reported.
+    Raises what is not the actor's own: an interrupt of the program, the closing of a coroutine, and
+    a cancellation that the runtime asked for. Other errors in a group with such a cancellation are
+    reported.
     """
     cancelled = anyio.get_cancelled_exc_class()
     found = tuple(leaves(error))
-    if any(isinstance(leaf, KeyboardInterrupt | SystemExit | GeneratorExit) for leaf in found):
+    if is_closing(error) or any(isinstance(leaf, KeyboardInterrupt | SystemExit) for leaf in found):
         raise error
     if not any(isinstance(leaf, cancelled) for leaf in found):
         return error

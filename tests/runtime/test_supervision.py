@@ -1,7 +1,10 @@
 """Failures: who decides, what is restarted, in which order, how often, and after how long."""
 
+import contextlib
 import random
-from collections.abc import Callable
+import types
+from collections.abc import Awaitable, Callable, Generator
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -26,7 +29,9 @@ from turnkeeper.runtime import (
     Terminated,
     TooManyRestarts,
 )
-from turnkeeper.runtime._supervision import RestartLog
+from turnkeeper.runtime._inside import run_inside
+from turnkeeper.runtime._supervision import RestartLog, leaves
+from turnkeeper.runtime.lowlevel import is_interruption
 from turnkeeper.runtime.testing import Probe, VirtualClock, settle
 
 from .actors import Add, Counter, Fail, Get, Run, block
@@ -891,6 +896,106 @@ class TestInterruptsOnTrio:
 
         with pytest.raises(error):
             await run()
+
+
+def close(*_: object) -> None:
+    raise GeneratorExit
+
+
+async def close_later(*_: object) -> None:
+    await anyio.lowlevel.checkpoint()
+    close()
+
+
+async def close_one_of_several(*_: object) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(close_later)
+
+
+class Exiting(Actor):
+    """Raises `GeneratorExit`, as code does that throws it into a generator of its own."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        if where == "while it is made":
+            close()
+
+    async def on_start(self) -> None:
+        if self.where == "as it starts":
+            await close_later()
+
+    async def on_stop(self) -> None:
+        if self.where == "as it stops":
+            await close_later()
+
+    def receive(self, message: object) -> object:
+        match self.where:
+            case "in an effect":
+                self.context.start_effect(close_later, name="effect")
+            case "at once":
+                close()
+            case "later":
+                return close_later()
+            case "in a group":
+                return close_one_of_several()
+        return None
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize(
+    "where",
+    [
+        *("while it is made", "as it starts", "at once", "later", "in a group"),
+        *("in an effect", "as it stops"),
+    ],
+)
+async def test_a_generator_exit_that_an_actor_raises_is_a_failure_like_any_other(
+    where: str, resident: bool
+) -> None:
+    async with Runtime(supervision=Supervision(otherwise=Directive.STOP)) as runtime:
+        with runtime.events.subscribe(Failure) as failures:
+            other = runtime.spawn(Counter, name="other")
+            ref = runtime.spawn(lambda: Exiting(where), name="exiting", resident=resident)
+            with contextlib.suppress(ActorFailed, NotDelivered):
+                await ref.ask(Get())
+            await settle()
+            await ref.stop()
+            assert await other.ask(Get()) == 0
+            failure = await anext(failures)
+
+    assert failure.actor == "exiting"
+    assert all(isinstance(leaf, GeneratorExit) for leaf in leaves(failure.error))
+
+
+@types.coroutine
+def suspend() -> Generator[None, None, None]:
+    yield
+
+
+async def test_the_closing_of_a_coroutine_is_an_interruption_in_each_one_that_waits() -> None:
+    found: list[bool] = []
+
+    async def inner(wait: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await wait()
+        except BaseException as error:
+            found.append(is_interruption(error))
+            raise
+
+    async def outer(wait: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await run_inside(copy_context(), inner(wait))
+        except BaseException as error:
+            found.append(is_interruption(error))
+            raise
+
+    closed = outer(suspend)
+    closed.send(None)
+    closed.close()
+    assert found == [True, True]
+    with pytest.raises(GeneratorExit):
+        await outer(close_later)
+    assert found[2:] == [False, False]
 
 
 def test_interrupts_of_the_program_end_the_loop_on_asyncio() -> None:

@@ -87,18 +87,43 @@ async def test_an_error_of_any_base_is_the_result_of_its_call_and_the_other_call
             if action.tool_name == "panics":
                 raise Panic("no memory")
             if action.tool_name == "group":
-                raise BaseExceptionGroup("all", [Panic("no memory")])
+                raise BaseExceptionGroup("all", [Panic("no memory"), GeneratorExit()])
             await settle()
+            if action.tool_name == "exits":
+                raise GeneratorExit("a generator")
             return "seen"
 
-        calls = [ToolCall("panics"), ToolCall("group"), ToolCall("looks")]
+        calls = [ToolCall(name) for name in ("panics", "group", "exits", "looks")]
         results = [logged.event for logged in await turn.call_tools(calls, run)]
         await turn.say(", ".join(getattr(result, "content", "") for result in results))
 
     async with verified(calling, journal=MemoryJournal()) as opened:
         turn = await opened["c"].send("?")
-        said = "Panic: no memory, BaseExceptionGroup: all (1 sub-exception), seen"
-        assert await turn.reply() == said
+        assert (await turn.reply()).split(", ") == [
+            "Panic: no memory",
+            "BaseExceptionGroup: all (2 sub-exceptions)",
+            "GeneratorExit: a generator",
+            "seen",
+        ]
+
+
+@pytest.mark.parametrize("error", [Panic("no memory"), GeneratorExit("a generator")], ids=repr)
+async def test_an_error_of_any_base_fails_its_agents_turn_and_no_other(
+    error: BaseException,
+) -> None:
+    @agent
+    async def failing(turn: TurnContext) -> None:
+        await settle()
+        if turn.message.content == "fail":
+            raise error
+        await turn.say("fine")
+
+    async with verified(failing, journal=MemoryJournal()) as opened:
+        for _ in range(7):  # more often than an actor may fail
+            end = await (await opened["c"].send("fail")).end()
+            assert end.outcome == "failed"
+            assert type(error).__name__ in end.detail
+        assert await (await opened["c"].send("?")).reply() == "fine"
 
 
 @asynccontextmanager

@@ -458,12 +458,19 @@ async def test_whatever_a_tool_raises_is_its_result_and_harms_no_other_call(
         await anyio.lowlevel.checkpoint()
         raise Panic("in the loop")
 
+    def close() -> None:
+        raise GeneratorExit("in a thread")
+
+    async def close_later() -> None:
+        await anyio.lowlevel.checkpoint()
+        raise GeneratorExit("in the loop")
+
     async def fine() -> str:
         await settle()
         return "fine"
 
     functions: list[Callable[[], object]] = [
-        *(fail, fail_later, leave, stop, panic, panic_later, fine)
+        *(fail, fail_later, leave, stop, panic, panic_later, close, close_later, fine)
     ]
     tools = Tools(*(FunctionTool(function, timeout_s=timeout_s) for function in functions))
     results = await call(tools, *(ToolCall(name) for name in tools.names))
@@ -475,6 +482,8 @@ async def test_whatever_a_tool_raises_is_its_result_and_harms_no_other_call(
         "StopAsyncIteration: ",
         "Panic: in a thread",
         "Panic: in the loop",
+        "GeneratorExit: in a thread",
+        "GeneratorExit: in the loop",
         "fine",
     ]
 
@@ -727,6 +736,10 @@ def panics(*_: object) -> None:
     raise Panic("no database")
 
 
+def closes(*_: object) -> None:
+    raise GeneratorExit("no database")
+
+
 @pytest.mark.parametrize(
     ("hook", "found"),
     [
@@ -735,6 +748,7 @@ def panics(*_: object) -> None:
         (says_no, "TypeError: before_call returned a bool"),
         (leaves, "SystemExit: 1"),
         (panics, "Panic: no database"),
+        (closes, "GeneratorExit: no database"),
     ],
 )
 async def test_a_call_that_could_not_be_checked_does_not_run(hook: Any, found: str) -> None:  # noqa: ANN401
@@ -769,6 +783,7 @@ async def test_after_call_replaces_a_result_or_lets_it_pass() -> None:
         (says_no, "TypeError: after_call returned a bool"),
         (leaves, "SystemExit: 1"),
         (panics, "Panic: no database"),
+        (closes, "GeneratorExit: no database"),
     ],
 )
 async def test_a_result_that_could_not_be_checked_is_kept_back(hook: Any, found: str) -> None:  # noqa: ANN401

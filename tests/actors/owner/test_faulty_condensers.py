@@ -75,7 +75,9 @@ class ProposeRaises(NeedRaises):
 
 
 @pytest.mark.parametrize("raises", [NeedRaises, ProposeRaises])
-@pytest.mark.parametrize("error", [ConnectionError("no tokenizer"), Panic("no tokenizer")])
+@pytest.mark.parametrize(
+    "error", [ConnectionError("no tokenizer"), Panic("no tokenizer"), GeneratorExit("no tokenizer")]
+)
 async def test_a_condenser_that_raises_is_recorded_and_stops_no_turn(
     raises: type[NeedRaises], error: BaseException
 ) -> None:
