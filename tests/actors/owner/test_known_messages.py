@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
 from tests.actors.conversations.worlds import HeldAgent, WatchedJournal, verified
+from turnkeeper.actors import Appended, Duplicate, SQLiteJournal
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.events import TaskListUpdatedEvent
 from turnkeeper.actors.journal import Record
@@ -139,3 +141,25 @@ async def test_an_id_that_is_counted_up_or_made_here_is_known_to_be_new() -> Non
 
         assert [turn.is_duplicate for turn in again] == [True, True, True]
         assert journal.looked_up == ["m8", "m10", "m13"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_an_event_id_is_known_in_its_own_spelling_and_no_other(
+    kind: str, tmp_path: Path
+) -> None:
+    """Ids are texts: which one is the greatest says which are new, whatever program made them."""
+    ids = ["0A19F0AB-CDEF-7ABC-8DEF-0123456789AB", "0a19f0ab-cdef-7abc-8def-0123456789ab"]
+    ids += ["0A19F0ABCDEF7ABC8DEF0123456789AB", "7", "10", "Z" * 256, "\u00e9", "e\u0301"]
+    journal = MemoryJournal() if kind == "memory" else SQLiteJournal(tmp_path / "chats.db")
+    async with verified(
+        HeldAgent(), journal=journal, limits=Limits(recent_events_max=2)
+    ) as conversations:
+        for order in (ids, ids[::-1]):
+            chat = conversations[f"from {order[0]!a}"]
+            events = [TaskListUpdatedEvent(id=each, tasks=()) for each in order]
+            first = [await chat.append(event) for event in events]
+            again = [await chat.append(event) for event in events]
+
+            assert [type(one) for one in first] == [Appended] * len(ids)
+            assert again == [Duplicate(one.seq) for one in first]
