@@ -55,6 +55,7 @@ from .schema import (
     open_for_reading,
     real_path,
     refuse_bad_log,
+    refuse_replaced,
 )
 
 T = TypeVar("T")
@@ -152,7 +153,12 @@ class SQLiteReader:
                 ) from error
             refuse_unreadable(self._path, error)
             self._open_again(error)
-        return self._do(apply)
+        try:
+            return self._do(apply)
+        except (JournalRefused, CorruptLog) as error:
+            if not self._is_owner:
+                refuse_replaced(self._path, error)
+            raise
 
     def _open_again(self, found: TurnkeeperError) -> None:
         """Replace the connection; raise `found` if the file cannot be opened for its damage."""
@@ -217,7 +223,9 @@ class SQLiteReader:
     def _open(self) -> None:
         state = () if self._is_owner else self._look()
         if not self._is_owner and not OwnerLock(self._path, "a reader").is_held():
-            refuse_bad_log(self._path)  # the owner checked the log when it opened the file
+            # The owner checked the log when it opened the file. If one of the two is replaced under
+            # the owner, reads find damage, and `do` says so.
+            refuse_bad_log(self._path)
         self.connection = open_for_reading(
             self._path, busy_wait_s=self._busy_wait_s, is_immutable=self._is_immutable(state)
         )

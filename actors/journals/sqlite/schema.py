@@ -385,6 +385,20 @@ def refuse_bad_log(path: Path) -> None:
         )
 
 
+def refuse_replaced(path: Path, cause: Exception) -> None:
+    """Raise `JournalRefused` if the log beside a damaged file is not its own.
+
+    For a file that a process has open for writing: repairing the file would not help, since the
+    commits are in the file and the log that this process opened.
+    """
+    if not is_log_of(path) and not is_log_of(path):
+        raise JournalRefused(
+            f"{path} is not whole: it, or the write-ahead log beside it, was replaced while a "
+            "process had it open for writing; nothing was changed; end that process, then put both "
+            "files back as they were, or restore a backup"
+        ) from cause
+
+
 def is_log_of(path: Path) -> bool:
     """Return True if the log beside a file, or its absence, fits the file's stamp."""
     opening_pages: set[int] = set()

@@ -25,7 +25,7 @@ from .listings import has_moved, read_listing
 from .log import Tail, fork_seal, read_records, read_tail
 from .misreads import refuse_unreadable
 from .reader import SQLiteReader, reading
-from .schema import real_path
+from .schema import real_path, refuse_replaced
 from .search import FileWords
 
 
@@ -74,8 +74,8 @@ def verify(
     row of a list, such as `check_folds`, `check_event` and `check_listing` of `files`; they return
     the problem, or None. `busy_wait_s`: how long to wait for another program's lock. Calls
     `on_progress`, in a separate thread, with the numbers of conversations: those done, and all.
-    Raises `JournalRefused` if the file cannot be opened at all, and `JournalUnavailable`
-    if the disk does not answer for `answer_wait_s`.
+    Raises `JournalRefused` if the file cannot be opened at all, or was replaced under a process
+    that has it open, and `JournalUnavailable` if the disk does not answer for `answer_wait_s`.
     """
 
     def work(under_way: FileWork[Verification]) -> Verification:
@@ -117,7 +117,9 @@ def verify_in(
         )
     under_way.note()
     if verification.problems:
-        refuse_unreadable(path, CorruptLog("?", 0, verification.problems[0].found))
+        first = CorruptLog("?", 0, verification.problems[0].found)
+        refuse_unreadable(path, first)
+        refuse_replaced(path, first)
     return verification
 
 

@@ -191,6 +191,28 @@ async def test_a_file_that_vanishes_in_the_last_second_is_told_on_leaving(
     assert "journal lost" in caplog.text
 
 
+@pytest.mark.parametrize("how", ["renamed over it", "written into it"])
+async def test_a_file_that_is_replaced_under_its_owner_is_not_told_to_be_repaired(
+    path: Path, tmp_path: Path, how: str
+) -> None:
+    """Its pages are read together with the log of the file before it."""
+    other = tmp_path / "other.db"
+    await write(other, *(f"o{n}" for n in range(20)))
+    await write(path, *(f"e{n}" for n in range(300)))
+    async with SQLiteJournal(path) as journal:
+        await append(journal, "c", await journal.claim("c"), 301, "e300")
+        if how == "renamed over it":
+            other.rename(path)
+        else:
+            shutil.copyfile(other, path)
+
+        with pytest.raises(JournalRefused, match="replaced while a process had it open") as told:
+            await ids(path)
+        assert "repair" not in str(told.value)
+        with pytest.raises(JournalRefused, match="replaced while a process had it open"):
+            verify(path)
+
+
 # --- whose log ------------------------------------------------------------------------------------
 
 
