@@ -257,7 +257,11 @@ def _undo(working: WorkingState, command: Undo, stamp: Stamp) -> Decision:
         raise NothingToRetract(working.conversation_id, command.turn_id)
     if command.turn_id not in {None, turn_id}:
         raise NotRetractable(working.conversation_id, command.turn_id, "not_newest")
-    of_turn = {at: event for at, event in enumerate(state.view) if event.turn_id == turn_id}
+    of_turn = {
+        at: event
+        for at, event in enumerate(state.view)
+        if event.turn_id == turn_id and not isinstance(event, SystemPromptEvent)
+    }
     if state.is_condensed_from(min(of_turn)):
         raise NotRetractable(working.conversation_id, turn_id, "condensed")
     draft = Draft(working, stamp)

@@ -25,6 +25,7 @@ from turnkeeper.actors.errors import (
 from turnkeeper.actors.events import (
     ActionEvent,
     AgentMessageEvent,
+    SystemPromptEvent,
     ThinkingBlock,
     UserMessageEvent,
 )
@@ -405,6 +406,23 @@ async def test_undo_leaves_alone_what_stands_beside_the_turn() -> None:
         await chat.append(AgentMessageEvent(content="by hand"))
         await chat.undo()
         assert brief(*await chat.view()) == "system_prompt aby hand"
+
+
+@pytest.mark.parametrize("goes_first", [False, True])
+async def test_undo_leaves_a_system_prompt_that_was_appended_with_the_turns_id(
+    goes_first: bool,
+) -> None:
+    """As an edit of the chat message does. If it goes first, a summary may come after it."""
+    async with verified(StepAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        for text in ("A", "B"):
+            await (await chat.send(text)).end()
+        turn_id = (await chat.view())[-1].turn_id
+        prompt = SystemPromptEvent(content="be kind", goes_first=goes_first, turn_id=turn_id)
+        await chat.append(prompt)
+        assert [message.content for message in await chat.undo()] == ["B"]
+        view = [event for event in await chat.view() if event.turn_id == turn_id]
+        assert view == [prompt]
 
 
 async def test_the_code_on_the_page_about_turns_does_what_the_page_says(
