@@ -19,12 +19,13 @@ from contextlib import AbstractAsyncContextManager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import anyio
 import trio
 import trio.abc
 import trio.lowlevel
 
-from .._backend import OneShot
-from ._scheduler import Scheduler, Tasks
+from .._backend import OneShot, Park, parking
+from ._scheduler import Scheduler, Scope, Tasks
 from ._simulation import Node, Policy, SimulatorUnsupported, Strike, current_node
 from ._tape import Tape
 
@@ -98,6 +99,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
         self._now = 0.0
         self._sleepers: list[tuple[float, int, OneShot[None]]] = []
         self._slept = 0
+        self._park: Park
         self._runner: Any = None  # trio's own, as these:
         self._runq: deque[trio.lowlevel.Task] = deque()
         self._calls: Sized = ()
@@ -131,7 +133,15 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
         gate: OneShot[None] = OneShot()
         self._slept += 1
         heapq.heappush(self._sleepers, (self._now + seconds, self._slept, gate))
-        await gate.wait()
+        await self._park(gate)
+
+    def begin(self, scope: anyio.CancelScope) -> None:
+        super().begin(scope)
+        self._park = parking()
+
+    def scope(self, seconds: float = math.inf) -> Scope:
+        """Return one of trio's own, which costs less than one of anyio's around it."""
+        return trio.move_on_after(seconds)
 
     def open_tasks(self) -> AbstractAsyncContextManager[Tasks]:
         """Open one of trio's own, in which a task costs less than in one of anyio's."""
@@ -143,6 +153,12 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
         while self._sleepers and self._sleepers[0][2].waker is None:
             heapq.heappop(self._sleepers)
         return self._sleepers[0][0] if self._sleepers else math.inf
+
+    def _jump(self, until: float) -> None:
+        """Let the time jump, and wake the sleepers that are due then."""
+        self._now = max(self._now, until)
+        while self._sleepers and self._sleepers[0][0] <= self._now:
+            heapq.heappop(self._sleepers)[2].set(None)
 
     def _node_of(self, entry: trio.lowlevel.Task) -> Node | None:
         return entry.context.get(current_node)
@@ -203,22 +219,27 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
             self._ready = []
             return
         new = self._runq
+        is_idle = not self._calls and not self._idempotent_calls
+        if not new and not ready and is_idle and not self._runner.waiting_for_idle:
+            # Only sleepers of ours are due next: trio need not look for I/O before the jump.
+            due = self._next_wake_up()
+            if due < self._next_deadline():
+                self._jump(due)
         if new:
             if len(new) == 1:
                 ready.append(new.popleft())
             else:
                 ready += sorted(new, key=_age)
                 new.clear()
-        if (
-            ready
-            and not self._calls
-            and not self._idempotent_calls
-            and self._next_deadline() > self._now
-        ):
+        if ready and is_idle and self._next_deadline() > self._now:
             try:
-                self._place_next()
+                chosen = self._take(ready)
             except Exception as error:  # noqa: BLE001 - trio drops it here; `shuffle` raises it
+                self._failed(error)
                 self._error = error
+            else:
+                if chosen is not None:
+                    self._places.append(chosen)
         if not self._places:
             self._give_back()
 
@@ -255,9 +276,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
             return _REAL_WAIT_S  # tasks wait for the loop to be idle, as it is before the jump
         deadline = min(deadline, self._next_wake_up())
         if deadline < math.inf:
-            self._now = max(self._now, deadline)
-            while self._sleepers and self._sleepers[0][0] <= self._now:
-                heapq.heappop(self._sleepers)[2].set(None)
+            self._jump(deadline)
             return 0.0
         if self._scope is None or self._is_over:
             return _REAL_WAIT_S

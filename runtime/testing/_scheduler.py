@@ -8,10 +8,12 @@ tape leads to the same `trace`.
 
 from __future__ import annotations
 
+import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from ._simulation import Node, Policy, Simulation, Strike
     from ._story import Story
 
-__all__ = ["Scheduler", "Tasks"]
+__all__ = ["Scheduler", "Scope", "Tasks"]
 
 Entry = TypeVar("Entry")
 
@@ -45,6 +47,28 @@ class Tasks(Protocol):
     def start_soon(
         self, run: Callable[..., Coroutine[Any, Any, None]], *arguments: object, name: object = None
     ) -> object: ...
+
+
+class Scope(Protocol):
+    """A cancel scope: anyio's, or trio's own."""
+
+    @property
+    def cancelled_caught(self) -> bool: ...
+
+    # Any: the backends differ in what they call their parameters and take for a reason.
+    @property
+    def cancel(self) -> Callable[[], Any]: ...
+
+    def __enter__(self) -> Any:  # noqa: ANN401 - the scope itself
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> bool | None: ...
 
 
 class Scheduler(ABC, Generic[Entry]):
@@ -75,8 +99,9 @@ class Scheduler(ABC, Generic[Entry]):
         self.node_steps: dict[str, int] = {}
         self._trace = 0
         self._ready: list[Entry] = []
-        self._numbers: dict[Entry, int] = {}
-        """Each entry's number, in the order of first steps: it stands for the entry in the trace.
+        self._known: dict[Entry, tuple[int, Node | None]] = {}
+        """Each entry's number, in the order in which they were first chosen, and the node whose
+        code it runs. The number stands for the entry in the trace.
         """
         self._scope: anyio.CancelScope | None = None
         self._is_over = False
@@ -104,6 +129,10 @@ class Scheduler(ABC, Generic[Entry]):
     async def sleep(self, seconds: float) -> None:
         """Wait until so much virtual time has passed."""
         await anyio.sleep(seconds)
+
+    def scope(self, seconds: float = math.inf) -> Scope:
+        """Return a cancel scope that ends after so much virtual time."""
+        return anyio.move_on_after(seconds)
 
     def open_tasks(self) -> AbstractAsyncContextManager[Tasks]:
         """Open a group of tasks, as `anyio.create_task_group` does."""
@@ -194,6 +223,7 @@ class Scheduler(ABC, Generic[Entry]):
             story.step_ends()
         for check in simulation.checks:
             check()
+        known = self._known
         while ready:
             count = len(ready)
             if count == 1:
@@ -203,7 +233,10 @@ class Scheduler(ABC, Generic[Entry]):
             else:
                 place = self._draw("task", count, self._place(ready))
             entry = ready.pop(place)
-            node = self._node_of(entry)
+            found = known.get(entry)
+            if found is None:
+                found = known[entry] = len(known), self._node_of(entry)
+            number, node = found
             if node is not None:
                 if node.is_crashed or node.is_frozen:
                     node.held.append(entry)
@@ -213,9 +246,6 @@ class Scheduler(ABC, Generic[Entry]):
                     node.held.append(entry)
                     continue
             self.steps += 1
-            number = self._numbers.get(entry)
-            if number is None:
-                number = self._numbers[entry] = len(self._numbers)
             self._trace = (self._trace * 1_000_003 ^ number) & _MASK
             if story is not None:
                 story.step_begins(*self._seen(entry), place)

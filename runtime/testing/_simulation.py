@@ -26,7 +26,7 @@ from ..ports import Ids, Ports
 from ._tape import Tape
 
 if TYPE_CHECKING:
-    from ._scheduler import Scheduler, Tasks
+    from ._scheduler import Scheduler, Scope, Tasks
 
 __all__ = [
     "Backend",
@@ -267,7 +267,7 @@ class Node:
             raise NodeCrashed(self.name)
         answer: OneShot[T] = OneShot()
         self._calls[answer] = None
-        scope = anyio.CancelScope()
+        scope = self._simulation.scheduler.scope()
 
         async def serve() -> None:
             try:
@@ -409,6 +409,13 @@ class Simulation:
     async def sleep(self, seconds: float) -> None:
         """Wait as `anyio.sleep` does, at a lower cost: for code of a world that sleeps often."""
         await self.scheduler.sleep(seconds)
+
+    def move_on_after(self, seconds: float) -> Scope:
+        """Return a cancel scope that ends after `seconds`, as `anyio.move_on_after` does.
+
+        It costs less: for code of a world that opens many.
+        """
+        return self.scheduler.scope(seconds)
 
     # --- nodes -----------------------------------------------------------------------------------
 

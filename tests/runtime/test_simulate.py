@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import anyio
 import pytest
+import trio
 
 from turnkeeper.runtime import Runtime
 from turnkeeper.runtime.testing import (
@@ -142,6 +143,61 @@ def test_a_clock_that_drifts_drifts_for_its_node_alone() -> None:
 
     simulate(world).check()
     assert seen == pytest.approx([110.0, 100.0])
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_everything_that_is_due_before_a_sleeper_comes_before_it(backend: Backend) -> None:
+    seen: list[tuple[str, float]] = []
+
+    async def world(simulation: Simulation) -> None:
+        def note(name: str) -> None:
+            seen.append((name, simulation.now()))
+
+        async def sleep(name: str, seconds: float) -> None:
+            await simulation.sleep(seconds)
+            note(name)
+
+        async def wait_until_idle() -> None:
+            await anyio.wait_all_tasks_blocked()
+            note("idle")
+
+        async with anyio.create_task_group() as group:
+            for n in range(3):
+                group.start_soon(sleep, "sleeper", 1.0 + n)
+            with anyio.move_on_after(1.5):
+                await anyio.sleep_forever()
+            note("deadline")
+            if backend == "trio":  # anyio polls for it on asyncio, in virtual time
+                group.start_soon(wait_until_idle)
+            with simulation.move_on_after(1.0) as scope:
+                await sleep("late", 5.0)
+            assert scope.cancelled_caught
+            note("given up")
+
+    simulate(world, backend=backend).check()
+    idle = [("idle", 1.5)] if backend == "trio" else []
+    assert seen == [
+        ("sleeper", 1.0),
+        ("deadline", 1.5),
+        *idle,
+        ("sleeper", 2.0),
+        ("given up", 2.5),
+        ("sleeper", 3.0),
+    ]
+
+
+def test_a_call_from_another_thread_comes_before_the_time_jumps() -> None:
+    seen: list[float] = []
+
+    async def world(simulation: Simulation) -> None:
+        token = trio.lowlevel.current_trio_token()
+        for is_idempotent in (False, True):
+            await simulation.sleep(1.0)
+            token.run_sync_soon(lambda: seen.append(simulation.now()), idempotent=is_idempotent)
+            await simulation.sleep(1.0)
+
+    simulate(world).check()
+    assert seen == [1.0, 3.0]
 
 
 def test_threads_and_blocking_calls_are_tasks_in_virtual_time() -> None:
