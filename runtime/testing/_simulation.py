@@ -15,12 +15,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from sys import float_info
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, get_args
 
 import anyio
 
 from .._backend import OneShot, is_interruption
-from .._supervision import check_seconds, check_whole
+from .._supervision import check_number, check_seconds, check_whole
 from ..errors import Unavailable
 from ..ports import Ids, Ports
 from ._tape import Tape
@@ -428,8 +429,11 @@ class Simulation:
     ) -> Node:
         """Start a node, or its next incarnation: the process runs `main(node)`.
 
-        `clock_rate` is the number of seconds that its clock counts in one second.
+        `clock_rate` is the number of seconds that its clock counts in one second; raises
+        `ValueError` unless it is finite and above 0, since time would stand still or jump.
         """
+        allowed = "a finite number above 0"
+        check_number("clock_rate", clock_rate, allowed, least=float_info.min, most=float_info.max)
         assert self._tasks is not None, "a simulation starts its nodes itself"
         before = self.nodes.get(name)
         incarnation = 1 if before is None else before.incarnation + 1

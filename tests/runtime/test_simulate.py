@@ -145,6 +145,16 @@ def test_a_clock_that_drifts_drifts_for_its_node_alone() -> None:
     assert seen == pytest.approx([110.0, 100.0])
 
 
+@pytest.mark.parametrize("rate", [0, -1.0, float("inf"), float("nan"), True, "1", None])
+def test_a_clock_that_stands_still_or_jumps_is_refused(rate: Any) -> None:  # noqa: ANN401 - wrong
+    async def world(simulation: Simulation) -> None:
+        with pytest.raises(ValueError, match=r"clock_rate is .*a finite number above 0"):
+            simulation.start("n", _forever, clock_rate=rate)
+        assert not simulation.nodes
+
+    simulate(world).check()
+
+
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_everything_that_is_due_before_a_sleeper_comes_before_it(backend: Backend) -> None:
     seen: list[tuple[str, float]] = []
