@@ -177,7 +177,7 @@ class _Office:
         work = _Work(number, takes, how == "told before others")
         # Between the number and the call there is no await: messages are numbered as they are sent.
         try:
-            with anyio.move_on_after(patience_s) as scope:
+            with simulation.move_on_after(patience_s) as scope:
                 match how:
                     case "told" | "told before others":
                         await ref.tell(work, control=work.is_control)

@@ -33,7 +33,6 @@ _READERS_MAX = 3
 _SIZES = (1, 1, 2, 5)
 _PIECES_MAX = 3
 _CAUGHT_UP_S = 60.0
-_PATIENT_S = 600.0
 _LOOKS_S = (0.5, 0.5, 600.0)
 """How often a journal polls. Readers of an owner here must not depend on it."""
 _LIMITS = Limits(buffered_events_max=4, read_page=3)
@@ -87,7 +86,8 @@ class ReaderWorld:
         self._simulation = simulation
         self._dies = simulation.chance("owners die", 0.5)
         """Owners may end between a commit and its publication."""
-        self._patience_s = simulation.pick("patience", (_PATIENT_S, _PATIENT_S, 0.1, 0.05))
+        self._patience_s = simulation.pick("patience", (None, None, 0.1, 0.05))
+        """How long readers wait for an item before they give up waiting, and wait again."""
         self._rests_s = simulation.pick("readers rest", (0.0, 0.1, 1.0))
         self._takes_pieces = simulation.chance("has pieces", 0.6)
         store = MemoryStore()
@@ -278,27 +278,35 @@ class ReaderWorld:
         is_late = True  # it may have come in the middle of an answer
         while not self._is_over:
             try:
-                with anyio.move_on_after(self._patience_s):
-                    item = await reader.next_item()
-                    if isinstance(item, TextDelta):
-                        if (found := shown.add(item)) is not None:
-                            self._broken("C2", found)
-                        continue
-                    if (found := shown.see(item.event)) is not None and not is_late:
-                        self._broken("C3", found)
-                    self._take(number, item)
+                item = await self._next(reader)
             except JournalUnavailable:
-                pass
+                item = None
             except (StopAsyncIteration, ConversationsClosed):
                 if not self._is_over:
                     self._broken("S1", f"a reader at {self._cursors[number]} was ended")
                 return
+            if isinstance(item, TextDelta):
+                if (found := shown.add(item)) is not None:
+                    self._broken("C2", found)
+                continue
+            if item is not None:
+                if (found := shown.see(item.event)) is not None and not is_late:
+                    self._broken("C3", found)
+                self._take(number, item)
             if cursor < self._cursors[number]:
                 is_late = False
                 await linger(simulation, "reader rests", 0.5, self._rests_s)
             if simulation.chance("reader leaves", 0.02):
                 break
         self._readers.remove(reader)
+
+    async def _next(self, reader: EventReader) -> LoggedEvent | TextDelta | None:
+        """Return the next item; None if the patience ends before it comes."""
+        if self._patience_s is None:
+            return await reader.next_item()
+        with self._simulation.move_on_after(self._patience_s):
+            return await reader.next_item()
+        return None
 
     def _take(self, number: int, logged: LoggedEvent) -> None:
         cursor = self._cursors[number]

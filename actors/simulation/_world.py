@@ -97,6 +97,8 @@ plus its retries."""
 _LOOKED_FOR_PROGRESS_S = 10.0
 _STEPS_AT_ONCE_MAX = 2_000
 """More steps than any run takes at one virtual time: with more, it must be in an endless loop."""
+_TIME_LOOKED_AT_EVERY = 64
+"""After how many steps it is seen if time passes."""
 STOP_S = 60.0
 READ_S_MAX = 3.0
 CATCH_UP_S = LEASE_S / 3 + SLOW_S_MAX + READ_S_MAX + 2.0
@@ -662,9 +664,11 @@ class _Run:
         self.is_stopping = False
         self.is_all_known = False
         """True if the outcome of every chat message is known; then clients send no more."""
+        self._looks_at_time = 0
+        """The step before which the time is looked at next."""
         self._now = 0.0
         self._now_since = 0
-        """The virtual time, and the step at which that time began."""
+        """The time at the last look, and the step of the first look at which it was the same."""
         self.unheard = 0
         """How many sends are under way without a client that waits for their answers."""
         self._strike_of_journal = strike
@@ -717,11 +721,10 @@ class _Run:
 
     def _look(self) -> None:
         """After every step: strike now and then at sensitive moments, or when a strike is due."""
-        now, steps = self.simulation.now(), self.simulation.steps
-        if now != self._now:
-            self._now, self._now_since = now, steps
-        elif steps - self._now_since > _STEPS_AT_ONCE_MAX:
-            self.simulation.broken("budget", f"no time passes from {now:.3f} s on")
+        # This runs before every step: it avoids calls.
+        steps = self.simulation.scheduler.steps
+        if steps >= self._looks_at_time:
+            self._look_at_time(steps)
         writer = self.oracles.last_writer
         if writer is not None:
             self.oracles.last_writer = None
@@ -733,6 +736,15 @@ class _Run:
             server = self.servers.get(self.simulation.pick("strike whom", self.names))
             if server is not None and not self.is_healed:
                 self._strike(server.node)
+
+    def _look_at_time(self, steps: int) -> None:
+        """Check that time passes."""
+        self._looks_at_time = steps + _TIME_LOOKED_AT_EVERY
+        now = self.simulation.now()
+        if now != self._now:
+            self._now, self._now_since = now, steps
+        elif steps - self._now_since > _STEPS_AT_ONCE_MAX:
+            self.simulation.broken("budget", f"no time passes from {now:.3f} s on")
 
     # --- nodes -----------------------------------------------------------------------------------
 
@@ -965,7 +977,7 @@ class _Run:
                 raise NodeCrashed(name)
             return await serve(server, conversations)
 
-        with anyio.move_on_after(limit_s) as scope:
+        with self.simulation.move_on_after(limit_s) as scope:
             await linger(self.simulation, "network")
             answer = await server.node.call(arrive)
             await linger(self.simulation, "network")
@@ -1315,7 +1327,8 @@ class _Run:
                 try:
                     if simulation.chance("reader interrupted", self.options.interrupts):
                         simulation.mark("reader interrupted")
-                        with anyio.move_on_after(0.05 * simulation.draw("for", 3)) as scope:
+                        patience_s = 0.05 * simulation.draw("for", 3)
+                        with simulation.move_on_after(patience_s) as scope:
                             logged = await self._wait_at(server, reader)
                         if scope.cancelled_caught:
                             continue  # it lost nothing, and goes on where it was
