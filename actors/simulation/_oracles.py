@@ -199,8 +199,11 @@ class PlainView:
 class _Shadow:
     """One log, as it was last seen, with a separate fold."""
 
-    def __init__(self, conversation_id: str) -> None:
+    def __init__(self, oracles: Oracles, conversation_id: str) -> None:
         self.conversation_id = conversation_id
+        self.plain_turns = _Turns(oracles, conversation_id)
+        self.ids: set[str] = set()
+        """The ids of all events."""
         self.records: list[StoredRecord] = []
         self.events: list[Event] = []
         self.state = Folded()
@@ -294,7 +297,7 @@ class Oracles:
         """Check a write that has just landed."""
         shadow = self._shadows.get(conversation_id)
         if shadow is None:
-            shadow = self._shadows[conversation_id] = _Shadow(conversation_id)
+            shadow = self._shadows[conversation_id] = _Shadow(self, conversation_id)
         log = self._store.log(conversation_id)
         records = log.records
         known = len(shadow.records)
@@ -357,7 +360,7 @@ class Oracles:
         self._graves.setdefault(name, []).append(shadow)
         epoch = shadow.epoch
         del self._shadows[name]
-        self._shadows[name] = buried = _Shadow(name)
+        self._shadows[name] = buried = _Shadow(self, name)
         buried.epoch = epoch
         self._acknowledged.pop(name, None)
         if (running := shadow.state.turns.running) is not None:
@@ -381,6 +384,9 @@ class Oracles:
                 "O3", f"epoch {record.epoch} of {name} after {shadow.epoch}, newest {epoch}"
             )
         before, shadow.epoch = shadow.epoch, record.epoch
+        if event.id in shadow.ids:
+            self.broken("L3", f"event {event.id} twice in {name}, again at seq {seq}")
+        shadow.ids.add(event.id)
         shadow.records.append(record)
         shadow.events.append(event)
         shadow.state.fold(event)
@@ -393,6 +399,7 @@ class Oracles:
             shadow.messages.setdefault(message_id, []).append((seq, event))
             self._check_replaced(shadow, event, told)
         self._check_turn(shadow, event, kind, told)
+        shadow.plain_turns.check(shadow.events)
         if kind == "turn_started":
             self._check_prompt(shadow, record.epoch)
         self._mark(event, kind)
@@ -815,6 +822,8 @@ class Oracles:
         if owner is not journal and (journal, conversation_id) not in journal.lost_by_force:
             self.broken("O2", f"call {call_id} of {conversation_id} starts on {journal.node}, and "
                         f"{owner and owner.node} owns it")  # fmt: skip
+        if shadow is not None and call_id in shadow.plain_turns.denied:
+            self.broken("T4", f"call {call_id} of {conversation_id} starts on {journal.node}")
 
     # --- in the end ------------------------------------------------------------------------------
 
@@ -833,16 +842,11 @@ class Oracles:
         records = self._store.log(name).records
         if len(records) != len(events) or any(map(is_not, records, shadow.records)):
             self.broken("L2", f"{name} has changed behind its end")
-        seen: set[str] = set()
-        for seq, event in enumerate(events, 1):
-            if event.id in seen:
-                self.broken("L3", f"event {event.id} twice in {name}, again at seq {seq}")
-            seen.add(event.id)
         if tuple([e.id for e in View.from_events(events)]) != shadow.view_ids:
             self.broken("V2", f"the view of {name} is not the rebuilt one")
         if shadow.state.turns.is_unfinished:
             self.broken("P1", f"{name} has unfinished turns in the end")
-        _Turns(self, name).check(events)
+        shadow.plain_turns.check_end()
 
     def _check_sending(self, sending: Sending) -> None:
         name, message_id = sending.conversation_id, sending.message_id
@@ -921,7 +925,7 @@ class Oracles:
 
 
 class _Turns:
-    """The turns and calls of one log, derived from its events alone."""
+    """The turns and calls of one log, derived from its events alone, as they come."""
 
     def __init__(self, oracles: Oracles, name: str) -> None:
         self._oracles = oracles
@@ -935,39 +939,45 @@ class _Turns:
         self._queued: dict[str, MessageQueuedEvent] = {}
         self._said: dict[str, list[str]] = {}
         self._first: dict[str, int] = {}
+        self.denied: set[str] = set()
+        """The calls whose results say that they did not happen."""
         self._has_just_started = False
         self._is_fork = False
         self._joined: list[str] = []
 
     def check(self, events: Sequence[Event]) -> None:
-        for seq, event in enumerate(events, 1):
-            self._seq, self._event = seq, event
-            kind = event.kind
-            self._check_turn(event, kind)
-            match kind:
-                case "agent_message":
-                    assert isinstance(event, AgentMessageEvent), kind
-                    self._check_answer(event)
-                    self._check_none_open()
-                case "user_message":
-                    assert isinstance(event, UserMessageEvent), kind
-                    self._check_none_open()
-                    self._check_begins(event, seq)
-                case "action":
-                    assert isinstance(event, ActionEvent), kind
-                    call_id = event.tool_call_id
-                    if call_id in self._calls:
-                        self._broken("T1", "a call id twice")
-                    self._calls[call_id] = self._open[call_id] = event
-                case "step_finished" | "step_unfinished":
-                    assert isinstance(event, StepFinishedEvent | StepUnfinishedEvent), kind
-                    self._check_step(events, event)
-                case _ if kind in RESULT_KINDS:
-                    assert isinstance(event, RESULT_CLASSES), kind
-                    self._check_result(event)
-                case _:
-                    self._check_queue(event, kind, seq)
-            self._has_just_started = kind == "turn_started"
+        """Check the newest event of the log."""
+        event = self._event = events[-1]
+        seq = self._seq = len(events)
+        kind = event.kind
+        self._check_turn(event, kind)
+        match kind:
+            case "agent_message":
+                assert isinstance(event, AgentMessageEvent), kind
+                self._check_answer(event)
+                self._check_none_open()
+            case "user_message":
+                assert isinstance(event, UserMessageEvent), kind
+                self._check_none_open()
+                self._check_begins(event, seq)
+            case "action":
+                assert isinstance(event, ActionEvent), kind
+                call_id = event.tool_call_id
+                if call_id in self._calls:
+                    self._broken("T1", "a call id twice")
+                self._calls[call_id] = self._open[call_id] = event
+            case "step_finished" | "step_unfinished":
+                assert isinstance(event, StepFinishedEvent | StepUnfinishedEvent), kind
+                self._check_step(events, event)
+            case _ if kind in RESULT_KINDS:
+                assert isinstance(event, RESULT_CLASSES), kind
+                self._check_result(event)
+            case _:
+                self._check_queue(event, kind, seq)
+        self._has_just_started = kind == "turn_started"
+
+    def check_end(self) -> None:
+        """Check that no call is left open."""
         # A call that a client appended, in no turn, may stay open: the client answers it.
         left = [call for call, action in self._open.items() if action.turn_id is not None]
         if left:
@@ -1035,9 +1045,11 @@ class _Turns:
         is_denied = isinstance(event, UserRejectEvent) or (
             isinstance(event, AgentErrorEvent) and not event.may_have_happened
         )
-        # In a fork it is true of the fork, whatever the other conversation did later.
-        if is_denied and call_id in tools.started and not self._is_fork:
-            self._broken("T4", f"it ran on {tools.started[call_id]}")
+        # In a fork it is true of the fork, whatever the other conversation does.
+        if is_denied and not self._is_fork:
+            self.denied.add(call_id)
+            if call_id in tools.started:
+                self._broken("T4", f"it ran on {tools.started[call_id]}")
         if isinstance(event, ObservationEvent) and not event.is_error:
             returned = tools.returned.get(call_id)
             # A result that is too long is cut, which only its beginning tells.

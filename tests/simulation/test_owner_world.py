@@ -6,7 +6,10 @@ from collections import Counter
 
 import pytest
 
-from turnkeeper.actors.simulation import silent_logs
+from turnkeeper.actors.core.records import encode_record
+from turnkeeper.actors.events import TurnStartedEvent
+from turnkeeper.actors.journals.memory import MemoryJournal
+from turnkeeper.actors.simulation import Disk, Oracles, silent_logs
 from turnkeeper.actors.simulation._owner import _KINDS, OwnerWorld, _Effect
 from turnkeeper.runtime.testing import Simulation, Tape, simulate
 
@@ -76,3 +79,30 @@ def test_an_agent_that_was_cancelled_and_goes_on_here_begins_no_step(
     simulate(begin_steps, is_told=False)
 
     assert found == [False, True]
+
+
+def test_a_turn_that_breaks_a_rule_is_found_as_its_event_lands() -> None:
+    found: list[str | None] = []
+
+    async def world(simulation: Simulation) -> None:
+        disk = Disk(simulation)
+        oracles = Oracles(simulation, disk, queued_max=3)
+        started = [TurnStartedEvent(id=f"e{n}", turn_id="t1") for n in (1, 2)]
+        async with MemoryJournal(disk.store) as journal:
+            epoch = (await journal.claim("c1")).epoch
+            for seq, event in enumerate(started, 1):
+                await journal.append(
+                    "c1",
+                    [encode_record(event)],
+                    epoch=epoch,
+                    expected_seq=seq,
+                    is_unfinished=True,
+                )
+                broken = simulation.first_broken
+                found.append(None if broken is None else broken.invariant)
+        assert oracles.running("c1") is not None
+
+    with silent_logs():
+        simulate(world, is_told=False)
+
+    assert found == [None, "T3"]
