@@ -512,8 +512,14 @@ _ROUND: Sequence[_Profile] = tuple(
 short runs, come between the large ones."""
 
 
-_FIRST: Sequence[_Profile] = tuple(kind for small in _SMALL for kind in (_OWNER, small, _OWNER))
-_SMALL_FIRST = 24
+_FIRST: Sequence[_Profile] = (
+    *(_OWNER, ActorWorld),
+    *(_OWNER, HistoryWorld),
+    *(_OWNER, _OWNER, ReaderWorld),
+    *(_OWNER, _OWNER, _OWNER),
+)
+"""How a search begins: owners find most, and the other small worlds are soon tried once each."""
+_SMALL_FIRST = 2 * len(_FIRST)
 """This many runs of small worlds come before any other."""
 
 

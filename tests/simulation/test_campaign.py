@@ -103,8 +103,8 @@ def test_a_campaign_begins_with_small_worlds_and_leaves_out_no_seed(first: int) 
     seeds = [search.next_plan().seed for _ in range(60)]
 
     small = opening(range(first, first + 48))
-    assert len(small) == 24
-    assert seeds[:24] == list(small)
+    assert len(small) == 20
+    assert seeds[:20] == list(small)
     assert sorted(seeds) == list(range(first, first + 60))
     worlds = {seed: ConversationWorld() for seed in small}
     with silent_logs():
