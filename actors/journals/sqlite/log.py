@@ -14,6 +14,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -182,16 +183,19 @@ _FIND_ONE = (
     f"{CHAIN} SELECT e.id, e.mark FROM chain c JOIN event e ON e.id = c.id WHERE c.seq = :first"  # noqa: S608 - our own text
 )
 
-# SQLite aggregates all rows into one result, newest first, in the order of the chain. Fetching row
-# by row would release the interpreter lock and wait for a busy event loop each time.
+# SQLite aggregates each column into one value, newest first, in the order of the chain. Fetching
+# row by row would release the interpreter lock and wait for a busy event loop each time.
 _READ_EVENTS = f"""
     {CHAIN}
-    SELECT json_group_array(json_array(
-               e.seq, e.epoch, e.event_id, e.kind, e.message_id, e.mark, length(e.payload),
-               e.parts)),
-           CAST(group_concat(e.payload, '') AS BLOB)
+    SELECT json_group_array(e.epoch), json_group_array(e.event_id), json_group_array(e.kind),
+           json_group_array(e.message_id), json_group_array(e.mark), json_group_array(e.parts),
+           json_group_array(length(e.payload)), CAST(group_concat(e.payload, '') AS BLOB)
     FROM chain c JOIN event e ON e.id = c.id WHERE c.seq <= :upto
 """  # noqa: S608 - our own text
+
+
+_record = partial(tuple.__new__, StoredRecord)
+"""Makes a `StoredRecord` of a tuple of its fields, in a third of the time that its call takes."""
 
 
 def find_entry(connection: sqlite3.Connection, tail: Tail, seq: int) -> int:
@@ -224,11 +228,12 @@ def read_records(
     that reads from the beginning has checked it with the previous page.
     """
     entry = find_entry(connection, tail, upto)
+    first = max(after, 1)
     try:
-        rows, payloads = connection.execute(
-            _READ_EVENTS, {"entry": entry, "first": max(after, 1), "upto": upto}
+        *columns, payloads = connection.execute(
+            _READ_EVENTS, {"entry": entry, "first": first, "upto": upto}
         ).fetchone()
-        facts = json.loads(rows)
+        columns = [json.loads(column) for column in columns]
     except (ValueError, sqlite3.DatabaseError) as error:
         if not (isinstance(error, ValueError) or is_damage(error)):
             raise
@@ -237,26 +242,25 @@ def read_records(
     end = len(payloads)
     mark = first_mark(tail.log_of(1))
     # The chain leads down to the lowest seq wanted, or stops at the first broken link.
-    lowest = facts[-1][0] if facts else upto + 1
-    if lowest != max(after, 1):
+    lowest = upto + 1 - len(columns[0])
+    if lowest != first:
         raise CorruptLog(tail.name, lowest - 1, "the record is missing")
+    rows = zip(*map(reversed, columns), strict=True)
     if after:
-        *_, mark, size, _ = facts.pop()
+        *_, mark, _, size = next(rows)
         end -= size
     seq = after
     records = []
-    for found_seq, epoch, event_id, kind, message_id, found_mark, size, parts in reversed(facts):
+    for epoch, event_id, kind, message_id, found_mark, parts, size in rows:
         seq += 1
         payload = payloads[end - size : end]
         end -= size
         if parts is not None:
             payload = _join(connection, tail, seq, payload, parts)
         mark = next_mark(mark, seq, epoch, event_id, kind, message_id, payload)
-        if found_seq != seq or found_mark != mark:
+        if found_mark != mark:
             raise CorruptLog(tail.name, seq, "the record is missing, or fails its checksum")
-        records.append(StoredRecord(seq, epoch, event_id, kind, payload, message_id))
-    if seq != upto:
-        raise CorruptLog(tail.name, seq + 1, "the record is missing")
+        records.append(_record((seq, epoch, event_id, kind, payload, message_id)))
     if upto == tail.head and mark != tail.tip:
         raise CorruptLog(tail.name, upto, "the last record fails its checksum")
     return records
