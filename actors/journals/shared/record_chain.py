@@ -36,7 +36,7 @@ def next_mark(  # noqa: PLR0917 - called once an event; keywords would cost as m
     payload: bytes,
 ) -> int:
     """Return the mark of a record, given the mark of the record before it."""
-    facts = f"{seq}\0{epoch}\0{event_id}\0{kind}\0{message_id}\0"
+    facts = f"{seq}\0{epoch}\0{event_id}\0{kind}\0{message_id!s}\0"
     return crc32(payload, crc32(facts.encode(), mark))
 
 
