@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from json.encoder import encode_basestring_ascii
 from typing import Literal, NamedTuple, Protocol, Self
 
 from ..events import (
@@ -63,16 +62,19 @@ def message_digest(message: Told) -> str:
     """
     has_more = message.images or message.files
     if not has_more and message.replaces is None and message.author is None:
-        # Nearly all are a text alone: written as `json.dumps` writes it, in half the time.
-        text = f"[{encode_basestring_ascii(message.content)}, []]"
-    else:
-        text = json.dumps(_told(message))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        # Nearly all are a text alone. As JSON, it would take three times as long.
+        return _digest(message.content, b"text")
+    return _digest(json.dumps(_told(message)))
+
+
+def _digest(text: str, kind: bytes = b"") -> str:
+    """Return a digest of the text. Those of different kinds are different."""
+    return hashlib.blake2b(text.encode(), digest_size=16, person=kind).hexdigest()
 
 
 def _told(message: Told) -> Sequence[object]:
     told: list[object] = [message.content, [image.url for image in message.images]]
-    # Nothing is added for what a message does not have: logs of older versions keep their digests.
+    # Nothing is added for what a message does not have, so that a new field changes no digest.
     if message.replaces is not None:
         told.append(message.replaces)
     if message.author is not None:
@@ -85,7 +87,7 @@ def _told(message: Told) -> Sequence[object]:
 def _file_digest(file: FileContent) -> Sequence[str | None]:
     data = None
     if file.data is not None:
-        data = hashlib.blake2b(file.data.encode(), digest_size=16).hexdigest()
+        data = _digest(file.data)
     return [file.name, file.media_type, data, file.url]
 
 
