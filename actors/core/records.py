@@ -75,12 +75,12 @@ def events_of_records(
     Raise `CorruptLog` at the first record that is missing, or that holds no valid event.
     """
     events = []
-    for seq, record in enumerate(records, first_seq):
-        if record.seq != seq:
+    for seq, (found_seq, _, _, kind, payload, _) in enumerate(records, first_seq):
+        if found_seq != seq:
             raise CorruptLog(conversation_id, seq, "the record is missing")
         try:
-            events.append(decode_event(record.payload, kind=record.kind))
+            events.append(decode_event(payload, kind=kind))
         except ValueError as error:
-            found = f"the record is no {record.kind} event ({type(error).__name__})"
+            found = f"the record is no {kind} event ({type(error).__name__})"
             raise CorruptLog(conversation_id, seq, found) from error
     return events
