@@ -59,12 +59,13 @@ def _added(
     # In local variables: a log has one of these for each step.
     sent, answered, cached, written, reasoning, cost, count, latency_s = _totals_of(before)
     for usage in calls:
-        sent += usage.input_tokens
-        answered += usage.output_tokens
-        cached += usage.cached_tokens
-        written += usage.cache_written_tokens
-        reasoning += usage.reasoning_tokens
-        cost += usage.cost
+        numbers = vars(usage)  # each look at an attribute takes pydantic five times as long
+        sent += numbers["input_tokens"]
+        answered += numbers["output_tokens"]
+        cached += numbers["cached_tokens"]
+        written += numbers["cache_written_tokens"]
+        reasoning += numbers["reasoning_tokens"]
+        cost += numbers["cost"]
         count += 1
-        latency_s += usage.latency_s
+        latency_s += numbers["latency_s"]
     return sent, answered, cached, written, reasoning, cost, count, latency_s

@@ -24,6 +24,7 @@ from ..events import (
     Event,
     LLMConvertibleEvent,
     StepFinishedEvent,
+    SystemPromptEvent,
     Task,
     TaskListUpdatedEvent,
     TokenUsage,
@@ -226,17 +227,19 @@ class Folded:
     def fold(self, event: Event) -> None:
         """Advance all folds by one event that is in the log."""
         self.seq += 1
-        if event.id > self.event_id_max:  # noqa: PLR1730 - `max` takes three times as long
-            self.event_id_max = event.id
+        event_id = event.id
+        if event_id > self.event_id_max:  # noqa: PLR1730 - `max` takes three times as long
+            self.event_id_max = event_id
         if self.seq == 1:
             self.listed.begin(event)
-        for step in _STEPS_OF_KIND.get(event.kind, (_pass_over,)):
+        for step in _STEPS_OF_KIND.get(event.kind, _PASSED_OVER):
             step(self, event)
 
     # The steps of `fold`; `STEPS` says which kinds each of them is called with.
 
     def _show(self, event: LLMConvertibleEvent) -> None:
         self._view.append(event)
+        self.recently_seen = seen_after(self.recently_seen, event)
 
     def _change_view(self, event: Event) -> None:
         left = self._view.fold(event)
@@ -244,7 +247,7 @@ class Folded:
             self.admission.fold(left)
             self._note_left(event, left)
 
-    def _note_seen(self, event: LLMConvertibleEvent) -> None:
+    def _note_prompt(self, event: SystemPromptEvent) -> None:
         self.recently_seen = seen_after(self.recently_seen, event)
 
     def _fold_turns(self, event: Event) -> None:
@@ -296,7 +299,7 @@ class Folded:
     STEPS: ClassVar[Sequence[tuple[Callable[[Folded, Any], None], Collection[str]]]] = (
         (_show, SEEN_KINDS - {"system_prompt"}),
         (_change_view, {"system_prompt", *CHANGING_KINDS}),
-        (_note_seen, SEEN_KINDS),
+        (_note_prompt, {"system_prompt"}),
         (_fold_turns, TURN_KINDS),
         (_fold_status, MOVING_KINDS),
         (_fold_listed, FOLDED_KINDS),
@@ -395,6 +398,9 @@ _STEPS_OF_KIND: Final = {
 
 def _pass_over(folded: Folded, event: Event) -> None:
     folded.unknown_kinds |= {event.kind}
+
+
+_PASSED_OVER: Final = (_pass_over,)
 
 
 class ColdLoad:

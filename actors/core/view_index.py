@@ -123,14 +123,15 @@ class ViewIndex:
         here = self.length
         was_index = not self.open_calls
         tied_to = here
-        if event.kind in RESULT_KINDS:
-            assert isinstance(event, RESULT_CLASSES), event.kind
+        kind = event.kind
+        if kind in RESULT_KINDS:
+            assert isinstance(event, RESULT_CLASSES), kind
             if self.calls is NO_TABLE:
                 self._make_tables()
             tied_to = self._fold_result(event.tool_call_id, here)
             self._running = None
-        elif event.kind == "action":
-            assert isinstance(event, ActionEvent), event.kind
+        elif kind == "action":
+            assert isinstance(event, ActionEvent), kind
             if self.calls is NO_TABLE:
                 self._make_tables()
             tied_to = self._fold_action(event, here)
