@@ -10,7 +10,6 @@ Nothing here writes. All functions must be called within one transaction.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -227,13 +226,16 @@ def read_records(
     Each mark is checked against the previous mark. The mark at `after` itself is trusted: a caller
     that reads from the beginning has checked it with the previous page.
     """
+    # It reads numbers in a third of the time of `json`.
+    from pydantic_core import from_json  # noqa: PLC0415 - a program that begins needs it not yet
+
     entry = find_entry(connection, tail, upto)
     first = max(after, 1)
     try:
         *columns, payloads = connection.execute(
             _READ_EVENTS, {"entry": entry, "first": first, "upto": upto}
         ).fetchone()
-        columns = [json.loads(column) for column in columns]
+        columns = [from_json(column, cache_strings="none") for column in columns]
     except (ValueError, sqlite3.DatabaseError) as error:
         if not (isinstance(error, ValueError) or is_damage(error)):
             raise
