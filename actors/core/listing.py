@@ -60,7 +60,7 @@ SHOWN_CALLS_MAX = 8
 """The most waiting calls whose tools are named."""
 
 
-_ACTIVE_KINDS = frozenset(
+ACTIVE_KINDS = frozenset(
     (
         "turn_started",
         "turn_ended",
@@ -75,7 +75,7 @@ _ACTIVE_KINDS = frozenset(
         "forked_from",
     )
 )
-FOLDED_KINDS = _ACTIVE_KINDS | {"retraction"}
+"""The kinds that `ListedFold.fold` takes: those that make a conversation active."""
 
 
 @dataclass(slots=True)
@@ -96,14 +96,8 @@ class ListedFold:
         """Take the time of the first event of the log."""
         self.created_us = self.active_us = _microseconds(event)
 
-    def fold(self, event: Event, view: Sequence[LLMConvertibleEvent]) -> None:
-        """Advance by this event of the log, given the view after it."""
-        # By kind: a pydantic class that does not match costs ten times as much.
-        if event.kind == "retraction":
-            assert isinstance(event, RetractionEvent), event.kind
-            if self.last_id in event.retracted_event_ids:
-                self._set_last(next(filter(_is_chat, reversed(view)), None))
-            return
+    def fold(self, event: Event) -> None:
+        """Advance by this event of the log, which is of one of `ACTIVE_KINDS`."""
         self.active_us = _microseconds(event)
         if _is_chat(event):
             self._set_last(event)
@@ -111,6 +105,11 @@ class ListedFold:
             assert isinstance(event, ForkedFromEvent), event.kind
             self.created_us = self.active_us
             self.parent, self.parent_seq = event.conversation_id, event.seq
+
+    def retract(self, event: RetractionEvent, view: Sequence[LLMConvertibleEvent]) -> None:
+        """Advance by this event of the log, given the view after it."""
+        if self.last_id in event.retracted_event_ids:
+            self._set_last(next(filter(_is_chat, reversed(view)), None))
 
     def _set_last(self, last: UserMessageEvent | AgentMessageEvent | None) -> None:
         """Show this chat message as the last one."""

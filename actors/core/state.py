@@ -23,6 +23,7 @@ from ..events import (
     CondensationSummaryEvent,
     Event,
     LLMConvertibleEvent,
+    RetractionEvent,
     StepFinishedEvent,
     SystemPromptEvent,
     Task,
@@ -34,7 +35,7 @@ from ..journal import Listing, Snapshot
 from .admission import Admission
 from .details import Details
 from .limits import Limits
-from .listing import FOLDED_KINDS, ListedFold, make_listing
+from .listing import ACTIVE_KINDS, ListedFold, make_listing
 from .metrics import Metrics
 from .properties import LogFacts
 from .snapshots import (
@@ -257,7 +258,10 @@ class Folded:
         self._status = self._status.fold(event)
 
     def _fold_listed(self, event: Event) -> None:
-        self.listed.fold(event, self._view.events)
+        self.listed.fold(event)
+
+    def _retract_listed(self, event: RetractionEvent) -> None:
+        self.listed.retract(event, self._view.events)
 
     def _fold_details(self, event: Event) -> None:
         self.details = self.details.fold(event)
@@ -302,7 +306,8 @@ class Folded:
         (_note_prompt, {"system_prompt"}),
         (_fold_turns, TURN_KINDS),
         (_fold_status, MOVING_KINDS),
-        (_fold_listed, FOLDED_KINDS),
+        (_fold_listed, ACTIVE_KINDS),
+        (_retract_listed, {"retraction"}),
         (_fold_details, {CHANGE_KIND}),
         (_count_call, {"step_finished"}),
         (_begin_turn, {"turn_started"}),
