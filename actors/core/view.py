@@ -136,7 +136,7 @@ class View(Sequence[LLMConvertibleEvent]):
         self._length = len(shared)
         # The arguments of its `ManipulationIndices`.
         self._settled = settled = index.settled
-        self._settled_count = len(settled)
+        self._settled_count = self._length if isinstance(settled, range) else len(settled)
         self._end = index.end
         self.unhandled_condensation_request = request
         """True while a requested condensation has not come yet."""

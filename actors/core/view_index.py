@@ -10,14 +10,18 @@ sequence, malformed ones included: of two actions or two results with one call i
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from typing import overload
+from typing import Final, overload
 
 from ..events import RESULT_CLASSES, RESULT_KINDS, ActionEvent, LLMConvertibleEvent
 from ..values.tables import NO_TABLE
 
 __all__ = ["ManipulationIndices", "ViewIndex", "find_torn"]
+
+_EVERY: Final = range(sys.maxsize)
+"""The settled indices of a view in which nothing belongs together: all its positions."""
 
 
 class ManipulationIndices(Sequence[int]):
@@ -108,10 +112,12 @@ class ViewIndex:
         self.is_suspect = False
         """True once an event came that admission would have refused at its place."""
         self._running: str | None = None
-        # The manipulation indices below `length`. Invariant: a list that a snapshot has seen only
-        # grows; if an index has to go again, the list is replaced. A range as long as none is left
-        # out: that is one object less for the collector, and many a view has no calls.
-        self.settled: list[int] | range = range(0)
+        self.settled: list[int] | range = _EVERY
+        """The manipulation indices below `length`; `_EVERY` as long as none is left out.
+
+        Invariant: a list that a snapshot has seen only grows; if an index has to go again, the list
+        is replaced. Many a view has no calls, and needs no list.
+        """
 
     @property
     def end(self) -> int | None:
@@ -141,22 +147,19 @@ class ViewIndex:
             self.is_loop_open = False
             self._running = None
         # A cut at any index in (tied_to, here] would tear this event from the one at `tied_to`.
-        if tied_to == here:
-            if was_index:
-                self._settle(here)
-        elif self.settled and self.settled[-1] > tied_to:
-            # Only in a malformed view: in any other, no index was settled inside a group.
-            self.settled = self.settled[: bisect_right(self.settled, tied_to)]
+        if tied_to != here or not was_index:
+            self._leave_out(tied_to, here)
+        elif isinstance(self.settled, list):
+            self.settled.append(here)
         self.length = here + 1
 
-    def _settle(self, here: int) -> None:
-        settled = self.settled
-        if isinstance(settled, range):
-            if here == len(settled):
-                self.settled = range(here + 1)
-                return
-            settled = self.settled = list(settled)
-        settled.append(here)
+    def _leave_out(self, tied_to: int, here: int) -> None:
+        """Make no index of the positions above `tied_to`, up to `here`."""
+        if isinstance(self.settled, range):
+            self.settled = list(self.settled[:here])
+        if self.settled and self.settled[-1] > tied_to:
+            # Only in a malformed view: in any other, no index was settled inside a group.
+            self.settled = self.settled[: bisect_right(self.settled, tied_to)]
 
     def _make_tables(self) -> None:
         self.calls, self.results, self.open_calls, self.responses = {}, {}, {}, {}
