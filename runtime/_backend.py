@@ -191,19 +191,13 @@ _spare_bells: deque[_TrioBell] = deque(maxlen=1024)
 """Bells at which no task waits, of all loops: making a bell takes longer than a wait."""
 
 
-# Any: trio.lowlevel, as in _trio, and the outcome that trio sends.
-@types.coroutine
-def _park_trio(lowlevel: Any, awaited: Woken) -> Generator[object, Any, None]:  # noqa: ANN401
+def _park_trio(lowlevel: Any, awaited: Woken) -> Awaitable[None]:  # noqa: ANN401 - see _trio
     try:
         bell = _spare_bells.pop()
     except IndexError:
         bell = _TrioBell(lowlevel)
     awaited.waker = bell
-    try:
-        yield from bell.wait()
-    finally:
-        awaited.waker = None  # before another task waits at this bell
-        _spare_bells.append(bell)
+    return bell.wait(awaited)
 
 
 class Bell(Protocol):
@@ -429,7 +423,11 @@ class _TrioBell:
 
     # Any: the outcome that trio sends.
     @types.coroutine
-    def wait(self) -> Generator[object, Any, None]:
+    def wait(self, parked: Woken | None = None) -> Generator[object, Any, None]:
+        """Wait for the next ring; one that parks a task is a spare bell again when the wait ends.
+
+        `parked`: the object whose waker this bell is.
+        """
         if self._place.is_waiting:
             raise RuntimeError(_TAKEN)
         if self._place.task is not None:  # it was woken or cancelled, and has not left yet
@@ -442,6 +440,9 @@ class _TrioBell:
         finally:
             place.is_waiting = False
             place.task = None
+            if parked is not None:
+                parked.waker = None  # before another task waits at this bell
+                _spare_bells.append(self)
         if outcome is not place.woken:  # it has no value, and an outcome is unwrapped only once
             try:
                 outcome.unwrap()
