@@ -118,20 +118,20 @@ def run_slice(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, w
                 enter_trace(cell, message, trace, is_ask=ask is not None)
             try:
                 result = receive(message)
-                if type(result) not in _PLAIN:
-                    if type(result) is not CoroutineType:
-                        result = as_coroutine(result)
-                    if type(result) is CoroutineType:
-                        # It belongs to one task from its start: a resident's own, or a worker's
-                        # if this may be an asker's.
-                        if cell.spec.is_resident or cell.is_inline:
-                            return cell.suspend(result, began=ended)
-                        try:
-                            yielded = result.send(None)
-                        except StopIteration as stop:
-                            result = stop.value
-                        else:
-                            return cell.suspend(result, yielded, began=ended)
+                if type(result) not in _PLAIN and (
+                    type(result) is CoroutineType
+                    or type(result := as_coroutine(result)) is CoroutineType
+                ):
+                    # It belongs to one task from its start: a resident's own, or a worker's if
+                    # this may be an asker's.
+                    if cell.spec.is_resident or cell.is_inline:
+                        return cell.suspend(result, began=ended)
+                    try:
+                        yielded = result.send(None)
+                    except StopIteration as stop:
+                        result = stop.value
+                    else:
+                        return cell.suspend(result, yielded, began=ended)
             except Refused as refusal:  # an answer, not a failure
                 if ask is not None and cell.current is ask:
                     ask.fail(refusal)
