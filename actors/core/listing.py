@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
@@ -34,6 +34,7 @@ from ..journal import (
     ListPage,
     ListQuery,
     ListRow,
+    Record,
 )
 from ..values.text import check_id, check_label, check_text, check_whole
 from .details import Details
@@ -136,17 +137,18 @@ def _microseconds(event: Event) -> int:
 # --- the row that the journal stores --------------------------------------------------------------
 
 
-def changes_listing(kinds: Collection[str], *, since: int, in_turn: bool) -> bool:
-    """Return True if an append of these kinds goes with a new listing.
+def changes_listing(records: Iterable[Record], *, since: int, in_turn: bool) -> bool:
+    """Return True if an append of these records goes with a new listing.
 
     `since`: the number of records after the last listing. Messages of a turn's agent are shown when
     the turn ends.
     """
-    return (
-        not LISTED_KINDS.isdisjoint(kinds)
-        or since * 2 >= LISTING_AGE_MAX
-        or (not in_turn and "agent_message" in kinds)
-    )
+    if since * 2 >= LISTING_AGE_MAX:
+        return True
+    for record in records:
+        if record.kind in LISTED_KINDS or (record.kind == "agent_message" and not in_turn):
+            return True
+    return False
 
 
 def make_listing(

@@ -430,18 +430,14 @@ class ConversationActor(Actor[Command | Query]):
 
     def _take(self, deliveries: Sequence[Delivery[Command | Query]]) -> Sequence[_Taken]:
         """Give each command its time and ids."""
-        ports = self._setup.ports
-        now, block, has_begun = ports.now(), ports.ids.block, self._working.state.seq > 0
-        return [
+        ports, has_begun = self._setup.ports, self._working.state.seq > 0
+        now = ports.now()
+        taken: list[_Taken] = []
+        for each in deliveries:
             # An `Append` to a log that has begun needs no new ids: its event has one.
-            _Taken(
-                each.message,
-                now,
-                0 if has_begun and type(each.message) is Append else block(),
-                each,
-            )
-            for each in deliveries
-        ]
+            needs_ids = not (has_begun and type(each.message) is Append)
+            taken.append(_Taken(each.message, now, ports.ids.block() if needs_ids else 0, each))
+        return taken
 
     def _may_be_known(self, command: Command | Query) -> bool:
         """True unless the command only appends an event that must be new, as most do."""
@@ -712,9 +708,7 @@ class ConversationActor(Actor[Command | Query]):
         """Return what lists show after these records, if they may have changed it."""
         state, listed_seq = self._working.state, self._listed_seq
         if listed_seq is not None and not changes_listing(
-            {record.kind for record in records},
-            since=state.seq - listed_seq,
-            in_turn=state.turns.running is not None,
+            records, since=state.seq - listed_seq, in_turn=state.turns.running is not None
         ):
             return None
         # If the commit fails, this owner ends, and the next one begins with a listing.
