@@ -36,15 +36,20 @@ WAITING = 400
 
 
 class Cost(NamedTuple):
-    """The mean cost of an append."""
+    """The mean cost of an append.
+
+    On trio, 490 of the opcodes are of the shuffling of tasks, which only tests have it do. Over
+    SQLite, where a commit takes no switch of tasks, an append takes 250 more on trio than on
+    asyncio.
+    """
 
     opcodes: float
     calls: float
 
 
 RECORDED: dict[tuple[str, str], Cost] = {
-    ("3.11", "asyncio"): Cost(4322, 208),
-    ("3.11", "trio"): Cost(5282, 255),
+    ("3.11", "asyncio"): Cost(4307, 207),
+    ("3.11", "trio"): Cost(5265, 252),
 }
 
 
