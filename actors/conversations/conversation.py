@@ -478,7 +478,8 @@ class Conversation:
         not copied. A turn that ran at that seq is interrupted in the fork, and its open calls are
         answered as not run; queued chat messages stay here. This conversation is only read, and may
         go on meanwhile. Raises `ConversationNotFound`, `ConversationExists`, `ConversationDeleted`
-        if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq.
+        if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq
+        (`RecordNotFound` for 0).
 
         With `at`, the call may be made again, as after `OutcomeUnknown` or a cancellation: if the
         conversation `fork_id` is the fork of this log at `at`, and belongs to `owner`, it is

@@ -160,10 +160,7 @@ def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
     if seq := working.state.seq:  # the log has begun, so no first events go with this one
         return Decision((event,), Appended(seq + 1), written={event.id: command.written})
     draft = Draft(working, stamp)
-    if isinstance(event, SystemPromptEvent):
-        add_owner(draft, command.expected)
-    else:
-        begin_log(draft, command.expected)
+    _begin_log_before(draft, event, command.expected)
     draft.extend((event,), (command.written,))
     return draft.decision(Appended(draft.seq))
 
@@ -193,9 +190,17 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
             raise NotAppendable(working.conversation_id, type(event).__name__)
     _check_leaves_turn_alone(working, events)
     draft = Draft(working, stamp)
-    begin_log(draft, command.expected)
+    _begin_log_before(draft, events[0], command.expected)
     draft.extend(events, command.written)
     return draft.decision(Appended(draft.seq))
+
+
+def _begin_log_before(draft: Draft, event: Event, expected: Expected | None) -> None:
+    """If the log is empty, begin it; a system prompt that comes first is in the place of ours."""
+    if isinstance(event, SystemPromptEvent):
+        add_owner(draft, expected)
+    else:
+        begin_log(draft, expected)
 
 
 def _change(working: WorkingState, command: Change, stamp: Stamp) -> Decision:

@@ -21,6 +21,7 @@ from turnkeeper.actors.events import (
     AgentMessageEvent,
     ObservationEvent,
     RetractionEvent,
+    SystemPromptEvent,
     TurnStartedEvent,
     UserMessageEvent,
 )
@@ -71,6 +72,17 @@ async def test_several_events_are_one_commit() -> None:
 
         assert await log_of(alice) == ["system_prompt", "u:one", "call", "result", "a:two"]
         assert journal.appends == [5]
+
+
+async def test_a_log_that_begins_with_a_prompt_of_the_caller_has_no_other() -> None:
+    async with verified(
+        HeldAgent(), journal=MemoryJournal(), system_prompt="Be kind.", prompt_policy="pinned"
+    ) as conversations:
+        prompt = SystemPromptEvent(content="Be brief.")
+        await conversations["alone"].append(prompt)
+        await conversations["with others"].append_all([prompt, ASKED, ANSWER])
+        assert list(await conversations["alone"].view()) == [prompt]
+        assert list(await conversations["with others"].view()) == [prompt, ASKED, ANSWER]
 
 
 async def test_where_one_of_them_is_refused_none_is_written() -> None:
