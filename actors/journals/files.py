@@ -12,7 +12,8 @@ the meaning of the records too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..core.records import decode_record
 from ..core.state import ColdLoad, Folded
@@ -101,14 +102,52 @@ async def verify_logs(
     `check_snapshot`, `check_record`, `check_listing` and `on_progress` are as for `verify`. In
     PostgreSQL the search index is compared with the logs, as far as they have been indexed.
     """
-    problems: list[Problem] = []
-    seen = conversations = 0
+    checks = _Checks(check_listing, check_snapshot, check_record)
     infos = await journal.list()
     listings, stale = await _listings(journal)
+    checked: dict[str, _Checked] = {}
     for done, info in enumerate(infos):
         on_progress(done, len(infos))
         name = info.conversation_id
+        checked[name] = await checks.check(journal, name, listings.get(name))
+    # The parts of a log are read one after the other. If it was deleted and begun anew in between,
+    # they do not fit each other; so only what a second reading finds too is a problem.
+    suspects = [name for name, one in checked.items() if one.problems]
+    if suspects:
+        listings, _ = await _listings(journal)
+        for name in suspects:
+            checked[name] = await checks.check(journal, name, listings.get(name))
+    problems = [problem for one in checked.values() for problem in one.problems]
+    if isinstance(journal, _HasWords):
+        found_none = "log {} has words in the index, but no conversation"
+        problems += [
+            Problem(None, 0, found_none.format(log)) for log in await journal.words_of_none()
+        ]
+    on_progress(len(infos), len(infos))
+    there = [one.records for one in checked.values() if one.records is not None]
+    return Verification(len(there), sum(there), tuple(problems), stale)
+
+
+class _Checked(NamedTuple):
+    """One reading of a log."""
+
+    records: int | None
+    """How many could be read; None if there is no such log any more."""
+    problems: Sequence[Problem]
+
+
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    """The further checks of a verification."""
+
+    listing: CheckListing | None
+    snapshot: CheckSnapshot | None
+    record: CheckRecord | None
+
+    async def check(self, journal: Journal, name: str, listing: Listing | None) -> _Checked:
+        """Read a log and the data derived from it, and compare them."""
         records: list[StoredRecord] = []
+        problems: list[Problem] = []
         words: LogWords | None = None
         try:
             # Read before the records: later records may not be in this reading of the index.
@@ -121,31 +160,22 @@ async def verify_logs(
             problems.append(Problem(name, error.seq, error.found))
             snapshot = words = None
         except ConversationNotFound:
-            continue  # deleted meanwhile
-        conversations += 1
-        seen += len(records)
+            return _Checked(None, ())  # deleted meanwhile
         if words is not None:
             problems += _problems_of_words(name, words, records)
         for record in records:
-            found = check_record(name, record) if check_record else None
+            found = self.record(name, record) if self.record else None
             if found is not None:
                 problems.append(Problem(name, record.seq, found))
-        if snapshot is not None and check_snapshot is not None:
-            found = check_snapshot(name, snapshot, iter(records[: snapshot.seq]))
+        if snapshot is not None and self.snapshot is not None:
+            found = self.snapshot(name, snapshot, iter(records[: snapshot.seq]))
             if found is not None:
                 problems.append(Problem(name, snapshot.seq, found))
-        listing = listings.get(name)
-        if listing is not None and listing.seq and check_listing is not None:
-            found = check_listing(name, listing, iter(records[: listing.seq]))
+        if listing is not None and listing.seq and self.listing is not None:
+            found = self.listing(name, listing, iter(records[: listing.seq]))
             if found is not None:
                 problems.append(Problem(name, listing.seq, found))
-    if isinstance(journal, _HasWords):
-        found_none = "log {} has words in the index, but no conversation"
-        problems += [
-            Problem(None, 0, found_none.format(log)) for log in await journal.words_of_none()
-        ]
-    on_progress(len(infos), len(infos))
-    return Verification(conversations, seen, tuple(problems), stale)
+        return _Checked(len(records), problems)
 
 
 def _problems_of_words(
