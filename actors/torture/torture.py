@@ -99,7 +99,8 @@ class Torture:
         self._server = server
         self._ports = Ports() if ports is None else ports
         self._name = self._ports.ids.new()[19:]
-        self._began_at = 0.0
+        self._began_at: float | None = None
+        """When its users began, since the servers were up."""
         self._written = 0
         self._tables = _tables_of(plan, self)
         self.is_settling = False
@@ -111,15 +112,18 @@ class Torture:
         plan = self.plan
         done = 0.0
         if plan.seconds is not None:
-            done = (self._ports.monotonic() - self._began_at) / plan.seconds
+            done = self._passed_s / plan.seconds
         if plan.messages is not None:
             done = max(done, self._written / (plan.messages * plan.users))
         return min(1.0, done)
 
+    @property
+    def _passed_s(self) -> float:
+        return 0.0 if self._began_at is None else self._ports.monotonic() - self._began_at
+
     async def run(self) -> None:
         """Torture the server, then read its logs. Raises `ServerLost`."""
         plan = self.plan
-        self._began_at = self._ports.monotonic()
         self.history.add(
             Began(
                 seed=plan.seed,
@@ -152,6 +156,7 @@ class Torture:
             raise self._lost
 
     async def _run(self, server: Server | None) -> None:
+        self._began_at = self._ports.monotonic()
         async with anyio.create_task_group() as group:
             if server is not None:
                 group.start_soon(self._disturb, server, group.cancel_scope)
@@ -172,7 +177,7 @@ class Torture:
             return False  # another protocol is spoken there, or we are not let in
         most = plan.messages
         return (most is None or user.written < most) and (
-            plan.seconds is None or self._ports.monotonic() - self._began_at < plan.seconds
+            plan.seconds is None or self._passed_s < plan.seconds
         )
 
     def new_room(self, number: int, protocol: Protocol) -> Room:

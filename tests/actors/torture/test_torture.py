@@ -15,7 +15,9 @@ from turnkeeper.actors.torture import torture
 from turnkeeper.actors.torture.checker import Verdict, check
 from turnkeeper.actors.torture.exchanges import Site
 from turnkeeper.actors.torture.history import Protocol
+from turnkeeper.actors.torture.server import Server
 from turnkeeper.actors.torture.torture import Plan, Torture
+from turnkeeper.runtime import Ports
 
 from .faults import AGENTS, ENGINES, WIRES, Wire, echo
 
@@ -64,6 +66,37 @@ async def test_nothing_is_found_at_a_server_without_a_log() -> None:
     assert verdict.findings == ()
     assert "read" not in verdict.totals
     assert verdict.totals["answered"] > 30
+
+
+class StartsSlowly(Server):
+    """Is up after an hour, by a clock that is moved."""
+
+    late_s = 0.0
+    is_ours = False
+
+    async def start(self) -> None:
+        self.late_s += 3_600.0
+
+
+async def test_the_time_of_a_run_begins_when_its_servers_are_up() -> None:
+    """Machines of a busy computer took most of a short run to start."""
+
+    def now() -> float:
+        return anyio.current_time() + server.late_s
+
+    with anyio.fail_after(3 * BOUND_S):
+        async with (
+            Conversations(echo(), journal=MemoryJournal()) as conversations,
+            served(gateway.app(conversations)) as address,
+        ):
+            ports, site = Ports(monotonic=now), Site(address)
+            server = StartsSlowly(site, ports)
+            plan = Plan(seed=5, users=2, seconds=3_600.0, messages=2)
+            run = Torture(plan, site, server=server, ports=ports)
+            assert run.progress == 0.0
+            await run.run()
+
+    assert run.history.counts["acknowledged"] > 0
 
 
 # --- that it bites -------------------------------------------------------------------------------
