@@ -147,7 +147,9 @@ RAW_SQLITE = Baseline(
     "has our settings (page size, cache, secure_delete, FULL, the length of the log), and one"
     " statement and one commit for each round of the conversations that write at once.",
     "it has no epoch, no chained checksums, no head for each conversation and no queue, and "
-    "its rows are prepared beforehand. With one writer, it has no hop between threads.",
+    "its rows are prepared beforehand. It has no lists: the first append of a conversation "
+    "here also writes its row in them, with up to nine indexes, and a run times some of these "
+    "appends. With one writer, it has no hop between threads.",
     "its groups have one row for each conversation; ours can be larger.",
 )
 SMALLEST = Baseline(
@@ -162,7 +164,9 @@ SMALLEST = Baseline(
 RAW_POSTGRES = Baseline(
     "Raw PostgreSQL",
     "one array insert for each commit, into a table with our keys, on the same server.",
-    "it checks no epoch, chains no checksums, and its rows are prepared beforehand.",
+    "it checks no epoch, chains no checksums, and its rows are prepared beforehand. It has no "
+    "lists: the first append of a conversation here also writes its row in them, with up to "
+    "nine indexes.",
     "it uses one connection and one statement, as we do; a COPY could be faster.",
 )
 BEST_PEER = Baseline(
