@@ -98,11 +98,13 @@ class ProviderModel(ABC, Generic[ClientT]):
         model: str,
         *,
         client: ClientT | None,
+        timeout_s: float | None,
         prices: Prices | None,
         settings: Mapping[str, object],
         ports: Ports,
     ) -> None:
         self.model = model
+        self._timeout_s = timeout_s
         self._client = client
         self._is_given = client is not None
         self._prices = prices
@@ -211,7 +213,7 @@ class ProviderModel(ABC, Generic[ClientT]):
             # The packages raise their own errors, and others for a missing key or an unknown
             # setting.
             raise self._explained(error) from error
-        stream = _Stream(self.model, response)
+        stream = _Stream(self.model, response, timeout_s=self._timeout_s, ports=self._ports)
         try:
             yield stream
         finally:
@@ -226,16 +228,42 @@ class _Stream:
     So `close` reads on instead, until the innermost ends, fails or is cancelled, which ends all.
     """
 
-    def __init__(self, model: str, response: ByteResponse) -> None:
+    def __init__(
+        self,
+        model: str,
+        response: ByteResponse,
+        *,
+        timeout_s: float | None = None,
+        ports: Ports = Ports(),
+    ) -> None:
         self._model = model
+        self._timeout_s = timeout_s
+        self._ports = ports
         self._response = response
         self._chunks = response.iter_bytes()
         self._sent = SentEvents()
         self._data: deque[str] = deque()
 
     async def next(self) -> JsonObject | None:
-        """Return the next event, None at the end; `ModelUnavailable` if the connection fails."""
+        """Return the next event, None at the end; `ModelUnavailable` if the connection fails.
+
+        Pings are passed over. The package's timeout ends a silence without them; a silence with
+        them ends at the first ping after the same time.
+        """
+        until = None if self._timeout_s is None else self._ports.monotonic() + self._timeout_s
+        while (event := await self._next_of_any_kind(until)) is not None:
+            if event.get("type") != "ping":
+                return event
+        return None
+
+    def _check_silence(self, until: float | None) -> None:
+        if until is not None and self._ports.monotonic() > until:
+            found = f"its stream had no event but pings for {self._timeout_s:g} s (Timeout)"
+            raise ModelUnavailable(self._model, found)
+
+    async def _next_of_any_kind(self, until: float | None) -> JsonObject | None:
         while not self._data:
+            self._check_silence(until)
             try:
                 chunk = await anext(self._chunks)
             except StopAsyncIteration:

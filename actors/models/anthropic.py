@@ -78,8 +78,9 @@ class AnthropicModel(ProviderModel[AsyncAnthropic]):
 
         `prices` are those of its tokens, for the cost of each call. `settings` are further fields
         of the request, such as `temperature` or `thinking`.
-        `timeout_s` is how long the provider may be silent, also in the middle of a stream; without
-        it the client's own timeout applies.
+        `timeout_s` is how long the provider may be silent, also in the middle of a stream, and how
+        long it may send nothing but pings; without it the client's own timeout applies, and pings
+        may go on.
         """
         check_number("max_tokens", max_tokens, "a whole number from 1 on", least=1, is_whole=True)
         if timeout_s is not None:
@@ -87,12 +88,12 @@ class AnthropicModel(ProviderModel[AsyncAnthropic]):
         super().__init__(
             model,
             client=None if client is None else _once(client, timeout_s),
+            timeout_s=timeout_s,
             prices=prices,
             settings=settings,
             ports=ports,
         )
         self._max_tokens = max_tokens
-        self._timeout_s = timeout_s
 
     @property
     def parameters(self) -> Mapping[str, object]:

@@ -84,19 +84,20 @@ class _OpenAIModel(ProviderModel[AsyncOpenAI]):
     ) -> None:
         """`settings` are further fields of the request, such as `temperature`.
 
-        `timeout_s` is how long the provider may be silent, also in the middle of a stream; without
-        it the client's own timeout applies.
+        `timeout_s` is how long the provider may be silent, also in the middle of a stream, and how
+        long it may send nothing but pings; without it the client's own timeout applies, and pings
+        may go on.
         """
         if timeout_s is not None:
             check_number("timeout_s", timeout_s, "seconds above 0, or None", above=0)
         super().__init__(
             model,
             client=None if client is None else _once(client, timeout_s),
+            timeout_s=timeout_s,
             prices=prices,
             settings=settings,
             ports=ports,
         )
-        self._timeout_s = timeout_s
 
     def _make_client(self) -> AsyncOpenAI:
         return _once(AsyncOpenAI(), self._timeout_s)

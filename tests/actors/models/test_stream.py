@@ -9,6 +9,7 @@ import pytest
 
 from turnkeeper.actors.models._streaming import _Stream
 from turnkeeper.actors.models.base import ModelUnavailable
+from turnkeeper.runtime import Ports
 
 pytestmark = pytest.mark.anyio
 
@@ -75,3 +76,37 @@ async def test_whatever_the_transport_raises_is_a_transient_failure_and_closes_i
         await stream.next()
     await stream.close()
     assert response.is_closed
+
+
+class Pinging(Response):
+    """An event a day, and pings each second in between."""
+
+    def __init__(self, ping: bytes, clock: list[float], pings: int) -> None:
+        super().__init__()
+        self._ping, self._clock, self._pings = ping, clock, pings
+
+    async def iter_bytes(self) -> AsyncIterator[bytes]:
+        for _ in range(2):
+            yield b'data: {"type": "text"}\n\n'
+            for _ in range(self._pings):
+                self._clock[0] += 1.0
+                yield self._ping
+
+
+@pytest.mark.parametrize("ping", [b": ping\n\n", b'event: ping\ndata: {"type": "ping"}\n\n'])
+async def test_a_provider_that_only_pings_is_unavailable_after_the_timeout(ping: bytes) -> None:
+    clock = [0.0]
+    ports = Ports(monotonic=lambda: clock[0])
+    stream = _Stream("m", Pinging(ping, clock, 100), timeout_s=10.0, ports=ports)
+    assert await stream.next() == {"type": "text"}
+    with pytest.raises(ModelUnavailable, match="no event but pings for 10 s"):
+        await stream.next()
+    assert clock[0] == 11.0
+    await stream.close()
+
+    for pings, timeout_s in ((9, 10.0), (100, None)):
+        response = Pinging(ping, clock, pings)
+        stream = _Stream("m", response, timeout_s=timeout_s, ports=ports)
+        events = [await stream.next() for _ in range(3)]
+        assert events == [{"type": "text"}, {"type": "text"}, None]
+        await stream.close()
