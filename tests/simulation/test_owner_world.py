@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from turnkeeper.actors.core.records import encode_record
-from turnkeeper.actors.events import TurnStartedEvent
+from turnkeeper.actors.events import ActionEvent
 from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.actors.simulation import Disk, Oracles, silent_logs
-from turnkeeper.actors.simulation._owner import _KINDS, OwnerWorld, _Effect
+from turnkeeper.actors.simulation._owner import _AT, _KINDS, OwnerWorld, _Effect
 from turnkeeper.runtime.testing import Simulation, Tape, simulate
 
 
@@ -81,28 +81,30 @@ def test_an_agent_that_was_cancelled_and_goes_on_here_begins_no_step(
     assert found == [False, True]
 
 
-def test_a_turn_that_breaks_a_rule_is_found_as_its_event_lands() -> None:
-    found: list[str | None] = []
-
+def test_a_rule_of_turns_and_calls_is_checked_as_each_event_lands() -> None:
     async def world(simulation: Simulation) -> None:
         disk = Disk(simulation)
-        oracles = Oracles(simulation, disk, queued_max=3)
-        started = [TurnStartedEvent(id=f"e{n}", turn_id="t1") for n in (1, 2)]
+        Oracles(simulation, disk, queued_max=3)  # it watches the disk, and is not told of an end
         async with MemoryJournal(disk.store) as journal:
             epoch = (await journal.claim("c1")).epoch
-            for seq, event in enumerate(started, 1):
+            for seq in (1, 2):
+                call = ActionEvent(
+                    id=f"e{seq}",
+                    timestamp=_AT,
+                    tool_call_id="call",
+                    tool_name="act",
+                    llm_response_id="r1",
+                )
                 await journal.append(
                     "c1",
-                    [encode_record(event)],
+                    [encode_record(call)],
                     epoch=epoch,
                     expected_seq=seq,
-                    is_unfinished=True,
+                    is_unfinished=False,
                 )
-                broken = simulation.first_broken
-                found.append(None if broken is None else broken.invariant)
-        assert oracles.running("c1") is not None
 
-    with silent_logs():
-        simulate(world, is_told=False)
+    run = simulate(world, is_told=False)
 
-    assert found == [None, "T3"]
+    assert run.broken is not None
+    assert run.broken.invariant == "T1"
+    assert "a call id twice" in run.broken.detail
