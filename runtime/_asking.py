@@ -36,7 +36,7 @@ class Party(Protocol):
     asking: dict[Ask, Party] | None
     """The asks that its handlers wait for, and whom they ask; made at first use."""
 
-    def is_below(self, other: Party) -> bool:
+    def is_below(self, other: object) -> bool:
         """True if the other is its parent, its parent's parent, and so on."""
 
 

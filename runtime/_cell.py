@@ -900,7 +900,7 @@ class Cell(Mailbox):
         """The incarnation that it is below; None if it is below the runtime alone."""
         return self.parent.within
 
-    def is_below(self, other: Party) -> bool:
+    def is_below(self, other: object) -> bool:
         """True if the other is its parent, its parent's parent, and so on."""
         life = self.within
         while life is not None and life.place is not other:

@@ -68,7 +68,7 @@ class Scope(Protocol):
         error: BaseException | None,
         traceback: TracebackType | None,
         /,
-    ) -> bool | None: ...
+    ) -> bool: ...
 
 
 class Scheduler(ABC, Generic[Entry]):

@@ -938,6 +938,8 @@ class Exiting(Actor):
                 return close_later()
             case "in a group":
                 return close_one_of_several()
+            case _:
+                pass
         return None
 
 

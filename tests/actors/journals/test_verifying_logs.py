@@ -30,6 +30,9 @@ class Exchanging(MemoryJournal):
 
     behind: str | None = None
 
+    def exchange_behind(self, read: str) -> None:
+        self.behind = read
+
     async def page(self, query: ListQuery) -> ListPage:
         page = await super().page(query)
         await self._exchange("page")
@@ -52,7 +55,7 @@ class Exchanging(MemoryJournal):
 async def test_a_log_that_is_begun_anew_between_two_reads_is_no_problem(behind: str) -> None:
     async with Exchanging() as journal:
         await write(journal, named(team_story(3)))
-        journal.behind = behind
+        journal.exchange_behind(behind)
         report = await verify_logs(
             journal,
             check_listing=check_listing,
