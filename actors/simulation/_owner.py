@@ -1223,7 +1223,7 @@ async def _not_known(_: ActionEvent) -> ToolResult:
     return ToolResult("it may have happened", may_have_happened=True)
 
 
-_RARE = (0, 1)
+_RARE = (0, 0, 2)
 _SOME = (0, 1, 2)
 _KINDS: Sequence[tuple[str, Sequence[int]]] = (
     ("send", (2, 1, 3)),
