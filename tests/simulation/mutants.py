@@ -380,8 +380,8 @@ PROMISES = [
         "the newest event id is taken for the largest",
         Folded,
         "fold",
-        "if event.id > self.event_id_max:",
-        "if event.id:",
+        "if event_id > self.event_id_max:",
+        "if event_id:",
         test="tests/actors/owner/test_loop.py::"
         "test_an_event_older_than_memory_is_known_though_one_with_a_smaller_id_came_after_it",
     ),
