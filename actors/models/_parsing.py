@@ -97,6 +97,11 @@ class SentEvents:
         self._rest = b""
         self._data: list[bytes] = []
 
+    @property
+    def is_within_event(self) -> bool:
+        """True if a part of an event has come, or of a line."""
+        return bool(self._rest or self._data)
+
     def feed(self, chunk: bytes) -> Iterator[str]:
         # By hand: the HTTP client uses `str.splitlines`, which also splits at characters that JSON
         # text may hold unescaped, such as U+2028.

@@ -9,6 +9,7 @@ warns about each of them.
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -233,8 +234,8 @@ class _Stream:
         model: str,
         response: ByteResponse,
         *,
-        timeout_s: float | None = None,
-        ports: Ports = Ports(),
+        timeout_s: float | None,
+        ports: Ports,
     ) -> None:
         self._model = model
         self._timeout_s = timeout_s
@@ -250,20 +251,19 @@ class _Stream:
         Pings are passed over. The package's timeout ends a silence without them; a silence with
         them ends at the first ping after the same time.
         """
-        until = None if self._timeout_s is None else self._ports.monotonic() + self._timeout_s
+        limit_s = math.inf if self._timeout_s is None else self._timeout_s
+        until = self._ports.monotonic() + limit_s
         while (event := await self._next_of_any_kind(until)) is not None:
             if event.get("type") != "ping":
                 return event
         return None
 
-    def _check_silence(self, until: float | None) -> None:
-        if until is not None and self._ports.monotonic() > until:
-            found = f"its stream had no event but pings for {self._timeout_s:g} s (Timeout)"
-            raise ModelUnavailable(self._model, found)
-
-    async def _next_of_any_kind(self, until: float | None) -> JsonObject | None:
+    async def _next_of_any_kind(self, until: float) -> JsonObject | None:
         while not self._data:
-            self._check_silence(until)
+            # An event may take longer than that to come; it is no silence.
+            if not self._sent.is_within_event and self._ports.monotonic() > until:
+                found = f"its stream had no event but pings for {self._timeout_s:g} s (Timeout)"
+                raise ModelUnavailable(self._model, found)
             try:
                 chunk = await anext(self._chunks)
             except StopAsyncIteration:

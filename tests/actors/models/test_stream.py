@@ -38,7 +38,7 @@ class Response:
 
 async def test_a_stream_that_is_left_while_more_may_come_is_unwound_and_closed() -> None:
     response = Response()
-    stream = _Stream("m", response)
+    stream = _Stream("m", response, timeout_s=None, ports=Ports())
     assert await stream.next() == {}
 
     await stream.close()
@@ -49,13 +49,13 @@ async def test_a_stream_that_is_left_while_more_may_come_is_unwound_and_closed()
 
 async def test_a_stream_that_was_never_read_is_closed() -> None:
     response = Response()
-    await _Stream("m", response).close()
+    await _Stream("m", response, timeout_s=None, ports=Ports()).close()
     assert response.is_closed
 
 
 async def test_a_cancellation_between_two_events_does_not_keep_it_open() -> None:
     response = Response()
-    stream = _Stream("m", response)
+    stream = _Stream("m", response, timeout_s=None, ports=Ports())
     with anyio.CancelScope() as scope:
         try:
             await stream.next()
@@ -70,7 +70,7 @@ async def test_a_cancellation_between_two_events_does_not_keep_it_open() -> None
 
 async def test_whatever_the_transport_raises_is_a_transient_failure_and_closes_it() -> None:
     response = Response(OSError("gone"))
-    stream = _Stream("m", response)
+    stream = _Stream("m", response, timeout_s=None, ports=Ports())
     await stream.next()
     with pytest.raises(ModelUnavailable, match="OSError: gone"):
         await stream.next()
@@ -110,3 +110,30 @@ async def test_a_provider_that_only_pings_is_unavailable_after_the_timeout(ping:
         events = [await stream.next() for _ in range(3)]
         assert events == [{"type": "text"}, {"type": "text"}, None]
         await stream.close()
+
+
+class Slow(Response):
+    """One event, in chunks that come a second apart."""
+
+    def __init__(self, clock: list[float], event: bytes) -> None:
+        super().__init__()
+        self._clock, self._event = clock, event
+
+    async def iter_bytes(self) -> AsyncIterator[bytes]:
+        for place in range(len(self._event)):
+            self._clock[0] += 1.0
+            yield self._event[place : place + 1]
+
+
+@pytest.mark.parametrize(
+    "event", [b'data: {"type": "text"}\n\n', b'data: {\ndata: "type": "text"}\n\n']
+)
+async def test_an_event_that_takes_longer_than_the_timeout_to_come_is_no_silence(
+    event: bytes,
+) -> None:
+    clock = [0.0]
+    ports = Ports(monotonic=lambda: clock[0])
+    stream = _Stream("m", Slow(clock, event), timeout_s=10.0, ports=ports)
+    assert await stream.next() == {"type": "text"}
+    assert clock[0] > 20.0
+    await stream.close()
