@@ -199,12 +199,17 @@ class Folded:
     def running_turn_events(self) -> tuple[str, ...] | None:
         """Return the running turn's events in the view; None if a part of it is forgotten.
 
-        A rollback retracts them, once the turn has no call open.
+        A rollback retracts them, once the turn has no call open. A system prompt that was appended
+        with the turn's id stays.
         """
         running = self.turns.running
         if running is None or running.turn_id in self.condensed_turns:
             return None
-        return tuple(event.id for event in self._view.events if event.turn_id == running.turn_id)
+        return tuple(
+            event.id
+            for event in self._view.events
+            if event.turn_id == running.turn_id and not isinstance(event, SystemPromptEvent)
+        )
 
     def is_condensed_from(self, index: int) -> bool:
         """True if a condensation has forgotten events of the view from this index on."""

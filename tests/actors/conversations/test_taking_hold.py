@@ -425,6 +425,20 @@ async def test_undo_leaves_a_system_prompt_that_was_appended_with_the_turns_id(
         assert view == [prompt]
 
 
+async def test_a_rollback_leaves_a_system_prompt_that_was_appended_with_the_turns_id() -> None:
+    agent = StepAgent()
+    agent.hold("A thinks")
+    async with verified(agent, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        turn = await chat.send("A")
+        await agent.reached["A thinks"].wait()
+        prompt = SystemPromptEvent(content="be kind", turn_id=turn.turn_id)
+        await chat.append(prompt)
+        await (await chat.send("B", on_overlap="rollback")).end()
+        assert (await turn.end()).outcome == "rolled_back"
+        assert [event for event in await chat.view() if event.turn_id == turn.turn_id] == [prompt]
+
+
 async def test_the_code_on_the_page_about_turns_does_what_the_page_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
