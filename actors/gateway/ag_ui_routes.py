@@ -41,7 +41,7 @@ from .ai_sdk import NAMELESS
 from .bodies import PART_RULE, Given, MayByBody
 from .faults import invalid_id, unusable
 from .names import ID_LENGTH_MAX, Cursor
-from .problems import OWN, ProblemRaised, once_it_happened, problem_of
+from .problems import OWN, ProblemRaised, once_it_happened
 from .replies import EventStream, Feed, Write
 from .runs import RUN_ID, run_id_of
 from .service import ConversationCaller, Reading
@@ -361,7 +361,7 @@ def _feed(caller: ConversationCaller, turn: Turn, events: RunEvents) -> Feed:
             try:
                 await _write_run(caller, turn, events, write)
             except TurnkeeperError as error:
-                problem = problem_of(error)[0]
+                problem = caller.service.told(error)[0]
                 # Without an id it is not part of the run, which goes on when the client reconnects.
                 origin = events.origin or Cursor(turn.seq, turn.message_id)
                 is_over = problem.retry_after_s is None

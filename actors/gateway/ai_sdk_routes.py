@@ -38,7 +38,6 @@ from .ai_sdk import NAMELESS, TurnChunks, is_client_id, next_version
 from .bodies import PART_RULE, Given, MayByBody
 from .faults import invalid_id, unusable
 from .names import ID_LENGTH_MAX
-from .problems import problem_of
 from .replies import EventStream, Feed, Write, json_reply
 from .service import ConversationCaller, Reading, Writing
 from .wire import sse
@@ -247,7 +246,7 @@ def _feed(
             try:
                 await _Writing(caller, write, answered).write_turn(turn)
             except TurnkeeperError as error:
-                problem = problem_of(error)[0]
+                problem = caller.service.told(error)[0]
                 await write(sse({"type": "error", "errorText": problem.name}))
             await write(b"data: [DONE]\n\n")
 

@@ -38,7 +38,7 @@ from .guard import LOOPBACK_HOSTS, Guard
 from .inspection import inspection
 from .limits import GatewayLimits
 from .pages import pages
-from .problems import OWN, ProblemRaised, problem_of
+from .problems import OWN, ProblemRaised
 from .replies import EventStream, problem_reply
 from .routes import EVENT_SOURCES, health, router, wants_page
 from .service import Service
@@ -178,11 +178,10 @@ def _may_write(scope: Scope) -> bool:
 
 async def _told(request: Request, error: Exception) -> Response:
     assert isinstance(error, TurnkeeperError), error
-    problem, facts = problem_of(error)
+    service: Service = request.app.state.service
+    problem, facts = service.told(error)
     if isinstance(error, InvalidInput):
         facts = {**facts, **argument_faults(error, request)}
-    service: Service = request.app.state.service
-    service.warn_of_journal(error)
     return problem_reply(problem, facts)
 
 

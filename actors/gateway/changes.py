@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from turnkeeper.runtime import TurnkeeperError
 
-from .problems import problem_of
 from .replies import Feed, Write
 from .service import Service
 from .wire import Json, sse
@@ -37,7 +36,7 @@ def feed_changes(service: Service, look: Look, *, live: bool) -> Feed:
                 try:
                     why = await _write_changes(service, look, write, live=live)
                 except TurnkeeperError as error:
-                    why = problem_of(error)[0].name
+                    why = service.told(error)[0].name
         await write(sse({"why": why}, event="end"))
 
     return feed

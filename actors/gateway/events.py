@@ -14,7 +14,7 @@ from turnkeeper.runtime import TurnkeeperError
 from ..errors import ConversationDeleted
 from ..events import ConversationChangedEvent, LoggedEvent, TextDelta
 from .names import Cursor
-from .problems import OWN, ProblemRaised, problem_of
+from .problems import OWN, ProblemRaised
 from .replies import Feed, Write
 from .service import ConversationCaller
 from .wire import logged_json, sse
@@ -42,8 +42,7 @@ def feed_events(caller: ConversationCaller, cursor: Cursor, *, pieces: bool, liv
             except ConversationDeleted:
                 why = "conversation-deleted"
             except TurnkeeperError as error:
-                why = problem_of(error)[0].name
-                caller.service.warn_of_journal(error)
+                why = caller.service.told(error)[0].name
             if why in ("gone", "conversation-deleted"):
                 await write(sse({"cursor": str(cursor)}, event="gone"))
             await _end(write, why)

@@ -8,7 +8,7 @@ So a route that names no action does not get a conversation at all.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
@@ -60,7 +60,7 @@ from .names import (
     stored_id,
     wire_id,
 )
-from .problems import OWN, ProblemRaised
+from .problems import OWN, Problem, ProblemRaised, problem_of
 from .runs import Runs
 
 __all__ = [
@@ -80,7 +80,8 @@ __all__ = [
 T = TypeVar("T")
 
 WARN_EVERY_S = 60.0
-"""Within this time, an error of the journal is not logged again, unless another one came since."""
+"""Within this time, an error of the journal is logged once, and `WARNINGS_MAX` different ones."""
+WARNINGS_MAX = 20
 
 _PRINCIPAL = "turnkeeper.principal"
 """The key under which a request's scope has its principal, once that is known."""
@@ -158,9 +159,8 @@ class Service:
         self._authenticate = authenticate
         self._authorize = authorize
         self._share = share
-        self._warned_of = ""
-        """The text of the journal's error that was logged last."""
-        self._warns_again_at = 0.0
+        self._warned: dict[str, float] = {}
+        """The errors of the journal that were logged of late, and when each may be again."""
         self._rates = Rates(
             ports.monotonic, per_s=limits.requests_per_s, burst=limits.requests_at_once
         )
@@ -169,16 +169,20 @@ class Service:
         """Return the lock that serializes the requests with one run id of AG-UI."""
         return self._run_locks.setdefault((conversation_id, run_id), anyio.Lock())
 
-    def warn_of_journal(self, error: TurnkeeperError) -> None:
-        """Log an error of the journal, which a client is told in general words only.
+    def told(self, error: TurnkeeperError) -> tuple[Problem, Mapping[str, object]]:
+        """Return the problem that a client is told of, and its facts.
 
-        While the same error goes on, it is logged once in `WARN_EVERY_S`.
+        A client is told of the journal in general words only, so an error of it is logged.
         """
-        if not isinstance(error, JournalRefused | JournalUnavailable | CorruptLog):
-            return
+        if isinstance(error, JournalRefused | JournalUnavailable | CorruptLog):
+            self._warn(error)
+        return problem_of(error)
+
+    def _warn(self, error: TurnkeeperError) -> None:
         now = self.ports.monotonic()
-        if str(error) != self._warned_of or now >= self._warns_again_at:
-            self._warned_of, self._warns_again_at = str(error), now + WARN_EVERY_S
+        self._warned = {text: until for text, until in self._warned.items() if now < until}
+        if str(error) not in self._warned and len(self._warned) < WARNINGS_MAX:
+            self._warned[str(error)] = now + WARN_EVERY_S
             log_unavailable("journal cannot be used", error)
 
     async def identify(self, request: HTTPConnection) -> Principal | None:

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import anyio
 import httpx
@@ -15,9 +16,11 @@ from tests.actors.conversations.worlds import HeldAgent
 from tests.browser.stories import BEGAN, Story, refund_story, research_story, team_story
 from turnkeeper.actors import Conversations, MemoryJournal, SQLiteJournal, gateway
 from turnkeeper.actors.core.state import Folded
+from turnkeeper.actors.errors import CorruptLog
 from turnkeeper.actors.gateway import history
+from turnkeeper.actors.gateway.changes import feed_changes
 from turnkeeper.actors.gateway.pages import _pages
-from turnkeeper.actors.gateway.service import WARN_EVERY_S
+from turnkeeper.actors.gateway.service import WARN_EVERY_S, WARNINGS_MAX
 from turnkeeper.actors.journal import Journal, StoredRecord
 from turnkeeper.runtime import Ports
 
@@ -259,6 +262,39 @@ async def test_a_file_that_is_away_is_told_to_clients_as_such_and_once_in_the_lo
         away.rename(path)
 
         assert (await client.get("team-standup")).status_code == 200
+
+
+async def test_errors_of_the_journal_that_take_turns_are_logged_once_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    written: list[bytes] = []
+
+    async def write(piece: bytes) -> None:
+        await anyio.lowlevel.checkpoint()
+        written.append(piece)
+
+    async with reading(MemoryJournal(), ports=Ports(monotonic=clock)) as (_, app):
+        service = app._service
+
+        async def fails(number: int) -> None:
+            async def look() -> NoReturn:
+                await anyio.lowlevel.checkpoint()
+                raise CorruptLog(f"c{number}", 1, "the record is missing")
+
+            await feed_changes(service, look, live=True)(write)
+
+        for _ in range(3):
+            for number in range(2):
+                await fails(number)
+        assert b"corrupt-log" in written[-1]
+        assert sum("journal cannot be used" in line for line in caplog.messages) == 2
+        for number in range(2 * WARNINGS_MAX):
+            await fails(number)
+        assert sum("journal cannot be used" in line for line in caplog.messages) == WARNINGS_MAX
+        clock.now += WARN_EVERY_S
+        await fails(0)
+        assert sum("journal cannot be used" in line for line in caplog.messages) == WARNINGS_MAX + 1
 
 
 class Clock:
