@@ -111,7 +111,7 @@ async def verify_logs(
         name = info.conversation_id
         checked[name] = await checks.check(journal, name, listings.get(name))
     # The parts of a log are read one after the other. If it was deleted and begun anew in between,
-    # they do not fit each other; so only what a second reading finds too is a problem.
+    # they do not fit each other. So a log with a problem is read again, and that reading counts.
     suspects = [name for name, one in checked.items() if one.problems]
     if suspects:
         listings, _ = await _listings(journal)

@@ -391,7 +391,9 @@ def refuse_replaced(path: Path, cause: Exception) -> None:
     For a file that a process has open for writing: repairing the file would not help, since the
     commits are in the file and the log that this process opened.
     """
-    if not is_log_of(path) and not is_log_of(path):
+    with refusals(path):
+        is_replaced = not is_log_of(path) and not is_log_of(path)
+    if is_replaced:
         raise JournalRefused(
             f"{path} is not whole: it, or the write-ahead log beside it, was replaced while a "
             "process had it open for writing; nothing was changed; end that process, then put both "
