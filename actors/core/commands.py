@@ -507,7 +507,10 @@ class RepairView(Message[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Recover(Message[None]):
-    """End the turn that the previous owner left unfinished; the first command of every owner."""
+    """End the turn that the previous owner left, or start the one that waits.
+
+    The first command of every owner, and one that it gives itself when a message can go on.
+    """
 
     enforced_away: tuple[str, ...] = ()
     """The events that enforcement took from the view of a log from elsewhere."""

@@ -545,9 +545,8 @@ class ConversationActor(Actor[Command | Query]):
             case Append(event=event) if taken.known_event is None:
                 taken.known_event = self._find_decided((event.id,), decided).get(event.id)
             case AppendAll(events=events):
-                ids = [event.id for event in events]
-                here = self._find_decided(ids, decided)
-                taken.known_events = {**taken.known_events, **here}
+                if here := self._find_decided([event.id for event in events], decided):
+                    taken.known_events = {**taken.known_events, **here}
             case Change(change_id=str(change_id)) if taken.known_event is None:
                 taken.known_event = self._find_decided((change_id,), decided).get(change_id)
             case _:
@@ -591,16 +590,12 @@ class ConversationActor(Actor[Command | Query]):
     def _decide(self, batch: Sequence[_Taken]) -> Sequence[_Taken]:
         self._working.draining = self._setup.drain.messages
         decided: list[_Taken] = []
-        turns, admission = self._working.state.turns, self._working.state.admission
+        turns = self._working.state.turns
         for taken in batch:
             self._decide_one(taken, decided)
-            if (
-                turns.queued
-                and turns.running is None
-                and not (turns.is_paused or self._working.draining or admission.open_calls)
-            ):
-                # It waited behind a call that was appended by hand, and answered just now. Messages
-                # that wait so are those that came while an earlier owner was drained.
+            if turns.queued and turns.running is None:
+                # A message came while an earlier owner was drained, and waits behind a call that
+                # was appended by hand. Once that is answered, its turn starts, before any other.
                 recover = Recover(enforced_away=())
                 self._decide_one(_Taken(recover, taken.now, self._setup.ports.ids.block()), decided)
         return decided
