@@ -8,6 +8,7 @@ to know the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Literal
 
 from turnkeeper.runtime import OutcomeUnknown, OwnershipLost, Refused, Unavailable
@@ -136,14 +137,18 @@ class MessageIdConflict(Refused):
 class EventIdConflict(Refused):
     """These event ids are in the log already, and not as they were given; nothing was written.
 
-    Their events have other content, or only some of those given together are there.
+    Their events have other content there, or another order, or only some of those given together
+    are there. `seqs` has the seq of each.
     """
 
     def __init__(self, conversation_id: str, seqs: Mapping[str, int]) -> None:
-        known = ", ".join(f"{event_id} at seq {seq}" for event_id, seq in seqs.items())
+        shown = [f"{event_id} at seq {seq}" for event_id, seq in islice(seqs.items(), 3)]
+        known, left_out = ", ".join(shown), len(seqs) - len(shown)
+        more = f" and {left_out} more" if left_out else ""
         super().__init__(
-            f"append refused on conversation {conversation_id}: already in the log: {known}; "
-            "nothing was written; use new ids"
+            f"append refused on conversation {conversation_id}: already in the log, and not as "
+            f"given: {known}{more}; nothing was written; leave out those that are meant to be the "
+            "same, and use new ids for the others"
         )
         self.conversation_id = conversation_id
         self.seqs = dict(seqs)

@@ -793,7 +793,7 @@ def is_interruption(error: BaseException) -> bool:
 
     These are cancellations, interrupts and ends of the program, groups that hold one of them, and
     the closing of a coroutine. Any other error is a failure, even if it is no `Exception`: a panic
-    of an extension module, for example.
+    of an extension module, for example. Call it as `is_closing`: in the coroutine that waits.
     """
     kinds = (anyio.get_cancelled_exc_class(), KeyboardInterrupt, SystemExit)
     if isinstance(error, BaseExceptionGroup):
@@ -806,6 +806,7 @@ def is_closing(error: BaseException) -> bool:
 
     Python then raises `GeneratorExit` anew in each coroutine that waits for another. One that came
     out of a call has the frames of that call in its traceback: it is a failure of what was called.
+    So call this in the coroutine that waits, and not in a context manager made of a generator.
     """
     trace = error.__traceback__
     return isinstance(error, GeneratorExit) and (trace is None or trace.tb_next is None)

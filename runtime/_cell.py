@@ -901,7 +901,6 @@ class Cell(Mailbox):
         return self.parent.within
 
     def is_below(self, other: object) -> bool:
-        """True if the other is its parent, its parent's parent, and so on."""
         life = self.within
         while life is not None and life.place is not other:
             life = life.place.within

@@ -375,7 +375,8 @@ class Conversation:
 
         For events that belong together, which may include retractions; otherwise as `append`. A
         chat message here must have no `message_id`. Appending the same events again writes nothing
-        and returns `Duplicate`; if the log has only some of them, `EventIdConflict` is raised.
+        and returns `Duplicate`; if the log has only some of them, or in another order,
+        `EventIdConflict` is raised.
         Returns the seq of the last event; without events, the end of the log as its owner in this
         process knows it.
         """

@@ -19,6 +19,7 @@ ANSWER_LENGTH_MAX = 4 << 20
 
 
 LABEL_NAME_LENGTH_MAX = 256
+"""The most that `label_name_length_max` can be, so that every journal can index a name."""
 
 _FROM_NONE = ("finished_calls_max", "files_max", "file_bytes_max", "labels_max")
 

@@ -154,7 +154,12 @@ TABLE: Mapping[str, Problem] = {
         "a file is too large; nothing was written; send the address of a file kept elsewhere",
         facts=("size", "file_bytes_max"),
     ),
-    "EventIdConflict": Problem(409, "event-id-conflict", "use new event ids", facts=("seqs",)),
+    "EventIdConflict": Problem(
+        409,
+        "event-id-conflict",
+        "these event ids are in the log, and not as given; nothing was written; use new event ids",
+        facts=("seqs",),
+    ),
     "AdmissionRefused": Problem(
         409, "not-admitted", "the log, as it is now, does not admit this event"
     ),

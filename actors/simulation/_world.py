@@ -726,8 +726,10 @@ class _Run:
         self.oracles.check_end()
 
     def _look(self) -> None:
-        """After every step: strike now and then at sensitive moments, or when a strike is due."""
-        # This runs before every step: it avoids calls.
+        """Strike now and then at sensitive moments, or when a strike is due.
+
+        It runs before every step, so it avoids calls.
+        """
         steps = self.simulation.scheduler.steps
         if steps >= self._looks_at_time:
             self._look_at_time(steps)

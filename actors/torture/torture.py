@@ -100,7 +100,7 @@ class Torture:
         self._ports = Ports() if ports is None else ports
         self._name = self._ports.ids.new()[19:]
         self._began_at: float | None = None
-        """When its users began, since the servers were up."""
+        """When its users began; None until the servers are up."""
         self._written = 0
         self._tables = _tables_of(plan, self)
         self.is_settling = False

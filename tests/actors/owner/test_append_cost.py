@@ -38,9 +38,7 @@ WAITING = 400
 class Cost(NamedTuple):
     """The mean cost of an append.
 
-    On trio, 490 of the opcodes are of the shuffling of tasks, which only tests have it do. Over
-    SQLite, where a commit takes no switch of tasks, an append takes 250 more on trio than on
-    asyncio.
+    On trio, a tenth of the opcodes are of the shuffling of tasks, which only tests have it do.
     """
 
     opcodes: float
