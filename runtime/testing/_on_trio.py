@@ -3,7 +3,8 @@
 Trio lets a test suite make each batch of runnable tasks deterministic, by a flag and a generator
 that shuffles the batch. This module takes the place of that generator for one run. It leaves one
 task in the batch, and after each step of a task it puts the next one there, so that trio does not
-look for I/O between two steps. Its clock jumps to the next deadline when no task can run.
+look for I/O between two steps. Its clock jumps to the next deadline when no task can run. The
+generator is one for the whole process, so the loops of other threads are given trio's own.
 
 These names are private to trio. Only `find_trio_parts` looks them up; it raises an error that names
 the missing ones if trio has changed.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sized
 from contextlib import AbstractAsyncContextManager
@@ -36,6 +38,8 @@ __all__ = ["TrioScheduler", "find_trio_parts"]
 
 _REAL_WAIT_S = 3_600.0
 """How long trio may wait for I/O when something other than the clock will wake a task."""
+_HAS_GENERATOR = threading.RLock()
+"""Held during a run. Runs of several threads take turns: each has the place of the generator."""
 
 
 class TrioParts(NamedTuple):
@@ -108,17 +112,22 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
         self._places: list[trio.lowlevel.Task] = []
         """Trio's batch: it steps whatever is put here."""
         self._error: Exception | None = None
+        self._thread = 0
+        self._others: Any = None
+        """Trio's generator, for the loops of other threads."""
 
     def run(self, simulation: Simulation, world: Callable[[Simulation], Awaitable[None]]) -> None:
         self.simulation = simulation
         module: Any = self._parts.module  # its names are set here, which its types forbid
-        before = module._ALLOW_DETERMINISTIC_SCHEDULING, module._r  # noqa: SLF001 - found above
-        module._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
-        module._r = self  # noqa: SLF001
-        try:
-            trio.run(simulation.run, world, clock=self, instruments=[self])
-        finally:
-            module._ALLOW_DETERMINISTIC_SCHEDULING, module._r = before  # noqa: SLF001
+        with _HAS_GENERATOR:
+            before = module._ALLOW_DETERMINISTIC_SCHEDULING, module._r  # noqa: SLF001 - found above
+            self._thread, self._others = threading.get_ident(), module._r  # noqa: SLF001
+            module._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
+            module._r = self  # noqa: SLF001
+            try:
+                trio.run(simulation.run, world, clock=self, instruments=[self])
+            finally:
+                module._ALLOW_DETERMINISTIC_SCHEDULING, module._r = before  # noqa: SLF001
         if self._runner is None:
             raise SimulatorUnsupported("trio did not ask the simulator which task to run next")
 
@@ -179,6 +188,9 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
 
     def shuffle(self, batch: list[trio.lowlevel.Task]) -> None:
         """Leave one task in the batch. Trio calls this when it has looked for I/O."""
+        if threading.get_ident() != self._thread:
+            self._others.shuffle(batch)
+            return
         if self._runner is None:
             self._meet(self._parts.context.runner)
         if self._error is not None:
@@ -203,10 +215,12 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
 
     def random(self) -> float:
         """Return a number that trio does not use when the flag is set."""
-        return 0.0
+        return 0.0 if threading.get_ident() == self._thread else float(self._others.random())
 
-    def uniform(self, low: float, high: float) -> float:  # noqa: ARG002 - as `random`
-        return low
+    def uniform(self, low: float, high: float) -> float:
+        if threading.get_ident() == self._thread:
+            return low  # not used either
+        return float(self._others.uniform(low, high))
 
     # --- trio's instrument -----------------------------------------------------------------------
 

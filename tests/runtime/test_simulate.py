@@ -6,7 +6,9 @@ import contextlib
 import gc
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,6 +210,45 @@ def test_a_call_from_another_thread_comes_before_the_time_jumps() -> None:
 
     simulate(world).check()
     assert seen == [1.0, 3.0]
+
+
+def test_the_loop_of_another_thread_keeps_its_tasks_and_takes_none() -> None:
+    has_passed, is_over = threading.Event(), threading.Event()
+
+    async def pass_on() -> None:
+        while not is_over.is_set():
+            await trio.lowlevel.checkpoint()
+            has_passed.set()
+
+    async def world(simulation: Simulation) -> None:
+        for _ in range(3):
+            has_passed.clear()
+            simulation.require(has_passed.wait(timeout=60), "passed", "the other loop has stopped")
+            await anyio.lowlevel.checkpoint()
+
+    other = threading.Thread(target=trio.run, args=(pass_on,), daemon=True)
+    other.start()
+    try:
+        simulate(world, backend="trio").check()
+    finally:
+        is_over.set()
+        other.join(timeout=60)
+    assert not other.is_alive()
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_simulations_in_several_threads_are_those_of_one(backend: Backend) -> None:
+    async def world(simulation: Simulation) -> None:
+        async with anyio.create_task_group() as tasks:
+            for count in range(1, 6):
+                tasks.start_soon(_steps, count)
+
+    def trace(seed: int) -> object:
+        return simulate(world, seed=seed, backend=backend).trace
+
+    alone = [trace(seed) for seed in range(40)]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(trace, range(40))) == alone
 
 
 def test_threads_and_blocking_calls_are_tasks_in_virtual_time() -> None:
