@@ -223,6 +223,11 @@ class _Effect(Effect):
         self._process = process
 
     @property
+    def unstarted(self) -> Sequence[str]:
+        """The calls that the agent of a turn is told to start."""
+        return cast("Sequence[str]", cast("partial[Any]", self.run).args[1]) if self.turn_id else ()
+
+    @property
     def is_cancelled(self) -> bool:
         return self.is_done
 
@@ -961,8 +966,7 @@ class OwnerWorld:
             started = [e.turn_id for e in self.oracles.events(_NAME) if e.kind == "turn_started"]
             if effect.turn_id not in started:
                 self._broken("C1", f"turn {effect.turn_id} starts, and is not in the log")
-        unstarted = cast("partial[Any]", effect.run).args[1]
-        due = self.oracles.open_calls(_NAME) - {*unstarted, *self.oracles.tools.started}
+        due = self.oracles.open_calls(_NAME) - {*effect.unstarted, *self.oracles.tools.started}
         for call in sorted(due):
             if process.owner is not None and self._confirmed.get(call) is process.owner:
                 self._broken("T16", f"call {call}")
@@ -986,9 +990,8 @@ class OwnerWorld:
                 # As `ConversationActor` does, with no await before the agent's first.
                 owner.check_lease()
                 running = owner.running_turn(effect.turn_id)
-                unstarted = cast("partial[Any]", effect.run).args[1]
                 epoch = owner._working.epoch  # noqa: SLF001 - as it is given to the real one
-                effect.turn = TurnContext(_NAME, running.turn_id, epoch, owner, unstarted)
+                effect.turn = TurnContext(_NAME, running.turn_id, epoch, owner, effect.unstarted)
                 self.oracles.agent_begins(_NAME, effect.turn_id)
                 await self._take_up(process, effect.turn)
                 return
@@ -1068,6 +1071,8 @@ class OwnerWorld:
             self._check_step_begins(process, effect)
         if self._stands_still and self.simulation.chance("stands still", 0.3):
             await self._take_over(process, "lease")
+        if effect.is_done:  # its owner has ended, and so it was cancelled
+            return
         for action in actions:
             await turn.run_calls([action], partial(self._run_call, process))
 
@@ -1105,6 +1110,8 @@ class OwnerWorld:
         """Tell the owner that the agent has returned or raised; its run is over."""
         owner = process.owner
         effect.is_done = True
+        for call in effect.unstarted:  # it was to start them, and does not
+            self._confirmed.pop(call, None)
         if owner is None:
             return
         epoch = owner._working.epoch  # noqa: SLF001 - as it is given to the real one

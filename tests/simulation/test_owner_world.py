@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
+from typing import Any, cast
 
+import anyio
 import pytest
 
 from turnkeeper.actors.core.records import encode_record
@@ -79,6 +82,55 @@ def test_an_agent_that_was_cancelled_and_goes_on_here_begins_no_step(
     simulate(begin_steps, is_told=False)
 
     assert found == [False, True]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_an_agent_that_is_cancelled_after_it_proposed_calls_starts_none(
+    is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 15350025 of an earlier commit broke O2: the agent's owner had ended in between."""
+    started: list[object] = []
+
+    class Turn:
+        async def propose_calls(self, calls: object, *, needs_confirmation: bool) -> list[str]:
+            await anyio.lowlevel.checkpoint()
+            return ["call"]
+
+        async def run_calls(self, actions: list[str], run: object) -> None:
+            await anyio.lowlevel.checkpoint()
+            started.extend(actions)
+
+    async def propose(simulation: Simulation) -> None:
+        world = OwnerWorld(simulation)
+        effect = _Effect(world._process, world._process.handle, "turn t1")
+
+        async def meanwhile(process: object) -> None:
+            await anyio.lowlevel.checkpoint()
+            if is_cancelled:
+                effect.cancel()
+
+        monkeypatch.setattr(world, "meanwhile", meanwhile)
+        await world._propose(world._process, effect, cast("Any", Turn()), ())
+
+    simulate(propose, tape=Tape(played={})).check()
+
+    assert started == ([] if is_cancelled else ["call"])
+
+
+def test_an_agent_that_ends_without_the_calls_that_it_was_to_start_has_had_its_chance() -> None:
+    """Seed 15600022 of an earlier commit broke T16: the agent's last act was to end its turn."""
+
+    async def end(simulation: Simulation) -> None:
+        world = OwnerWorld(simulation)
+        process = world._process
+        await process.journal.__aenter__()
+        await process.handle()
+        world._confirmed = {"given": process.owner, "other": process.owner}
+        run = partial(process.handle, "t1", ("given",))
+        await world._end_turn(process, _Effect(process, run, "turn t1"))
+        assert world._confirmed.keys() == {"other"}
+
+    simulate(end).check()
 
 
 def test_a_rule_of_turns_and_calls_is_checked_as_each_event_lands() -> None:
