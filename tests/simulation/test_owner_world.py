@@ -120,14 +120,17 @@ def test_an_agent_that_is_cancelled_after_it_proposed_calls_starts_none(
 def test_an_agent_that_ends_without_the_calls_that_it_was_to_start_has_had_its_chance() -> None:
     """Seed 15600022 of an earlier commit broke T16: the agent's last act was to end its turn."""
 
+    async def run(turn_id: str, unstarted: tuple[str, ...]) -> None:
+        raise NotImplementedError(turn_id, unstarted)
+
     async def end(simulation: Simulation) -> None:
         world = OwnerWorld(simulation)
         process = world._process
         await process.journal.__aenter__()
         await process.handle()
         world._confirmed = {"given": process.owner, "other": process.owner}
-        run = partial(process.handle, "t1", ("given",))
-        await world._end_turn(process, _Effect(process, run, "turn t1"))
+        effect = _Effect(process, partial(run, "t1", ("given",)), "turn t1")
+        await world._end_turn(process, effect)
         assert world._confirmed.keys() == {"other"}
 
     simulate(end).check()
