@@ -9,7 +9,6 @@ warns about each of them.
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -251,17 +250,17 @@ class _Stream:
         Pings are passed over. The package's timeout ends a silence without them; a silence with
         them ends at the first ping after the same time.
         """
-        limit_s = math.inf if self._timeout_s is None else self._timeout_s
-        until = self._ports.monotonic() + limit_s
+        until = None if self._timeout_s is None else self._ports.monotonic() + self._timeout_s
         while (event := await self._next_of_any_kind(until)) is not None:
             if event.get("type") != "ping":
                 return event
         return None
 
-    async def _next_of_any_kind(self, until: float) -> JsonObject | None:
+    async def _next_of_any_kind(self, until: float | None) -> JsonObject | None:
         while not self._data:
             # An event may take longer than that to come; it is no silence.
-            if not self._sent.is_within_event and self._ports.monotonic() > until:
+            is_between = not self._sent.is_within_event
+            if until is not None and is_between and self._ports.monotonic() > until:
                 found = f"its stream had no event but pings for {self._timeout_s:g} s (Timeout)"
                 raise ModelUnavailable(self._model, found)
             try:
