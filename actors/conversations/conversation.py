@@ -375,10 +375,9 @@ class Conversation:
 
         For events that belong together, which may include retractions; otherwise as `append`. A
         chat message here must have no `message_id`. Appending the same events again writes nothing
-        and returns `Duplicate`; if the log has only some of them, or in another order,
-        `EventIdConflict` is raised.
-        Returns the seq of the last event; without events, the end of the log as its owner in this
-        process knows it.
+        and returns `Duplicate`. Returns the seq of the last event; without events, the end of the
+        log as its owner in this process knows it. Raises `EventIdConflict` if the log has only some
+        of the events, or has them in another order.
         """
         return await self._ask(AppendAll(tuple(events), expected=self._expected))
 

@@ -132,7 +132,7 @@ def _check_expected(working: WorkingState, expected: Expected, stamp: Stamp) -> 
     if expected.event_id is None:
         is_there = expected.seq <= state.seq
     else:
-        known = working.recent.get(expected.event_id) or stamp.expected_event
+        known = working.recent.get(expected.event_id) or stamp.known_events.get(expected.event_id)
         is_there = known is not None and known.seq == expected.seq
     if not is_there:
         raise NotThisLog(name, expected.seq)
@@ -140,7 +140,7 @@ def _check_expected(working: WorkingState, expected: Expected, stamp: Stamp) -> 
 
 def _append(working: WorkingState, command: Append, stamp: Stamp) -> Decision:
     event = command.event
-    known = working.recent.get(event.id) or stamp.known_event
+    known = working.recent.get(event.id) or stamp.known_events.get(event.id)
     if known is not None:
         if known.event != event:
             raise EventIdConflict(working.conversation_id, {event.id: known.seq})
@@ -196,7 +196,7 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
 
 
 def _begin_log_before(draft: Draft, event: Event, expected: Expected | None) -> None:
-    """If the log is empty, begin it; a system prompt that comes first is in the place of ours."""
+    """Begin the log if it is empty; a system prompt that comes first takes the place of ours."""
     if isinstance(event, SystemPromptEvent):
         add_owner(draft, expected)
     else:
@@ -214,7 +214,7 @@ def _change(working: WorkingState, command: Change, stamp: Stamp) -> Decision:
         labels=command.labels,
         owner=command.owner,
     )
-    known = working.recent.get(event.id) or stamp.known_event
+    known = working.recent.get(event.id) or stamp.known_events.get(event.id)
     if known is not None:
         if known.event != event.model_copy(update={"timestamp": known.event.timestamp}):
             raise EventIdConflict(working.conversation_id, {event.id: known.seq})

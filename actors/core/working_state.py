@@ -67,12 +67,8 @@ class Stamp:
     """The chat message of the command's message id, if the log has it."""
     known_target: KnownMessage | None = None
     """The chat message that the command's message replaces, if the log has it."""
-    known_event: LoggedEvent | None = None
-    """The event of the command's event id, if the log has it."""
     known_events: Mapping[str, LoggedEvent] = field(default_factory=lambda: NO_TABLE)
-    """Those of the command's several events whose ids the log has, by id."""
-    expected_event: LoggedEvent | None = None
-    """The event that the command expects, if the log has it."""
+    """The events that the command names by their ids, those that the log has."""
 
     @property
     def at(self) -> datetime:

@@ -36,7 +36,7 @@ from .events import feed_events, page_of_events
 from .faults import invalid_id, unusable
 from .inspection import Brief, shown_json
 from .names import ID_LENGTH_MAX, SEQ_MAX, Cursor, from_path, is_known_id, is_new_id, to_path
-from .problems import OWN, ProblemRaised, once_it_happened, problem_of
+from .problems import OWN, ProblemRaised, once_it_happened
 from .readiness import find_unreadiness
 from .replies import EventStream, Write, json_reply
 from .service import (
@@ -642,7 +642,7 @@ async def erase(
     if owner is None or not is_new_id(owner):
         raise invalid_id(parameter="principal")
     erasure = await caller.service.conversations.erase(owner, behalf=caller.behalf)
-    left = {name: problem_of(error)[0] for name, error in erasure.left.items()}
+    left = {name: caller.service.told(error)[0] for name, error in erasure.left.items()}
     return json_reply(erasure_json(erasure.receipts, left, caller.rename))
 
 

@@ -179,7 +179,6 @@ class _Taken(Stamp):
         self.now = now
         self.next_id = next_id
         self.known_message = self.known_target = None
-        self.known_event = self.expected_event = None
         self.known_events = NO_TABLE
         self.command = command
         self.delivery = delivery
@@ -455,22 +454,14 @@ class ConversationActor(Actor[Command | Query]):
     async def _look_up(self, taken: _Taken) -> None:
         """Look up the ids that the command names, in the journal if memory has let them go."""
         command = taken.command
-        expected = command.expected if isinstance(command, FromOutside) else None
-        if expected is not None and expected.event_id is not None:
-            taken.expected_event = await self._look_up_event(expected.event_id)
+        taken.known_events = await self._look_up_events(_events_named_by(command))
         match command:
             case Send(message_id=message_id, replaces=replaces):
                 taken.known_message = await self._look_up_message(message_id)
                 if replaces is not None:
                     taken.known_target = await self._look_up_message(replaces)
-            case Append(event=event):
-                taken.known_event = await self._look_up_event(event.id)
-                if isinstance(event, UserMessageEvent) and event.message_id is not None:
-                    taken.known_message = await self._look_up_message(event.message_id)
-            case Change(change_id=str(change_id)):
-                taken.known_event = await self._look_up_event(change_id)
-            case AppendAll(events=events):
-                taken.known_events = await self._look_up_events(events)
+            case Append(event=UserMessageEvent(message_id=str(message_id))):
+                taken.known_message = await self._look_up_message(message_id)
             case _:
                 pass
 
@@ -495,20 +486,9 @@ class ConversationActor(Actor[Command | Query]):
             )
         return KnownMessage.of(message_id, seq, event)
 
-    async def _look_up_event(self, event_id: str) -> LoggedEvent | None:
-        working = self._working
-        if (recent := working.recent.get(event_id)) is not None:
-            return recent
-        if event_id > working.state.event_id_max:
-            return None
-        found = await self._setup.journal.find_events(self._conversation_id, [event_id])
-        if event_id not in found:
-            return None
-        return LoggedEvent(found[event_id], await self._read_one(found[event_id]))
-
-    async def _look_up_events(self, events: Sequence[Event]) -> Mapping[str, LoggedEvent]:
+    async def _look_up_events(self, event_ids: Sequence[str]) -> Mapping[str, LoggedEvent]:
         recent, event_id_max = self._working.recent, self._working.state.event_id_max
-        ids = [event.id for event in events if event.id <= event_id_max]
+        ids = [event_id for event_id in event_ids if event_id <= event_id_max]
         known = {event_id: recent[event_id] for event_id in ids if event_id in recent}
         older = [event_id for event_id in ids if event_id not in known]
         if not older:
@@ -536,19 +516,14 @@ class ConversationActor(Actor[Command | Query]):
 
         They are not committed, so `_look_up` could not find them in the journal.
         """
+        if here := self._find_decided(_events_named_by(taken.command), decided):
+            taken.known_events = {**taken.known_events, **here}
         match taken.command:
             case Send(message_id=message_id, replaces=replaces):
                 if taken.known_message is None:
                     taken.known_message = self._find_decided_message(message_id, decided)
                 if replaces is not None and taken.known_target is None:
                     taken.known_target = self._find_decided_message(replaces, decided)
-            case Append(event=event) if taken.known_event is None:
-                taken.known_event = self._find_decided((event.id,), decided).get(event.id)
-            case AppendAll(events=events):
-                if here := self._find_decided([event.id for event in events], decided):
-                    taken.known_events = {**taken.known_events, **here}
-            case Change(change_id=str(change_id)) if taken.known_event is None:
-                taken.known_event = self._find_decided((change_id,), decided).get(change_id)
             case _:
                 pass
 
@@ -1080,6 +1055,24 @@ def _between_deletions(
             begin = at + 1
     if begin < len(deliveries):
         yield deliveries[begin:]
+
+
+def _events_named_by(command: Command | Query) -> Sequence[str]:
+    """Return the ids of the events that a command appends, or expects in the log."""
+    named: list[str] = []
+    match command:
+        case Append(event=event):
+            named.append(event.id)
+        case AppendAll(events=events):
+            named += [event.id for event in events]
+        case Change(change_id=str(change_id)):
+            named.append(change_id)
+        case _:
+            pass
+    expected = command.expected if isinstance(command, FromOutside) else None
+    if expected is not None and expected.event_id is not None:
+        named.append(expected.event_id)
+    return named
 
 
 def _records_of(decided: Sequence[_Taken]) -> Sequence[Record]:

@@ -98,7 +98,7 @@ _LOOKED_FOR_PROGRESS_S = 10.0
 _STEPS_AT_ONCE_MAX = 2_000
 """More steps than any run takes at one virtual time: with more, it must be in an endless loop."""
 _TIME_LOOKED_AT_EVERY = 64
-"""After how many steps it is seen if time passes."""
+"""The steps between two looks at whether time passes."""
 STOP_S = 60.0
 READ_S_MAX = 3.0
 CATCH_UP_S = LEASE_S / 3 + SLOW_S_MAX + READ_S_MAX + 2.0

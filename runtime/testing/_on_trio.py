@@ -38,8 +38,10 @@ __all__ = ["TrioScheduler", "find_trio_parts"]
 
 _REAL_WAIT_S = 3_600.0
 """How long trio may wait for I/O when something other than the clock will wake a task."""
-_HAS_GENERATOR = threading.RLock()
-"""Held during a run. Runs of several threads take turns: each has the place of the generator."""
+_TURN_S_MAX = 600.0
+"""How long a run waits for those of other threads: each takes the place of trio's generator."""
+_turn = threading.RLock()
+"""Held by the thread whose run it is."""
 
 
 class TrioParts(NamedTuple):
@@ -119,15 +121,19 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
     def run(self, simulation: Simulation, world: Callable[[Simulation], Awaitable[None]]) -> None:
         self.simulation = simulation
         module: Any = self._parts.module  # its names are set here, which its types forbid
-        with _HAS_GENERATOR:
-            before = module._ALLOW_DETERMINISTIC_SCHEDULING, module._r  # noqa: SLF001 - found above
-            self._thread, self._others = threading.get_ident(), module._r  # noqa: SLF001
+        if not _turn.acquire(timeout=_TURN_S_MAX):
+            raise SimulatorUnsupported(
+                f"another thread has simulated on trio for {_TURN_S_MAX:.0f} s; one at a time can"
+            )
+        before = module._ALLOW_DETERMINISTIC_SCHEDULING, module._r  # noqa: SLF001 - found above
+        self._thread, self._others = threading.get_ident(), module._r  # noqa: SLF001
+        try:
             module._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
             module._r = self  # noqa: SLF001
-            try:
-                trio.run(simulation.run, world, clock=self, instruments=[self])
-            finally:
-                module._ALLOW_DETERMINISTIC_SCHEDULING, module._r = before  # noqa: SLF001
+            trio.run(simulation.run, world, clock=self, instruments=[self])
+        finally:
+            module._ALLOW_DETERMINISTIC_SCHEDULING, module._r = before  # noqa: SLF001
+            _turn.release()
         if self._runner is None:
             raise SimulatorUnsupported("trio did not ask the simulator which task to run next")
 

@@ -62,7 +62,7 @@ current_node: ContextVar[Node | None] = ContextVar("turnkeeper_simulated_node", 
 
 
 class SimulatorUnsupported(RuntimeError):
-    """The backend is missing, or has changed in a way that the simulator does not know."""
+    """The backend is missing or taken by another thread, or has changed in a way not known here."""
 
 
 class NodeCrashed(Unavailable):

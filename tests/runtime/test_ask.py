@@ -1,5 +1,7 @@
 """Every ask ends: by a reply, an error, the message handed back, or its deadline."""
 
+from collections.abc import Mapping, Sequence
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -286,10 +288,16 @@ async def test_an_actor_below_that_asks_one_that_restarts_hears_so_at_once(
         above = runtime.spawn(Above, name="above")
         await above.tell("begin")
         await begun.wait()
-        for event in (may_fail, may_ask) if when == "while it cleans up" else (may_ask, may_fail):
-            if event is may_fail if when != "before" else event is may_ask:
-                await above.tell("fail")
-            event.set()
+        steps: Mapping[str, Sequence[str | anyio.Event]] = {
+            "before": ("fail", may_ask, may_fail),
+            "while it cleans up": ("fail", may_fail, may_ask),
+            "deferred": (may_ask, "fail", may_fail),
+        }
+        for each in steps[when]:
+            if isinstance(each, str):
+                await above.tell(each)
+            else:
+                each.set()
             await settle()
         failed_at = clock.monotonic()
         for _ in range(40):

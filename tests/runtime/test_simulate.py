@@ -251,6 +251,31 @@ def test_simulations_in_several_threads_are_those_of_one(backend: Backend) -> No
         assert list(threads.map(trace, range(40))) == alone
 
 
+def test_a_simulation_that_gets_no_turn_beside_another_thread_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A child that was forked while another thread simulated would wait for ever."""
+    monkeypatch.setattr(scheduler, "_TURN_S_MAX", 0.0)
+    is_held, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with scheduler._turn:
+            is_held.set()
+            may_go.wait(timeout=60)
+
+    async def world(simulation: Simulation) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    other = threading.Thread(target=hold, daemon=True)
+    other.start()
+    assert is_held.wait(timeout=60)
+    with pytest.raises(SimulatorUnsupported, match="another thread has simulated on trio for 0 s"):
+        simulate(world)
+    may_go.set()
+    other.join(timeout=60)
+    simulate(world).check()
+
+
 def test_threads_and_blocking_calls_are_tasks_in_virtual_time() -> None:
     found: list[object] = []
 
