@@ -38,10 +38,6 @@ __all__ = ["TrioScheduler", "find_trio_parts"]
 
 _REAL_WAIT_S = 3_600.0
 """How long trio may wait for I/O when something other than the clock will wake a task."""
-_TURN_S_MAX = 600.0
-"""How long a run waits for those of other threads: each takes the place of trio's generator."""
-_turn = threading.RLock()
-"""Held by the thread whose run it is."""
 
 
 class TrioParts(NamedTuple):
@@ -121,10 +117,6 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
     def run(self, simulation: Simulation, world: Callable[[Simulation], Awaitable[None]]) -> None:
         self.simulation = simulation
         module: Any = self._parts.module  # its names are set here, which its types forbid
-        if not _turn.acquire(timeout=_TURN_S_MAX):
-            raise SimulatorUnsupported(
-                f"another thread has simulated on trio for {_TURN_S_MAX:.0f} s; one at a time can"
-            )
         before = module._ALLOW_DETERMINISTIC_SCHEDULING, module._r  # noqa: SLF001 - found above
         self._thread, self._others = threading.get_ident(), module._r  # noqa: SLF001
         try:
@@ -133,7 +125,6 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
             trio.run(simulation.run, world, clock=self, instruments=[self])
         finally:
             module._ALLOW_DETERMINISTIC_SCHEDULING, module._r = before  # noqa: SLF001
-            _turn.release()
         if self._runner is None:
             raise SimulatorUnsupported("trio did not ask the simulator which task to run next")
 

@@ -6,7 +6,8 @@ import contextlib
 import gc
 import math
 import textwrap
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -62,8 +63,11 @@ def simulate(
     A run that fails is played once more, for its story; so the world must be one that can be run
     again. Pass `is_told=False` to leave that out.
 
-    Raises `SimulatorUnsupported` if the backend is not installed, or has changed too much, and
-    `ValueError` for an option that makes no sense. Not for use inside a running event loop.
+    Runs of several threads take turns. Other threads may run loops of their own meanwhile.
+
+    Raises `SimulatorUnsupported` if the backend is not installed, or has changed too much, or if
+    another thread does not end its run, and `ValueError` for an option that makes no sense. Not for
+    use inside a running event loop.
     """
     settings = Settings(seed, backend, strike, native_cancels, steps_max, notes_max)
     played = Tape(seed) if tape is None else tape.replayed()
@@ -109,6 +113,26 @@ def tell(world: World, settings: Settings, run: Run) -> Run:
     return replace(run, story="\n".join([textwrap.fill(note, 79), again.story]))
 
 
+_TURN_S_MAX = 600.0
+"""How long a run waits for those of other threads."""
+_turn = threading.RLock()
+"""Held by the thread whose run it is."""
+
+
+@contextlib.contextmanager
+def _in_turn() -> Iterator[None]:
+    """Wait for the runs of other threads: each replaces parts of the backend for the process."""
+    if not _turn.acquire(timeout=_TURN_S_MAX):
+        raise SimulatorUnsupported(
+            f"another thread has simulated for {_TURN_S_MAX:.0f} s; only one can at a time"
+        )
+    try:
+        yield
+    finally:
+        _turn.release()
+
+
+@_in_turn()
 def run_once(world: World, settings: Settings, policy: Policy, tape: Tape) -> Run:
     """Run a world on this tape; with its story, if the tape is one that tells."""
     scheduler = _scheduler_of(settings.backend)(
