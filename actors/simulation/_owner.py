@@ -413,16 +413,22 @@ class _Process:
                 self.unanswered += mail
                 await owner.receive_batch(mail)
         except Exception as error:  # noqa: BLE001 - the supervisor's boundary
-            self.world.check_failure(self, owner, error, has_failed=self.world.faults != faults)
-            self.end(error)
-            await self._stop(owner)
+            await self.fail(owner, error, has_failed=self.world.faults != faults)
         finally:
             self.is_handling = False
         self.unanswered = [each for each in self.unanswered if not each.is_answered]
         self.world.look(self)
 
+    async def fail(
+        self, owner: ConversationActor | None, error: BaseException, *, has_failed: bool
+    ) -> None:
+        """Check that an owner may fail like this, and end it as a supervisor does."""
+        self.world.check_failure(self, owner, error, has_failed=has_failed)
+        self.end(error)
+        await self._stop(owner)
+
     def end(self, error: BaseException) -> None:
-        """End the owner as a supervisor does, and all its effects."""
+        """End all effects of the owner, and refuse its mail."""
         for effect in self.effects:
             effect.cancel()
         mail, self.mail = [*self.unanswered, *self.mail], []
@@ -458,10 +464,7 @@ class _Process:
             await effect.run()
         except Exception as error:  # noqa: BLE001 - an effect that raises fails its owner
             if self.owner is owner and not effect.is_done:
-                has_failed = self.world.faults != faults
-                self.world.check_failure(self, owner, error, has_failed=has_failed)
-                self.end(error)
-                await self._stop(owner)
+                await self.fail(owner, error, has_failed=self.world.faults != faults)
         effect.is_done = True
 
 
@@ -594,6 +597,9 @@ class OwnerWorld:
                 case "resume":
                     await self._answer_by_hand(process)
                     await self._post(process, Resume())
+                case None if self.oracles.is_unfinished(_NAME):
+                    await self._answer_by_hand(process)
+                    await self._post(process, GetView())
                 case "confirmation":
                     await self._post(process, Answer(answers=True))
                 case _:
@@ -1004,8 +1010,12 @@ class OwnerWorld:
             self._broken("world", f"an agent did nothing wrong, and was refused: {refusal!r}")
         except Refused as refusal:
             await self._end_turn(process, effect, refusal)
-        except (Unavailable, OutcomeUnknown, OwnershipLost):
-            effect.is_done = True  # its owner has failed
+        except (Unavailable, OutcomeUnknown, OwnershipLost) as error:
+            # Its owner has failed, or fails by this: the agent is the first to see that the lease
+            # has run out.
+            if process.owner is owner and not effect.is_done:
+                await process.fail(owner, error, has_failed=False)
+            effect.is_done = True
         finally:
             effect.is_acting = False
 
@@ -1195,6 +1205,8 @@ class OwnerWorld:
         waits = turns.waits_for is not None or process.is_draining
         if not waits and running is not None and not agents:
             self._broken("P1", f"turn {running.turn_id} runs, and has no agent")
+        # No turn begins before the results of calls that were appended by hand.
+        waits = waits or bool(self.oracles.open_calls(_NAME))
         if not waits and running is None and turns.queued:
             self._broken("P1", f"{[*turns.queued]} wait, and no turn runs")
         parked = set()

@@ -9,11 +9,13 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from turnkeeper.actors.core.commands import Append
 from turnkeeper.actors.core.records import encode_record
 from turnkeeper.actors.events import ActionEvent
 from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.actors.simulation import Disk, Oracles, silent_logs
-from turnkeeper.actors.simulation._owner import _AT, _KINDS, OwnerWorld, _Effect
+from turnkeeper.actors.simulation._disk import LEASE_S
+from turnkeeper.actors.simulation._owner import _AT, _KINDS, _NAME, OwnerWorld, _Effect
 from turnkeeper.runtime.testing import Simulation, Tape, simulate
 
 
@@ -134,6 +136,58 @@ def test_an_agent_that_ends_without_the_calls_that_it_was_to_start_has_had_its_c
         assert world._confirmed.keys() == {"other"}
 
     simulate(end).check()
+
+
+def test_an_agent_that_sees_that_the_lease_has_run_out_fails_its_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seed 22007488 of an earlier commit broke P1: the owner went on without its agent."""
+
+    async def see(simulation: Simulation) -> None:
+        world = OwnerWorld(simulation)
+        process = world._process
+        await process.journal.__aenter__()
+        await process.handle()
+        owner = process.owner
+        assert owner is not None
+        effect = _Effect(process, process.handle, "turn t1")
+        effect.turn = cast("Any", object())
+        process.effects.append(effect)
+
+        async def step(*_: object) -> None:
+            await simulation.sleep(LEASE_S + 1.0)
+            owner.check_lease()
+
+        monkeypatch.setattr(world, "_step", step)
+        await world._agent(process)
+
+        assert process.owner is None
+        assert effect.is_done
+
+    simulate(see, tape=Tape(played={})).check()
+
+
+def test_messages_wait_for_calls_that_were_appended_by_hand_before_a_drain() -> None:
+    """Seed 22006653 of an earlier commit broke P1: nothing answered the call."""
+
+    async def drain(simulation: Simulation) -> None:
+        world = OwnerWorld(simulation)
+        process = world._process
+        await process.journal.__aenter__()
+        call = ActionEvent(
+            id="e1", timestamp=_AT, tool_call_id="call", tool_name="act", llm_response_id="r1"
+        )
+        await world._post(process, Append(call))
+        process.setup.drain.begin("queue", until=0.0)
+        world.oracles.drain_begins(process.journal, "queue")
+        await world._send(process)
+        assert world.oracles.waiting(_NAME)
+
+        await world._finish()
+
+        assert not world.oracles.waiting(_NAME)
+
+    simulate(drain, tape=Tape(played={})).check()
 
 
 def test_a_rule_of_turns_and_calls_is_checked_as_each_event_lands() -> None:
