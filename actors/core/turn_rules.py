@@ -1,7 +1,7 @@
 """The decisions on commands about turns: sending, steps, pauses, confirmations, ends.
 
-The part of `decide` that says what a chat message does to a running turn; as pure as the rest. The
-tables in `docs/turns.md` show the outcome of each case.
+A part of `decide`, and as pure. The tables in `docs/turns.md` show the outcome of each case. Most
+functions here add events to a `Draft`; those that return a `Decision` end it.
 """
 
 from __future__ import annotations
@@ -166,10 +166,11 @@ def decide_turn(working: WorkingState, command: TurnCommand, stamp: Stamp) -> De
 
 
 def _send(draft: Draft, command: Send) -> Decision:
+    """Decide if a chat message begins a turn, waits for its turn, or is refused."""
     working = draft.working
     turns = working.state.turns
-    # A known message comes before overlap and limits: the same content is the same message,
-    # whatever else holds now.
+    # Before overlap and limits: a message that the log has gets the same answer, whatever else has
+    # changed since.
     known = turns.find(command.message_id) or draft.stamp.known_message
     if known is not None:
         if known.digest != message_digest(command):
@@ -230,7 +231,7 @@ def first_reply(
 
 
 _CUTS = ("interrupted", "rolled back", "replaced")
-"""How a chat message ends the turn that runs, as the detail of that turn's end says it."""
+"""How the detail of a turn's end begins if a chat message has ended the turn."""
 
 
 def _check_limits(working: WorkingState, command: Send) -> None:
@@ -271,10 +272,10 @@ def _begin_with(
     overlapped: OnOverlap | None = None,
     place: int | None = None,
 ) -> Decision:
-    """Start a new message's own turn, after the events that make room for it.
+    """Start a new message's own turn, after the events of the draft.
 
-    While the process is drained, the message waits for the next owner instead; at `place` if it
-    replaces another.
+    While the process is drained, the message waits for the next owner instead, at `place` (see
+    `_queue`).
     """
     running = draft.working.state.turns.running
     stop = (StopTurn(running.turn_id),) if running is not None else ()
@@ -303,9 +304,9 @@ def _begin_with(
 
 
 def _replace(draft: Draft, command: Send, target_id: str) -> Decision:
-    """Take the turns from another message's on out of the view, and begin the new one's turn.
+    """Retract the turn of the replaced message and all later turns, and begin the new one's.
 
-    A message that waits is withdrawn instead, and the new one takes its place.
+    If the replaced message still waits, withdraw it; the new one takes its place in the queue.
     """
     working, state = draft.working, draft.working.state
     name, turns = working.conversation_id, state.turns
@@ -412,9 +413,11 @@ def _queue(
     is_exchanged: bool = False,
     ends_hold: bool = False,
 ) -> Decision:
-    """Let a new message wait; if it replaces a waiting one, in exchange for it and at its place.
+    """Queue a new message.
 
-    `ends_hold`: the turn that ran has ended before this, and with it what held it.
+    `place`: the seq that orders it in the queue; by default its own. `is_exchanged`: it replaces a
+    queued message, so the queue gets no longer. `ends_hold`: this decision ends the turn that ran,
+    so no pause or confirmation of that turn keeps the message waiting.
     """
     working = draft.working
     turns = working.state.turns
@@ -476,15 +479,15 @@ def _begin_step(draft: Draft, command: BeginStep) -> Decision:
             if waiting.steers is None:
                 continue
             if waiting.steers != running.turn_id:
-                # It steers a turn that has ended, and gets the next turn. It came before those
-                # behind it, so none of them may pass it.
+                # It steers a turn that has ended, so the next turn is its own. No later message may
+                # overtake it.
                 break
             _join(draft, waiting, running.turn_id)
     return draft.decision(reply=True)
 
 
 def _suspend(working: WorkingState, running: RunningTurn, *, reply: object) -> Decision:
-    """End the agent's run, because the turn is held; raise `TurnPaused` if it is not resumable."""
+    """End the agent's run, because the turn is held. Raise `TurnPaused` if it cannot be resumed."""
     if not working.settings.is_resumable:
         raise TurnPaused(working.conversation_id, running.turn_id)
     return Decision(reply=reply, is_suspended=True)
@@ -515,9 +518,9 @@ def _stream(draft: Draft, command: Stream) -> Decision:
 def decide_piece(working: WorkingState, command: Stream) -> Decision | None:
     """Return the decision on a piece, which has no events; None if the answer gets too long."""
     running = check_running(working, command.turn_id, command.epoch)
-    written, newest = working.written, working.written.newest
+    answer, newest = working.partial_answer, working.partial_answer.newest
     attempt = 0 if newest is None else newest.attempt
-    before, offset = written.half, written.length
+    before, offset = answer.half, answer.length
     if command.is_first or newest is None:
         attempt, before, offset = attempt + 1, "", 0
     text, half = hold_back_half(before + command.text)
@@ -553,7 +556,7 @@ def _repair_view(draft: Draft, command: RepairView) -> Decision:
 
 
 def _pause(draft: Draft) -> Decision:
-    """Let no further step begin; a model call or a tool that is under way is not disturbed."""
+    """Begin no further step; a model call or a tool call that is under way goes on."""
     state = draft.working.state
     if not state.seq:
         raise ConversationNotFound(draft.working.conversation_id)
@@ -823,7 +826,7 @@ def _close(
             content=f"no result: {why}; the call had started and may have happened",
             may_have_happened=True,
         )
-    said = working.written.text
+    said = working.partial_answer.text
     if said:
         draft.add(AgentMessageEvent, turn_id=running.turn_id, content=said, interrupted=True)
     if working.asked is not None:

@@ -1,8 +1,4 @@
-"""The working state of a conversation's owner, and the decisions that it folds.
-
-Pure values. `WorkingState.apply` folds a decision into the working state; if the commit fails, the
-working state is thrown away with the actor.
-"""
+"""The working state of a conversation's owner, and the decisions that are folded into it. Pure."""
 
 from __future__ import annotations
 
@@ -28,6 +24,7 @@ __all__ = [
     "ConversationSettings",
     "Decision",
     "Draft",
+    "PartialAnswer",
     "PromptPolicy",
     "Stamp",
     "StartTurn",
@@ -36,14 +33,13 @@ __all__ = [
     "Unfinished",
     "WhileDraining",
     "WorkingState",
-    "Written",
 ]
 
 P = ParamSpec("P")
 E = TypeVar("E", bound=Event)
 
 Unfinished = Literal["end", "resume"]
-"""How a turn goes on after its owner stopped: it ends as interrupted, or its agent runs again."""
+"""What becomes of a turn whose owner stopped: it ends as interrupted, or its agent runs again."""
 
 
 WhileDraining = Literal["queue", "refuse"]
@@ -140,17 +136,17 @@ class Decision:
     is_suspended: bool = False
     """The running turn's agent ends its run here; it is run again when the turn goes on."""
     written: Mapping[str, bytes] = field(default_factory=dict)
-    """The JSON of those events whose command brought it, by event id."""
+    """The JSON of an event by its id, if the command brought it; other events are encoded."""
 
 
 @dataclass(slots=True, eq=False)
-class Written:
+class PartialAnswer:
     """The running turn's answer as far as its agent has written it; in memory only."""
 
     newest: TextDelta | None = None
     """The newest piece; None if the answer has not begun."""
     half: str = ""
-    """The high surrogate behind it; it is mended if its other half does not come."""
+    """The high surrogate after it; `mend` replaces it if its other half does not come."""
     _texts: list[str] = field(default_factory=list)
 
     @property
@@ -177,8 +173,8 @@ class Written:
         return self.newest._replace(offset=self.length, text=storable(self.half))
 
 
-_NOTHING_WRITTEN: Final = Written()
-"""Shared by all conversations without a piece of an answer: it is replaced, and never changed."""
+_NO_ANSWER: Final = PartialAnswer()
+"""Shared by all conversations without a piece of an answer. `apply` replaces it, and never adds."""
 
 
 @dataclass(slots=True)
@@ -193,7 +189,7 @@ class WorkingState:
     epoch: int
     settings: ConversationSettings
     state: Folded = field(default_factory=Folded)
-    written: Written = _NOTHING_WRITTEN
+    partial_answer: PartialAnswer = _NO_ANSWER
     asked: Asked | None = None
     """The request to the running turn's model, until the step ends; in memory only."""
     agent_of: str | None = None
@@ -209,7 +205,7 @@ class WorkingState:
         return self.settings.unfinished == "resume" and self.settings.is_resumable
 
     def apply(self, decision: Decision) -> None:
-        """Fold a decision."""
+        """Fold a decision into the state."""
         if decision.asked is not None:
             self.asked = decision.asked
         state = self.state
@@ -223,11 +219,11 @@ class WorkingState:
             if event.kind in _STEP_ENDS:
                 self.asked = None
         if decision.is_answer_over:
-            self.written = _NOTHING_WRITTEN
+            self.partial_answer = _NO_ANSWER
         elif decision.piece is not None:
-            if self.written is _NOTHING_WRITTEN:
-                self.written = Written()
-            self.written.take(decision.piece, decision.half)
+            if self.partial_answer is _NO_ANSWER:
+                self.partial_answer = PartialAnswer()
+            self.partial_answer.take(decision.piece, decision.half)
         if decision.is_suspended:
             self.agent_of = None
         for effect in decision.effects:
@@ -258,7 +254,7 @@ class Draft:
         return self.working.state.seq + len(self._events)
 
     def add(self, make: Callable[P, E], *args: P.args, **fields: P.kwargs) -> E:
-        """Make an event of this class and these fields, and put it behind those so far."""
+        """Make an event of this class with these fields, add it and return it."""
         # Any: the fields are checked against `make`; the id and the time are added to them.
         drawn: dict[str, Any] = {**fields, "id": self.stamp.new_id(), "timestamp": self.stamp.at}
         event = cast("Callable[..., E]", make)(*args, **drawn)
@@ -266,7 +262,7 @@ class Draft:
         return event
 
     def extend(self, events: Sequence[Event], written: Sequence[bytes] = ()) -> None:
-        """Put events that were made elsewhere behind those so far; `written` is their JSON."""
+        """Add events that were made elsewhere; `written` is their JSON, if it is at hand."""
         self._events.extend(events)
         for event, one in zip(events, written, strict=False):
             self._written[event.id] = one
@@ -285,7 +281,7 @@ class Draft:
             reply=reply,
             effects=tuple(effects),
             is_answer_over=is_answer_over,
-            piece=self.working.written.mend() if is_answer_over else None,
+            piece=self.working.partial_answer.mend() if is_answer_over else None,
             is_suspended=is_suspended,
             written=self._written,
         )

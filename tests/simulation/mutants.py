@@ -24,7 +24,7 @@ from turnkeeper.actors.core.properties import _Groups
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.core.turn_table import TurnTable
 from turnkeeper.actors.core.view import View, ViewFold
-from turnkeeper.actors.core.working_state import Written
+from turnkeeper.actors.core.working_state import PartialAnswer
 from turnkeeper.actors.journals import memory
 from turnkeeper.actors.journals.memory import MemoryJournal
 from turnkeeper.actors.journals.sqlite import state as state_shell
@@ -214,8 +214,8 @@ MUTANTS = [
         "an interrupted answer is kept from its end",
         turn_rules,
         "_close",
-        "said = working.written.text",
-        "said = working.written.text[1:]",
+        "said = working.partial_answer.text",
+        "said = working.partial_answer.text[1:]",
     ),
     Mutant(
         "the last event of a batch is not offered to subscribers",
@@ -662,7 +662,7 @@ PROMISES = [
     ),
     Mutant(
         "half a character at the end of an answer is not among its pieces",
-        Written,
+        PartialAnswer,
         "mend",
         "or not self.half",
         "or True",

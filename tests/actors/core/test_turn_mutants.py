@@ -178,7 +178,7 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (turn_rules, "_close", "if said:", "if False:"),
     (turn_rules, "_close", "if working.asked is not None:", "if False:"),
     (turn_rules, "decide_piece", "attempt, before, offset = attempt + 1", "attempt, before, offset = 1"),  # noqa: E501 - as its neighbours
-    (turn_rules, "decide_piece", "written.half, written.length", "written.half, 0"),
+    (turn_rules, "decide_piece", "answer.half, answer.length", "answer.half, 0"),
     (WorkingState, "apply", "if event.kind in _STEP_ENDS:", "if False:"),
     (Folded, "_count_answer", "or response != self._answered_response", ""),
     (turn_rules, "_then_next_queued", "next(iter(", "next(reversed("),
@@ -187,7 +187,7 @@ _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     (turn_rules, "check_running", "or epoch != working.epoch", ""),
     (turn_rules, "check_running", "or running.turn_id != turn_id", ""),
     (WorkingState, "apply", "self.agent_of = None", "pass"),
-    (WorkingState, "apply", "self.written = _NOTHING_WRITTEN", "pass"),
+    (WorkingState, "apply", "self.partial_answer = _NO_ANSWER", "pass"),
     (TurnTable, "fold", "self._queued.pop(event.message_id, None)", "pass"),
     (TurnTable, "fold", "if event.queued_again or", "if"),
     (TurnTable, "fold", "if not event.is_reminder:", "if True:"),

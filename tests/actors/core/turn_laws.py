@@ -272,7 +272,7 @@ class Turns:
         turns = state.turns
         running = turns.running
         assert state.seq == len(self.events)
-        assert working.written.text == "".join(self.said)
+        assert working.partial_answer.text == "".join(self.said)
         assert (working.asked and working.asked.request) == self.asked
         assert turns.is_unfinished == (running is not None or bool(turns.queued))
         if running is None:
