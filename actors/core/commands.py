@@ -351,7 +351,10 @@ class Change(FromOutside[Appended | Duplicate]):
 
 @dataclass(frozen=True, slots=True)
 class CancelTurn(FromOutside[bool]):
-    """Interrupt a running turn, or withdraw a queued chat message. False: it had ended already."""
+    """Interrupt a running turn, or withdraw a queued message.
+
+    The reply is False if the turn had ended already.
+    """
 
     message_id: str
     turn_id: str
@@ -359,7 +362,7 @@ class CancelTurn(FromOutside[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Interrupt(FromOutside[bool]):
-    """Interrupt the turn that runs. False: none runs, or another than the one that is named."""
+    """Interrupt the turn that runs. The reply is False if none runs, or not the named one."""
 
     turn_id: str | None = None
 
@@ -422,7 +425,10 @@ class NoteRequest(Message[None]):
 
 @dataclass(frozen=True, slots=True)
 class BeginStep(Message[bool]):
-    """Begin the next step of a running turn. False: not now; its agent is run again later."""
+    """Begin the next step of a running turn.
+
+    The reply is False if the turn is held; its agent ends its run, and is run again later.
+    """
 
     turn_id: str
     epoch: int
@@ -430,7 +436,10 @@ class BeginStep(Message[bool]):
 
 @dataclass(frozen=True, slots=True)
 class EndTurn(Message[bool]):
-    """End a running turn: its agent has returned, or failed with `error`. False: not now."""
+    """End a running turn: its agent has returned, or failed with `error`.
+
+    The reply is False if a pause or a confirmation holds the turn; its agent is run again later.
+    """
 
     turn_id: str
     epoch: int
@@ -441,20 +450,21 @@ class EndTurn(Message[bool]):
 
 @dataclass(frozen=True, slots=True)
 class Pause(FromOutside[bool]):
-    """Begin no further step until `Resume`. False: it was paused already."""
+    """Begin no further step until `Resume`. The reply is False if it was paused already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume(FromOutside[bool]):
-    """Go on after a pause. False: it was not paused."""
+    """Go on after a pause. The reply is False if it was not paused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(FromOutside[bool]):
-    """Answer the calls that wait for a confirmation. False: they had these answers already.
+    """Answer the calls that wait for a confirmation.
 
     An answer is True (run the call), False, or the reason to reject it. One answer in place of a
-    mapping is the answer to every call that waits.
+    mapping is the answer to every call that waits. The reply is False if the calls had these
+    answers already.
     """
 
     answers: Mapping[str, bool | str] | bool | str

@@ -79,7 +79,7 @@ _APPENDABLE = (
 
 
 def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Decision:
-    """Return the decision on this command in this state. Raise a `Refused` if it is refused."""
+    """Return the decision on this command in this state. Raises a `Refused` if it is refused."""
     if isinstance(command, FromOutside) and command.expected is not None:
         _check_expected(working, command.expected, stamp)
     match command:
@@ -103,7 +103,7 @@ def decide(working: WorkingState, command: Command | Query, stamp: Stamp) -> Dec
         case GetView():
             decision = Decision(reply=working.state.view)
         case Delete() | DropOverdue():
-            decision = Decision()  # the owner's loop answers what is parked
+            decision = Decision()  # the actor carries these out itself
         case _:
             decision = decide_turn(working, command, stamp)
     for event in decision.events:
@@ -175,8 +175,8 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
         if (logged := working.recent.get(event.id) or stamp.known_events.get(event.id))
     ]
     if known:
-        # A duplicate only if the log has all of them, in this order. Some of them may have been
-        # appended without the others, or with other ones.
+        # It is a duplicate only if the log has all of the events, in this order: some may have been
+        # appended without the others, or together with other events.
         in_order = sorted(known, key=lambda logged: logged.seq)
         if [logged.event for logged in in_order] != list(events):
             seqs = {logged.event.id: logged.seq for logged in in_order}
@@ -196,7 +196,7 @@ def _append_all(working: WorkingState, command: AppendAll, stamp: Stamp) -> Deci
 
 
 def _begin_log_before(draft: Draft, event: Event, expected: Expected | None) -> None:
-    """Begin the log if it is empty; a system prompt that comes first takes the place of ours."""
+    """Begin the log if it is empty; without a system prompt if `event` is one."""
     if isinstance(event, SystemPromptEvent):
         add_owner(draft, expected)
     else:
@@ -224,7 +224,7 @@ def _change(working: WorkingState, command: Change, stamp: Stamp) -> Decision:
 
 
 def _check_labels(working: WorkingState, event: ConversationChangedEvent) -> None:
-    """Raise the error of the limit that the labels go beyond, if any."""
+    """Raise `LabelTooLong` or `TooManyLabels` if the labels go beyond a limit."""
     limits = working.state.limits
     for name, value in event.labels.items():
         for text, length_max in (

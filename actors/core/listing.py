@@ -338,7 +338,7 @@ def decode_cursor(cursor: str, query: ListQuery) -> Sequence[str | int]:
 
 
 def _is_key(key: Sequence[object], order: ListOrder) -> bool:
-    """True if a journal can look for rows behind this key; a client may have made it up."""
+    """True if a journal can look for rows after this key, which a client may have made up."""
     match key:
         case [place] if order == "id":
             return _is_name(place)
