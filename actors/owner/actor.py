@@ -127,7 +127,7 @@ Verify = Literal["off", "sampled", "always"]
 """How often, after a commit, the view is rebuilt from the log on the side and compared."""
 
 
-# Commands and queries that neither answer a call nor need one answered.
+# Commands and queries that neither answer an open call nor need it to be answered.
 _LEAVING_CALLS_OPEN = (
     BeginStep,
     Change,
@@ -163,7 +163,7 @@ _NOTHING = Decision()
 
 
 class _Taken(Stamp):
-    """One command of a batch with its time and ids, and then the decision on it."""
+    """A command of a batch, its time and ids, and, once it is made, the decision on it."""
 
     __slots__ = ("command", "decision", "delivery", "refusal")
 
@@ -174,7 +174,7 @@ class _Taken(Stamp):
         next_id: int,
         delivery: Delivery[Command | Query] | None = None,
     ) -> None:
-        """`delivery`: the means to answer its caller; the owner's own commands have none."""
+        """`delivery` answers the command's caller; the owner's own commands have none."""
         # Written out, and not through super(): this runs once a command.
         self.now = now
         self.next_id = next_id
@@ -184,14 +184,14 @@ class _Taken(Stamp):
         self.delivery = delivery
         self.decision = _NOTHING
         self.refusal: Exception | None = None
-        """The reason why it was refused; then nothing was decided."""
+        """The reason if it was refused; then `decision` stays empty."""
 
 
 def _as_answer(error: Exception) -> Exception:
-    """Return the error, without its traceback if it is a refusal.
+    """Return the error, without its traceback if it is a refusal, which is an ordinary answer.
 
-    The traceback holds the frame that decided, and that frame the batch with the refusal in it: a
-    reference cycle, which only the garbage collector could free. A refusal is an ordinary answer.
+    The traceback refers to the frame that decided, and the frame to the batch that holds the
+    refusal: a reference cycle, which only the garbage collector could free.
     """
     return error.with_traceback(None) if isinstance(error, Refused) else error
 
@@ -201,11 +201,11 @@ class ConversationActor(Actor[Command | Query]):
 
     batch_max: ClassVar[int] = 64
 
-    # Set when the log has been read. `_working` may be ahead of the log while a batch is decided.
+    # Set by `_open`. `_working` is ahead of the log from a decision until its commit.
     _claimed_at: float
     _working: WorkingState
 
-    # The state that is committed, for queries and effects: set by `_show_state` after each commit.
+    # The committed state, for readers and effects; `_show_state` sets it after each commit.
     view: View
     recently_seen: Sequence[SeenEvent | LLMConvertibleEvent]
     metrics: Metrics
@@ -231,9 +231,463 @@ class ConversationActor(Actor[Command | Query]):
         self._snapshot_effect: Effect | None = None
         self._snapshot_seq = 0
         self._listed_seq: int | None = None
-        """The seq of the newest listing; None until this owner's first append, which writes one."""
+        """The seq of the newest listing; None until this owner's first append writes one."""
         self._is_wanted = True
         """True until the log has been read, and then while a turn runs or a message waits."""
+
+    # --- the loop: five moves --------------------------------------------------------------------
+
+    def receive_batch(
+        self, deliveries: Sequence[Delivery[Command | Query]]
+    ) -> Coroutine[Any, Any, None]:
+        """Make move 1, and return the coroutine that makes the others."""
+        for delivery in deliveries:
+            if isinstance(delivery.message, Delete):
+                return self._run_around_deletions(deliveries)
+        return self._run(self._take(deliveries))
+
+    async def _run(self, batch: Sequence[_Taken]) -> None:
+        """Make moves 2 to 5 for a batch that was taken.
+
+        It is one coroutine because a thousand owners may wait at the commit at once, and the
+        garbage collector looks at every object that they hold.
+        """
+        try:
+            # Before the decisions, which do not wait: find the ids that memory no longer has.
+            for taken in batch:
+                if self._may_be_known(taken.command):
+                    await self._look_up(taken)
+
+            # 2. Decide. Commands that were parked or held are no longer in `batch`, and parked
+            # results that were released now are. If the commit fails, the runtime answers the
+            # callers of the former.
+            batch = self._decide(batch)
+
+            # 3. Commit.
+            if rejections := _rejections_of(batch):
+                await self._setup.journal.reject(self._conversation_id, rejections)
+            if records := _records_of(batch):
+                with self._setup.watching.watcher.committing(self._conversation_id, len(records)):
+                    seqs = await self.context.wait_for(self._commit(records))
+                if not self._are_in_place(records, seqs):
+                    await self._refuse_places(records, seqs)
+            else:
+                # A write proves that no rival has taken over; without one, the lease has to.
+                self.check_lease()
+
+            # 4. Publish, and answer the callers. 5. Start effects.
+            self._publish(batch)
+            self._start_effects(batch)
+        except Exception as error:
+            failure = self._lost_or(error)
+            for one in batch:
+                if one.delivery is not None:
+                    one.delivery.fail(failure)
+            if batch and batch[0].delivery is not None:
+                self._raise_if_refused(failure)
+            if failure is not error:
+                raise failure from error
+            raise
+
+    def _lost_or(self, error: Exception) -> Exception:
+        """Return the error, or `LeaseExpired` if the log is gone: a newer owner has deleted it."""
+        if isinstance(error, ConversationNotFound):
+            return LeaseExpired(self._conversation_id, self._working.epoch)
+        return error
+
+    def _raise_if_refused(self, error: Exception) -> None:
+        """Raise `InvariantViolation` if the journal has refused this owner.
+
+        A refused command does not end its batch: its caller alone gets the refusal. So a refusal
+        that ends the batch is the journal's, which must never refuse the newest owner's append.
+        """
+        if isinstance(error, Refused):
+            raise InvariantViolation(
+                f"the journal refused the owner of conversation {self._conversation_id}"
+            ) from error
+
+    # --- 1. take ---------------------------------------------------------------------------------
+
+    def _take(self, deliveries: Sequence[Delivery[Command | Query]]) -> Sequence[_Taken]:
+        """Give each command its time and ids."""
+        ports, has_begun = self._setup.ports, self._working.state.seq > 0
+        now = ports.now()
+        taken: list[_Taken] = []
+        for each in deliveries:
+            # An `Append` to a log that has begun needs no new ids: its event has one.
+            needs_ids = not (has_begun and type(each.message) is Append)
+            taken.append(_Taken(each.message, now, ports.ids.block() if needs_ids else 0, each))
+        return taken
+
+    def _may_be_known(self, command: Command | Query) -> bool:
+        """True unless the command only appends an event that must be new, as most do."""
+        if not isinstance(command, Append) or command.expected is not None:
+            return True
+        event = command.event
+        if event.id <= self._working.state.event_id_max:  # ids rise, so a new event's is greater
+            return True
+        return (
+            event.kind == "user_message"
+            and isinstance(event, UserMessageEvent)
+            and event.message_id is not None
+        )
+
+    async def _look_up(self, taken: _Taken) -> None:
+        """Look up the ids that the command names: in memory, and older ones in the journal."""
+        command = taken.command
+        taken.known_events = await self._look_up_events(_events_named_by(command))
+        match command:
+            case Send(message_id=message_id, replaces=replaces):
+                taken.known_message = await self._look_up_message(message_id)
+                if replaces is not None:
+                    taken.known_target = await self._look_up_message(replaces)
+            case Append(event=UserMessageEvent(message_id=str(message_id))):
+                taken.known_message = await self._look_up_message(message_id)
+            case _:
+                pass
+
+    async def _look_up_message(self, message_id: str) -> KnownMessage | None:
+        # Only this actor writes the log, so the result still holds when the command is decided. By
+        # then, earlier commands of the batch may have made the table forget the message: so a
+        # message that the table still has is returned, too.
+        turns = self._working.state.turns
+        if (known := turns.find(message_id)) is not None:
+            return known
+        if not turns.may_have_forgotten(message_id):
+            return None
+        found = await self._setup.journal.find_messages(self._conversation_id, [message_id])
+        if message_id not in found:
+            return None
+        seq = found[message_id]
+        event = await self._read_one(seq)
+        if not isinstance(event, UserMessageEvent | MessageQueuedEvent):
+            raise InvariantViolation(
+                f"seq {seq} of conversation {self._conversation_id} carries message id "
+                f"{message_id} and is {a_name(event.kind)}"
+            )
+        return KnownMessage.of(message_id, seq, event)
+
+    async def _look_up_events(self, event_ids: Sequence[str]) -> Mapping[str, LoggedEvent]:
+        recent, event_id_max = self._working.recent, self._working.state.event_id_max
+        ids = [event_id for event_id in event_ids if event_id <= event_id_max]
+        known = {event_id: recent[event_id] for event_id in ids if event_id in recent}
+        older = [event_id for event_id in ids if event_id not in known]
+        if not older:
+            return known
+        journal, name = self._setup.journal, self._conversation_id
+        found = await journal.find_events(name, older)
+        seqs = sorted(found.values())
+        while seqs:
+            page = await journal.read(name, after=seqs[0] - 1, limit=min(len(seqs), READ_PAGE))
+            if not page:  # deleted in another process, and begun anew there
+                raise ConversationNotFound(name)
+            logged = [decode_record(name, record) for record in page if record.event_id in found]
+            known.update((one.event.id, one) for one in logged)
+            seqs = [seq for seq in seqs if seq > page[-1].seq]
+        return known
+
+    async def _read_one(self, seq: int) -> Event:
+        records = await self._setup.journal.read(self._conversation_id, after=seq - 1, limit=1)
+        if not records:  # deleted in another process, and begun anew there
+            raise ConversationNotFound(self._conversation_id)
+        return decode_record(self._conversation_id, records[0]).event
+
+    def _look_up_in_batch(self, taken: _Taken, decided: Sequence[_Taken]) -> None:
+        """Look up ids among the events that this batch decided and memory has dropped already.
+
+        They are not committed, so `_look_up` could not find them in the journal.
+        """
+        if here := self._find_decided(_events_named_by(taken.command), decided):
+            taken.known_events = {**taken.known_events, **here}
+        match taken.command:
+            case Send(message_id=message_id, replaces=replaces):
+                if taken.known_message is None:
+                    taken.known_message = self._find_decided_message(message_id, decided)
+                if replaces is not None and taken.known_target is None:
+                    taken.known_target = self._find_decided_message(replaces, decided)
+            case _:
+                pass
+
+    def _find_decided_message(
+        self, message_id: str, decided: Sequence[_Taken]
+    ) -> KnownMessage | None:
+        turns = self._working.state.turns
+        if turns.find(message_id) is None and turns.may_have_forgotten(message_id):
+            for seq, event in self._decided_events(decided):
+                if (
+                    isinstance(event, UserMessageEvent | MessageQueuedEvent)
+                    and event.message_id == message_id
+                ):
+                    return KnownMessage.of(message_id, seq, event)
+        return None
+
+    def _find_decided(
+        self, event_ids: Sequence[str], decided: Sequence[_Taken]
+    ) -> Mapping[str, LoggedEvent]:
+        working = self._working
+        forgotten = {
+            each
+            for each in event_ids
+            if each <= working.state.event_id_max and each not in working.recent
+        }
+        if not forgotten:
+            return NO_TABLE
+        events = self._decided_events(decided)
+        return {logged.event.id: logged for logged in events if logged.event.id in forgotten}
+
+    def _decided_events(self, decided: Sequence[_Taken]) -> Iterator[LoggedEvent]:
+        """Yield the events that are decided and not committed yet."""
+        events = (event for one in decided for event in one.decision.events)
+        for seq, event in enumerate(events, self._seq + 1):
+            yield LoggedEvent(seq, event)
+
+    # --- 2. decide -------------------------------------------------------------------------------
+
+    def _decide(self, batch: Sequence[_Taken]) -> Sequence[_Taken]:
+        """Decide each command in turn, and return those that this batch answers, in order."""
+        self._working.draining = self._setup.drain.messages
+        decided: list[_Taken] = []
+        turns = self._working.state.turns
+        for taken in batch:
+            self._decide_one(taken, decided)
+            if turns.queued and turns.running is None:
+                # This message came while an earlier owner was drained, and waited for the answer
+                # to a call that was appended by hand. Its turn starts before any other.
+                recover = Recover(enforced_away=())
+                self._decide_one(_Taken(recover, taken.now, self._setup.ports.ids.block()), decided)
+        return decided
+
+    def _decide_one(self, taken: _Taken, decided: list[_Taken]) -> None:
+        """Decide a command, and then the parked results that its calls release."""
+        command = taken.command
+        if decided:
+            self._look_up_in_batch(taken, decided)
+        if (parking := self._parking) and not self._may_precede_more_calls(command):
+            self._release_parked(parking, decided)
+        if isinstance(command, DropOverdue) and parking:
+            for parked in parking.take_overdue(self._setup.ports.loop_time()):
+                parked.ticket.refusal = AdmissionRefused(self._conversation_id, parked.violation)
+                decided.append(parked.ticket)
+        try:
+            decision = decide(self._working, command, taken)
+        except AdmissionRefused as refusal:
+            if not self._park(taken, refusal):
+                decided.append(taken)
+        except TurnPaused:
+            self._held = (*self._held, taken)
+        except Exception as error:  # noqa: BLE001 - answered to its caller alone, in `_publish`
+            taken.refusal = _as_answer(error)
+            decided.append(taken)
+        else:
+            self._working.apply(decision)
+            taken.decision = decision
+            decided.append(taken)
+            if parking:
+                is_waiting = parking.is_waiting(self._working.state.admission.open_calls)
+                if not (is_waiting and self._may_precede_more_calls(command)):
+                    self._release_parked(parking, decided)
+            if self._held and self._working.state.turns.waits_for is None:
+                held, self._held = self._held, ()
+                for waiting in held:
+                    self._decide_one(waiting, decided)
+
+    def _park(self, taken: _Taken, refused: AdmissionRefused) -> bool:
+        """Park a result that came before its call; return False, and note the refusal, if not."""
+        command = taken.command
+        if not isinstance(command, Append) or not command.park:
+            taken.refusal = _as_answer(refused)
+            return False
+        if self._parking is None:
+            self._parking = Parking(wait_s=self._setup.park_s)
+        now = self._setup.ports.loop_time()
+        violation = self._parking.park(refused.violation, taken, now=now)
+        if violation is not None:
+            taken.refusal = AdmissionRefused(self._conversation_id, violation)
+        return violation is None
+
+    def _release_parked(self, parking: Parking[_Taken], decided: list[_Taken]) -> None:
+        """Append the parked results whose calls have come."""
+        for parked in parking.take_ready(self._working.state.admission.open_calls):
+            self._decide_one(parked.ticket, decided)
+
+    def _may_precede_more_calls(self, command: Command | Query) -> bool:
+        """True if more calls of the newest response may still be appended after this command.
+
+        A result closes its response: no further call can join it. So parked results wait until
+        the last call of their response has come, or a command comes that needs the calls answered.
+        """
+        if isinstance(command, Append) and isinstance(command.event, ActionEvent):
+            newest = self._working.state.view[-1:]
+            return any(
+                isinstance(event, ActionEvent)
+                and event.llm_response_id == command.event.llm_response_id
+                for event in newest
+            )
+        return isinstance(command, _LEAVING_CALLS_OPEN)
+
+    # --- 3. commit -------------------------------------------------------------------------------
+
+    def _commit(self, records: Sequence[Record]) -> Awaitable[Sequence[int]]:
+        """Write the events of the batch. Everything visible outside waits for this."""
+        working = self._working
+        return self._setup.journal.append(
+            self._conversation_id,
+            records,
+            epoch=working.epoch,
+            expected_seq=working.state.seq - len(records) + 1,
+            listing=self._new_listing(records),
+            is_unfinished=working.state.turns.has_work,
+        )
+
+    def _are_in_place(self, records: Sequence[Record], seqs: Sequence[int]) -> bool:
+        """True if the journal has the events where they were decided."""
+        last = self._working.state.seq
+        return seqs[0] == last - len(records) + 1 and seqs[-1] == last
+
+    async def _refuse_places(self, records: Sequence[Record], seqs: Sequence[int]) -> None:
+        """Raise the error for events that the log already has, at other seqs than decided."""
+        last = self._working.state.seq
+        epoch = self._working.epoch
+        if (await self._setup.journal.info(self._conversation_id)).epoch != epoch:
+            # The same events were sent to a newer owner too, in another process, and it wrote them.
+            raise LeaseExpired(self._conversation_id, epoch)
+        raise InvariantViolation(
+            f"conversation {self._conversation_id}: decided seqs {last - len(records) + 1} to "
+            f"{last}, the journal has them at {seqs[0]} to {seqs[-1]}"
+        )
+
+    def _new_listing(self, records: Sequence[Record]) -> Listing | None:
+        """Return the listing after these records; None if they cannot have changed it."""
+        state, listed_seq = self._working.state, self._listed_seq
+        if listed_seq is not None and not changes_listing(
+            records, since=state.seq - listed_seq, in_turn=state.turns.running is not None
+        ):
+            return None
+        # If the commit fails, this owner ends, and the next one begins with a listing.
+        self._listed_seq = state.seq
+        return state.listing
+
+    # --- 4. publish ------------------------------------------------------------------------------
+
+    def _publish(self, decided: Sequence[_Taken]) -> None:
+        """Show the committed batch: to the view, the subscribers, the callers, in this order."""
+        seq = self._seq
+        self._show_state()
+        recent = self._working.recent
+        events: list[LoggedEvent] = []
+        for one in decided:
+            decision = one.decision
+            if decision.piece is not None:
+                # Readers get the piece after the events decided before it, and before later ones.
+                self._publish_events(events)
+                events = []
+                self._publish_piece(decision, seq)
+            for event in decision.events:
+                seq += 1
+                events.append(recent.get(event.id) or LoggedEvent(seq, event))
+        self._publish_events(events)
+        for one in decided:
+            delivery, refusal = one.delivery, one.refusal
+            if delivery is None:
+                if refusal is not None:
+                    raise refusal
+            elif refusal is None:
+                delivery.reply(one.decision.reply)
+            else:
+                delivery.fail(refusal)
+
+    def _publish_events(self, events: Sequence[LoggedEvent]) -> None:
+        if events:
+            self._setup.watching.watcher.committed(self._conversation_id, events)
+            self._setup.subscriptions.publish(self._conversation_id, events)
+
+    def _publish_piece(self, decision: Decision, seq: int) -> None:
+        if decision.piece is not None and decision.piece.text:
+            self._setup.subscriptions.publish_piece(self._conversation_id, decision.piece, seq)
+
+    def _show_state(self) -> None:
+        """Show the working state, which is committed now, to queries and effects."""
+        state = self._working.state
+        turns = state.turns
+        self.view = state.view
+        self.recently_seen = state.recently_seen
+        self.metrics = state.metrics
+        self._seq = state.seq
+        self.steps = state.iteration
+        self._running = running = turns.running
+        self._is_wanted = turns.has_work
+        self._setup.watching.watcher.owned(self._conversation_id, len(turns.queued))
+        self._is_step_held = running is not None and (
+            turns.waits_for is not None
+            or any(waiting.steers == running.turn_id for waiting in turns.queued.values())
+        )
+
+    # --- 5. start effects ------------------------------------------------------------------------
+
+    def _start_effects(self, decided: Sequence[_Taken]) -> None:
+        has_written = False
+        for one in decided:
+            decision = one.decision
+            if decision.events:
+                has_written = True
+            for effect in decision.effects:
+                match effect:
+                    case StopTurn(turn_id):
+                        # No need to wait for its end: anything it still sends has its turn id,
+                        # and is refused as stale.
+                        if self._agent_effect is not None and self._agent_of == turn_id:
+                            self._agent_effect.cancel()
+                    case StartTurn(turn_id, unstarted):
+                        # If a later command of the same batch has ended it, its `StopTurn` follows,
+                        # and an effect that is cancelled before it begins never runs.
+                        run = partial(self._run_turn, turn_id, unstarted)
+                        self._agent_effect = self.context.start_effect(run, name=f"turn {turn_id}")
+                        self._agent_of = turn_id
+        self._start_condenser()
+        if has_written:
+            self._start_verifying()
+            self._start_snapshot()
+        if self._parking and (deadline := self._parking.next_deadline) is not None:
+            delay_s = deadline - self._setup.ports.loop_time()
+            self.context.timers.once(max(0.0, delay_s), DropOverdue(), key=_PARK_TIMER)
+
+    def _start_condenser(self) -> None:
+        if self.running_condenser() is not None or self._is_condenser_resting():
+            return
+        try:
+            need = self._setup.condenser.need(self.view)
+        except BaseException as error:
+            if not is_own_failure(error):
+                raise
+            run = partial(self._refuse_need, self.view, error)  # it becomes a recorded event
+            self._condenser_effect = self.context.start_effect(run, name="condenser")
+        else:
+            self._is_condensing_hard = need == "hard"
+            if need is not None:
+                effect = self.context.start_effect(self._run_condenser, name="condenser")
+                self._condenser_effect = effect
+
+    def _start_verifying(self) -> None:
+        verify = self._setup.verify
+        if verify == "always" or (
+            verify == "sampled" and self._setup.ports.random.random() < _SAMPLED
+        ):
+            run = partial(self._run_verifying, self._working, self.view, self._seq)
+            self.context.start_effect(run, name="verify")
+
+    def _start_snapshot(self) -> None:
+        """Start to write a snapshot if one is due; they are rare enough to cost an event O(1)."""
+        state = self._working.state
+        new = state.seq - self._snapshot_seq
+        if new < self._setup.limits.snapshot_events or new < len(self.view):
+            return
+        if self._snapshot_effect is None or self._snapshot_effect.is_done:
+            self._snapshot_seq = state.seq
+            # Taken here, while the working state is the committed one; written beside the loop.
+            run = partial(self._run_snapshot, state.writing_snapshot(), self._working.epoch)
+            self._snapshot_effect = self.context.start_effect(run, name="snapshot")
+
+    # --- opening and leaving the log -------------------------------------------------------------
 
     async def on_start(self) -> None:
         await self._open()
@@ -308,66 +762,7 @@ class ConversationActor(Actor[Command | Query]):
         except TurnkeeperError as error:
             log_unavailable("conversation not released", error, conversation=self._conversation_id)
 
-    def receive_batch(
-        self, deliveries: Sequence[Delivery[Command | Query]]
-    ) -> Coroutine[Any, Any, None]:
-        for delivery in deliveries:
-            if isinstance(delivery.message, Delete):
-                return self._run_around_deletions(deliveries)
-        return self._run(self._take(deliveries))
-
-    async def _run(self, batch: Sequence[_Taken]) -> None:
-        """Make moves 2 to 5 for a batch that was taken.
-
-        One coroutine, which nearly always waits only at the commit. A thousand owners may wait
-        there at once, so it holds few objects: the garbage collector looks at all of them.
-        """
-        try:
-            for taken in batch:
-                if self._may_be_known(taken.command):
-                    await self._look_up(taken)
-            # From here on without what this batch parks or holds, which the runtime answers if the
-            # commit fails, and with the results that it releases from parking.
-            batch = self._decide(batch)
-            if rejections := _rejections_of(batch):
-                await self._setup.journal.reject(self._conversation_id, rejections)
-            if records := _records_of(batch):
-                with self._setup.watching.watcher.committing(self._conversation_id, len(records)):
-                    seqs = await self.context.wait_for(self._commit(records))
-                if not self._are_in_place(records, seqs):
-                    await self._refuse_places(records, seqs)
-            else:
-                # A write proves that no rival has taken over; without one, the lease has to.
-                self.check_lease()
-            self._publish(batch)
-            self._start_effects(batch)
-        except Exception as error:
-            failure = self._lost_or(error)
-            for one in batch:
-                if one.delivery is not None:
-                    one.delivery.fail(failure)
-            if batch and batch[0].delivery is not None:
-                self._raise_if_refused(failure)
-            if failure is not error:
-                raise failure from error
-            raise
-
-    def _lost_or(self, error: Exception) -> Exception:
-        """Return the error, or `LeaseExpired` if the log is gone: a newer owner has deleted it."""
-        if isinstance(error, ConversationNotFound):
-            return LeaseExpired(self._conversation_id, self._working.epoch)
-        return error
-
-    def _raise_if_refused(self, error: Exception) -> None:
-        """Raise `InvariantViolation` if the journal has refused this owner.
-
-        A refused command does not end its batch: its caller alone gets the refusal. So a refusal
-        that ends the batch is the journal's, which must never refuse the newest owner's append.
-        """
-        if isinstance(error, Refused):
-            raise InvariantViolation(
-                f"the journal refused the owner of conversation {self._conversation_id}"
-            ) from error
+    # --- deleting the log ------------------------------------------------------------------------
 
     async def _run_around_deletions(self, deliveries: Sequence[Delivery[Command | Query]]) -> None:
         """Carry out a batch part by part, in its order: each deletion stands alone."""
@@ -417,7 +812,7 @@ class ConversationActor(Actor[Command | Query]):
             if one.delivery is not None:
                 one.delivery.fail(gone)
         delivery.reply(deletion)
-        # Not waited for: whatever they still send or write carries an older epoch.
+        # No need to wait for their end: anything they still send or write has an older epoch.
         for effect in (self._agent_effect, self._condenser_effect, self._snapshot_effect):
             if effect is not None:
                 effect.cancel()
@@ -425,393 +820,7 @@ class ConversationActor(Actor[Command | Query]):
         self._condenser_rests_with, self._held = None, ()
         await self._open()
 
-    # --- 1. take ---------------------------------------------------------------------------------
-
-    def _take(self, deliveries: Sequence[Delivery[Command | Query]]) -> Sequence[_Taken]:
-        """Give each command its time and ids."""
-        ports, has_begun = self._setup.ports, self._working.state.seq > 0
-        now = ports.now()
-        taken: list[_Taken] = []
-        for each in deliveries:
-            # An `Append` to a log that has begun needs no new ids: its event has one.
-            needs_ids = not (has_begun and type(each.message) is Append)
-            taken.append(_Taken(each.message, now, ports.ids.block() if needs_ids else 0, each))
-        return taken
-
-    def _may_be_known(self, command: Command | Query) -> bool:
-        """True unless the command only appends an event that must be new, as most do."""
-        if not isinstance(command, Append) or command.expected is not None:
-            return True
-        event = command.event
-        if event.id <= self._working.state.event_id_max:  # ids rise, so a new event's is greater
-            return True
-        return (
-            event.kind == "user_message"
-            and isinstance(event, UserMessageEvent)
-            and event.message_id is not None
-        )
-
-    async def _look_up(self, taken: _Taken) -> None:
-        """Look up the ids that the command names, in the journal if memory has let them go."""
-        command = taken.command
-        taken.known_events = await self._look_up_events(_events_named_by(command))
-        match command:
-            case Send(message_id=message_id, replaces=replaces):
-                taken.known_message = await self._look_up_message(message_id)
-                if replaces is not None:
-                    taken.known_target = await self._look_up_message(replaces)
-            case Append(event=UserMessageEvent(message_id=str(message_id))):
-                taken.known_message = await self._look_up_message(message_id)
-            case _:
-                pass
-
-    async def _look_up_message(self, message_id: str) -> KnownMessage | None:
-        # Only this actor writes the log, so the result still holds when the command is decided.
-        turns = self._working.state.turns
-        # The command keeps what is found: by the time that it is decided, earlier commands of its
-        # batch may have made the table forget the message.
-        if (known := turns.find(message_id)) is not None:
-            return known
-        if not turns.may_have_forgotten(message_id):
-            return None
-        found = await self._setup.journal.find_messages(self._conversation_id, [message_id])
-        if message_id not in found:
-            return None
-        seq = found[message_id]
-        event = await self._read_one(seq)
-        if not isinstance(event, UserMessageEvent | MessageQueuedEvent):
-            raise InvariantViolation(
-                f"seq {seq} of conversation {self._conversation_id} carries message id "
-                f"{message_id} and is {a_name(event.kind)}"
-            )
-        return KnownMessage.of(message_id, seq, event)
-
-    async def _look_up_events(self, event_ids: Sequence[str]) -> Mapping[str, LoggedEvent]:
-        recent, event_id_max = self._working.recent, self._working.state.event_id_max
-        ids = [event_id for event_id in event_ids if event_id <= event_id_max]
-        known = {event_id: recent[event_id] for event_id in ids if event_id in recent}
-        older = [event_id for event_id in ids if event_id not in known]
-        if not older:
-            return known
-        journal, name = self._setup.journal, self._conversation_id
-        found = await journal.find_events(name, older)
-        seqs = sorted(found.values())
-        while seqs:
-            page = await journal.read(name, after=seqs[0] - 1, limit=min(len(seqs), READ_PAGE))
-            if not page:  # deleted in another process, and begun anew there
-                raise ConversationNotFound(name)
-            logged = [decode_record(name, record) for record in page if record.event_id in found]
-            known.update((one.event.id, one) for one in logged)
-            seqs = [seq for seq in seqs if seq > page[-1].seq]
-        return known
-
-    async def _read_one(self, seq: int) -> Event:
-        records = await self._setup.journal.read(self._conversation_id, after=seq - 1, limit=1)
-        if not records:  # deleted in another process, and begun anew there
-            raise ConversationNotFound(self._conversation_id)
-        return decode_record(self._conversation_id, records[0]).event
-
-    def _look_up_in_batch(self, taken: _Taken, decided: Sequence[_Taken]) -> None:
-        """Look up ids among the events of this batch that memory has let go of already.
-
-        They are not committed, so `_look_up` could not find them in the journal.
-        """
-        if here := self._find_decided(_events_named_by(taken.command), decided):
-            taken.known_events = {**taken.known_events, **here}
-        match taken.command:
-            case Send(message_id=message_id, replaces=replaces):
-                if taken.known_message is None:
-                    taken.known_message = self._find_decided_message(message_id, decided)
-                if replaces is not None and taken.known_target is None:
-                    taken.known_target = self._find_decided_message(replaces, decided)
-            case _:
-                pass
-
-    def _find_decided_message(
-        self, message_id: str, decided: Sequence[_Taken]
-    ) -> KnownMessage | None:
-        turns = self._working.state.turns
-        if turns.find(message_id) is None and turns.may_have_forgotten(message_id):
-            for seq, event in self._decided_events(decided):
-                if (
-                    isinstance(event, UserMessageEvent | MessageQueuedEvent)
-                    and event.message_id == message_id
-                ):
-                    return KnownMessage.of(message_id, seq, event)
-        return None
-
-    def _find_decided(
-        self, event_ids: Sequence[str], decided: Sequence[_Taken]
-    ) -> Mapping[str, LoggedEvent]:
-        working = self._working
-        forgotten = {
-            each
-            for each in event_ids
-            if each <= working.state.event_id_max and each not in working.recent
-        }
-        if not forgotten:
-            return NO_TABLE
-        events = self._decided_events(decided)
-        return {logged.event.id: logged for logged in events if logged.event.id in forgotten}
-
-    def _decided_events(self, decided: Sequence[_Taken]) -> Iterator[LoggedEvent]:
-        """Yield the events that are decided and not committed yet."""
-        events = (event for one in decided for event in one.decision.events)
-        for seq, event in enumerate(events, self._seq + 1):
-            yield LoggedEvent(seq, event)
-
-    # --- 2. decide -------------------------------------------------------------------------------
-
-    def _decide(self, batch: Sequence[_Taken]) -> Sequence[_Taken]:
-        self._working.draining = self._setup.drain.messages
-        decided: list[_Taken] = []
-        turns = self._working.state.turns
-        for taken in batch:
-            self._decide_one(taken, decided)
-            if turns.queued and turns.running is None:
-                # A message came while an earlier owner was drained, and waits behind a call that
-                # was appended by hand. Once that is answered, its turn starts, before any other.
-                recover = Recover(enforced_away=())
-                self._decide_one(_Taken(recover, taken.now, self._setup.ports.ids.block()), decided)
-        return decided
-
-    def _decide_one(self, taken: _Taken, decided: list[_Taken]) -> None:
-        """Decide a command, and then the parked results that its calls release."""
-        command = taken.command
-        if decided:
-            self._look_up_in_batch(taken, decided)
-        if (parking := self._parking) and not self._may_precede_more_calls(command):
-            self._release_parked(parking, decided)
-        if isinstance(command, DropOverdue) and parking:
-            for parked in parking.take_overdue(self._setup.ports.loop_time()):
-                parked.ticket.refusal = AdmissionRefused(self._conversation_id, parked.violation)
-                decided.append(parked.ticket)
-        try:
-            decision = decide(self._working, command, taken)
-        except AdmissionRefused as refusal:
-            if not self._park(taken, refusal):
-                decided.append(taken)
-        except TurnPaused:
-            self._held = (*self._held, taken)
-        except Exception as error:  # noqa: BLE001 - answered to its caller alone, in `_publish`
-            taken.refusal = _as_answer(error)
-            decided.append(taken)
-        else:
-            self._working.apply(decision)
-            taken.decision = decision
-            decided.append(taken)
-            if parking:
-                is_waiting = parking.is_waiting(self._working.state.admission.open_calls)
-                if not (is_waiting and self._may_precede_more_calls(command)):
-                    self._release_parked(parking, decided)
-            if self._held and self._working.state.turns.waits_for is None:
-                held, self._held = self._held, ()
-                for waiting in held:
-                    self._decide_one(waiting, decided)
-
-    def _park(self, taken: _Taken, refused: AdmissionRefused) -> bool:
-        """Park a result that came before its call, and return True; else note the refusal."""
-        command = taken.command
-        if not isinstance(command, Append) or not command.park:
-            taken.refusal = _as_answer(refused)
-            return False
-        if self._parking is None:
-            self._parking = Parking(wait_s=self._setup.park_s)
-        now = self._setup.ports.loop_time()
-        violation = self._parking.park(refused.violation, taken, now=now)
-        if violation is not None:
-            taken.refusal = AdmissionRefused(self._conversation_id, violation)
-        return violation is None
-
-    def _release_parked(self, parking: Parking[_Taken], decided: list[_Taken]) -> None:
-        """Append the parked results whose calls have come."""
-        for parked in parking.take_ready(self._working.state.admission.open_calls):
-            self._decide_one(parked.ticket, decided)
-
-    def _may_precede_more_calls(self, command: Command | Query) -> bool:
-        """True if more calls of the newest response may follow this command, appended one by one.
-
-        A result closes its response. So the parked results of the first calls wait for the last
-        call, unless another command comes that needs the calls answered.
-        """
-        if isinstance(command, Append) and isinstance(command.event, ActionEvent):
-            newest = self._working.state.view[-1:]
-            return any(
-                isinstance(event, ActionEvent)
-                and event.llm_response_id == command.event.llm_response_id
-                for event in newest
-            )
-        return isinstance(command, _LEAVING_CALLS_OPEN)
-
-    # --- 3. commit -------------------------------------------------------------------------------
-
-    def _commit(self, records: Sequence[Record]) -> Awaitable[Sequence[int]]:
-        """Write the events of the batch. Everything visible outside waits for this."""
-        working = self._working
-        return self._setup.journal.append(
-            self._conversation_id,
-            records,
-            epoch=working.epoch,
-            expected_seq=working.state.seq - len(records) + 1,
-            listing=self._new_listing(records),
-            is_unfinished=working.state.turns.has_work,
-        )
-
-    def _are_in_place(self, records: Sequence[Record], seqs: Sequence[int]) -> bool:
-        """True if the journal has the events where they were decided."""
-        last = self._working.state.seq
-        return seqs[0] == last - len(records) + 1 and seqs[-1] == last
-
-    async def _refuse_places(self, records: Sequence[Record], seqs: Sequence[int]) -> None:
-        """Raise the error for events that the log already has, at other seqs than decided."""
-        last = self._working.state.seq
-        epoch = self._working.epoch
-        if (await self._setup.journal.info(self._conversation_id)).epoch != epoch:
-            # The same events were sent to a newer owner too, in another process, and it wrote them.
-            raise LeaseExpired(self._conversation_id, epoch)
-        raise InvariantViolation(
-            f"conversation {self._conversation_id}: decided seqs {last - len(records) + 1} to "
-            f"{last}, the journal has them at {seqs[0]} to {seqs[-1]}"
-        )
-
-    def _new_listing(self, records: Sequence[Record]) -> Listing | None:
-        """Return what lists show after these records, if they may have changed it."""
-        state, listed_seq = self._working.state, self._listed_seq
-        if listed_seq is not None and not changes_listing(
-            records, since=state.seq - listed_seq, in_turn=state.turns.running is not None
-        ):
-            return None
-        # If the commit fails, this owner ends, and the next one begins with a listing.
-        self._listed_seq = state.seq
-        return state.listing
-
-    # --- 4. publish ------------------------------------------------------------------------------
-
-    def _publish(self, decided: Sequence[_Taken]) -> None:
-        """Show the committed batch: to the view, the subscribers, the callers, in this order."""
-        seq = self._seq
-        self._show_state()
-        recent = self._working.recent
-        events: list[LoggedEvent] = []
-        for one in decided:
-            decision = one.decision
-            if decision.piece is not None:
-                # Its place is between the events decided before it and those decided after it.
-                self._publish_events(events)
-                events = []
-                self._publish_piece(decision, seq)
-            for event in decision.events:
-                seq += 1
-                events.append(recent.get(event.id) or LoggedEvent(seq, event))
-        self._publish_events(events)
-        for one in decided:
-            delivery, refusal = one.delivery, one.refusal
-            if delivery is None:
-                if refusal is not None:
-                    raise refusal
-            elif refusal is None:
-                delivery.reply(one.decision.reply)
-            else:
-                delivery.fail(refusal)
-
-    def _publish_events(self, events: Sequence[LoggedEvent]) -> None:
-        if events:
-            self._setup.watching.watcher.committed(self._conversation_id, events)
-            self._setup.subscriptions.publish(self._conversation_id, events)
-
-    def _publish_piece(self, decision: Decision, seq: int) -> None:
-        if decision.piece is not None and decision.piece.text:
-            self._setup.subscriptions.publish_piece(self._conversation_id, decision.piece, seq)
-
-    def _show_state(self) -> None:
-        """Show the working state, which is committed now, to queries and effects."""
-        state = self._working.state
-        turns = state.turns
-        self.view = state.view
-        self.recently_seen = state.recently_seen
-        self.metrics = state.metrics
-        self._seq = state.seq
-        self.steps = state.iteration
-        self._running = running = turns.running
-        self._is_wanted = turns.has_work
-        self._setup.watching.watcher.owned(self._conversation_id, len(turns.queued))
-        self._is_step_held = running is not None and (
-            turns.waits_for is not None
-            or any(waiting.steers == running.turn_id for waiting in turns.queued.values())
-        )
-
-    # --- 5. start effects ------------------------------------------------------------------------
-
-    def _start_effects(self, decided: Sequence[_Taken]) -> None:
-        has_written = False
-        for one in decided:
-            decision = one.decision
-            if decision.events:
-                has_written = True
-            for effect in decision.effects:
-                match effect:
-                    case StopTurn(turn_id):
-                        # Not waited for: whatever it still sends carries its turn id and is stale.
-                        if self._agent_effect is not None and self._agent_of == turn_id:
-                            self._agent_effect.cancel()
-                    case StartTurn(turn_id, unstarted):
-                        # If a later command of the same batch has ended it, its `StopTurn` follows,
-                        # and an effect that is cancelled before it begins never runs.
-                        run = partial(self._run_turn, turn_id, unstarted)
-                        self._agent_effect = self.context.start_effect(run, name=f"turn {turn_id}")
-                        self._agent_of = turn_id
-        self._start_condenser()
-        if has_written:
-            self._start_verifying()
-            self._start_snapshot()
-        if self._parking and (deadline := self._parking.next_deadline) is not None:
-            delay_s = deadline - self._setup.ports.loop_time()
-            self.context.timers.once(max(0.0, delay_s), DropOverdue(), key=_PARK_TIMER)
-
-    def _start_condenser(self) -> None:
-        if self.running_condenser() is not None or self._is_condenser_resting():
-            return
-        try:
-            need = self._setup.condenser.need(self.view)
-        except BaseException as error:
-            if not is_own_failure(error):
-                raise
-            run = partial(self._refuse_need, self.view, error)  # it becomes a recorded event
-            self._condenser_effect = self.context.start_effect(run, name="condenser")
-        else:
-            self._is_condensing_hard = need == "hard"
-            if need is not None:
-                effect = self.context.start_effect(self._run_condenser, name="condenser")
-                self._condenser_effect = effect
-
-    def _start_verifying(self) -> None:
-        verify = self._setup.verify
-        if verify == "always" or (
-            verify == "sampled" and self._setup.ports.random.random() < _SAMPLED
-        ):
-            run = partial(self._run_verifying, self._working, self.view, self._seq)
-            self.context.start_effect(run, name="verify")
-
-    def _start_snapshot(self) -> None:
-        """Write a snapshot now and then, seldom enough to cost each event O(1)."""
-        state = self._working.state
-        new = state.seq - self._snapshot_seq
-        if new < self._setup.limits.snapshot_events or new < len(self.view):
-            return
-        if self._snapshot_effect is None or self._snapshot_effect.is_done:
-            self._snapshot_seq = state.seq
-            # Taken here, while the working state is the committed one; written beside the loop.
-            run = partial(self._run_snapshot, state.writing_snapshot(), self._working.epoch)
-            self._snapshot_effect = self.context.start_effect(run, name="snapshot")
-
-    async def _run_snapshot(self, slices: Slices[Snapshot], epoch: int) -> None:
-        snapshot = await in_slices(slices)
-        self.check_lease()
-        try:
-            await self._setup.journal.write_snapshot(self._conversation_id, snapshot, epoch=epoch)
-        except TurnkeeperError as error:
-            # Losing a snapshot costs time at the next activation, never data.
-            log_unavailable("snapshot not written", error, conversation=self._conversation_id)
+    # --- the effects, each a child task ----------------------------------------------------------
 
     async def _run_turn(self, turn_id: str, unstarted: tuple[str, ...]) -> None:
         """Run the agent of one turn: an effect beside the loop."""
@@ -844,7 +853,8 @@ class ConversationActor(Actor[Command | Query]):
         finally:
             inside.is_over = True
         if turn.is_held:
-            # The agent swallowed the error, or it came in a group. Another run ends the turn.
+            # The agent swallowed `TurnSuspended`, or raised it in a group. A later run of the
+            # agent ends the turn.
             if isinstance(failure, BaseExceptionGroup):
                 failure = failure.split((StaleTurn, TurnSuspended))[1]
             if failure is not None:
@@ -856,8 +866,95 @@ class ConversationActor(Actor[Command | Query]):
                 )
             return
         if await self._tell_owner(end) and failure is not None:
-            # Not logged if the owner has ended under its agent, and nothing else failed.
+            # If the owner has ended, the failure may be no more than a consequence of that.
             log_failure("turn failed", failure, conversation=self._conversation_id, turn=turn_id)
+
+    def _is_going_on(self, turn: TurnContext) -> bool:
+        """True if this run still answers its turn; a `StaleTurn` then came from another turn."""
+        running = self._running
+        return running is not None and running.turn_id == turn.turn_id and not turn.is_held
+
+    async def _run_condenser(self) -> None:
+        """Condense while there is a need, as long as it makes the view shorter."""
+        condenser, epoch = self._setup.condenser, self._working.epoch
+        while True:
+            self.check_lease()
+            shown = self.view
+            need: Need | None = None
+            proposal: Proposal | None = None
+            try:
+                need = condenser.need(shown)
+                self._is_condensing_hard = need == "hard"
+                if need is None:
+                    return
+                proposal = await condenser.propose(shown, need)
+                if not isinstance(proposal, Proposal | None):
+                    raise TypeError(f"its proposal is {a_type(proposal)}")
+            except BaseException as error:
+                if not is_own_failure(error):
+                    raise
+                await self._record_condenser_failure(error)
+                if need != "hard":
+                    self._condenser_rests_with = shown
+                    return
+                proposal = None
+            is_progress = await self._tell_owner(Propose(epoch, proposal, shown, need))
+            if is_progress is None:
+                return
+            if not is_progress and self.view.is_unchanged_since(shown):
+                # If the view has changed meanwhile, the condenser is asked once more instead.
+                self._condenser_rests_with = shown
+                return
+
+    async def _refuse_need(self, shown: View, error: BaseException) -> None:
+        """Record that the condenser could not say its need, and let it rest."""
+        self._condenser_rests_with = shown
+        await self._record_condenser_failure(error)
+
+    async def _record_condenser_failure(self, error: BaseException) -> None:
+        failed = ProposeFailed(self._working.epoch, type(error).__name__, error_text(error))
+        await self._tell_owner(failed)
+
+    async def _tell_owner(self, command: Message[T]) -> T | None:
+        """Ask this owner as an effect's last act. Returns None if the owner or the turn has ended.
+
+        A journal's error is the owner's own failure, which its supervisor handles.
+        """
+        try:
+            return await self.context.ref.ask(command)
+        except (StaleTurn, ConversationsClosed, OwnershipLost, Unavailable, OutcomeUnknown):
+            return None
+
+    async def _run_snapshot(self, slices: Slices[Snapshot], epoch: int) -> None:
+        snapshot = await in_slices(slices)
+        self.check_lease()
+        try:
+            await self._setup.journal.write_snapshot(self._conversation_id, snapshot, epoch=epoch)
+        except TurnkeeperError as error:
+            # Losing a snapshot costs time at the next activation, never data.
+            log_unavailable("snapshot not written", error, conversation=self._conversation_id)
+
+    async def _run_verifying(self, working: WorkingState, view: View, seq: int) -> None:
+        """Rebuild the view from the log and compare: an effect. A divergence fails the actor."""
+        check = ViewCheck()
+        try:
+            await fold_log(self._setup.journal, self._conversation_id, 0, seq, check.fold)
+        except (Unavailable, OutcomeUnknown) as error:
+            log_unavailable("view not verified", error, conversation=self._conversation_id)
+            return
+        except ConversationNotFound:
+            return  # deleted meanwhile; the owner may not have opened its new log yet
+        except Refused:
+            if self._working is not working:
+                return  # deleted, and begun anew
+            raise
+        found = check.find_divergence(view)
+        if found is not None and self._working is working:
+            self.check_lease()
+            raise InvariantViolation(
+                f"the view of conversation {self._conversation_id} at seq {seq} is not the fold of "
+                f"its log: {found}; the log is right; the owner is started again from it"
+            )
 
     # --- for its readers: `LiveOwner` ------------------------------------------------------------
 
@@ -878,7 +975,7 @@ class ConversationActor(Actor[Command | Query]):
         found = [logged for logged in above if logged.seq <= self._seq]
         return found[::-1] if found and found[-1].seq == seq + 1 else ()
 
-    # --- for the running turn: `TurnOwner` ---------------------------------------------
+    # --- for the running turn: `TurnOwner` -------------------------------------------------------
 
     @property
     def ref(self) -> Ref[Command | Query]:
@@ -960,86 +1057,6 @@ class ConversationActor(Actor[Command | Query]):
         state, _ = load.finish()
         kept = {event.id for event in state.view}
         return tuple(event.id for event in view if event.id not in kept)
-
-    # --- effects ---------------------------------------------------------------------------------
-
-    async def _tell_owner(self, command: Message[T]) -> T | None:
-        """Ask this owner as an effect's last act. Returns None if the owner or the turn has ended.
-
-        A journal's error is the owner's own failure, which its supervisor handles.
-        """
-        try:
-            return await self.context.ref.ask(command)
-        except (StaleTurn, ConversationsClosed, OwnershipLost, Unavailable, OutcomeUnknown):
-            return None
-
-    def _is_going_on(self, turn: TurnContext) -> bool:
-        """True if this run still answers its turn; a `StaleTurn` then came from another turn."""
-        running = self._running
-        return running is not None and running.turn_id == turn.turn_id and not turn.is_held
-
-    async def _run_condenser(self) -> None:
-        """Condense while there is a need, as long as it makes the view shorter."""
-        condenser, epoch = self._setup.condenser, self._working.epoch
-        while True:
-            self.check_lease()
-            shown = self.view
-            need: Need | None = None
-            proposal: Proposal | None = None
-            try:
-                need = condenser.need(shown)
-                self._is_condensing_hard = need == "hard"
-                if need is None:
-                    return
-                proposal = await condenser.propose(shown, need)
-                if not isinstance(proposal, Proposal | None):
-                    raise TypeError(f"its proposal is {a_type(proposal)}")
-            except BaseException as error:
-                if not is_own_failure(error):
-                    raise
-                await self._record_condenser_failure(error)
-                if need != "hard":
-                    self._condenser_rests_with = shown
-                    return
-                proposal = None
-            is_progress = await self._tell_owner(Propose(epoch, proposal, shown, need))
-            if is_progress is None:
-                return
-            if not is_progress and self.view.is_unchanged_since(shown):
-                # If the view has changed meanwhile, the condenser is asked once more instead.
-                self._condenser_rests_with = shown
-                return
-
-    async def _refuse_need(self, shown: View, error: BaseException) -> None:
-        """Record that the condenser could not say its need, and let it rest."""
-        self._condenser_rests_with = shown
-        await self._record_condenser_failure(error)
-
-    async def _record_condenser_failure(self, error: BaseException) -> None:
-        failed = ProposeFailed(self._working.epoch, type(error).__name__, error_text(error))
-        await self._tell_owner(failed)
-
-    async def _run_verifying(self, working: WorkingState, view: View, seq: int) -> None:
-        """Rebuild the view from the log and compare: an effect. A divergence fails the actor."""
-        check = ViewCheck()
-        try:
-            await fold_log(self._setup.journal, self._conversation_id, 0, seq, check.fold)
-        except (Unavailable, OutcomeUnknown) as error:
-            log_unavailable("view not verified", error, conversation=self._conversation_id)
-            return
-        except ConversationNotFound:
-            return  # deleted meanwhile, perhaps just now: the owner opens its new log after that
-        except Refused:
-            if self._working is not working:
-                return  # deleted, and begun anew
-            raise
-        found = check.find_divergence(view)
-        if found is not None and self._working is working:
-            self.check_lease()
-            raise InvariantViolation(
-                f"the view of conversation {self._conversation_id} at seq {seq} is not the fold of "
-                f"its log: {found}; the log is right; the owner is started again from it"
-            )
 
 
 def _between_deletions(

@@ -25,7 +25,7 @@ class WaitGraph:
 
     @contextmanager
     def wait(self, waiter: str, awaited: str) -> Iterator[None]:
-        """While inside, `waiter` waits for `awaited`. Raises `AskCycle` if that would never end."""
+        """While inside, note that `waiter` waits for `awaited`. Raises `AskCycle` for a cycle."""
         path = self._find(awaited, waiter)
         if path is not None:
             raise turn_cycle(waiter, *path)
