@@ -38,12 +38,13 @@ T = TypeVar("T")
 class Actor(Generic[M]):
     """The base of all actors. Write `receive`, as `def` or as `async def`, or `receive_batch`.
 
-    An ask of an actor at rest runs a `def` in the asker's own stack, which saves two switches of
-    tasks. If it has to wait, it returns a coroutine, which then runs in a task of the runtime.
+    If the actor is at rest, an ask runs a `def` in the asker's own stack, which saves two switches
+    of tasks. A `def` that has to wait returns a coroutine, which then runs in a task of the
+    runtime.
 
-    The return value of `receive` is the reply. `Refused` raised by it is an answer. Every other
-    error is a failure: the asker gets it, as it is if it is one of the five kinds and else inside
-    `ActorFailed`, and the supervisor decides about the actor.
+    The return value of `receive` is the reply. If it raises `Refused`, that is an answer. Any other
+    error is a failure: the supervisor decides about the actor, and the asker gets `ActorFailed`, or
+    the error itself if it is one of the five kinds (`turnkeeper.runtime.errors`).
     """
 
     batch_max: ClassVar[int] = 1
@@ -62,7 +63,7 @@ class Actor(Generic[M]):
     async def receive_batch(self, deliveries: Sequence[Delivery[M]]) -> None:
         """Handle several messages at once. Those left unanswered may be answered later.
 
-        An error is a failure, `Refused` too: to refuse one message, use its `Delivery.fail`.
+        Any error is a failure, even `Refused`: to refuse one message, call its `Delivery.fail`.
         """
         raise NotImplementedError
 
@@ -70,22 +71,23 @@ class Actor(Generic[M]):
         """Run before the first message. An error is a failed start."""
 
     async def on_stop(self) -> None:
-        """Run after the last message, shielded from cancellation, for `cleanup_s` seconds at most.
+        """Run after the last message, shielded from cancellation.
 
-        Nothing can be started here any more: that raises `ActorEnded`.
+        After the runtime's `cleanup_s` seconds it is cancelled all the same. Starting an effect, a
+        timer, a child or a watch here raises `ActorEnded`.
         """
 
     async def on_restart(self, error: BaseException) -> None:
-        """Run on the actor that failed, before its successor is made. By default, `on_stop`."""
+        """Run on the actor that failed, before its successor is made. By default, run `on_stop`."""
         del error
         await self.on_stop()
 
 
 class ActorContext:
-    """An actor's access to the runtime: itself, its children, effects and timers, the world.
+    """An actor's access to the runtime: its ref, its children, effects and timers, the ports.
 
-    It belongs to one incarnation. Once that ends, nothing can be started through it any more:
-    effects, timers, children and watches are refused with `ActorEnded`.
+    It belongs to one incarnation. Once that has begun to end, starting an effect, a timer, a child
+    or a watch raises `ActorEnded`.
     """
 
     __slots__ = ("_life",)
@@ -128,7 +130,7 @@ class ActorContext:
 
     @property
     def timers(self) -> Timers:
-        """Messages of the actor to itself, later; they end with this incarnation."""
+        """Send messages to the actor itself later; the timers end with this incarnation."""
         return Timers(self._life)
 
     def defer(self) -> Delivery[Any]:
@@ -146,19 +148,19 @@ class ActorContext:
         return Delivery(life, ask.message, ask)
 
     def wait_for(self, awaited: Awaitable[T]) -> Awaitable[T]:
-        """Return `awaited` as a handler awaits it: a `OneShot`, without keeping a worker.
+        """Return `awaited` for a handler to await; a `OneShot` then keeps no worker.
 
-        So a thousand actors that wait for one group commit need no task each. Nothing that belongs
-        to a task, such as a cancel scope or a task group, may be open around this call: the
-        handler may go on in another task.
+        So a thousand actors that wait for one group commit need no task each. The handler may
+        continue in another task: nothing that belongs to a task, such as a cancel scope or a task
+        group, may be open around the wait.
         """
         return unattended(awaited) if isinstance(awaited, OneShot) else awaited
 
     def start_effect(self, run: Callable[[], Awaitable[None]], *, name: str) -> Effect:
-        """Have `run()` done beside the actor, in a task of its own, and return at once.
+        """Run `run()` beside the actor, in a task of its own; return at once.
 
         An effect that raises fails the actor with that error. All effects are cancelled when the
-        actor stops or restarts. Raises `ActorEnded` once the actor ends.
+        actor stops or restarts. Raises `ActorEnded` once the actor has begun to end.
         """
         return self._life.start_effect(run, name)
 
@@ -171,11 +173,11 @@ class ActorContext:
         supervision: Supervision | None = None,
         resident: bool = False,
     ) -> Ref[N]:
-        """Start a child; it stops before this actor does, and this actor's class supervises it.
+        """Start a child; it stops before this actor does.
 
-        `factory`, `mailbox` and `resident` are as for `Runtime.spawn`. `supervision`, if given,
-        decides about the child's failures before this actor's class does.
-        Raises `ActorEnded` once the actor ends.
+        `factory`, `mailbox` and `resident` are as for `Runtime.spawn`. This actor's class attribute
+        `supervision` decides about the child's failures; `supervision` here, if given, decides
+        first. Raises `ActorEnded` once the actor has begun to end.
         """
         return self._children(name).spawn(
             factory, name=name, mailbox=mailbox, supervision=supervision, resident=resident
@@ -186,10 +188,10 @@ class ActorContext:
         return self._children(name).spawn_supervisor(name, supervision)
 
     def watch(self, ref: Ref[Any]) -> None:
-        """Get a `Terminated`, before other mail, when that actor stops for good.
+        """Have this actor get a `Terminated`, before other mail, when `ref`'s actor stops for good.
 
         The watch ends with this incarnation: watch again in `on_start`. Raises `ActorEnded` once
-        the actor ends.
+        this actor has begun to end.
         """
         life = self._life
         life.check_open(f"watch {ref.name}")
@@ -200,13 +202,16 @@ class ActorContext:
             life.watches[ref] = watching
 
     def unwatch(self, ref: Ref[Any]) -> None:
-        """Take `watch` back."""
+        """Undo `watch`."""
         watching = (self._life.watches or {}).pop(ref, None)
         if watching is not None:
             watching.take_back()
 
     def stop(self) -> None:
-        """Stop after the current message or batch. Messages that still wait are handed back."""
+        """Stop the actor after its current message or batch; return at once.
+
+        Messages that still wait are handed back to their senders.
+        """
         if self._life.is_open:
             _cell_of(self._life).request_stop("it stopped itself")
 
@@ -228,7 +233,7 @@ def _cell_of(life: Incarnation) -> Cell:
 
 
 def _ref_to(cell: Cell) -> Ref[Any]:
-    # The one directory that there is, a region, is what a ref needs, too.
+    # A region is the only kind of directory, and it is the `KeyedActors` of a ref, too.
     return Ref(cell, cast("KeyedActors | None", cell.directory), cell.key)
 
 
@@ -249,7 +254,6 @@ def traits_of(kind: type[Hooks]) -> Traits:
         is_batching=is_batching,
         is_inline=not is_batching and not inspect.iscoroutinefunction(kind.receive),
         has_on_start=kind.on_start is not Actor.on_start,
-        has_on_stop=has_on_stop or has_on_restart,
-        has_on_restart=has_on_restart or has_on_stop,
+        has_last_hook=has_on_stop or has_on_restart,
         stats=Stats(),
     )

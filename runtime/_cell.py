@@ -2,20 +2,21 @@
 
 Owns an actor's mail, its phase and its current incarnation. `_incarnation.py` holds everything
 that the actor has started, `_slice.py` is the path of each message, `_lifecycle.py` is the table
-of phases. Here is how an incarnation begins, fails, rests and ends.
+of phases. This module makes an incarnation begin, rest, fail and end; `Cell.step` is its heart.
 
 Invariants:
 
-1. At most one runner. A cell is at rest (no runner, no mail), or in the pool's queue, or in one
-   worker's hands, or waiting to start again. Only the runner touches the actor.
+1. At most one runner, the task that steps the cell. A cell is at rest (no runner, no mail), or in
+   the pool's queue, or in one worker's hands, or waiting to start again. Only the runner touches
+   the actor.
 2. There is no await between "there is no mail" and "at rest" or "gone from the directory", so
    mail either finds a runner or makes one.
 3. Every ask ends: it is answered, or failed when its handler fails, or handed back when the cell
    stops, or failed when the incarnation that deferred it ends.
 4. An ended cell is never touched again, not even by a handler that was given up as stuck.
 
-User code is bounded from outside, by a watchdog: past its patience it is cancelled. If it
-swallows that, the cell is given up as stuck, and its worker is left to it until it returns.
+A watchdog bounds user code from outside: it cancels code that takes too long. If the code swallows
+that, the watchdog gives the cell up as stuck, and the code keeps its worker until it returns.
 """
 
 from __future__ import annotations
@@ -73,22 +74,25 @@ _KILLED: Final = "it was cancelled, for it did not end in time"
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """How to keep one actor; shared by all of a region."""
+    """The settings of one actor; all actors of a region share one."""
 
     mailbox: MailboxSettings
     supervision: Supervision | None = None
-    """Its own, in place of its supervisor's; None for most."""
+    """The actor's own; None: its supervisor's."""
     is_resident: bool = False
 
 
 @dataclass(slots=True)
 class Ending:
-    """The clean-up of an incarnation that is going on, and what follows it."""
+    """A clean-up of an incarnation that has begun and not ended."""
 
     after: After
+    """What the cell does next."""
     delay_s: float
     error: BaseException | None
+    """The failure that ends the incarnation; None if an order does."""
     patient_until: float
+    """When, by the loop's clock, handlers of the actors below it are cancelled."""
     is_hook_begun: bool = False
 
 
@@ -171,7 +175,7 @@ class Cell(Mailbox):
         self.base_context = base_context
         self.directory = directory
         self.key = key
-        # The life of the cell
+        # The cell
         self.phase = Phase.STARTING
         self.at_rest = self.is_parked = True
         self.worker: Host | None = None
@@ -181,28 +185,28 @@ class Cell(Mailbox):
         self.handled = self.failed = self.restarts = 0
         self._settlers: list[OneShot[None]] | None = None
         self._alarm: Alarm | None = None
-        # Its incarnation, and the facts about its class
+        # Its current incarnation, and the facts about the actor's class
         self.life: Incarnation | None = None
         self.traits: Traits = NO_TRAITS
         self.is_inline = False
         self.ending: Ending | None = None
-        # The slice that is going on, and how it ended
+        # The current slice, and how it ended
         self.outcome: Outcome | None = None
         self.current: Ask | None = None
         self.batch: list[Delivery[Any]] | None = None
         self.suspended: SuspendedHandler | None = None
         self.error: BaseException | None = None
-        """The failure of the slice; while the cell refuses mail, the reason for that."""
+        """The failure of the slice; while the cell refuses mail, the failure that led to that."""
         self.order: Order | None = None
         self.asking: dict[Ask, Party] | None = None
         # The call of user code that a worker waits for, and its bound
         self.user_code: UserCode | None = None
         self.watchdog: Watchdog | None = None
 
-    # --- what others do to a cell: put mail into it, give it orders ------------------------------
+    # --- for others: mail and orders -------------------------------------------------------------
 
     def put(self, item: Item, *, control: bool = False) -> None:
-        """Queue an item whether there is room or not, and make sure that a runner comes."""
+        """Queue an item whether there is room or not; make sure that a runner comes."""
         if self.at_rest:
             self.unpark()
             self.submit()
@@ -212,7 +216,7 @@ class Cell(Mailbox):
             self.mail.append(item)
 
     def wake_for(self, item: Item) -> None:
-        """Queue an item and make a runner come: the short way, for a cell that `is_parked`."""
+        """Do as `put`, the short way: for a cell that `is_parked`."""
         self.at_rest = self.is_parked = False
         spare = self.system.spare_lanes
         self.mail = mail = spare.pop() if spare else deque()
@@ -228,7 +232,7 @@ class Cell(Mailbox):
                 pool.elect()
 
     def unpark(self) -> None:
-        """End the rest; the caller makes itself the runner, or submits the cell."""
+        """End the cell's rest; the caller has to become the runner, or submit the cell."""
         self.at_rest = self.is_parked = False
         spare = self.system.spare_lanes
         self.mail = spare.pop() if spare else deque()
@@ -264,7 +268,7 @@ class Cell(Mailbox):
         self._watch(max(0.0, order.patient_until - now))
 
     def request_stop(self, reason: str, *, patient_until: float | None = None) -> None:
-        """Stop the actor after its current message; does not wait for that."""
+        """Stop the actor after its current message; return at once."""
         self.system.check_home(self.name)
         if self.at_rest and self._has_nothing_to_clean_up:
             self.phase = step(self.phase, Phase.STOPPING)
@@ -281,8 +285,8 @@ class Cell(Mailbox):
             await self.when_settled().wait()
 
     async def hold(self) -> None:
-        """Bring the cell to HELD: no incarnation, mail kept."""
-        # A cell that was starting settles first when it has started, before it obeys the order.
+        """Bring the cell to HELD (no incarnation, mail kept) and wait until it is."""
+        # A cell that is starting settles once when it has started, and again when it is held.
         while self.phase is not Phase.HELD and self.phase is not ENDED:
             settled = self.when_settled()
             if not self._is_going_to_hold:
@@ -296,10 +300,10 @@ class Cell(Mailbox):
         return any(isinstance(each, Order) and each.kind is OrderKind.HOLD for each in self.control)
 
     def when_settled(self) -> OneShot[None]:
-        """Return a one-shot, set once the cell is held, ended, started, or failed to start.
+        """Return a one-shot that is set when the cell next starts, fails to start, is held or ends.
 
-        It is also set if the cell decides not to passivate. If the phase is not the wanted one, ask
-        for another.
+        It is also set if the cell does not passivate after all. If the cell is then not in the
+        phase that the caller waits for, ask for another one-shot.
         """
         settled: OneShot[None] = OneShot()
         if self._settlers is None:
@@ -308,7 +312,10 @@ class Cell(Mailbox):
         return settled
 
     async def release(self) -> None:
-        """End HELD, if need be when it comes; wait until the cell has started, or failed to."""
+        """End HELD, and wait until the cell has started or failed to start.
+
+        If the cell has yet to reach HELD, wait for that first.
+        """
         if self._is_going_to_hold:
             await self.hold()
         if self.phase is Phase.HELD:
@@ -317,18 +324,18 @@ class Cell(Mailbox):
             await settled.wait()
 
     def hurry(self) -> None:
-        """Use up the patience with the current message: the runtime was told to stop at once."""
+        """Cancel the current message now: the runtime was told to stop at once."""
         if self.watchdog is not None and self.ending is None:
             self.watchdog.hurry(0.0)
 
-    def note_quiet_intake(self) -> None:
-        """Take mail by the long way only, which asks for its sender: the runtime is closing."""
+    def close_short_way(self) -> None:
+        """Have all mail go the long way, which checks its sender: the runtime is closing."""
         if self.at_rest:
-            # An idle cell has no lane to append to: a capacity of 0 keeps the short way off it.
+            # These two are what the short way looks at.
             self.is_parked = False
             self.capacity = 0
 
-    # --- the runner: one step after the other ----------------------------------------------------
+    # --- for the runner: one step after the other ------------------------------------------------
 
     def step(self) -> Step:
         """Take the next step: a slice, an order, a start, or the rest of something suspended."""
@@ -336,9 +343,8 @@ class Cell(Mailbox):
             return self._resume(self.suspended)
         if self.phase is LIVE and not self.control and self.outcome is None:
             outcome = self._run_slice()
-        elif (
-            self.outcome is not None
-        ):  # of a slice that ran in an asker's stack, or was killed late
+        elif self.outcome is not None:
+            # A slice that ran in an asker's stack, or that was killed late, left its outcome.
             outcome, self.outcome = self.outcome, None
         elif self.ending is not None:
             return self._continue_clean_up(self.ending)
@@ -358,7 +364,7 @@ class Cell(Mailbox):
             return True
         if outcome is UNATTENDED:
             return False
-        return self._follow_slowly(outcome)
+        return self._follow_up(outcome)
 
     def _run_slice(self) -> Outcome:
         life = self.life
@@ -366,9 +372,9 @@ class Cell(Mailbox):
         return life.context.run(run_batch if self.traits.is_batching else run_slice, self)
 
     def _resume(self, suspended: SuspendedHandler) -> Step:
-        """Go on with a handler whose one-shot is set; if it is not, a worker waits for it."""
+        """Step a handler whose one-shot is set; if it is not set, have a worker wait for it."""
         if not suspended.is_due:
-            return self._follow_slowly(SUSPENDED)
+            return self._follow_up(SUSPENDED)
         life = self.life
         assert life is not None, f"{self.name} resumes a handler without an incarnation"
         self.suspended = None
@@ -381,19 +387,19 @@ class Cell(Mailbox):
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
             if not self._is_answer(error):
                 self.error = error
-                return self._follow_slowly(FAILED)
+                return self._follow_up(FAILED)
             self._note_refused(error, suspended)
         else:
             self.suspended = suspended
             if suspended.leave_to(self):
                 return False
-            return self._follow_slowly(SUSPENDED)
+            return self._follow_up(SUSPENDED)
         if self.mail or self.control or self.waiting is not None:
             return True
         return self.rest()
 
     def rest(self) -> bool:
-        """Do nothing until mail comes. No await has happened since the mailbox was seen empty."""
+        """Do nothing until mail comes. No await may come between an empty mailbox and this call."""
         mail, spare = self.mail, self.system.spare_lanes
         assert not mail, f"{self.name} rests with {len(mail)} messages"
         assert not self.control, f"{self.name} rests with {len(self.control)} control messages"
@@ -406,16 +412,17 @@ class Cell(Mailbox):
         if self.directory is not None and (life is None or life.is_quiet):
             self.directory.note_resting(self)
         if self.system.is_closing:
-            self.note_quiet_intake()
+            self.close_short_way()
             self.system.note_done(self)
         return False
 
-    async def _follow_slowly(self, outcome: Outcome) -> bool:
+    async def _follow_up(self, outcome: Outcome) -> bool:
+        """Do the part of a step that may wait: finish a handler, recover, or obey."""
         if outcome is SUSPENDED:
             outcome = await self._finish_handler()
             if outcome is FAILED and self.worker is not None and self.worker.is_killed:
-                # It failed by itself in the step in which it was cancelled. Its clean-up may
-                # await only outside the cancelled scope, which the worker leaves now.
+                # It failed by itself in the step in which it was cancelled. Its clean-up may not
+                # await inside the cancelled scope: leave that first.
                 self.outcome = outcome
                 return True
         if self.phase is ENDED:
@@ -436,7 +443,7 @@ class Cell(Mailbox):
         began: float,
         count: int = 1,
     ) -> Outcome:
-        """Leave a handler until its one-shot is set; else say that a worker has to wait."""
+        """Leave a handler until its one-shot is set, if it waits for one; else a worker waits."""
         suspended = self.suspended = SuspendedHandler(coroutine, yielded, began, count)
         if suspended.leave_to(self):
             return UNATTENDED
@@ -450,13 +457,13 @@ class Cell(Mailbox):
         code = self.user_code = UserCode("handling a message")
         try:
             if self.spec.is_resident:
-                # Its own scope, so that it can be cancelled alone: what the actor has opened
-                # around its whole life must be closed in this very task, by `on_stop`.
+                # A scope of its own, so that it can be cancelled alone: `on_stop` has to close, in
+                # this very task, what the actor has opened for its whole life.
                 result = await self._finish_in_scope(suspended, life, code)
             else:
                 result = await suspended.finish(life.context)
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
-            if self._is_too_late(error):
+            if self._note_late_end(error):
                 return EMPTY
             if not self._is_answer(error):
                 self.error = self._as_failure(error)
@@ -513,7 +520,7 @@ class Cell(Mailbox):
     # --- beginning -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Make the actor now, in its parent's stack; all that may wait is left to its runner."""
+        """Make the actor now, in its parent's stack; leave all that may wait to its runner."""
         if not self.spec.is_resident:
             self.error = self._make_actor()
             if self.error is None and not self.traits.has_on_start:
@@ -523,7 +530,7 @@ class Cell(Mailbox):
         self.submit()
 
     def start(self) -> Step:
-        """Start the actor; if nothing has to wait for that, go on with its mail."""
+        """Start the actor; if that need not wait, handle its mail in the same step."""
         if self.life is None and self.error is None:
             self.error = self._make_actor()
         if self.error is not None:
@@ -556,7 +563,7 @@ class Cell(Mailbox):
         try:
             await run_inside(life.context, life.actor.on_start())
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
-            if self._is_too_late(error):
+            if self._note_late_end(error):
                 return False
             return await self._start_failed(error)
         finally:
@@ -574,7 +581,7 @@ class Cell(Mailbox):
         self._wake_settlers()
 
     async def _start_failed(self, error: BaseException) -> bool:
-        """Tell those who wait at once; the next start is the supervisor's to decide."""
+        """Tell those who wait; then have the supervisor decide about the next start."""
         failure = self._as_failure(error)
         reason = f"it could not start: {type(failure).__name__}"
         self.return_mail(reason, failure)
@@ -586,8 +593,8 @@ class Cell(Mailbox):
     def _as_failure(self, error: BaseException) -> BaseException:
         return as_failure(self.name, error, self.worker, self.system.report)
 
-    def _is_too_late(self, error: BaseException) -> bool:
-        """Report the end of a call that was given up as stuck; True if it was."""
+    def _note_late_end(self, error: BaseException) -> bool:
+        """If this call was given up as stuck meanwhile, report its end and return True."""
         if self.phase is not ENDED:
             return False
         failure = self._as_failure(error)
@@ -599,7 +606,7 @@ class Cell(Mailbox):
         self._leave_trace(error)
         self._fail_current(error_for_asker(self.name, error))
         if (order := self._pop_order()) is not None:
-            # The order ends this incarnation anyway, so the failure needs no decision.
+            # The order ends this incarnation, so the supervisor need not decide.
             said = f"an order came first: {order.kind.value}"
             self.system.report(Failure(self.name, error, said))
             self.order = order
@@ -612,14 +619,14 @@ class Cell(Mailbox):
             is_refusing=is_starting and after is After.END and self.directory is not None,
         )
         if after is None:
-            self._unwatch()  # the order of an effect that failed had armed it
+            self._unwatch()  # armed by `give_order`, if it was an effect that failed
             if self.life is not None:
                 self.life.go_on()
             return True
         return await self._clean_up(after, error, delay_s=delay_s)
 
     def _pop_order(self) -> Order | None:
-        """Take the next order; errors of this very incarnation's effects are only reported."""
+        """Take the next order; only report further failures of this incarnation's effects."""
         while self.control and isinstance(order := self.control[0], Order):
             self.control.popleft()
             if order.kind is not OrderKind.FAIL:
@@ -702,9 +709,9 @@ class Cell(Mailbox):
         return await self._continue_clean_up(ending)
 
     def _refuse_from_below(self, life: Incarnation) -> None:
-        """End the asks of those below it: it waits for their handlers, which wait for it.
+        """End the asks that actors below have sent to this one: it waits for their handlers to end.
 
-        Those that come later are refused by `Ref.ask`.
+        `Ref.ask` refuses later ones.
         """
         for ask in tuple(life.asks_from_below()):
             if ask.is_started:
@@ -713,7 +720,7 @@ class Cell(Mailbox):
                 ask.return_to_sender(WAITS_FOR_ASKER)
 
     async def _continue_clean_up(self, ending: Ending) -> bool:
-        """Do the rest of a clean-up; it can be cancelled at each wait, and begun again."""
+        """Do the rest of a clean-up. If it is cancelled at a wait, it can be called again."""
         life = self.life
         if life is not None:
             if life.has_offspring:
@@ -727,23 +734,21 @@ class Cell(Mailbox):
         return self._proceed(ending)
 
     async def _run_last_hook(self, life: Incarnation, ending: Ending) -> None:
-        actor, traits = life.actor, self.traits
+        actor = life.actor
         assert actor is not None, f"{self.name} was started before it was made"
-        is_restart = ending.after in (After.START, After.BACK_OFF, After.HOLD)
-        hook: Callable[[], Coroutine[Any, Any, None]]
-        if is_restart and ending.error is not None and traits.has_on_restart:
-            hook = partial(actor.on_restart, ending.error)
-        elif traits.has_on_stop:
-            hook = actor.on_stop
-        else:
+        if not self.traits.has_last_hook:
             return
+        is_restart = ending.after in (After.START, After.BACK_OFF, After.HOLD)
+        hook: Callable[[], Coroutine[Any, Any, None]] = actor.on_stop
+        if is_restart and ending.error is not None:
+            hook = partial(actor.on_restart, ending.error)
         self._unwatch()
         self._watch(self.system.limits.cleanup_s)
         code = self.user_code = UserCode("cleaning up")
         try:
             await run_inside(life.context, hook())
         except BaseException as error:  # noqa: BLE001 - the supervisor's boundary: as_failure
-            if not self._is_too_late(error):
+            if not self._note_late_end(error):
                 self.failed += 1
                 failure = self._as_failure(error)
                 self.system.report(Failure(self.name, failure, "it ends regardless"))
@@ -751,7 +756,7 @@ class Cell(Mailbox):
             self._leave_user_code(code)
 
     async def after_kill(self) -> bool:
-        """Recover: the handler, the start or the clean-up was cancelled with its worker."""
+        """Recover after a cancellation of the worker, which ended a handler, start or clean-up."""
         if self.phase is ENDED:
             return False
         self.user_code = None
@@ -765,7 +770,7 @@ class Cell(Mailbox):
         return await self._recover(error)
 
     def _proceed(self, ending: Ending) -> bool:
-        """Go on after an incarnation. No await: mail stays in the cell, or the cell is gone."""
+        """Enter the phase after an incarnation. No await: mail stays in the cell or it is gone."""
         if self.phase is ENDED:
             return False
         self._end_incarnation()
@@ -800,9 +805,9 @@ class Cell(Mailbox):
         self._alarm = self.system.clock.call_later(seconds, self._end_refusal)
 
     def refusal(self) -> TooManyRestarts:
-        """Return an error for one more sender while mail is refused.
+        """Return a new error for a sender whose mail is refused.
 
-        Each has its own, because an error's traceback grows whenever it is raised.
+        Senders do not share one, because an error's traceback grows whenever it is raised.
         """
         supervision = self.parent.supervision
         refusal = TooManyRestarts(self.name, supervision.restarts_max, supervision.window_s)
@@ -855,7 +860,7 @@ class Cell(Mailbox):
             watcher.notify_end(target, error)
 
     def give_up(self, doing: str) -> None:
-        """Detach the actor, and leave its worker to it: it swallows its cancellation."""
+        """End the cell without its code, which swallows its cancellation and keeps its worker."""
         error = ActorFailed(self.name, f"it is stuck {doing}: it swallows its cancellation")
         self._fail_current(error)
         if self.life is not None:
@@ -897,10 +902,11 @@ class Cell(Mailbox):
 
     @property
     def within(self) -> Incarnation | None:
-        """The incarnation that it is below; None if it is below the runtime alone."""
+        """The incarnation of the actor that it is a child of; None if that is the runtime."""
         return self.parent.within
 
     def is_below(self, other: object) -> bool:
+        """True if `other` is its parent, its parent's parent, and so on."""
         life = self.within
         while life is not None and life.place is not other:
             life = life.place.within
@@ -914,7 +920,7 @@ class Cell(Mailbox):
         if self.life is not None and self.life.children is not None:
             yield from self.life.children.asks_of(target)
 
-    # --- rest ------------------------------------------------------------------------------------
+    # --- its present state -----------------------------------------------------------------------
 
     @property
     def actor(self) -> Hooks | None:
@@ -928,13 +934,14 @@ class Cell(Mailbox):
 
     @property
     def is_idle(self) -> bool:
+        """True if it is at rest and nothing that the actor has started is going on."""
         return self.at_rest and self.is_quiet
 
     @property
     def _has_nothing_to_clean_up(self) -> bool:
         if self.life is None or self.spec.is_resident:
             return False
-        has_hook = self.traits.has_on_stop
+        has_hook = self.traits.has_last_hook
         return not has_hook and self.phase is LIVE and not self.life.has_offspring
 
     @property
@@ -980,9 +987,9 @@ class Cell(Mailbox):
             self.watchdog = None
 
     def attend(self) -> bool:
-        """Have a worker wait for a handler that waits without one; False if none does.
+        """Have a worker wait for a handler that waits without one, so that it can be cancelled.
 
-        Then it can be cancelled.
+        False if no handler waits without one.
         """
         if self.suspended is None or not self.suspended.attend():
             return False

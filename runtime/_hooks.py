@@ -30,20 +30,20 @@ class Hooks(Protocol):
 
 
 Factory: TypeAlias = Callable[..., Hooks]
-"""Makes an actor; in a region it takes the key. One for all keys, and not one bound to each."""
+"""Makes an actor. A region has one factory for all its keys, which it calls with the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The facts about an actor class that the runtime does not ask each actor for."""
+    """The facts about an actor class, found once for all its actors."""
 
     is_batching: bool
     """It overrides `receive_batch`."""
     is_inline: bool
     """Its handler is a `def`: an ask can be answered in the asker's own stack."""
     has_on_start: bool
-    has_on_stop: bool
-    has_on_restart: bool
+    has_last_hook: bool
+    """It overrides `on_stop` or `on_restart`."""
     stats: Stats
 
 
@@ -51,8 +51,7 @@ NO_TRAITS: Final = Traits(
     is_batching=False,
     is_inline=False,
     has_on_start=False,
-    has_on_stop=False,
-    has_on_restart=False,
+    has_last_hook=False,
     stats=Stats(),
 )
-"""Of a cell whose actor has not been made yet."""
+"""The traits of a cell whose actor has not been made yet."""

@@ -1,8 +1,8 @@
 """Refs: how an actor is reached.
 
-Owns the way of a message into a mailbox: the short way if there is room or the actor is at rest,
-and the long way for everything else. Neither has an await between looking and acting. A ref stays
-valid over restarts and passivation. Once the actor has stopped for good, an ask raises
+Owns the way of a message into a mailbox: the short way if the actor is at rest or has room, the
+long way (`_send`) in every other case. Neither has an await between looking and acting. A ref
+stays valid over restarts and passivation. Once the actor has stopped for good, an ask raises
 `NotDelivered`, with the message inside the error.
 """
 
@@ -85,8 +85,8 @@ class Ref(Generic[M_contra]):
         If the mailbox is full, wait for room if its overflow is `wait`, and raise `MailboxFull`
         if it is `reject`. A `control` message goes before all others and never waits for room;
         messages that the actor and its effects tell the actor itself never wait for room either.
-        If the actor has stopped, the message becomes a dead letter. After 32 tells without a wait
-        it lets other tasks run first. A tell that raises its cancellation there has sent nothing.
+        If the actor has stopped, the message becomes a dead letter. After 32 tells that did not
+        wait, the next one lets other tasks run first; if it is cancelled there, nothing was sent.
         """
         cell = self._cell
         system = cell.system
@@ -134,23 +134,26 @@ class Ref(Generic[M_contra]):
     async def ask(
         self, message: Message[R], *, timeout: float | None = None, control: bool = False
     ) -> R:
-        """Send a message and wait for its answer; `timeout` is in seconds, for both.
+        """Send a message and return its answer.
 
-        A `control` message goes before all others, as with `tell`.
+        `timeout`: the seconds for delivery and answer together. A `control` message goes before
+        all others, as with `tell`. If the asker is cancelled before the actor has begun with the
+        message, the message is skipped; after that it is handled, and its answer dropped.
+
         Raises the handler's error if it is one of the five kinds, else `ActorFailed`. Raises
-        `NotDelivered` if the actor stopped before it had begun, or if it restarts and the asker is
-        an actor below it, for whose end the restart waits; `NotStartedInTime` or
-        `NotAnsweredInTime` past the deadline; `MailboxFull`; and `AskCycle` if the actor waits,
-        through however many others, for the asker.
+        `NotStartedInTime` or `NotAnsweredInTime` past the deadline; `NotDelivered` if the actor
+        stopped before it began with the message, or if it is ending and the asker is an actor below
+        it, whose end it waits for; `MailboxFull`; and `AskCycle` if the actor waits, through
+        however many others, for the asker.
         """
         cell = self._cell
         system = cell.system
         if get_ident() != system.home:
             system.check_home(cell.name)  # as in `tell`
-        # Before the message is sent: the sum raises for what is no number.
+        # Before the message is sent. The sum raises `TypeError` for anything but a number.
         if timeout is not None and math.isnan(timeout + 0.0):
             raise ValueError("timeout must be a number of seconds, got nan")
-        if cell.is_inline and system.is_inline_due():
+        if cell.is_inline and system.note_inline_ask():
             await system.pause()  # before the message is sent, as in `tell`
             cell = self._cell
         tracing = system.tracing
@@ -197,19 +200,19 @@ class Ref(Generic[M_contra]):
         return answer
 
     def _leave(self, ask: Ask) -> None:
-        """Take an ask back that may still wait for room: it has expired, or its asker leaves."""
+        """Withdraw an ask that may still wait for room: it has expired, or its asker leaves."""
         if self._cell.waiting is not None:
             self._cell.leave(ask)
 
     def _note_wait(self, asker: Party, ask: Ask) -> Party | None:
-        """Note that the asker's handler waits; return None if only an effect or another task does.
+        """Note that the asker's handler waits, and return the asker.
 
-        A task that a handler started and does not wait for runs on the handler's behalf, but in no
-        worker.
+        Return None if the handler does not wait: an effect asks, or a task that the handler has
+        started and does not wait for.
         """
         if in_effect.get() or asker.at_rest:
             return None
-        home = asker.system  # another runtime than this one, perhaps, and in another thread
+        home = asker.system  # it may be another runtime's, in another thread
         if home.home != self._cell.system.home or not home.is_in_worker():
             return None
         target = self._resolve()
@@ -236,13 +239,13 @@ class Ref(Generic[M_contra]):
     # --- the long way ----------------------------------------------------------------------------
 
     def _resolve(self) -> Cell:
-        """Return the cell that mail goes to now; an idle key of a region gets a new one."""
+        """Return the cell that mail goes to now; an inactive key of a region is activated."""
         if self._region is not None and self._cell.phase is ENDED:
             self._cell = self._region.activate(self._key)
         return self._cell
 
     def _send(self, item: Ask | Tell, *, control: bool, may_wait: bool) -> Waiter | None:
-        """Queue the message, refuse it, or return the waiter for room to wait on."""
+        """Queue or refuse the message, or return the waiter of a tell that has to wait for room."""
         cell = self._resolve()
         system = cell.system
         system.check_home(cell.name)
@@ -313,9 +316,9 @@ class Ref(Generic[M_contra]):
         """Send `watcher` a `Terminated`, before its other mail, once this actor has stopped.
 
         A restart or a passivation of this actor is not a stop. If it has stopped already, the
-        notice comes at once. The watch ends when the watcher stops; a watcher with a key may come
-        back, and is activated for the notice. Each actor watches another once: if the watcher's
-        own `context.watch` of this actor ends, so does this watch.
+        notice comes at once. The watch ends when the watcher stops, unless the watcher belongs to a
+        region: then it is activated for the notice. An actor watches another only once: if the
+        watcher's own `context.watch` of this actor ends, so does this watch.
         """
         if self._region is not None:
             self._region.watch(self._key, watcher, self)

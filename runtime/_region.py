@@ -145,7 +145,7 @@ class Region(Supervisor, Generic[M]):
             )
             self._cells[key] = cell
             if self._system.is_closing:
-                cell.note_quiet_intake()
+                cell.close_short_way()
             self._make_room()
         return cell
 
@@ -233,7 +233,7 @@ class Region(Supervisor, Generic[M]):
             add_watcher(self._watchers.setdefault(key, {}), watcher, target)
 
     def unwatch(self, key: str, watcher: Ref[Terminated]) -> None:
-        """Take `watch` back."""
+        """Undo `watch`."""
         if (watchers := self._watchers.get(key)) is not None:
             watchers.pop(watcher, None)
             if not watchers:

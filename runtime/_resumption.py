@@ -1,7 +1,7 @@
-"""Suspended handlers: a coroutine that waits, and how it is gone on with.
+"""Suspended handlers: coroutines that wait, and the two ways to resume them.
 
-A handler that waits for a `OneShot` needs no task: setting the one-shot has its cell stepped again.
-A handler that waits for anything else keeps the worker that stepped it.
+A handler that waits for a `OneShot` needs no task: when the one-shot is set, the cell is stepped
+again. A handler that waits for anything else keeps the worker that stepped it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ UNSTARTED: Final = object()
 
 
 class Stepped(Protocol):
-    """The cell of a handler, as the handler that waits sees it."""
+    """The cell of a suspended handler, as the handler sees it."""
 
     def submit(self) -> None: ...
 
 
 class SuspendedHandler:
-    """The coroutine of a handler, from where it stopped last."""
+    """The coroutine of a handler that waits, or that has not been stepped yet."""
 
     __slots__ = ("_cell", "_coroutine", "_yielded", "began", "count")
 
@@ -45,13 +45,13 @@ class SuspendedHandler:
     def leave_to(self, cell: Stepped) -> bool:
         """Have the cell stepped when the handler can go on; False if it needs a task to wait in."""
         if not isinstance(self._yielded, OneShot) or self._yielded.waker is not None:
-            return False  # if the one-shot has a waiter, the task that waits raises the error
+            return False  # a one-shot has one waiter: a second one raises, in the task that waits
         self._cell = cell
         self._yielded.waker = self
         return True
 
     def set_result(self, _: None) -> None:
-        """Step the cell: the one-shot that the handler waits for is set."""
+        """Have the cell stepped: the one-shot that the handler waits for is set."""
         self._cell.submit()
 
     @property
@@ -60,7 +60,7 @@ class SuspendedHandler:
         return isinstance(self._yielded, OneShot) and self._yielded.is_done
 
     def attend(self) -> bool:
-        """Take `leave_to` back: a task will wait in its place. True if it had been left."""
+        """Undo `leave_to`, so that a task can wait instead; False if there is nothing to undo."""
         if isinstance(self._yielded, OneShot) and not self._yielded.is_done:
             self._yielded.waker = None
             return True

@@ -491,7 +491,7 @@ class Runtime:
         system = self._system
         system.is_closing = True
         for cell in cells_of(self._root):
-            cell.note_quiet_intake()
+            cell.close_short_way()
             if cell.is_busy:
                 system.note_busy(cell)
 

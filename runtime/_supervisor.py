@@ -42,7 +42,7 @@ _DEFAULT_SPEC = Spec(MailboxSettings())
 
 
 def check_factory(factory: object, name: str) -> None:
-    """Raise `TypeError` if this cannot make an actor, as an actor that was made already cannot."""
+    """Raise `TypeError` if this cannot make an actor; most often, an actor is given."""
     if not callable(factory):
         kind = type(factory).__name__
         raise TypeError(
@@ -52,7 +52,7 @@ def check_factory(factory: object, name: str) -> None:
 
 
 def check_kind(name: str, given: object, kind: type) -> None:
-    """Raise `TypeError` if a setting has the wrong type: an actor's failure would be too late."""
+    """Raise `TypeError` if a setting has the wrong type, now and not at an actor's failure."""
     if not isinstance(given, kind):
         raise TypeError(f"{name} is {given!r}; it takes a {kind.__name__}")
 
@@ -69,10 +69,7 @@ class Supervisor:
         parent: Supervisor | None = None,
         above: Incarnation | None = None,
     ) -> None:
-        """Escalate failures to `parent`, which judges them; else fail the actor `above`.
-
-        Without either, fail the runtime.
-        """
+        """Escalate failures to `parent` or to the actor `above`; without them, to the runtime."""
         check_kind("supervision", supervision, Supervision)
         self.name = name
         self.supervision = supervision
@@ -90,7 +87,7 @@ class Supervisor:
         """The children whose failures this supervisor has escalated; they are held."""
         self._is_regrouping = False
         self._to_regroup: dict[Child, None] = {}
-        """Those to restart together next, with all that were started after them."""
+        """The children to restart together next; those started after them restart as well."""
         self._regroup_after_s = 0.0
 
     # --- what users do ---------------------------------------------------------------------------
@@ -127,7 +124,7 @@ class Supervisor:
         self.children[name] = cell
         cell.begin()
         if system.is_closing:
-            cell.note_quiet_intake()
+            cell.close_short_way()
         return Ref(cell)
 
     def spawn_supervisor(self, name: str, supervision: Supervision) -> Supervisor:

@@ -56,8 +56,8 @@ class System(World):
             traits = self.traits[kind] = self.makers.traits(kind)
         return traits
 
-    def is_inline_due(self) -> bool:
-        """Count an ask that may be answered inline; True if its neighbours are due first."""
+    def note_inline_ask(self) -> bool:
+        """Count an ask that may be answered inline; True if other tasks are due first."""
         self._inline += 1
         if self._inline < _INLINE_MAX:
             return False
