@@ -1,9 +1,10 @@
-"""Knows the actor that is running and the asks that it waits for, and refuses cycles.
+"""The actor that is running and the asks that it waits for; refuses cycles of asks.
 
-An ask that would wait for its own asker, through however many actors,
-is refused before it is sent. Cycles through a deferred reply are not found: no code can tell
-which effect will give it. Nor are those through a task that a handler started outside trio's and
-anyio's task groups: no code can tell that the handler waits for it. A timeout ends both.
+An ask that would wait for its own asker, through however many actors, is refused before it is
+sent. Two kinds of cycles are not found, and only a timeout ends them: those through a deferred
+reply, since no code can tell which effect will give it; and those through a task that a handler
+started outside trio's and anyio's task groups, since no code can tell that the handler waits for
+the task.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Effect:
         return self._alarm is not None
 
     def cancel(self) -> None:
-        """Ask the effect to end; does not wait. Its actor is not told."""
+        """Cancel the effect; return at once. The actor is not told."""
         if self.is_done or self.is_cancelled:
             return
         system = self._owner.system
@@ -80,7 +80,7 @@ class Effect:
             self.worker.kill()
 
     async def ended(self) -> None:
-        """Wait until the effect has ended, or was given up."""
+        """Wait until the effect has ended or was given up as stuck."""
         if not self.is_done:
             if self._ended is None:
                 self._ended = anyio.Event()
@@ -123,7 +123,7 @@ class Effect:
         if self.is_done:
             return
         self.is_done = True
-        # Most often it holds the actor, which holds this effect: a reference cycle.
+        # `_run` most often refers to the actor, which refers to this effect: a reference cycle.
         self._run = _nothing
         if self._alarm is not None:
             self._alarm.cancel()

@@ -1,4 +1,4 @@
-"""Telling an actor's own failures from cancellations and interrupts. Owns no state."""
+"""Tells an actor's own failures from cancellations and interrupts. Owns no state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["as_failure", "error_for_asker"]
 def as_failure(
     actor: str, error: BaseException, host: Host | None, report: Callable[[Failure], None]
 ) -> BaseException:
-    """Return the failure to supervise; `error` was raised in the task of `host`.
+    """Return the actor's own failure in `error`, which was raised in the task of `host`.
 
-    Raises what is not the actor's own: an interrupt of the program, the closing of a coroutine, and
-    a cancellation that the runtime asked for. Other errors in a group with such a cancellation are
-    reported.
+    Raises an error that is not the actor's own: an interrupt of the program, the closing of a
+    coroutine, and a cancellation that the runtime asked for. If a group holds other errors beside
+    such a cancellation, they are reported.
     """
     cancelled = anyio.get_cancelled_exc_class()
     found = tuple(leaves(error))

@@ -8,8 +8,7 @@ All of these end with it.
    unanswered asks fail and watches are taken back.
 2. Nothing can be armed or reached through it after `close`. Code that still holds it (an effect
    given up as stuck, a caller that kept a context) is refused with `ActorEnded`.
-3. It fails once. Errors of its effects and children that come after `close` are reported, and
-   count as no further failure.
+3. It fails once. Errors of its effects and children that come after `close` are only reported.
 
 The tables are made at first use: most actors need none of them.
 """
@@ -117,14 +116,14 @@ class Incarnation:
         return self.children is None or not self.children.names
 
     def check_open(self, attempt: str) -> None:
-        """Raise `ActorEnded` if the incarnation ends or has ended."""
+        """Raise `ActorEnded` if the incarnation is ending or has ended."""
         if not self.is_open:
             raise ActorEnded(self.place.name, attempt)
 
     # --- what it starts --------------------------------------------------------------------------
 
     def start_effect(self, run: Callable[[], Awaitable[None]], name: str) -> Effect:
-        """Run an effect beside the actor. Raises `ActorEnded` once the incarnation ends."""
+        """Run an effect beside the actor. Raises `ActorEnded` after `close`."""
         self.check_open(f"start the effect {name}")
         effect = Effect(self, run, name)
         if self.effects is None:
@@ -167,18 +166,18 @@ class Incarnation:
             self.place.note_if_idle()
 
     def fail(self, error: BaseException, found: str) -> None:
-        """Fail the actor with the error of an effect or child; once it ends, only report it."""
+        """Fail the actor with the error of an effect or child; if it is ending, only report it."""
         if self.is_open:
             self.place.give_order(Order(OrderKind.FAIL, error, found, self))
         else:
             self.report_late(error, found)
 
     def report_late(self, error: BaseException, found: str) -> None:
-        """Report an error that counts as no further failure: the incarnation ends already."""
+        """Report an error that is no further failure, because the incarnation is ending."""
         self.system.report(Failure(self.name, error, f"{found}; it was ending already"))
 
     def go_on(self) -> None:
-        """Go on after a failure, which may have been a child's."""
+        """Go on after a failure; if it was one of children's, bring those back."""
         if self.children is not None:
             self.children.resume()
 
@@ -205,11 +204,11 @@ class Incarnation:
 
     @property
     def has_offspring(self) -> bool:
-        """True if effects or children have to be waited for."""
+        """True if ending it has to wait for effects or children."""
         return bool(self.effects) or self.children is not None
 
     async def end_offspring(self, patient_until: float) -> None:
-        """End the effects and children. Each of them is bounded by itself."""
+        """End the effects and children, and wait for that; each of them has its own bound."""
         for effect in tuple(self.effects or ()):
             effect.cancel()
         for effect in tuple(self.effects or ()):

@@ -4,8 +4,8 @@ Owns two lanes and the senders that wait for room. Invariants, all kept without 
 
 1. Control goes first; within a lane, first in, first out, waiting senders included.
 2. Waiting senders are admitted in order, and none overtakes: while one waits, all wait.
-3. While a sender waits, the mail lane is at least half full: the code that empties it further
-   admits waiting senders.
+3. While a sender waits, the mail lane is at least half full: code that takes mail below that
+   admits waiting senders at once.
 4. The runner pops an item itself, once it runs. No item is handed to a task that might be
    cancelled before it wakes, so none is lost on the way.
 
@@ -48,7 +48,7 @@ class MailboxSettings:
 
 
 class Waiter(OneShot[None]):
-    """A tell that waits for room. An ask needs none of these: its asker waits on the ask."""
+    """A tell that waits for room. An ask needs no waiter: its asker waits for the ask itself."""
 
     __slots__ = ("item",)
 
@@ -94,10 +94,10 @@ class Mailbox:
         self.waiting[sender] = None
 
     def leave(self, sender: Ask | Waiter) -> None:
-        """Remove a waiting sender that has gone away, without a trace.
+        """Remove a waiting sender that has gone away, and its message.
 
-        Its message may have been admitted while its own wake-up was on the way. The sender never
-        learns of that, so the message is taken back unless it has been handled already.
+        The message may have been admitted just before, and the sender, which was not woken yet,
+        will never know. Then it is taken out of the mail, unless it has been handled already.
         """
         sender.is_done = True
         if self.waiting and sender in self.waiting:
@@ -131,7 +131,7 @@ class Mailbox:
             self.waiting = None
 
     def drain(self) -> Iterator[Item]:
-        """Remove and yield all items in order; senders that waited for room go on."""
+        """Remove and yield all items in order, and wake the tells that waited for room."""
         while self.control or self.mail or self.waiting:
             if self.control:
                 yield self.control.popleft()

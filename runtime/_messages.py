@@ -37,7 +37,7 @@ class Message(Generic[R]):
 
 
 Tell: TypeAlias = tuple[object, float, object]
-"""A message without an answer; the time at which it was sent; the trace it belongs to."""
+"""A told message: the message, the time at which it was sent, the trace that it belongs to."""
 
 
 class Ask(OneShot[Any]):
@@ -90,7 +90,7 @@ class Firing:
         self._when_taken = when_taken
 
     def take(self) -> bool:
-        """Take the message; True if it is to be handled, which is so once at most."""
+        """Take the message; True if it is to be handled, which it is at most once."""
         if not self.is_due:
             return False
         self.is_due = False
@@ -118,7 +118,7 @@ class Order:
     given_by: object = None
     """The incarnation that an order to fail is meant for."""
     patient_until: float | None = None
-    """The time until which a stopping actor, and those below it, may go on with their messages."""
+    """When, by the loop's clock, handlers of the actor and of those below it are cancelled."""
 
 
 Item: TypeAlias = Tell | Ask | Firing | Order
@@ -179,8 +179,8 @@ class Delivery(Generic[M_co]):
             self._debtor.defer(ask)
 
     def __del__(self) -> None:
-        # Runs wherever the last reference is dropped, perhaps in a thread: go through the loop.
-        # Also if the asker has left: the ask may still be noted as owed.
+        # It may run in any thread, so the rest is left to the loop. It is needed even if the asker
+        # has left: the actor may still have the ask on its list of deferred ones.
         if (ask := self._ask) is not None:
             self._debtor.system.call_soon(partial(_fail_dropped, self._debtor, ask))
 

@@ -101,7 +101,7 @@ class Worker:
                 with _swallowing(), anyio.CancelScope(shield=True) as self._scope:
                     try:
                         if (job := self.job) is not None:
-                            # It was cancelled under us: by `kill`, or natively by some library.
+                            # This worker was cancelled: by `kill`, or natively by a library.
                             again = await job.after_kill()
                             self._let_go(job, again=again)
                         if not self._scope.cancel_called:
@@ -121,7 +121,7 @@ class Worker:
             pool.forget(self)
 
     async def _serve(self) -> None:
-        """Run jobs until enough other workers are parked, or a kill came too late."""
+        """Run jobs; return if enough workers are parked already, or after a kill that came late."""
         pool = self._pool
         ready, parked, bell = pool.ready, pool.parked, self.bell
         checkpoint = checkpointing()
@@ -277,7 +277,7 @@ class Pool:
         """The tasks of all workers; only looked into, never iterated over."""
         self.is_closed = False
         self.tells = 0
-        """How many tells were sent since a worker ran last: none of them has waited."""
+        """How many tells were sent without a wait since a worker last ran."""
         self._tasks: Tasks | None = None
 
     def open(self, tasks: Tasks) -> None:

@@ -1,8 +1,8 @@
 """The path of each message: one slice of one actor.
 
-A slice takes messages, in order, until none is left, the neighbours are due, the handler has to
-wait, or it raises. It runs inside the actor's context, in its runner's task, and never waits
-itself: `_cell.py` decides what follows from its outcome.
+A slice takes messages, in order, until none is left, other actors are due, a handler has to wait,
+or a handler raises. It runs inside the actor's context, in its runner's task, and never waits: it
+returns an `Outcome`, and `Cell.step` decides what follows.
 """
 
 from __future__ import annotations
@@ -31,21 +31,19 @@ __all__ = [
     "run_slice",
 ]
 
-# Fairness. With 512 messages a slice a neighbour's ask takes 7.7 ms under a flood; with 8, 0.16 ms.
-# As many as `tell` sends without a pause: a flood neither fills its mailbox nor waits for it.
+# Fairness: a slice has 32 messages at most, or a millisecond. The more it has, the longer another
+# actor waits under a flood: an ask took 7.7 ms with 512 messages, and 0.16 ms with 8. `tell` pauses
+# after as many messages, so one flooding sender neither fills the mailbox nor waits for room.
 _SLICE: Final = range(32)
 _SLICE_S: Final = 0.001
 
 
-# Types that cannot be awaited. Most replies are of these, and are not looked at any closer.
+# Types that cannot be awaited. Most replies are of these, and need no closer look.
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, set})
 
 
 def as_coroutine(result: object) -> object:
-    """Return a coroutine for what a handler returned if that can be awaited, else the result.
-
-    Generator-based coroutines, compiled ones and other awaitables are awaited, too.
-    """
+    """Return a coroutine that awaits the result if it can be awaited, else the result itself."""
     if not inspect.isawaitable(result):
         return result
 
@@ -59,7 +57,7 @@ class Outcome(Enum):
     """How a slice ended."""
 
     EMPTY = "no mail is left"
-    SPENT = "the neighbours are due"
+    SPENT = "other actors are due"
     SUSPENDED = "the handler waits for something"
     UNATTENDED = "the handler waits for a one-shot, and needs no task for that"
     FAILED = "the handler raised"
@@ -88,7 +86,7 @@ def run_slice(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, w
                 item = cell.control.popleft()
             elif mail:
                 item = mail.popleft()
-                # As in `admit`, which is a call too many for each message of a flood.
+                # As in `admit`: a call for each message would be too slow.
                 if cell.waiting is not None and len(mail) <= cell.capacity // 2:
                     cell.admit()
             else:
@@ -122,8 +120,8 @@ def run_slice(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, w
                     type(result) is CoroutineType
                     or type(result := as_coroutine(result)) is CoroutineType
                 ):
-                    # It belongs to one task from its start: a resident's own, or a worker's if
-                    # this may be an asker's.
+                    # A coroutine must start in the task that it may have to wait in. A resident has
+                    # a task of its own; and an inline actor may be running in an asker's.
                     if cell.spec.is_resident or cell.is_inline:
                         return cell.suspend(result, began=ended)
                     try:
@@ -196,7 +194,7 @@ def run_batch(cell: Cell) -> Outcome:  # noqa: C901 - one path, on one screen, w
                 deliveries.append(Delivery(life, item.message, None))
         else:
             assert isinstance(item, Order), f"{item} lay in the mailbox of {cell.name}"
-            if deliveries:  # this batch first: it was taken already
+            if deliveries:  # the batch that was taken goes first
                 cell.push_control(item, first=True)
                 break
             cell.order = item

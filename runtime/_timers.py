@@ -88,14 +88,14 @@ class Timers:
     def once(self, delay_s: float, message: object, *, key: object = None) -> Timer:
         """Send the message to the actor itself in `delay_s` seconds.
 
-        Raises `ActorEnded` once the actor ends.
+        Raises `ActorEnded` once the actor has begun to end.
         """
         return self._arm(delay_s, message, None, key)
 
     def periodic(self, interval_s: float, message: object, *, key: object = None) -> Timer:
         """Send the message every `interval_s` seconds, the first time after one interval.
 
-        Raises `ActorEnded` once the actor ends.
+        Raises `ActorEnded` once the actor has begun to end.
         """
         if interval_s <= 0:
             raise ValueError(f"interval_s must be more than 0, got {interval_s}")

@@ -1,8 +1,8 @@
-"""The bounds on user code: past its patience it is cancelled, and given up if that has no effect.
+"""The bounds on user code: it is cancelled after a while, and given up if that has no effect.
 
-Owns the one alarm that a cell has armed. A cell that is told to stop has a bounded time for its
-current message; a clean-up has one for itself; and cancelled code has one to end. Alarms run in
-the clock's task, so user code is bounded from outside.
+Owns the one alarm that a cell has armed. Three times are bounded: that of the current message
+once the cell is told to stop, that of a clean-up, and that which cancelled code takes to end.
+Alarms run in the clock's task, so user code is bounded from outside.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Watchdog:
         self._arm(patience_s)
 
     def hurry(self, patience_s: float) -> None:
-        """Run out in `patience_s` seconds, if that is sooner."""
+        """Run out in `patience_s` seconds, if that is sooner than before."""
         if self._alarm.when > self._cell.system.now() + patience_s:
             self._alarm.cancel()
             self._arm(patience_s)
@@ -85,7 +85,8 @@ class Watchdog:
         if cell.attend():
             self._arm(_SOON_S)
         elif code is None:
-            # It waits for its effects or children, which have bounds of their own, or its slice.
+            # The cell waits for its effects or children, which have bounds of their own, or for the
+            # end of its slice.
             self._arm(max(limits.stop_s, _SOON_S))
         elif code.is_killed:
             cell.watchdog = None
