@@ -105,7 +105,6 @@ _NAME = "c1"
 _COMMANDS = 36
 _NESTED_MAX = 2
 _FINISH_MAX = 60
-_STARTS_MAX = 8
 _LIMITS = Limits(
     known_messages_max=4,
     recent_events_max=4,
