@@ -103,8 +103,8 @@ class Conversation:
             print(logged.seq, logged.event.kind)
 
     A handle keeps nothing of the conversation: make as many as you like, and share them among the
-    tasks of one event loop. A call that is cancelled has happened as a whole or not at all. If it
-    has happened, only its answer is lost: read the log, or send again under the same id.
+    tasks of one event loop. A call that is cancelled has happened as a whole or not at all; see the
+    head of this module.
     """
 
     def __init__(
@@ -124,54 +124,7 @@ class Conversation:
     def __repr__(self) -> str:
         return f"Conversation({self.conversation_id!r})"
 
-    @property
-    def _journal(self) -> Journal:
-        """The journal. Raises `ConversationsClosed` once the `Conversations` are closed."""
-        if self._setup.subscriptions.is_closed:
-            raise ConversationsClosed(self.conversation_id)
-        return self._setup.journal
-
-    def expecting(
-        self,
-        *,
-        owner: str | None = None,
-        exists: bool = False,
-        seq: int | None = None,
-        event_id: str | None = None,
-        behalf: Behalf | None = None,
-    ) -> Conversation:
-        """Return a handle whose commands are refused unless the conversation is the expected one.
-
-        The conversation's owner checks this when it decides a command, so nothing can change in
-        between. Calls that only read the log check nothing; for those, call `check_owner`.
-
-        `owner`: the user whose conversation it must be, else `NotYours`. A command that begins the
-        conversation gives it to this user, in its first commit. `exists`: a command must not begin
-        the conversation, else `ConversationNotFound`. `seq` and `event_id`: the log must have this
-        event at this seq, else `NotThisLog`. `behalf`: the principal for whom the commands are
-        sent; if another process owns the conversation, that process authorizes the principal again,
-        else `Forbidden`.
-        """
-        expected = Expected(owner, exists, seq, event_id, behalf)
-        return Conversation(self.conversation_id, self._region, self._setup, expected)
-
-    async def check_owner(self) -> None:
-        """Raise `NotYours` if the conversation exists and belongs to another user than expected.
-
-        The expected user is the `owner` given to `expecting`. The call reads one row of the list,
-        or the log if that row is stale, and starts no actor.
-        """
-        if self._expected is None or self._expected.owner is None:
-            return
-        query = ListQuery(1, prefix=self.conversation_id)
-        for row in (await self._journal.page(query)).rows:
-            if row.conversation_id != self.conversation_id:
-                return  # the next row: the conversation does not exist
-            owner = row.listing.owner
-            if row.is_stale:
-                owner = (await self.at()).details.owner
-            if owner != self._expected.owner:
-                raise NotYours(self.conversation_id)
+    # --- chat messages and their turns -----------------------------------------------------------
 
     async def send(
         self,
@@ -188,23 +141,27 @@ class Conversation:
         """Put a chat message into the conversation; it is durable when this returns.
 
         Sending it again under its `message_id` writes nothing and returns the same turn, with the
-        same `overlapped` and `waits_for`. Raises `InvalidInput`, `TurnInProgress` (with
-        `on_overlap="reject"`), `QueueFull`, `MessageIdConflict` if the id is known with other
-        content, and the journal's own errors. After `OutcomeUnknown` or a cancellation, send it
-        again under the same id: choose the id yourself, so that you have it then.
+        same `overlapped` and `waits_for`. So after `OutcomeUnknown` or a cancellation, send it
+        again: choose the id yourself, so that you have it then.
+
+        `on_overlap`: the effect on the turn that runs; by default the setting of the conversation.
 
         `replaces`: the message id of an earlier chat message, which this one edits. All in one
         commit, the earlier message's turn and all later turns leave the view, a turn that runs ends
         as rolled back, and the new message's turn begins. The log keeps everything, and the effects
-        of tools are not undone. Raises `NotReplaceable`, and `MessageNotFound` if there is no
-        message of that id.
+        of tools are not undone.
 
         `author`: the application's name for the user who sends it; the model sees it only if the
         agent has `show_author`. `metadata`: JSON that is kept with the message and not shown to the
         model; a repeat under the same `message_id` with other metadata is no conflict, and the
         first is kept. `images`: shown to the model. `files`: documents and the like, which the
-        model reads as far as it can. Raises `ContentTooLong` for the text, `MetadataTooLong`,
-        `JsonTooDeep` and `JsonNumberTooLong` for the metadata, `TooManyFiles` and `FileTooLarge`.
+        model reads as far as it can.
+
+        Raises `TurnInProgress` with `on_overlap="reject"`, `QueueFull`, and `MessageIdConflict` if
+        the id is known with other content; with `replaces`, `NotReplaceable`, and `MessageNotFound`
+        if there is no message of that id. Raises `InvalidInput`; `ContentTooLong` for the text;
+        `MetadataTooLong`, `JsonTooDeep` and `JsonNumberTooLong` for the metadata; `TooManyFiles`
+        and `FileTooLarge`. Raises the journal's own errors.
         """
         if message_id is None:
             message_id = self._setup.ports.ids.new()
@@ -227,49 +184,19 @@ class Conversation:
             note(sent)
         return self._turn(await self._as_first_told(sent) if sent.is_duplicate else sent)
 
-    async def _as_first_told(self, sent: Sent) -> Sent:
-        """Return the answer that the first `send` of this chat message got, read from the log."""
-        before: list[Event] = []
-        try:
-            after = max(0, sent.seq - 1 - DECIDED_BEFORE_MAX)
-            async for logged in self.events(after=after, live=False):
-                if logged.seq < sent.seq:
-                    before.append(logged.event)
-                    continue
-                first = logged.event
-                if getattr(first, "message_id", None) != sent.message_id:
-                    break  # another log has begun under this name
-                waiting = None
-                if isinstance(first, MessageQueuedEvent):
-                    waiting = (first, (await self.at(sent.seq - 1)).turns)
-                return first_reply(sent, before, waiting)
-        except (ConversationNotFound, InvalidInput):
-            pass
-        return sent  # the log was deleted since, and may have begun anew
+    async def turn(self, message_id: str) -> Turn:
+        """Return the turn of a chat message that is in the log, running or long ended.
 
-    @property
-    def is_in_own_loop(self) -> bool:
-        """True in the thread of the event loop that the `Conversations` run in."""
-        return self._ref.is_at_home
-
-    def _ask(self, command: FromOutside[R]) -> Awaitable[R]:
-        return ask_owner(self._ref, self.conversation_id, command, self._setup.hopping)
-
-    def _turn(self, sent: Sent) -> Turn:
-        return Turn(self._turn_access(), sent)
-
-    def _turn_access(self) -> TurnAccess:
-        return TurnAccess(
-            self.conversation_id, self._region, self._setup, self._expected, self.check_owner
-        )
-
-    async def exists(self) -> bool:
-        """Return True if the conversation has begun and was not deleted. It starts no owner."""
-        try:
-            await self._journal.info(self.conversation_id)
-        except ConversationNotFound:
-            return False
-        return True
+        It only reads the log, whichever process owns the conversation. Raises `MessageNotFound` and
+        `ConversationNotFound`.
+        """
+        check_id("message_id", message_id)
+        journal = self._journal
+        await journal.info(self.conversation_id)
+        found = await journal.find_messages(self.conversation_id, [message_id])
+        if message_id not in found:
+            raise MessageNotFound(self.conversation_id, message_id)
+        return await find_turn(self._turn_access(), message_id, found[message_id])
 
     async def running(self) -> Turn | None:
         """Return the turn that runs, is paused or waits for a confirmation; None if none does.
@@ -286,20 +213,6 @@ class Conversation:
                 turn_id, waits_for = turns.running.turn_id, turns.waits_for
                 return self._turn(Sent(known.message_id, known.seq, turn_id, True, None, waits_for))
         return None
-
-    async def turn(self, message_id: str) -> Turn:
-        """Return the turn of a chat message that is in the log, running or long ended.
-
-        It only reads the log, whichever process owns the conversation. Raises `MessageNotFound` and
-        `ConversationNotFound`.
-        """
-        check_id("message_id", message_id)
-        journal = self._journal
-        await journal.info(self.conversation_id)
-        found = await journal.find_messages(self.conversation_id, [message_id])
-        if message_id not in found:
-            raise MessageNotFound(self.conversation_id, message_id)
-        return await find_turn(self._turn_access(), message_id, found[message_id])
 
     async def queued(self) -> Sequence[MessageQueuedEvent]:
         """Return the chat messages that wait, in the order of their turns. It only reads the log.
@@ -340,46 +253,7 @@ class Conversation:
                 raise
             return taken
 
-    async def _taken_back(self, turn_id: str) -> Sequence[UserMessageEvent]:
-        """Return a turn's chat messages that were retracted last, if none is in the view any more.
-
-        What a condensation has forgotten counts as in the view: it was not taken back.
-        """
-        left: dict[str, UserMessageEvent] = {}
-        taken: tuple[UserMessageEvent, ...] = ()
-        async for logged in self.events(live=False):
-            event = logged.event
-            if is_chat_message(event) and event.turn_id == turn_id:
-                left[event.id] = event
-            elif isinstance(event, RetractionEvent):
-                gone = [left.pop(known) for known in event.retracted_event_ids if known in left]
-                taken = tuple(gone) or taken
-        return () if left else taken
-
-    async def append(self, event: Event, *, park: bool = False) -> Appended | Duplicate:
-        """Put one event into the log, if admission lets it; no turn starts.
-
-        Appending the same event again writes nothing and returns `Duplicate`; so repeat it after
-        `OutcomeUnknown` or a cancellation. Raises `AdmissionRefused` with the violation; the event
-        is then kept among `rejections`. Raises `NotAppendable` for an event that only the owner
-        writes.
-
-        With `park`, a tool result that comes before its tool call waits in memory for at most
-        `park_s` seconds, and `append` does not return until the result is in the log. It raises
-        `ResultNotKept` if the owner stops first.
-        """
-        return await self._ask(Append(event, park, expected=self._expected))
-
-    async def append_all(self, events: Sequence[Event]) -> Appended | Duplicate:
-        """Put several events into the log in one commit, if admission lets all of them.
-
-        For events that belong together, which may include retractions; otherwise as `append`. A
-        chat message here must have no `message_id`. Appending the same events again writes nothing
-        and returns `Duplicate`. Returns the seq of the last event; without events, the end of the
-        log as its owner in this process knows it. Raises `EventIdConflict` if the log has only some
-        of the events, or has them in another order.
-        """
-        return await self._ask(AppendAll(tuple(events), expected=self._expected))
+    # --- pauses and confirmations ----------------------------------------------------------------
 
     async def pause(self) -> bool:
         """Begin no further step until `resume`, even after a restart; durable when this returns.
@@ -435,124 +309,7 @@ class Conversation:
         named = reason if tool_call_ids is None else dict.fromkeys(tool_call_ids, reason)
         await self._ask(Answer(named, expected=self._expected))
 
-    async def retract(self, event_ids: Sequence[str]) -> Appended:
-        """Take events out of the view; the log keeps them, and records the retraction.
-
-        Raises `AdmissionRefused` if one of them is not in the view, if a call is open, or if the
-        retraction would split a call from its result, or split a response or a tool loop.
-        """
-        return await self._ask(Retract(event_ids=tuple(event_ids), expected=self._expected))
-
-    async def retract_turn(self, turn_id: str) -> Appended:
-        """Retract all events of a turn that are still in the view; see `retract`."""
-        return await self._ask(Retract(turn_id=turn_id, expected=self._expected))
-
-    async def change(
-        self,
-        *,
-        title: str | None = None,
-        labels: Mapping[str, str | None] | None = None,
-        owner: str | None = None,
-        change_id: str | None = None,
-    ) -> Appended | Duplicate:
-        """Change the title, the labels, or the user whose conversation it is; also during a turn.
-
-        Arguments that are left out change nothing. An empty title or owner clears it; a label of
-        None is removed, and labels that are not named stay. The model sees none of this. A second
-        call with the same `change_id` writes nothing and returns `Duplicate`; with another change
-        it raises `EventIdConflict`. Raises `ConversationNotFound`; `TooManyLabels` and
-        `LabelTooLong`, by the bounds in `Limits`; and `InvalidInput` for a title of more than 256
-        characters, or for control characters.
-        """
-        change = Change(title, _frozen("labels", labels), owner, change_id, expected=self._expected)
-        await self._journal.info(self.conversation_id)
-        return await self._ask(change)
-
-    async def fork(
-        self, fork_id: str, *, at: int | None = None, owner: str | None = None
-    ) -> Conversation:
-        """Begin another conversation with this one's log up to the seq `at`, or to its end.
-
-        The fork has the title and the labels that this conversation had at that seq. `owner` is the
-        user whose conversation the fork is; without it, the fork has none. The log is shared and
-        not copied. A turn that ran at that seq is interrupted in the fork, and its open calls are
-        answered as not run; queued chat messages stay here. This conversation is only read, and may
-        go on meanwhile. Raises `ConversationNotFound`, `ConversationExists`, `ConversationDeleted`
-        if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq
-        (`RecordNotFound` for 0).
-
-        With `at`, the call may be made again, as after `OutcomeUnknown` or a cancellation: if the
-        conversation `fork_id` is the fork of this log at `at`, and belongs to `owner`, it is
-        returned, whatever was written to it since.
-        """
-        setup = self._setup
-        if owner is not None:
-            check_short("owner", owner, ID_LENGTH_MAX)
-        fork = Conversation(fork_id, self._region, setup)
-        journal, is_repeatable = self._journal, at is not None
-        if at is None:
-            at = (await journal.info(self.conversation_id)).head
-        else:
-            check_whole("at", at)
-        # This event is read first: the journal refuses the fork if the event is not at `at` any
-        # more. So if the fork is made, all later reads were of the same log, even if the
-        # conversation is deleted and begun anew meanwhile.
-        last = await journal.read(self.conversation_id, after=max(at - 1, 0), limit=1)
-        state = await self.at(at)
-        await self.check_owner()
-        event_id = last[0].event_id if last else None
-        working = WorkingState(self.conversation_id, 0, setup.settings, state)
-        stamp = Stamp(setup.ports.now(), setup.ports.ids.block())
-        events = decide_fork(working, state.seq, stamp, owner=owner or "")
-        try:
-            await self._check_free(fork_id)
-            await journal.fork(
-                self.conversation_id,
-                fork_id,
-                at=state.seq,
-                records=[encode_record(event) for event in events],
-                is_unfinished=False,
-                at_event_id=event_id,
-                listing=_listing_after(state, events),
-            )
-        except ConversationExists:
-            with suppress(ConversationNotFound):  # it was deleted meanwhile
-                if is_repeatable and await self._is_fork(fork, at, event_id, owner):
-                    return fork
-            raise
-        return fork
-
-    async def _check_free(self, fork_id: str) -> None:
-        try:
-            taken = await self._journal.info(fork_id)
-        except ConversationNotFound:
-            # A call may have started an owner for this id already; it has no log, and is stopped.
-            await self._region.stop_actor(fork_id)
-        else:
-            raise ConversationExists(fork_id, taken.head)
-
-    async def _is_fork(
-        self, fork: Conversation, at: int, event_id: str | None, owner: str | None
-    ) -> bool:
-        """Return True if a conversation is the fork of this log at `at`, and belongs to `owner`.
-
-        `event_id`: of this log's event at `at`.
-        """
-        # Its own events follow the shared ones. If this conversation was deleted and begun anew,
-        # the fork of the former one shares other events.
-        begins = await self._journal.read(fork.conversation_id, after=max(at - 1, 0), limit=2)
-        own = [
-            decode_record(fork.conversation_id, one).event for one in begins if one.seq == at + 1
-        ]
-        return (
-            any(
-                isinstance(event, ForkedFromEvent)
-                and (event.conversation_id, event.seq) == (self.conversation_id, at)
-                for event in own
-            )
-            and (not at or begins[0].event_id == event_id)
-            and (await fork.at()).details.owner == (owner or "")
-        )
+    # --- reading ---------------------------------------------------------------------------------
 
     def events(self, *, after: int = 0, live: bool = True) -> EventReader:
         """Iterate over every event above the seq `after`, in order, without a gap or a repeat.
@@ -636,6 +393,265 @@ class Conversation:
     async def rejections(self) -> Sequence[Rejection]:
         """Return the events that admission refused, oldest first."""
         return await self._journal.rejections(self.conversation_id)
+
+    async def exists(self) -> bool:
+        """Return True if the conversation has begun and was not deleted. It starts no owner."""
+        try:
+            await self._journal.info(self.conversation_id)
+        except ConversationNotFound:
+            return False
+        return True
+
+    # --- events by hand --------------------------------------------------------------------------
+
+    async def append(self, event: Event, *, park: bool = False) -> Appended | Duplicate:
+        """Put one event into the log, if admission lets it; no turn starts.
+
+        Appending the same event again writes nothing and returns `Duplicate`; so repeat it after
+        `OutcomeUnknown` or a cancellation. Raises `AdmissionRefused` with the violation; the event
+        is then kept among `rejections`. Raises `NotAppendable` for an event that only the owner
+        writes.
+
+        With `park`, a tool result that comes before its tool call waits in memory for at most
+        `park_s` seconds, and `append` does not return until the result is in the log. It raises
+        `ResultNotKept` if the owner stops first.
+        """
+        return await self._ask(Append(event, park, expected=self._expected))
+
+    async def append_all(self, events: Sequence[Event]) -> Appended | Duplicate:
+        """Put several events into the log in one commit, if admission lets all of them.
+
+        For events that belong together, which may include retractions; otherwise as `append`. A
+        chat message here must have no `message_id`. Appending the same events again writes nothing
+        and returns `Duplicate`. Returns the seq of the last event; without events, the end of the
+        log as its owner in this process knows it. Raises `EventIdConflict` if the log has only some
+        of the events, or has them in another order.
+        """
+        return await self._ask(AppendAll(tuple(events), expected=self._expected))
+
+    async def retract(self, event_ids: Sequence[str]) -> Appended:
+        """Take events out of the view; the log keeps them, and records the retraction.
+
+        Raises `AdmissionRefused` if one of them is not in the view, if a call is open, or if the
+        retraction would split a call from its result, or split a response or a tool loop.
+        """
+        return await self._ask(Retract(event_ids=tuple(event_ids), expected=self._expected))
+
+    async def retract_turn(self, turn_id: str) -> Appended:
+        """Retract all events of a turn that are still in the view; see `retract`."""
+        return await self._ask(Retract(turn_id=turn_id, expected=self._expected))
+
+    # --- the conversation as a whole -------------------------------------------------------------
+
+    async def change(
+        self,
+        *,
+        title: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        owner: str | None = None,
+        change_id: str | None = None,
+    ) -> Appended | Duplicate:
+        """Change the title, the labels, or the user whose conversation it is; also during a turn.
+
+        Arguments that are left out change nothing. An empty title or owner clears it; a label of
+        None is removed, and labels that are not named stay. The model sees none of this. A second
+        call with the same `change_id` writes nothing and returns `Duplicate`; with another change
+        it raises `EventIdConflict`. Raises `ConversationNotFound`; `TooManyLabels` and
+        `LabelTooLong`, by the bounds in `Limits`; and `InvalidInput` for a title of more than 256
+        characters, or for control characters.
+        """
+        change = Change(title, _frozen("labels", labels), owner, change_id, expected=self._expected)
+        await self._journal.info(self.conversation_id)
+        return await self._ask(change)
+
+    async def fork(
+        self, fork_id: str, *, at: int | None = None, owner: str | None = None
+    ) -> Conversation:
+        """Begin another conversation with this one's log up to the seq `at`, or to its end.
+
+        The fork has the title and the labels that this conversation had at that seq. `owner` is the
+        user whose conversation the fork is; without it, the fork has none. The log is shared and
+        not copied. A turn that ran at that seq is interrupted in the fork, and its open calls are
+        answered as not run; queued chat messages stay here. This conversation is only read, and may
+        go on meanwhile. Raises `ConversationNotFound`, `ConversationExists`, `ConversationDeleted`
+        if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq
+        (`RecordNotFound` for 0).
+
+        With `at`, the call may be made again, as after `OutcomeUnknown` or a cancellation: if the
+        conversation `fork_id` is the fork of this log at `at`, and belongs to `owner`, it is
+        returned, whatever was written to it since.
+        """
+        setup = self._setup
+        if owner is not None:
+            check_short("owner", owner, ID_LENGTH_MAX)
+        fork = Conversation(fork_id, self._region, setup)
+        journal, is_repeatable = self._journal, at is not None
+        if at is None:
+            at = (await journal.info(self.conversation_id)).head
+        else:
+            check_whole("at", at)
+        # This event is read first: the journal refuses the fork if the event is not at `at` any
+        # more. So if the fork is made, all later reads were of the same log, even if the
+        # conversation is deleted and begun anew meanwhile.
+        last = await journal.read(self.conversation_id, after=max(at - 1, 0), limit=1)
+        state = await self.at(at)
+        await self.check_owner()
+        event_id = last[0].event_id if last else None
+        working = WorkingState(self.conversation_id, 0, setup.settings, state)
+        stamp = Stamp(setup.ports.now(), setup.ports.ids.block())
+        events = decide_fork(working, state.seq, stamp, owner=owner or "")
+        try:
+            await self._check_free(fork_id)
+            await journal.fork(
+                self.conversation_id,
+                fork_id,
+                at=state.seq,
+                records=[encode_record(event) for event in events],
+                is_unfinished=False,
+                at_event_id=event_id,
+                listing=_listing_after(state, events),
+            )
+        except ConversationExists:
+            with suppress(ConversationNotFound):  # it was deleted meanwhile
+                if is_repeatable and await self._is_fork(fork, at, event_id, owner):
+                    return fork
+            raise
+        return fork
+
+    def expecting(
+        self,
+        *,
+        owner: str | None = None,
+        exists: bool = False,
+        seq: int | None = None,
+        event_id: str | None = None,
+        behalf: Behalf | None = None,
+    ) -> Conversation:
+        """Return a handle whose commands are refused unless the conversation is the expected one.
+
+        The conversation's owner checks this when it decides a command, so nothing can change in
+        between. Calls that only read the log check nothing; for those, call `check_owner`.
+
+        `owner`: the user whose conversation it must be, else `NotYours`. A command that begins the
+        conversation gives it to this user, in its first commit. `exists`: a command must not begin
+        the conversation, else `ConversationNotFound`. `seq` and `event_id`: the log must have this
+        event at this seq, else `NotThisLog`. `behalf`: the principal for whom the commands are
+        sent; if another process owns the conversation, that process authorizes the principal again,
+        else `Forbidden`.
+        """
+        expected = Expected(owner, exists, seq, event_id, behalf)
+        return Conversation(self.conversation_id, self._region, self._setup, expected)
+
+    async def check_owner(self) -> None:
+        """Raise `NotYours` if the conversation exists and belongs to another user than expected.
+
+        The expected user is the `owner` given to `expecting`. The call reads one row of the list,
+        or the log if that row is stale, and starts no actor.
+        """
+        if self._expected is None or self._expected.owner is None:
+            return
+        query = ListQuery(1, prefix=self.conversation_id)
+        for row in (await self._journal.page(query)).rows:
+            if row.conversation_id != self.conversation_id:
+                return  # the next row: the conversation does not exist
+            owner = row.listing.owner
+            if row.is_stale:
+                owner = (await self.at()).details.owner
+            if owner != self._expected.owner:
+                raise NotYours(self.conversation_id)
+
+    @property
+    def is_in_own_loop(self) -> bool:
+        """True in the thread of the event loop that the `Conversations` run in."""
+        return self._ref.is_at_home
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _journal(self) -> Journal:
+        """The open journal. Raises `ConversationsClosed` once the `Conversations` are closed."""
+        if self._setup.subscriptions.is_closed:
+            raise ConversationsClosed(self.conversation_id)
+        return self._setup.journal
+
+    def _ask(self, command: FromOutside[R]) -> Awaitable[R]:
+        return ask_owner(self._ref, self.conversation_id, command, self._setup.node_link)
+
+    def _turn(self, sent: Sent) -> Turn:
+        return Turn(self._turn_access(), sent)
+
+    def _turn_access(self) -> TurnAccess:
+        return TurnAccess(
+            self.conversation_id, self._region, self._setup, self._expected, self.check_owner
+        )
+
+    async def _as_first_told(self, sent: Sent) -> Sent:
+        """Return the answer that the first `send` of this chat message got, read from the log."""
+        before: list[Event] = []
+        try:
+            after = max(0, sent.seq - 1 - DECIDED_BEFORE_MAX)
+            async for logged in self.events(after=after, live=False):
+                if logged.seq < sent.seq:
+                    before.append(logged.event)
+                    continue
+                first = logged.event
+                if getattr(first, "message_id", None) != sent.message_id:
+                    break  # another log has begun under this name
+                waiting = None
+                if isinstance(first, MessageQueuedEvent):
+                    waiting = (first, (await self.at(sent.seq - 1)).turns)
+                return first_reply(sent, before, waiting)
+        except (ConversationNotFound, InvalidInput):
+            pass
+        return sent  # the log has been deleted since, and perhaps begun anew
+
+    async def _taken_back(self, turn_id: str) -> Sequence[UserMessageEvent]:
+        """Return a turn's chat messages that were retracted last, if none is in the view any more.
+
+        What a condensation has forgotten counts as in the view: it was not taken back.
+        """
+        left: dict[str, UserMessageEvent] = {}
+        taken: tuple[UserMessageEvent, ...] = ()
+        async for logged in self.events(live=False):
+            event = logged.event
+            if is_chat_message(event) and event.turn_id == turn_id:
+                left[event.id] = event
+            elif isinstance(event, RetractionEvent):
+                gone = [left.pop(known) for known in event.retracted_event_ids if known in left]
+                taken = tuple(gone) or taken
+        return () if left else taken
+
+    async def _check_free(self, fork_id: str) -> None:
+        try:
+            taken = await self._journal.info(fork_id)
+        except ConversationNotFound:
+            # A call may have started an owner for this id already; it has no log, and is stopped.
+            await self._region.stop_actor(fork_id)
+        else:
+            raise ConversationExists(fork_id, taken.head)
+
+    async def _is_fork(
+        self, fork: Conversation, at: int, event_id: str | None, owner: str | None
+    ) -> bool:
+        """Return True if a conversation is the fork of this log at `at`, and belongs to `owner`.
+
+        `event_id`: of this log's event at `at`.
+        """
+        # Its own events follow the shared ones. If this conversation was deleted and begun anew,
+        # the fork of the former one shares other events.
+        begins = await self._journal.read(fork.conversation_id, after=max(at - 1, 0), limit=2)
+        own = [
+            decode_record(fork.conversation_id, one).event for one in begins if one.seq == at + 1
+        ]
+        return (
+            any(
+                isinstance(event, ForkedFromEvent)
+                and (event.conversation_id, event.seq) == (self.conversation_id, at)
+                for event in own
+            )
+            and (not at or begins[0].event_id == event_id)
+            and (await fork.at()).details.owner == (owner or "")
+        )
 
 
 def _listing_after(state: Folded, events: Sequence[Event]) -> Listing:

@@ -188,7 +188,7 @@ class Conversations:
         from ..core.working_state import ConversationSettings, PromptPolicy, Unfinished
         from ..owner.actor import Setup, Verify
         from ..owner.draining import Drain
-        from ..owner.nodes import Hopping
+        from ..owner.nodes import NodeLink
         from ..owner.subscriptions import Subscriptions
         from ..owner.wait_graph import WaitGraph
 
@@ -266,7 +266,7 @@ class Conversations:
             ports=self._ports,
             drain=Drain(),
             watching=Watching(),
-            hopping=Hopping(),
+            node_link=NodeLink(),
         )
         self._looking: Ref[Look] | None = None
         self._exit_stack = AsyncExitStack()
@@ -462,7 +462,7 @@ class Conversations:
 
         region, setup = self._open_region(), self._setup
         here = ThisNode(self._journal, region, setup.subscriptions)
-        setup.hopping.nodes, setup.hopping.here = nodes, here
+        setup.node_link.nodes, setup.node_link.here = nodes, here
         setup.subscriptions.want_pieces = nodes.want_pieces
         return here
 
@@ -472,7 +472,7 @@ class Conversations:
         As without `join`, a command raises `OwnedElsewhere` if another process owns its
         conversation.
         """
-        self._setup.hopping.nodes = self._setup.hopping.here = None
+        self._setup.node_link.nodes = self._setup.node_link.here = None
         self._setup.subscriptions.want_pieces = None
 
     @property
@@ -699,7 +699,7 @@ class Conversations:
         command = Delete(head, expected=expected)
         if head is not None:
             return await ref.ask(command)  # not forwarded: each process expires those it owns
-        return await ask_owner(ref, conversation_id, command, self._setup.hopping)
+        return await ask_owner(ref, conversation_id, command, self._setup.node_link)
 
 
 def _configured(setup: Setup, config: ConversationConfig) -> Setup:

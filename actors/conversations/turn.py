@@ -75,17 +75,17 @@ class TurnAccess:
     ) -> None:
         self.conversation_id = conversation_id
         self.check_owner = check_owner
-        """As `Conversation.check_owner` of the handle that the turn comes from."""
+        """`Conversation.check_owner` of the handle that the turn comes from."""
         self._region = region
         self._ref = region[conversation_id]
         self._setup = setup
         self._expected = expected
 
     def follow(self, seq: int, *, pieces: bool = False) -> EventReader:
-        """Read the events from `seq` on, live; `seq` is in the log.
+        """Read the events from `seq`, which is in the log, on, and then live.
 
-        Replaces an owner that ends, and raises the reason if none can be started here; follows an
-        owner in another process.
+        The reader starts another owner whenever the one here ends, and raises the reason if none
+        can be started. If another process owns the conversation, it follows that owner.
         """
         return self._setup.subscriptions.read(
             self.conversation_id,
@@ -97,7 +97,7 @@ class TurnAccess:
         )
 
     def read_back(self, seq: int) -> EventReader:
-        """Read the events from `seq` on to the end of the log; `seq` is in the log."""
+        """Read the events from `seq`, which is in the log, to the end of the log."""
         return self._setup.subscriptions.read(
             self.conversation_id, after=seq - 1, live=False, known_seq=seq
         )
@@ -106,15 +106,15 @@ class TurnAccess:
         """Start an owner here unless there is one. Raises the reason if there can be none."""
         for _ in range(OWNERS_ENDING_MAX):
             try:
-                if (here := self._setup.hopping.here) is not None:
+                if (here := self._setup.node_link.here) is not None:
                     await here.check_owner(self.conversation_id)
                 await self._ref.ask(GetView())
             except NotDelivered:
                 if self._setup.subscriptions.is_closing:
                     # No other owner will start, so there is nothing to wait for.
                     raise ConversationsClosed(self.conversation_id) from None
-                # The owner is stopping. There was no await since the ask failed, so this cannot
-                # stop a newer owner: it only waits until the old one has ended.
+                # The owner is stopping: wait until it has ended. There was no await since the ask
+                # failed, so this call cannot stop a newer owner.
                 await self._region.stop_actor(self.conversation_id)
             except OwnedElsewhere:
                 raise  # another claim would be refused too
@@ -146,7 +146,7 @@ class TurnAccess:
     async def cancel(self, sent: Sent) -> bool:
         """Interrupt this chat message's turn, or withdraw the message while it waits."""
         command = CancelTurn(sent.message_id, sent.turn_id, expected=self._expected)
-        return await ask_owner(self._ref, self.conversation_id, command, self._setup.hopping)
+        return await ask_owner(self._ref, self.conversation_id, command, self._setup.node_link)
 
 
 class _TurnWatch:
@@ -167,7 +167,7 @@ class _TurnWatch:
         self._reply = ""
 
     def look_at(self, event: Event) -> bool:
-        """Take in the next event. Returns True if it belongs to the turn."""
+        """Take in the next event; return True if it belongs to the turn."""
         if self._is_first:
             if getattr(event, "message_id", None) != self._message_id:
                 raise ConversationDeleted(self._conversation_id)
@@ -178,7 +178,7 @@ class _TurnWatch:
             case UserMessageEvent(message_id=self._message_id, turn_id=str(joined)):
                 self.turn_id, self._has_begun = joined, True
             case MessageQueuedEvent(message_id=self._message_id, turn_id=str(waits)):
-                # The message waits; or it waits again, since the turn it had joined was rolled
+                # The message waits, or waits again because the turn that it had joined was rolled
                 # back.
                 self.turn_id, self._has_begun, self._reply = waits, False, ""
             case MessageWithdrawnEvent(message_id=self._message_id):
@@ -218,17 +218,17 @@ class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
         self._access = access
         self._watch = _TurnWatch(access.conversation_id, sent)
         self._reader = access.follow(sent.seq, pieces=True)
-        self._may_be_anothers = False
-        """True if the conversation's user may have changed, and was not looked up since."""
+        self._user_may_have_changed = False
+        """True if the conversation may have been given to another user since the last check."""
 
     async def __anext__(self) -> LoggedEvent | TextDelta:
         if self._watch.end is not None:
             raise StopAsyncIteration
         with self._access.note_waiting():
             while True:
-                if self._may_be_anothers:
+                if self._user_may_have_changed:
                     await self._access.check_owner()
-                    self._may_be_anothers = False
+                    self._user_may_have_changed = False
                 try:
                     item = await self._reader.next_item(self._watch.turn_id)
                 except StopAsyncIteration:
@@ -238,7 +238,7 @@ class _TurnFollower(AsyncIterator[LoggedEvent | TextDelta]):
                 event = item.event
                 if event.kind == "conversation_changed":
                     assert isinstance(event, ConversationChangedEvent), event
-                    self._may_be_anothers |= event.owner is not None
+                    self._user_may_have_changed |= event.owner is not None
                 if self._watch.look_at(event):
                     return item
 

@@ -112,7 +112,7 @@ from ..values.text import error_text
 from ..values.type_names import a_name, a_type
 from .draining import Drain
 from .loading import fold_log, in_slices, load_state
-from .nodes import Hopping
+from .nodes import NodeLink
 from .subscriptions import Subscriptions
 from .wait_graph import Inside, WaitGraph, turn_of
 
@@ -156,7 +156,7 @@ class Setup:
     ports: Ports
     drain: Drain
     watching: Watching
-    hopping: Hopping
+    node_link: NodeLink
 
 
 _NOTHING = Decision()

@@ -25,7 +25,7 @@ from ..journal import Journal, ListQuery, ListRow
 from .live_answer import ends_answer
 from .subscriptions import EventReader, Subscriptions
 
-__all__ = ["Hopping", "NotReached", "OtherNodes", "Passed", "ThisNode", "ask_owner"]
+__all__ = ["NodeLink", "NotReached", "OtherNodes", "Passed", "ThisNode", "ask_owner"]
 
 R = TypeVar("R")
 
@@ -39,7 +39,7 @@ _WITHOUT_A_STEP = frozenset(
     )
 )
 FORWARDED_MAX = 2
-"""How many owners one call asks at most; the next one only if the one before had lost the
+"""How many owners one call asks at most. It asks another one only if the one before has lost the
 conversation."""
 
 
@@ -64,16 +64,16 @@ class OtherNodes(Protocol):
 
 
 @dataclass(slots=True)
-class Hopping:
-    """The way from one `Conversations` to other processes; it may be set after owners began."""
+class NodeLink:
+    """The link of a `Conversations` to the other nodes; empty until `Conversations.join`."""
 
     nodes: OtherNodes | None = None
     here: ThisNode | None = None
-    """Set if `nodes` is."""
+    """The other direction: set if and only if `nodes` is."""
 
 
 def ask_owner(
-    ref: Ref[Command | Query], conversation_id: str, command: FromOutside[R], hopping: Hopping
+    ref: Ref[Command | Query], conversation_id: str, command: FromOutside[R], node_link: NodeLink
 ) -> Awaitable[R]:
     """Ask the owner of a conversation, here or in another process.
 
@@ -81,9 +81,9 @@ def ask_owner(
     `OwnedElsewhere` if the owner's process cannot be reached, and the last owner's error if
     `FORWARDED_MAX` owners in a row had lost the conversation.
     """
-    if hopping.nodes is None or hopping.here is None:
+    if node_link.nodes is None or node_link.here is None:
         return ref.ask(command)
-    return _ask_any(ref, conversation_id, command, hopping.nodes, hopping.here)
+    return _ask_any(ref, conversation_id, command, node_link.nodes, node_link.here)
 
 
 async def _ask_any(
@@ -102,12 +102,13 @@ async def _ask_any(
             try:
                 return await nodes.ask(elsewhere.owner, conversation_id, command)
             except NotReached as error:
-                # It is dead, or cut off. While its lease lasts, no other process can be asked.
+                # The owner's process is dead or cut off, and no other one can own the conversation
+                # while its lease lasts.
                 raise elsewhere from error
             except (OwnershipLost, Draining, ConversationsClosed) as error:
-                lost = error  # it gave the conversation up; nothing was written
+                lost = error  # that process has given the conversation up; nothing was written
         except OwnershipLost as error:
-            lost = error  # so did the owner here, which has only now found out
+            lost = error  # the owner here has lost the conversation, and only now found out
     assert lost is not None, "a round that neither returned nor lost the owner"
     raise lost
 
@@ -122,7 +123,7 @@ class Whereabouts(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """The pieces that follow come after the event at this seq."""
+    """The place of an event between pieces: the pieces that follow come after this seq."""
 
     seq: int
     turn_id: str | None = None
@@ -132,8 +133,8 @@ class Passed(NamedTuple):
 class PiecesHere(AsyncIterator[Passed | TextDelta]):
     """The pieces of one conversation's answers, with their places in the log.
 
-    First comes the end of the log. It ends when the live readers of this process end. Cancelling
-    its wait loses nothing.
+    The first item is the end of the log. The iteration ends when the live readers of this process
+    end. Cancelling its wait loses nothing.
     """
 
     def __init__(self, reader: EventReader, head: int) -> None:

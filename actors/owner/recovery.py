@@ -23,8 +23,8 @@ __all__ = ["Look", "Recovery", "RecoveryActor"]
 
 _LOOKS_SKIPPED_MAX = 64
 _SHARE_MAX = 0.05
-"""The share of the time that finding them may take: a journal without an index of unfinished
-conversations reads the row of every conversation."""
+"""The share of the time that looks may take. A journal without an index of unfinished conversations
+reads the row of every conversation at each look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,17 @@ class Recovery:
         """Open the found conversations that are not active here.
 
         A conversation that cannot be opened stays as it is in the journal, and its senders get the
-        error. Later looks try it again, less and less often.
+        error. Later looks try again to open it, less and less often.
         """
         limit = anyio.Semaphore(self._at_once_max)
         async with anyio.create_task_group() as group:
             for conversation_id in sorted(found.difference(self._region.active)):
-                if self._is_due(conversation_id):
+                if self._count_look(conversation_id):
                     await limit.acquire()
                     group.start_soon(self._open, conversation_id, limit)
 
-    def _is_due(self, conversation_id: str) -> bool:
+    def _count_look(self, conversation_id: str) -> bool:
+        """Count a look at this conversation; return True if it is to be opened now."""
         backoff = self._failed.get(conversation_id)
         if backoff is None or backoff.skips == 0:
             return True

@@ -88,7 +88,7 @@ from ..events import (
 from ..models.base import ModelRequest, ModelResponse
 from ..owner.actor import ConversationActor, Setup
 from ..owner.draining import Drain
-from ..owner.nodes import Hopping
+from ..owner.nodes import NodeLink
 from ..owner.subscriptions import Subscriptions
 from ..owner.wait_graph import WaitGraph
 from ..tool_calls import ToolCall, ToolResult
@@ -369,7 +369,7 @@ class _Process:
             ports=self.node.ports,
             drain=Drain(),
             watching=Watching(),
-            hopping=Hopping(),
+            node_link=NodeLink(),
         )
         self.journal.watch_lease(self.setup.subscriptions.lease_lost)
 

@@ -24,7 +24,7 @@ SEEDS_MAX = 150
 
 _AGAIN = (
     "ask_owner(self._region[conversation_id], conversation_id, command, "
-    "Hopping(self._subscriptions.want_pieces.__self__, self))"
+    "NodeLink(self._subscriptions.want_pieces.__self__, self))"
 )
 # The last one takes the most seeds.
 FAULTS = (
