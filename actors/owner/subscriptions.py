@@ -1,32 +1,29 @@
 """The readers of conversations: live events, with the journal behind them.
 
-Owned by `Conversations`, so that subscriptions outlive the passivation and the restart of the
-actor they follow, and keep nothing active. The actor publishes the events it has committed;
-publishing never waits and never fails, whatever the readers do. A reader that is dropped is
-forgotten.
+Owned by `Conversations`, so that readers outlive the passivation and the restart of the actor that
+they follow, and keep no actor active. The actor publishes the events that it has committed; that
+never waits and never fails, whatever the readers do. A reader that is dropped is forgotten.
 
-A reader keeps a cursor, the seq that it has yielded. Published events go into its bounded buffer as
-a hint; it drops every event that is not exactly the next seq and reads from the journal instead. So
-there is no gap and no repeat at the seam of replay and live, and a slow reader falls back to the
-journal without delaying any other. The reader of a turn that has just begun finds all of its events
-in the memory of the owner here, and begins with those.
+No gap and no repeat. A reader keeps a cursor, the seq of the event that it has yielded last.
+Published events go into its bounded buffer as a hint: the reader drops every event that is not
+exactly the next one, and reads the journal instead. So a slow reader falls back to the journal
+without delaying any other. The reader of a turn that has just begun takes its first events from the
+memory of the owner here.
 
-While no owner is active in this process, another process may own the conversation. Then one reader
-leads all that wait at the same place of the log: it waits for the journal, and for an owner here as
-well, and gives the others the page that it reads. Invariant: if no owner is here, one of the
-readers that wait at a place leads, or was woken to lead. A reader that comes to wait leads if no
+Deleted logs. Each page is read from the record at the cursor on. If that record is not the one that
+was yielded, the conversation was deleted, and another was begun under its id.
+
+Without an owner in this process, another process may own the conversation. Then one reader leads
+all that wait at the same place of the log: it waits for the journal to have more, or for an owner
+here, and gives the others the page that it reads. Invariant: if no owner is here, one of the
+readers that wait at a place leads, or was woken to lead. A reader that begins to wait leads if no
 other does; one that leaves its wait, even if it is cancelled, chooses the next.
 
-The pieces of an answer that is being written are kept once for all readers, as a `LiveAnswer`. A
-reader keeps how much of it it has yielded, and takes the rest as one piece whenever it comes back.
-
-Each page is read from the record at the cursor on. If that record is not the one that was yielded,
-the conversation was deleted, and another was begun under its id.
-
-If another process writes an answer, its pieces come from that process if it can be asked
-(`nodes.py`), and are kept like those of an owner here. If the journal has the event that ends the
-answer before all pieces have come, a reader waits for the next one for `PIECE_WAIT_S` at most, and
-then leaves out the rest.
+Pieces of an answer that is being written are kept once for all readers, as a `LiveAnswer`. A reader
+counts those that it has yielded, and takes the rest as one piece when it comes back. The pieces of
+another process come from that process, if it can be asked (`nodes.py`), and are kept in the same
+way. If the journal has the event that ends the answer before all pieces have come, a reader waits
+for the next piece for `PIECE_WAIT_S` at most, and then skips the rest.
 """
 
 from __future__ import annotations
@@ -65,9 +62,9 @@ from .live_answer import LiveAnswer, ends_answer
 __all__ = ["EventReader", "LiveOwner", "Subscriptions"]
 
 PIECE_WAIT_S = 0.5
-"""Seconds to wait for the next piece from another process, before the journal is followed alone."""
+"""The seconds that a reader waits for the next piece from another process."""
 OWNER_ASKED_EVERY_S = 5.0
-"""Seconds to follow a conversation that another process owns, before it is claimed here again."""
+"""The seconds between two tries to claim a conversation that another process owns."""
 
 
 class LiveOwner(Protocol):
@@ -105,8 +102,8 @@ class Subscriptions:
         self._leaders: dict[Place, EventReader] = {}
         """The readers that follow the journal, each for all readers that wait at its place."""
         self._claim_at: dict[str, float] = {}
-        """When readers try next to claim conversations that another process owns: all at the same
-        time, so that one claim answers them."""
+        """When all readers of a conversation that another process owns try next to claim it: at the
+        same time, so that one claim answers them all."""
         self._unheard: set[str] = set()
         """The conversations with readers here whose owner, in another process, cannot be heard."""
         self._is_closing = False
@@ -378,8 +375,9 @@ class Subscriptions:
                 reader, lambda _: self._dropped.append(dropped)
             )
             owner = self._owned.get(conversation_id)
-            # Only if the caller checks that the first event is the one it knows: nothing is read at
-            # the cursor, so the reader would not notice that the log was deleted.
+            # A reader that begins with these does not check the record at its cursor, and would not
+            # notice that the log was deleted. A caller that gives this `known_seq` checks the first
+            # event itself.
             if owner is not None and known_seq == after + 1:
                 reader.begin_with(owner.recent_after(after))
             if (answer := self._live_answers.get(conversation_id)) is not None:
@@ -461,10 +459,11 @@ class EventReader(AsyncIterator[LoggedEvent]):
     reader raises `ConversationDeleted`, at once if the deletion is done in this process; likewise
     if the log is shorter than `known_seq`, a seq that it once had.
 
-    If `on_owner_ended` is given, the reader awaits it before it first waits, unless it began with
-    events of an owner here, and again after an owner has ended in this process. If it raises, so
-    does the reader, except for `OwnedElsewhere`: then it follows the other owner, as all readers of
-    the conversation do, and they await `on_owner_ended` again after a while, at the same time.
+    If `on_owner_ended` is given, the reader awaits it before its first wait (unless it began with
+    events from the memory of an owner here), and again after each end of an owner in this process.
+    If it raises `OwnedElsewhere`, the reader follows the other owner, and awaits it again every
+    `OWNER_ASKED_EVERY_S` seconds, at the same time as all readers of the conversation. The reader
+    raises any other error.
 
     Iterate it from one task. Cancelling its wait loses nothing: it continues from its cursor.
     """
@@ -508,12 +507,12 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._pieces_taken = 0
         """How many pieces of the first of these answers it has yielded."""
         self._piece_given: TextDelta | None = None
-        """The last piece that it has yielded of the previous answer; None once a later one goes
-        beyond it."""
+        """The last piece that it has yielded of the previous answer; None once a later one has
+        passed it."""
         self._cut_turn_id: str | None = None
         """The turn of the previous answer, if it has yielded pieces of it, and no more came."""
         self.short_seq = 0
-        """The newest event that takes the place of pieces which were not all yielded; 0: none."""
+        """The seq of the newest event that replaces pieces, if not all were yielded; 0: none."""
         self._newest: LoggedEvent | None = None
         """The newest event it has yielded, if it takes pieces."""
         self._newest_end: LoggedEvent | None = None
@@ -676,7 +675,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
     def __anext__(self) -> Awaitable[LoggedEvent]:
         if self._takes_pieces:
             return self._next_event()
-        # Without pieces, each item is an event. One coroutine less for each event of each reader.
+        # Without pieces each item is an event, so `_next_event` would be a needless coroutine.
         item: Awaitable[Any] = self.next_item()  # Any: a LoggedEvent
         return item
 
@@ -723,7 +722,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
                             await self._wait()
                         will_lead = self._is_chosen and self._leads_next
                     finally:
-                        if self._is_chosen:  # and may have been given an item, or was cancelled
+                        if self._is_chosen:
+                            # If it was cancelled or has an item to yield, another one has to lead.
                             self._is_chosen = False
                             if not will_lead:
                                 self._subscriptions.choose_leader(self.place)
@@ -839,11 +839,11 @@ class EventReader(AsyncIterator[LoggedEvent]):
                 subscriptions.claim_refused(name)
             else:
                 self._has_owner_ended = False
-                # The last owner may have written events without publishing them.
+                # The previous owner may have written events without publishing them.
                 self._note(Signal.LOOK)
                 return
-        # Not at each event of the other owner, and not for each reader: each try is a claim, which
-        # the journal refuses.
+        # Each try is a claim, which the journal refuses: so readers do not try at each event of the
+        # other owner, but now and then, all at once.
         with anyio.CancelScope(deadline=subscriptions.claim_at(name)):
             await self._wait()
 
@@ -868,7 +868,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._subscriptions.lead(place, self)
         try:
             is_answering = bool(self._answers) and not self._answers[-1].is_over
-            # Another process is writing it: its next piece is near, and is worth no query.
+            # While another process writes an answer, its next piece comes soon: do not query.
             if not is_answering or await self._wait_for_piece():
                 await self._follow()
             if self._state is _BEHIND and self._conversation_id not in self._owned:
@@ -908,7 +908,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         return newest is not None and newest.turn_id is not None and newest.kind != "turn_ended"
 
     async def _read_page(self) -> None:
-        # Noted before the journal is asked, so that an overflow from here on is not lost.
+        # Before the read, so that a signal which comes during it is not lost.
         self._note(Signal.READ)
         at_cursor = 1 if self._cursor else 0
         try:
