@@ -77,7 +77,7 @@ class _Deadlines:
 
 
 class Clock:
-    """Runs alarms and deadlines in the order of time; alarms due together, in order of arming."""
+    """Runs alarms and deadlines in the order in which they are due, then of arming."""
 
     def __init__(self, ports: Ports, note_broken: Callable[[Exception], None]) -> None:
         """`note_broken` is called with the error of an alarm that raises; the clock goes on."""
@@ -148,7 +148,7 @@ class Clock:
         heapq.heapify(self._heap)
 
     async def run(self) -> None:
-        """Run all that falls due; ends only by cancellation."""
+        """Run everything when it is due, until cancelled."""
         while True:
             self._run_due()
             with anyio.CancelScope() as self._asleep:
@@ -185,7 +185,7 @@ class Clock:
 
     def _expire(self, timeout_s: float, now: float) -> None:
         deadlines = self._deadlines[timeout_s]
-        # No further than to what is due next: the clock is late, and that came between two of them.
+        # If the clock is late, another entry may be due between two of these asks: stop there.
         deadlines.expire(min(now, self._heap[0][0]) if self._heap else now)
         if deadlines.asks:
             self._list(deadlines.asks[0].deadline, timeout_s)

@@ -5,8 +5,8 @@ nothing: a key that is not active is not in the directory, and a ref to it is ju
 
 Invariants, each kept without an await:
 
-1. At most one cell per key. It is in the directory from before its first message until its
-   mailbox was seen empty, after its clean-up, in the same step; so mail lands in it or in its
+1. At most one cell per key. A cell enters the directory before its first message, and leaves it
+   after its clean-up, in the step that finds its mailbox empty. So mail lands in the cell or in its
    successor, and never between the two.
 2. The list of idle cells has all of them and no others, in the order in which they came to rest.
 3. Restarts are counted per key. One that fails too often is refused for a while, and the others
@@ -122,7 +122,7 @@ class Region(Supervisor, Generic[M]):
         await super().stop(reason, patient_until=patient_until)
 
     def refusal(self, key: str) -> BaseException | None:
-        """Return the error for the askers of a region that was stopped with one."""
+        """Return the error for an asker if the region was stopped with one, else None."""
         return None if self._refusal is None else self._refusal(key)
 
     # --- the directory ---------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Region(Supervisor, Generic[M]):
         self._idle.pop(cell.key, None)
 
     def note_resting(self, cell: Cell) -> None:
-        """List a cell as idle, and passivate the one that is idle longest if there are too many."""
+        """List a cell as idle; if too many are active, passivate the one that is idle longest."""
         self._idle[cell.key] = self._system.now()
         if self._idle_s is not None and self._sweep_alarm is None:
             self._sweep_alarm = self._system.clock.call_later(self._idle_s, self._sweep)
@@ -169,7 +169,7 @@ class Region(Supervisor, Generic[M]):
     # --- passivation -----------------------------------------------------------------------------
 
     def _passivate(self, cell: Cell) -> None:
-        """Tell an idle actor to go. Mail that comes from now on lands in its cell, and is found."""
+        """Order an idle actor to go. If mail comes before it has gone, it is activated again."""
         cell.give_order(Order(OrderKind.PASSIVATE))
 
     def _make_room(self) -> None:
@@ -240,11 +240,11 @@ class Region(Supervisor, Generic[M]):
                 del self._watchers[key]
 
     def take_watchers(self, key: str) -> dict[Watcher, object]:
-        """Remove and return the watchers of a key whose actor has stopped: they are told once."""
+        """Remove and return the watchers of a key whose actor has stopped; each is told once."""
         return self._watchers.pop(key, {})
 
     def _tell_watchers(self) -> None:
-        """Tell the watchers of keys that are not active: none of these comes back."""
+        """Tell the watchers of keys that are not active: none of these keys comes back."""
         watched, self._watchers = self._watchers, {}
         for watchers in watched.values():
             for watcher, target in watchers.items():

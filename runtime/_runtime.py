@@ -75,16 +75,21 @@ class LeftUndone:
 class Runtime:
     """The actors of a program: `async with Runtime() as runtime:`, and spawn actors in it.
 
-    All limits are in seconds. `drain_s`: the time for queued messages to be handled on leaving.
-    `stop_s`: the time that an actor that is told to stop, and those below it, may go on with their
-    messages. `cleanup_s`: the time for a hook. `kill_s`: the time that cancelled code may take to
-    end before it counts as stuck. `report_blocked_s`: warn, and publish a `LoopBlocked`, if code
-    in the loop does not yield for so long; it takes a thread. `freeze_objects`: keep the garbage
-    collector's pauses short with many actors in memory, by `gc.freeze`, which affects the whole
-    process; off by default, see the page on operations. `handle_signals`: SIGINT and SIGTERM
-    leave the runtime, as if its block had ended there; a second one cuts `drain_s` and `stop_s`
-    short. For programs that own their process; main thread only. `supervision`: what happens to
-    an actor that fails, unless it was spawned with its own.
+    `supervision`: what happens to an actor that fails, unless it was spawned with its own.
+
+    Limits, in seconds. `drain_s`: how long queued messages are handled on leaving. `stop_s`: how
+    long an actor that is told to stop, and those below it, may go on with their messages.
+    `cleanup_s`: how long an `on_stop` or `on_restart` may take. `kill_s`: how long cancelled code
+    may take to end before it counts as stuck.
+
+    `report_blocked_s`: warn, and publish a `LoopBlocked`, if code in the loop does not yield for so
+    many seconds; it takes a thread. `freeze_objects`: keep the garbage collector's pauses short
+    with many actors in memory; it calls `gc.freeze`, which affects the whole process (see the page
+    on operations).
+
+    `handle_signals`: SIGINT and SIGTERM leave the runtime, as if its block had ended there; a
+    second signal cuts `drain_s` and `stop_s` short. For programs that own their process, and in the
+    main thread only.
     """
 
     def __init__(
@@ -159,10 +164,9 @@ class Runtime:
         """Start an actor and return its ref; its `on_start` runs soon, before any message.
 
         `factory` makes the actor, and makes it again for each restart. `mailbox`: how many messages
-        may wait, and what happens once so many do.
-        A `resident` actor keeps one task for life, for what it opens with `async with`.
-        `supervision`, if given, decides about this actor's failures before the runtime's does, and
-        counts its restarts apart.
+        may wait, and what happens to further ones. A `resident` actor keeps one task for life, in
+        which it may hold open what it enters with `async with`. `supervision`, if given, decides
+        about this actor's failures before the runtime's does, and counts its restarts separately.
         """
         self._check_entered()
         return self._root.spawn(
@@ -190,9 +194,9 @@ class Runtime:
 
         `mailbox`, `supervision` and `resident` are as for `spawn`, for each of the actors.
 
-        An actor that was idle for `idle_s` seconds is passivated. Once more than `active_max` are
-        active, so is the one that is idle longest. A key that fails too often is refused for
-        `refuse_s` seconds.
+        An actor that was idle for `idle_s` seconds is passivated. While more than `active_max` are
+        active, the one that is idle longest is passivated. If the actor of a key fails too often,
+        messages to the key are refused for `refuse_s` seconds.
         """
         self._check_entered()
         if idle_s is not None:
@@ -388,7 +392,7 @@ class Runtime:
                     self._hurry()
 
     def _hurry(self) -> None:
-        """Stop draining, and be patient with no handler any more."""
+        """Stop draining, and cancel handlers at once when their actor is told to stop."""
         if self._draining is not None:
             self._draining.cancel()
         self._system.be_impatient()
@@ -396,7 +400,7 @@ class Runtime:
             cell.hurry()
 
     def _fail(self, error: BaseException) -> None:
-        """End the runtime with a failure that no supervisor decides; its block raises it."""
+        """End the runtime with a failure that was escalated to it; its block raises the failure."""
         if self._failure is None:
             self._failure = error
         self._leave()
@@ -450,7 +454,7 @@ class Runtime:
                 if not self._is_closed.is_set():
                     await self._is_closed.wait()
                 elif self._system.is_stuck:
-                    # Some task will not end; everything else gets the chance to.
+                    # Some task will not end: give all others a few more steps to end.
                     steps_left -= 1
                     await self._system.checkpoint()
                 else:
@@ -466,7 +470,7 @@ class Runtime:
         return cancelled
 
     async def _close(self) -> None:
-        """Drain, then stop all actors. If cancelled natively, it is called again, and goes on."""
+        """Drain, then stop all actors. After a native cancellation it is called again."""
         system = self._system
         if not system.is_closing:
             self._close_intake()

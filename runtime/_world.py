@@ -77,7 +77,7 @@ class World:
         self.when_open: list[Callable[[], None]] = []
         """Called in the loop as soon as it runs."""
         self.fail = fail
-        """Ends the runtime with a failure that no supervisor decides."""
+        """Ends the runtime with a failure that was escalated past the last supervisor."""
         self.context: Context = copy_context()
         self.park: Park = _not_open
         self.checkpoint: Callable[[], Awaitable[object]] = partial(_not_open, None)
@@ -124,7 +124,7 @@ class World:
         self._tasks.start_soon(run, *args)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, by the runtime's clock."""
+        """Wait so many seconds of the runtime's clock."""
         gate: OneShot[None] = OneShot()
         alarm = self.clock.call_later(seconds, lambda: gate.set(None))
         try:
@@ -133,13 +133,13 @@ class World:
             alarm.cancel()
 
     def be_impatient(self) -> None:
-        """From now on, give handlers no more time once their actor is told to stop."""
+        """From now on, cancel a handler at once when its actor is told to stop."""
         self.limits = replace(self.limits, stop_s=0.0)
 
     def report(self, report: Failure | RegionOverflow, *, is_refusing: bool = False) -> None:
         """Publish a report and log it.
 
-        `is_refusing`: an actor of a region would not start, and the senders have the error.
+        `is_refusing`: an actor of a region has refused to start, and its senders get the error.
         """
         self.events.publish(report)
         if isinstance(report, RegionOverflow):
@@ -150,7 +150,7 @@ class World:
                 active_max=report.active_max,
             )
         elif isinstance(report.error, OwnershipLost):
-            # Nothing is wrong with this actor: another process owns what it would own.
+            # This is no fault of the actor: another process owns what the actor would own.
             logger.info(
                 "actor gave way to another owner",
                 actor=report.actor,
@@ -159,7 +159,7 @@ class World:
                 reason=_text_of(report.error),
             )
         elif is_refusing and _is_invalid(report.error):
-            # Nothing is wrong with this actor either: it was asked for under an invalid name.
+            # Nor is this: a caller asked for an actor under an invalid name.
             logger.info(
                 "actor refused to start",
                 actor=report.actor,

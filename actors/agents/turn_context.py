@@ -151,10 +151,10 @@ class TurnOwner(Protocol):
 class TurnContext:
     """One turn, as its agent sees it. Made by the conversation actor, used by one run of an agent.
 
-    Every event it writes is durable when the call returns. Once the turn has ended, reading it and
-    writing to it raise `StaleTurn`. The write of a cancelled call is in the log as a whole, or not
-    at all.
-    Several tasks of the run may call it at once; their writes go into the log one after another.
+    Every event it writes is durable when the call returns. If a call is cancelled, its write is in
+    the log as a whole or not at all. Once the turn has ended, reading it and writing to it raise
+    `StaleTurn`. Several tasks of the run may call it at once; their writes go into the log one
+    after another.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class TurnContext:
 
     @property
     def view(self) -> View:
-        """The view as committed now, a value that never changes: read it again for a newer one."""
+        """The view as committed now. The value never changes: read it again for a newer one."""
         self._running()  # raises if the turn has ended: the view is another turn's by now
         return self._owner.view
 
@@ -236,7 +236,7 @@ class TurnContext:
 
     @property
     def has_answered(self) -> bool:
-        """True if the newest event is this turn's answer: a pause came before the turn's end."""
+        """True if the turn has its answer, and a pause has kept it from ending."""
         view = self.view
         newest = view[-1] if view else None
         return (

@@ -30,7 +30,7 @@ class Parked(Generic[T]):
     ticket: T
     """The command to answer."""
     until: float
-    """The time at which it is overdue, in seconds of the owner's monotonic clock."""
+    """When it is overdue, by `loop_time` of the owner's ports."""
 
 
 class Parking(Generic[T]):

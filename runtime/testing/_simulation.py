@@ -392,7 +392,7 @@ class Simulation:
         return self.tape.draw(label, options)
 
     def chance(self, label: str, probability: float) -> bool:
-        """Return True if something out of the ordinary happens."""
+        """Return True with this probability; False is the boring choice."""
         return self.tape.chance(label, probability)
 
     def pick(self, label: str, options: Sequence[T]) -> T:
@@ -400,7 +400,7 @@ class Simulation:
         return options[self.tape.draw(label, len(options))]
 
     async def delay(self, label: str, probability: float = 0.3, seconds_max: float = 0.1) -> None:
-        """Wait for at most `seconds_max`, with this probability; let others run in any case."""
+        """With this probability wait, for at most `seconds_max`; else only let others run."""
         if self.tape.chance(f"{label} waits", probability):
             share = (1 + self.tape.draw(f"{label} waits for", 100)) / 100
             await self.scheduler.sleep(seconds_max * share)
@@ -476,7 +476,7 @@ class Simulation:
         return self.scheduler.now()
 
     def mark(self, name: str) -> None:
-        """Count that an interesting place was reached. A campaign can demand that some run does."""
+        """Count that this place was reached. A campaign can require that some run reaches it."""
         self.marks[name] += 1
 
     def note(self, text: str) -> None:

@@ -62,7 +62,7 @@ class Tape:
         return value
 
     def chance(self, label: str, probability: float) -> bool:
-        """Return True if something out of the ordinary happens."""
+        """Return True with this probability; False is the boring choice."""
         if self.is_played:
             return self.draw(label, 2) == 1
         return self.draw(label, 2, int(self.random.random() < probability)) == 1
