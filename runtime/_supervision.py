@@ -180,16 +180,16 @@ class RestartLog:
     _times: deque[float] = field(default_factory=deque)
     _last: float = float("-inf")
 
-    def is_too_many(self, now: float) -> bool:
-        """Count a restart at `now`; True if it is one more than the window allows."""
+    def count_restart(self, now: float) -> bool:
+        """Count a restart at `now`; return True if it is one more than the window allows."""
         times = self._times
         times.append(now)
         while times[0] < now - self.supervision.window_s:
             times.popleft()
         return len(times) > self.supervision.restarts_max
 
-    def delay_s(self, now: float, random: Random) -> float:
-        """Return the delay before the restart that is due now."""
+    def next_delay_s(self, now: float, random: Random) -> float:
+        """Return the delay before a restart that is due now; the next delay is longer."""
         backoff = self.supervision.backoff
         if now - self._last > backoff.reset_s:
             self.attempt = 0

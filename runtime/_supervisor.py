@@ -163,7 +163,7 @@ class Supervisor:
     # --- what children and parents do ------------------------------------------------------------
 
     def remove(self, child: Child) -> None:
-        """Forget a child that has ended, and no other that has its name since."""
+        """Forget a child that has ended, unless another child has its name by now."""
         name = child.name.removeprefix(f"{self.name}/" if self.name else "")
         if self.children.get(name) is child:
             del self.children[name]
@@ -211,7 +211,7 @@ class Supervisor:
         directive = supervision.directive(error)
         if directive is Directive.RESUME and not has_started:
             directive = Directive.RESTART
-        if directive is Directive.RESTART and log.is_too_many(self._system.now()):
+        if directive is Directive.RESTART and log.count_restart(self._system.now()):
             given_up = TooManyRestarts(child.name, supervision.restarts_max, supervision.window_s)
             given_up.__cause__ = error
             return Directive.ESCALATE, given_up
@@ -222,16 +222,16 @@ class Supervisor:
             return None, 0.0
         if directive is Directive.STOP:
             return After.END, 0.0
-        delay_s = self.delay_s(child, supervision)
+        delay_s = self._next_delay_s(child, supervision)
         if self._is_regrouping or supervision.strategy != "one_for_one":
             self._regroup(child, delay_s, supervision)
             return After.HOLD, 0.0
         return (After.BACK_OFF if delay_s > 0 else After.START), delay_s
 
-    def delay_s(self, child: Child, supervision: Supervision) -> float:
+    def _next_delay_s(self, child: Child, supervision: Supervision) -> float:
         if child.backoff_log is None:
             child.backoff_log = RestartLog(supervision)
-        return child.backoff_log.delay_s(self._system.now(), self._system.ports.random)
+        return child.backoff_log.next_delay_s(self._system.now(), self._system.ports.random)
 
     # --- several children at once ----------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class Supervisor:
             self._system.start_soon(self._restart_together)
 
     async def _restart_together(self) -> None:
-        """Restart the children concerned, and again if one fails while they come back."""
+        """Restart the children concerned; start over if one fails while they come back."""
         try:
             while self._to_regroup and not self._is_disturbed:
                 concerned = self._from_first_of(self._to_regroup)
@@ -306,9 +306,9 @@ class Supervisor:
             await child.release()
 
     def resume(self) -> None:
-        """Bring the children back that failed the actor above, since it goes on.
+        """Bring back the children whose failures were escalated: the actor above goes on.
 
-        Together, after the longest of their backoffs.
+        They come back together, after the longest of their backoffs.
         """
         if self._is_failing:
             self._system.start_soon(self._bring_back)
@@ -318,7 +318,8 @@ class Supervisor:
         self._is_failing = False
         for child in escalated:
             await persist(child.hold)
-        delay_s = max((self.delay_s(child, self.supervision) for child in escalated), default=0.0)
+        delays = [self._next_delay_s(child, self.supervision) for child in escalated]
+        delay_s = max(delays, default=0.0)
         await persist(partial(self._system.sleep, delay_s))
         for child in escalated:
             await persist(child.release)

@@ -94,7 +94,7 @@ class TestPure:
             now = (times[-1] if times else 0.0) + gap
             times.append(now)
             in_window = sum(1 for time in times if time >= now - window)
-            assert log.is_too_many(now) == (in_window > most)
+            assert log.count_restart(now) == (in_window > most)
 
     @given(attempt=st.integers(0, 5_000), seed=st.integers())
     def test_backoff_grows_to_its_bound_and_jitters_by_its_share(
@@ -109,9 +109,9 @@ class TestPure:
         supervision = Supervision(backoff=Backoff(first_s=1.0, jitter=0.0, reset_s=60.0))
         log = RestartLog(supervision)
         draw = random.Random(0)
-        assert [log.delay_s(0.0, draw), log.delay_s(1.0, draw)] == [1.0, 2.0]
-        assert log.delay_s(62.0, draw) == 4.0, "59 s after the last restart took effect"
-        assert log.delay_s(66.0 + 60.1, draw) == 1.0
+        assert [log.next_delay_s(0.0, draw), log.next_delay_s(1.0, draw)] == [1.0, 2.0]
+        assert log.next_delay_s(62.0, draw) == 4.0, "59 s after the last restart took effect"
+        assert log.next_delay_s(66.0 + 60.1, draw) == 1.0
 
 
 @pytest.mark.anyio
