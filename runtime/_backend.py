@@ -109,7 +109,7 @@ class OneShot(Generic[T]):
             try:
                 waker.set_result(None)
             except asyncio.InvalidStateError:
-                return  # it was cancelled natively, and is on its way out
+                return  # the waiter was cancelled natively, and is about to leave
 
     def fail(self, error: BaseException) -> None:
         """Store the error, which the waiter raises, and wake the waiter."""

@@ -385,7 +385,7 @@ class Conversations:
     def _make_owner(self, conversation_id: str) -> ConversationActor:
         from ..owner.actor import ConversationActor
 
-        # A runtime given by the caller may go on, and a handle that was kept reaches the region.
+        # A handle that was kept still reaches the region, if the caller's runtime goes on.
         if self._is_closing:
             raise ConversationsClosed(conversation_id)
         setup = self._setup

@@ -51,7 +51,7 @@ async def load_state(
 
 
 async def in_slices(slices: Slices[T]) -> T:
-    """Do the work, and let other tasks run after each slice; return its result."""
+    """Do sliced work, let other tasks run after each slice, and return its result."""
     while True:
         try:
             next(slices)
