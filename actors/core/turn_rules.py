@@ -574,6 +574,8 @@ def _resume(draft: Draft) -> Decision:
     running = turns.running
     draft.add(ResumedEvent, turn_id=running.turn_id if running is not None else None)
     if running is None:
+        if draft.working.state.admission.open_calls:
+            return draft.decision(reply=True)  # appended by hand during the pause: as in `_recover`
         return _then_next_queued(draft, reply=True)
     if turns.awaiting:
         return draft.decision(reply=True)

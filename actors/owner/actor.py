@@ -451,8 +451,9 @@ class ConversationActor(Actor[Command | Query]):
         for taken in batch:
             self._decide_one(taken, decided)
             if turns.queued and turns.running is None:
-                # This message came while an earlier owner was drained, and waited for the answer
-                # to a call that was appended by hand. Its turn starts before any other.
+                # This message came during a pause, or while an earlier owner was drained, and
+                # waited for the answer to a call that was appended by hand. Its turn starts before
+                # any other.
                 recover = Recover(enforced_away=())
                 self._decide_one(_Taken(recover, taken.now, self._setup.ports.ids.block()), decided)
         return decided

@@ -54,6 +54,7 @@ from turnkeeper.actors.events import (
     ActionEvent,
     AgentMessageEvent,
     CondensationRequestEvent,
+    ObservationEvent,
     UserMessageEvent,
     UserRejectEvent,
 )
@@ -103,6 +104,23 @@ async def test_in_a_paused_conversation_without_a_turn_messages_wait_under_every
         assert await log_of(chat) == "started uA aA completed paused qB qC"
         assert await chat.resume()
         assert [await turn.reply() for turn in turns] == ["B", "C"]
+
+
+async def test_a_pause_ends_though_messages_wait_behind_a_call_of_a_caller() -> None:
+    async with verified(StepAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        await chat.pause()
+        await chat.append(ActionEvent(tool_call_id="1", tool_name="look", llm_response_id="r"))
+        turns = [await chat.send(name) for name in ("B", "C")]
+
+        assert await chat.resume()
+
+        assert not await chat.resume()
+        assert await log_of(chat) == "started uA aA completed paused call qB qC resumed"
+        await chat.append(ObservationEvent(tool_call_id="1", content="seen"))
+        assert [await turn.reply() for turn in turns] == ["B", "C"]
+        assert not await chat.rejections()
 
 
 async def test_a_message_sent_again_has_the_seq_of_its_first_event_wherever_it_has_gone() -> None:
