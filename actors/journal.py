@@ -92,6 +92,14 @@ class ConversationInfo(NamedTuple):
     updated_at: float
     """The time of its last record: seconds since the Unix epoch, UTC."""
 
+    def is_unchanged_since(self, listed: ConversationInfo) -> bool:
+        """Return True if no record was written since it was listed.
+
+        The head alone does not tell: the conversation may have been deleted since, and another one
+        begun under its id may be as long.
+        """
+        return (self.head, self.updated_at) == (listed.head, listed.updated_at)
+
 
 LISTED_KINDS = frozenset(
     (

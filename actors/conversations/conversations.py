@@ -53,7 +53,7 @@ from ..errors import (
     ConversationsClosed,
     InvalidInput,
 )
-from ..journal import Deletion, Journal, ListOrder
+from ..journal import ConversationInfo, Deletion, Journal, ListOrder
 from ..values.text import check_conversation_id, check_id, check_number, check_text
 from ..values.type_names import a_type
 
@@ -643,7 +643,7 @@ class Conversations:
         for info in await self._open_journal().list():
             if info.updated_at < before:
                 with suppress(OwnershipLost, ConversationNotFound):
-                    if await self._delete(info.conversation_id, head=info.head) is not None:
+                    if await self._delete(info.conversation_id, listed=info) is not None:
                         deleted.append(info.conversation_id)
         return deleted
 
@@ -685,10 +685,10 @@ class Conversations:
         self,
         conversation_id: str,
         *,
-        head: int | None = None,
+        listed: ConversationInfo | None = None,
         expected: Expected | None = None,
     ) -> Deletion | None:
-        """Delete a conversation; with `head`, only if its log ends there."""
+        """Delete a conversation; with `listed`, only if its log has not changed since."""
         from ..core.commands import Delete
         from ..owner.nodes import ask_owner
 
@@ -696,8 +696,8 @@ class Conversations:
         region = self._open_region()
         await self._journal.info(conversation_id)  # raises if there is none: ask() would make one
         ref = region[conversation_id]
-        command = Delete(head, expected=expected)
-        if head is not None:
+        command = Delete(listed, expected=expected)
+        if listed is not None:
             return await ref.ask(command)  # not forwarded: each process expires those it owns
         return await ask_owner(ref, conversation_id, command, self._setup.node_link)
 

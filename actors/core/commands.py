@@ -23,7 +23,7 @@ from ..events import (
     StepRequest,
     UserMessageEvent,
 )
-from ..journal import Deletion
+from ..journal import ConversationInfo, Deletion
 from ..values.frozen import FrozenObject
 from ..values.text import (
     ID_LENGTH_MAX,
@@ -535,10 +535,10 @@ class Leave(Message[bool]):
 class Delete(FromOutside[Deletion | None]):
     """Delete the conversation; a message sent after this begins another one under its id.
 
-    The reply is None if `head` is given and the log does not end there: nothing was deleted.
+    The reply is None if `listed` is given and the log has changed since: nothing was deleted.
     """
 
-    head: int | None = None
+    listed: ConversationInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

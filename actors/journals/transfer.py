@@ -387,6 +387,6 @@ async def delete_unchanged(journal: Journal, info: ConversationInfo) -> Deletion
     same errors as `claim` and `delete`.
     """
     claim = await journal.claim(info.conversation_id)
-    if claim.head != info.head:
+    if not (await journal.info(info.conversation_id)).is_unchanged_since(info):
         return None
     return await journal.delete(info.conversation_id, epoch=claim.epoch)

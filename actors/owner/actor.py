@@ -791,14 +791,13 @@ class ConversationActor(Actor[Command | Query]):
         except Refused as refusal:
             delivery.fail(refusal)
             return
-        if isinstance(taken.command, Delete) and taken.command.head not in {
-            None,
-            self._working.state.seq,
-        }:
-            delivery.reply(None)
-            return
         journal, epoch = self._setup.journal, self._working.epoch
         try:
+            if isinstance(taken.command, Delete) and (listed := taken.command.listed) is not None:
+                found = await journal.info(self._conversation_id)
+                if not found.is_unchanged_since(listed):
+                    delivery.reply(None)
+                    return
             deletion = await journal.delete(self._conversation_id, epoch=epoch)
         except Refused as refusal:
             delivery.fail(refusal)  # there was nothing to delete, or it is damaged

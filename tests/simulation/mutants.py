@@ -333,9 +333,9 @@ PROMISES = [
         "a deletion is told before it is durable",
         ConversationActor,
         "_delete",
-        "    try:\n        deletion = await journal.delete",
-        "    self._setup.subscriptions.deleted(self._conversation_id)\n"
-        "    try:\n        deletion = await journal.delete",
+        "        deletion = await journal.delete",
+        "        self._setup.subscriptions.deleted(self._conversation_id)\n"
+        "        deletion = await journal.delete",
         test="tests/actors/conversations/test_deletion.py::"
         "test_no_caller_is_told_of_a_deletion_before_it_is_durable",
     ),

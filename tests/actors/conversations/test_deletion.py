@@ -32,7 +32,7 @@ from turnkeeper.actors.errors import (
     OwnedElsewhere,
 )
 from turnkeeper.actors.events import ObservationEvent, UserMessageEvent
-from turnkeeper.actors.journal import Claim, Snapshot, StoredRecord
+from turnkeeper.actors.journal import Claim, ConversationInfo, Snapshot, StoredRecord
 from turnkeeper.actors.owner.subscriptions import EventReader
 from turnkeeper.runtime import OutcomeUnknown, Ports, Unavailable
 from turnkeeper.runtime.testing import settle
@@ -464,13 +464,33 @@ async def test_old_conversations_expire_and_those_that_went_on_stay() -> None:
         await (await conversations["also old"].send("B")).end()
 
         # As of the list, it was old; its owner knows better.
-        assert await conversations._delete("also old", head=info.head) is None
+        assert await conversations._delete("also old", listed=info) is None
         assert await conversations.expire(before=5) == ["old"]
 
         assert [info.conversation_id for info in (await conversations.list()).rows] == [
             "also old",
             "new",
         ]
+
+
+async def test_a_conversation_that_is_begun_anew_beside_expire_stays() -> None:
+    """Its new log may be as long as the one that was listed."""
+
+    class Deleted(MemoryJournal):
+        """The conversation is deleted and begun anew once the list was read."""
+
+        async def list(self) -> Sequence[ConversationInfo]:
+            infos = await super().list()
+            await conversations.delete("c")
+            await (await conversations["c"].send("new")).end()
+            return infos
+
+    async with verified(HeldAgent(), journal=Deleted()) as conversations:
+        await (await conversations["c"].send("old")).end()
+
+        assert await conversations.expire(before=Ports().now()) == []
+
+        assert await log_of(conversations["c"]) == ["u:new", "a:a(new)"]
 
 
 async def test_deleting_in_a_file_leaves_nothing_of_the_text(tmp_path: Path) -> None:

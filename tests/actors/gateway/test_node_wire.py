@@ -106,7 +106,6 @@ COMMANDS: list[FromOutside[Any]] = [  # each has a reply of its own
     Answer({"c1": True, "c2": "no"}),
     Answer(True),
     Answer("a reason"),
-    Delete(7),
     Delete(),
 ]
 

@@ -343,3 +343,17 @@ async def test_a_conversation_that_went_on_since_it_was_listed_is_not_deleted(
 
     assert [info.conversation_id for info in await journal.list()] == ["new"]
     assert await read_all(journal, "new") == ["e1", "e2", "e3"]
+
+
+async def test_a_conversation_that_was_begun_anew_since_it_was_listed_is_not_deleted(
+    journal: SQLiteJournal,
+) -> None:
+    await write(journal, "c", [make_record("e1"), make_record("e2")])
+    (listed,) = await journal.list()
+    claim = await journal.claim("c")
+    await journal.delete("c", epoch=claim.epoch)
+    await write(journal, "c", [make_record("e3"), make_record("e4")])
+
+    assert await delete_unchanged(journal, listed) is None
+
+    assert await read_all(journal, "c") == ["e3", "e4"]
