@@ -609,13 +609,12 @@ class PostgresWriter:
             ids = find_ids(self.connection, "event_id", parent, [at_event_id])
             if ids.get(at_event_id) != at:
                 raise ConversationDeleted(name)
-        child = read_tail(self.connection, fork_name, and_lock="FOR UPDATE")
-        if child is not None and child.head:
+        child = self._lock_row(fork_name)
+        if child.head:
             events, _ = self._known(child, records)
             if child.forked_at == at and len(events) == len(records):
                 return Claim(child.epoch, child.head)  # sent again
             raise ConversationExists(fork_name, child.head)
-        child = child or empty_tail(fork_name, 0)
         # Above its parent's epoch too, so that epochs never fall within a log.
         child.epoch = max(child.epoch, parent.epoch) + 1
         child.head = child.forked_at = at
@@ -756,6 +755,23 @@ class PostgresWriter:
     def _lock(self) -> None:
         """Serialize forks and deletions: they are rare, and read many logs."""
         self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (schema_number(self._schema),))
+
+    def _lock_row(self, name: str) -> Tail:
+        """Read a conversation's row and lock it; make it first if there is none.
+
+        A row that does not exist cannot be locked: another process might make it, and commit
+        records, before this transaction writes it.
+        """
+        empty = empty_tail(name, 0)
+        self.connection.execute(
+            "INSERT INTO conversation (name, incarnation, log, epoch, head, tip, forked_at, "
+            "is_unfinished, updated_us) VALUES (%s, 0, %s, 0, 0, %s, 0, false, %s) "
+            "ON CONFLICT (name) DO NOTHING",
+            (name, empty.log, empty.tip, self.now_us),
+        )
+        tail = read_tail(self.connection, name, and_lock="FOR UPDATE")
+        assert tail is not None, "rows are never removed"
+        return tail
 
     def _store(self, tail: Tail) -> None:
         """Write a conversation's row as given, owned by this process."""

@@ -16,6 +16,7 @@ import pytest
 
 from turnkeeper.actors import PostgresJournal
 from turnkeeper.actors.errors import (
+    ConversationExists,
     CorruptLog,
     Fenced,
     InvalidInput,
@@ -28,9 +29,11 @@ from turnkeeper.actors.journal import Claim, ListQuery, Record, Rejection, Snaps
 from turnkeeper.actors.journals.contract import make_record, read_all
 from turnkeeper.actors.journals.postgres import reader as reader_module
 from turnkeeper.actors.journals.postgres.connections import BoundedConnection
+from turnkeeper.actors.journals.postgres.log import empty_tail
 from turnkeeper.actors.journals.postgres.presence import CHANNEL, payload_of
 from turnkeeper.actors.journals.postgres.schema import SCHEMA_VERSION
-from turnkeeper.actors.journals.postgres.writer import PostgresWriter
+from turnkeeper.actors.journals.postgres.writer import PostgresWriter, _Statement
+from turnkeeper.actors.journals.shared.append_rules import Append
 from turnkeeper.actors.journals.shared.log_watch import mark_of
 from turnkeeper.runtime import Ports
 
@@ -238,6 +241,45 @@ async def test_a_rival_that_is_faster_by_a_moment_is_named(schema: str) -> None:
                     await anyio.lowlevel.checkpoint()
                 connection.commit()
         assert (await first.claim("c")).epoch == 2
+
+
+async def test_a_fork_takes_no_name_that_a_rival_begins_in_the_same_moment(schema: str) -> None:
+    """The rival's records are acknowledged, so they stay, and the fork is refused."""
+
+    async def refused() -> None:
+        with pytest.raises(ConversationExists):
+            await journal.fork("c", "f", at=2, records=[make_record("forked")], is_unfinished=False)
+
+    async with make_journal(schema) as journal:
+        await append(journal, "c", await journal.claim("c"), 1, "e1", "e2")
+        with (
+            psycopg.connect(postgres.conninfo(), options=f"-c search_path={schema}") as rival,
+            anyio.fail_after(60),
+        ):
+            tail = empty_tail("f", 0)
+            tail.epoch = 1
+            row = rival.execute(
+                "INSERT INTO conversation (name, incarnation, log, epoch, head, tip, forked_at, "
+                "is_unfinished, updated_us) VALUES ('f', 0, %s, 1, 0, %s, 0, false, 0) "
+                "RETURNING id",
+                (tail.log, tail.tip),
+            ).fetchone()
+            assert row is not None
+            tail.number = row[0]
+            async with anyio.create_task_group() as group:
+                group.start_soon(refused)
+                waits = "SELECT 1 FROM pg_locks WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+                while rival.execute(waits.encode()).fetchone() is None:
+                    await anyio.lowlevel.checkpoint()
+                said = Append(
+                    "f", [make_record("said")], epoch=1, expected_seq=1, is_unfinished=False
+                )
+                statement = _Statement(0, 0)
+                statement.add(tail, said)
+                assert statement.run(rival, lambda _: None)
+                rival.commit()
+
+        assert await read_all(journal, "f") == ["said"]
 
 
 async def test_leaving_gives_the_lease_back_at_once(schema: str) -> None:
