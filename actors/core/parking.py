@@ -8,7 +8,7 @@ are overdue when its timer fires. Parking is bounded in number and in time.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -42,7 +42,7 @@ class Parking(Generic[T]):
     def __init__(self, *, results_max: int = 64, wait_s: float = 30.0) -> None:
         self._results_max = results_max
         self._wait_s = wait_s
-        self._parked: dict[str, Parked[T]] = {}
+        self._parked: list[Parked[T]] = []
 
     def __len__(self) -> int:
         return len(self._parked)
@@ -50,37 +50,42 @@ class Parking(Generic[T]):
     @property
     def next_deadline(self) -> float | None:
         """The time at which the oldest is overdue."""
-        return next((parked.until for parked in self._parked.values()), None)
+        return self._parked[0].until if self._parked else None
 
     def park(self, violation: Violation, ticket: T, *, now: float) -> Violation | None:
-        """Park the event that was refused. Return the refusal if it cannot be parked."""
+        """Park the event that was refused. Return the refusal if it cannot be parked.
+
+        An event that is sent again while it is parked is parked again, for the second sender.
+        """
         event = violation.event
         if violation.name != "unmatched_tool_result" or not isinstance(event, ObservationLikeEvent):
             return violation
-        if event.tool_call_id in self._parked:
+        others = (one.event for one in self._parked if one.event.tool_call_id == event.tool_call_id)
+        if any(other != event for other in others):
             reason = f"a result for call {event.tool_call_id} is parked already"
             return Violation("duplicate_tool_result", event, reason)
         if len(self._parked) >= self._results_max:
             return violation
-        until = now + self._wait_s
-        self._parked[event.tool_call_id] = Parked(event, violation, ticket, until)
+        self._parked.append(Parked(event, violation, ticket, now + self._wait_s))
         return None
 
     def is_waiting(self, open_calls: Container[str]) -> bool:
         """True if the call of a parked result has not come."""
-        return any(call_id not in open_calls for call_id in self._parked)
+        return any(parked.event.tool_call_id not in open_calls for parked in self._parked)
 
     def take_ready(self, open_calls: Container[str]) -> tuple[Parked[T], ...]:
         """Take the results whose calls have come, oldest first."""
-        return self._take([call_id for call_id in self._parked if call_id in open_calls])
+        return self._take(lambda parked: parked.event.tool_call_id in open_calls)
 
     def take_overdue(self, now: float) -> tuple[Parked[T], ...]:
         """Take the results that are overdue."""
-        return self._take([c for c, parked in self._parked.items() if parked.until <= now])
+        return self._take(lambda parked: parked.until <= now)
 
     def take_all(self) -> tuple[Parked[T], ...]:
         """Take all results, because the owner stops."""
-        return self._take(list(self._parked))
+        return self._take(lambda _: True)
 
-    def _take(self, call_ids: list[str]) -> tuple[Parked[T], ...]:
-        return tuple(self._parked.pop(call_id) for call_id in call_ids)
+    def _take(self, is_due: Callable[[Parked[T]], bool]) -> tuple[Parked[T], ...]:
+        taken = tuple(filter(is_due, self._parked))
+        self._parked = [parked for parked in self._parked if not is_due(parked)]
+        return taken

@@ -617,8 +617,8 @@ PROMISES = [
         "a result that came before its call is never let out",
         Parking,
         "take_ready",
-        "if call_id in open_calls",
-        "if False",
+        "parked.event.tool_call_id in open_calls",
+        "False",
         test="tests/actors/owner/test_parked_results.py::"
         "test_a_parked_result_follows_its_call_in_the_same_commit",
     ),

@@ -48,6 +48,17 @@ def test_a_second_result_for_one_parked_call_is_a_duplicate() -> None:
     assert second.name == "duplicate_tool_result"
 
 
+def test_a_parked_result_that_is_sent_again_waits_for_both_senders_within_the_bound() -> None:
+    make = Maker()
+    parking = Parking[str](results_max=2)
+    refused = _refused(make.result("1"))
+    assert parking.park(refused, "first", now=0.0) is None
+    assert parking.park(refused, "second", now=1.0) is None
+    assert parking.park(refused, "third", now=2.0) is refused
+    assert [parked.ticket for parked in parking.take_ready({"1"})] == ["first", "second"]
+    assert len(parking) == 0
+
+
 def test_what_is_not_an_early_result_stays_refused() -> None:
     make = Maker()
     parking = Parking[None]()

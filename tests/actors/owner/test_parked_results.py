@@ -10,6 +10,7 @@ from turnkeeper.actors import (
     Appended,
     Conversation,
     Conversations,
+    Duplicate,
     MemoryJournal,
 )
 from turnkeeper.actors.core.admission import AdmissionRefused
@@ -132,6 +133,32 @@ async def test_a_second_parked_result_for_one_call_is_refused_at_once() -> None:
 
             assert refused.value.violation.name == "duplicate_tool_result"
             group.cancel_scope.cancel()
+
+
+async def test_a_parked_result_that_is_sent_again_is_told_that_the_log_has_it() -> None:
+    """As after a cancellation: the first one is still parked, and its answer goes to no one."""
+    again = result("1")
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+        answers: list[object] = []
+
+        async def park() -> None:
+            answers.append(await chat.append(again, park=True))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(park)
+            await until_parked(conversations, 1)
+            group.cancel_scope.cancel()
+        async with anyio.create_task_group() as group:
+            group.start_soon(park)
+            await until_parked(conversations, 2)
+
+            await chat.append(call("1"))
+
+        assert answers == [Duplicate(3)]
+        assert await log_of(chat) == ["u:go", "call", "result"]
+        assert not await chat.rejections()
 
 
 async def test_a_parked_result_whose_call_does_not_come_is_refused_and_recorded() -> None:
