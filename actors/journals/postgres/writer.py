@@ -179,6 +179,10 @@ _CLAIMS = {
 }
 
 
+# A deletion by another process waits for this transaction, or this one sees it. Else what it writes
+# beside the log could come after the deletion, and would stay.
+_AGAINST_DELETION = "FOR KEY SHARE"
+
 _ERASED_MAX = 1_000
 _ERASED_BYTES = 8 << 20
 _ERASURES_LOOK_S = 10.0
@@ -534,7 +538,7 @@ class PostgresWriter:
             "(SELECT id FROM rejection WHERE at < %s ORDER BY at LIMIT %s)",
             (oldest, REJECTIONS_DROPPED_MAX + len(rejections)),
         )
-        tail = read_tail(self.connection, name)
+        tail = read_tail(self.connection, name, and_lock=_AGAINST_DELETION)
         log = tail.log if tail else log_number(name, 0)
         for rejection in rejections:
             self.connection.execute(
@@ -545,7 +549,7 @@ class PostgresWriter:
 
     def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int) -> None:
         """Store a snapshot with the mark of the record at its seq, which ties it to this log."""
-        tail = read_tail(self.connection, name)
+        tail = read_tail(self.connection, name, and_lock=_AGAINST_DELETION)
         if tail is None or not tail.head:
             raise ConversationNotFound(name)
         mark = find_mark(self.connection, tail, snapshot.seq)

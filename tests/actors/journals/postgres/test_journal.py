@@ -17,6 +17,7 @@ import pytest
 from turnkeeper.actors import PostgresJournal
 from turnkeeper.actors.errors import (
     ConversationExists,
+    ConversationNotFound,
     CorruptLog,
     Fenced,
     InvalidInput,
@@ -280,6 +281,42 @@ async def test_a_fork_takes_no_name_that_a_rival_begins_in_the_same_moment(schem
                 rival.commit()
 
         assert await read_all(journal, "f") == ["said"]
+
+
+async def test_no_snapshot_is_written_of_a_log_that_a_rival_deletes_in_the_same_moment(
+    schema: str,
+) -> None:
+    """A former owner does not know yet that it was taken over; what was said must not stay."""
+    gate = Gate("commit")
+    is_answered = anyio.Event()
+
+    async def write_snapshot() -> None:
+        snapshot = Snapshot(1, "1", b"what was said")
+        with contextlib.suppress(ConversationNotFound):
+            await former.write_snapshot("c", snapshot, epoch=1)
+        is_answered.set()
+
+    async with (
+        make_journal(schema, lease_s=3600) as former,
+        make_journal(schema, failpoint=gate) as rival,
+    ):
+        await append(former, "c", await former.claim("c"), 1, "e1")
+        claim = await rival.claim("c", takeover=True)
+        gate.close()
+        with psycopg.connect(postgres.conninfo(), autocommit=True) as watching:
+            async with anyio.create_task_group() as group:
+                group.start_soon(partial(rival.delete, "c", epoch=claim.epoch))
+                await gate.reached()
+                group.start_soon(write_snapshot)
+                waits = (
+                    "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() "
+                    "AND cardinality(pg_blocking_pids(pid)) > 0"
+                )
+                while not (is_answered.is_set() or watching.execute(waits).fetchone()):
+                    await anyio.lowlevel.checkpoint()
+                gate.open()
+    with psycopg.connect(postgres.conninfo(), options=f"-c search_path={schema}") as connection:
+        assert connection.execute("SELECT payload FROM snapshot").fetchall() == []
 
 
 async def test_leaving_gives_the_lease_back_at_once(schema: str) -> None:
