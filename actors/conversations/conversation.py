@@ -137,6 +137,7 @@ class Conversation:
         author: str | None = None,
         metadata: Mapping[str, object] | None = None,
         files: Sequence[FileContent] = (),
+        event_id: str | None = None,
     ) -> Turn:
         """Put a chat message into the conversation; it is durable when this returns.
 
@@ -157,6 +158,10 @@ class Conversation:
         first is kept. `images`: shown to the model. `files`: documents and the like, which the
         model reads as far as it can.
 
+        `event_id`: a second key beside `message_id`, such as the id of the request that the message
+        came with. It is the id of the event that carries the message into the log. Raises
+        `EventIdConflict` if that event is in the log and carries another message.
+
         Raises `TurnInProgress` with `on_overlap="reject"`, `QueueFull`, and `MessageIdConflict` if
         the id is known with other content; with `replaces`, `NotReplaceable`, and `MessageNotFound`
         if there is no message of that id. Raises `InvalidInput`; `ContentTooLong` for the text;
@@ -174,6 +179,7 @@ class Conversation:
             author=author,
             metadata=_frozen("metadata", metadata),
             files=tuple(files),
+            event_id=event_id,
             expected=self._expected,
         )
         if self._expected is not None and self._expected.begins_nothing:

@@ -249,9 +249,13 @@ class Send(FromOutside[Sent]):
     author: str | None = None
     metadata: FrozenObject = field(default_factory=FrozenObject)
     files: tuple[FileContent, ...] = ()
+    event_id: str | None = None
+    """The id of the event that carries it into the log; only one message is taken under it."""
 
     def __post_init__(self) -> None:
         check_new_id("message_id", self.message_id)
+        if self.event_id is not None:
+            check_new_id("event_id", self.event_id)
         if self.replaces is not None:
             check_id("replaces", self.replaces)
         check_author(self.author)

@@ -18,6 +18,7 @@ from ..errors import (
     ContentTooLong,
     ConversationNotFound,
     Draining,
+    EventIdConflict,
     FileTooLarge,
     InvalidInput,
     MessageIdConflict,
@@ -81,7 +82,7 @@ from .commands import (
     TurnAppend,
 )
 from .status import AgentExecutionStatus
-from .turn_table import RunningTurn, TurnTable, message_digest
+from .turn_table import KnownMessage, RunningTurn, TurnTable, message_digest
 from .working_state import (
     Asked,
     Decision,
@@ -171,14 +172,7 @@ def _send(draft: Draft, command: Send) -> Decision:
     turns = working.state.turns
     # Before overlap and limits: a message that the log has gets the same answer, whatever else has
     # changed since.
-    known = turns.find(command.message_id) or draft.stamp.known_message
-    if known is not None:
-        if known.digest != message_digest(command):
-            raise MessageIdConflict(working.conversation_id, command.message_id, known.seq)
-        if not known.turn_id:
-            raise MessageIdConflict(
-                working.conversation_id, command.message_id, known.seq, has_turn=False
-            )
+    if (known := _find_known(draft, command)) is not None:
         return Decision(reply=Sent(command.message_id, known.seq, known.turn_id, is_duplicate=True))
     if working.draining == "refuse":
         raise Draining(working.conversation_id)
@@ -207,6 +201,28 @@ def _send(draft: Draft, command: Send) -> Decision:
             return _begin_with(draft, command, overlapped="rollback")
         case unreachable:
             assert_never(unreachable)
+
+
+def _find_known(draft: Draft, command: Send) -> KnownMessage | None:
+    """Return the message if the log has it.
+
+    Raises `EventIdConflict` and `MessageIdConflict` if the log has one of its ids otherwise.
+    """
+    working, stamp, event_id = draft.working, draft.stamp, command.event_id
+    if event_id is not None:
+        carried = working.recent.get(event_id) or stamp.known_events.get(event_id)
+        message_id = None if carried is None else getattr(carried.event, "message_id", None)
+        if carried is not None and message_id != command.message_id:
+            raise EventIdConflict(working.conversation_id, {event_id: carried.seq})
+    known = working.state.turns.find(command.message_id) or stamp.known_message
+    if known is not None:
+        if known.digest != message_digest(command):
+            raise MessageIdConflict(working.conversation_id, command.message_id, known.seq)
+        if not known.turn_id:
+            raise MessageIdConflict(
+                working.conversation_id, command.message_id, known.seq, has_turn=False
+            )
+    return known
 
 
 def first_reply(
@@ -287,6 +303,7 @@ def _begin_with(
     draft.add(TurnStartedEvent, turn_id=turn_id)
     draft.add(
         UserMessageEvent,
+        id=command.event_id or draft.stamp.new_id(),
         turn_id=turn_id,
         content=command.content,
         images=command.images,
@@ -426,6 +443,7 @@ def _queue(
     turn_id = draft.stamp.new_id()
     draft.add(
         MessageQueuedEvent,
+        id=command.event_id or draft.stamp.new_id(),
         turn_id=turn_id,
         message_id=command.message_id,
         content=command.content,

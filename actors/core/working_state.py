@@ -255,8 +255,11 @@ class Draft:
 
     def add(self, make: Callable[P, E], *args: P.args, **fields: P.kwargs) -> E:
         """Make an event of this class with these fields, add it and return it."""
-        # Any: the fields are checked against `make`; the id and the time are added to them.
-        drawn: dict[str, Any] = {**fields, "id": self.stamp.new_id(), "timestamp": self.stamp.at}
+        # Any: the fields are checked against `make`; the time is added to them, and an id if none
+        # is given.
+        drawn: dict[str, Any] = {**fields, "timestamp": self.stamp.at}
+        if "id" not in drawn:
+            drawn["id"] = self.stamp.new_id()
         event = cast("Callable[..., E]", make)(*args, **drawn)
         self._events.append(event)
         return event

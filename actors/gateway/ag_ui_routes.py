@@ -24,7 +24,7 @@ from turnkeeper.runtime import TurnkeeperError
 from ..conversations.turn import Turn
 from ..core.commands import OnOverlap
 from ..core.transcript import Transcript
-from ..errors import MessageNotFound
+from ..errors import EventIdConflict, MessageNotFound
 from ..events import (
     FileContent,
     ImageContent,
@@ -43,7 +43,7 @@ from .faults import invalid_id, unusable
 from .names import ID_LENGTH_MAX, Cursor
 from .problems import OWN, ProblemRaised, once_it_happened
 from .replies import EventStream, Feed, Write
-from .runs import RUN_ID, run_id_of
+from .runs import RUN_ID, run_event_id, run_id_of
 from .service import ConversationCaller, Reading
 from .wire import sse
 
@@ -106,16 +106,10 @@ async def run(caller: Running, body: RunInput) -> Response:
     _check_is_served(body)
     answers = _answers_of(body.resume or ())
     message = None if answers else _newest_message(body.messages)
-    # Invariant: a run id comes with one chat message. The log has it once `_send` has returned;
-    # until then only this lock keeps another message with the same run id from passing the check.
-    # Each process has its own lock: if two messages with one run id reach two processes at the same
-    # moment, both are accepted, and each gets its own turn.
-    async with caller.service.run_lock(caller.conversation_id, body.run_id):
-        await _check_run_id(caller, body.run_id, None if message is None else message.id)
-        if message is not None:
-            turn = await _send(caller, message, body)
-        else:
-            turn = await _answer(caller, answers)
+    if message is not None:
+        turn = await _send(caller, message, body)
+    else:
+        turn = await _answer(caller, answers, body.run_id)
     on_screen = [each.id for each in body.messages]
     answered = tuple(answers)
     with once_it_happened():
@@ -244,32 +238,32 @@ def _cursor_of(given: str, **place: str) -> RunCursor:
 # --- finding the turn of a run -------------------------------------------------------------------
 
 
-async def _check_run_id(caller: ConversationCaller, run_id: str, message_id: str | None) -> None:
-    """Raise if this run came with another message, or with a message although this is an answer."""
-    known = await caller.service.runs.message_of(caller.conversation, run_id)
-    if known is not None and known != message_id:
-        raise ProblemRaised(OWN["run-id-conflict"])
-
-
 async def _send(caller: ConversationCaller, message: Message, body: RunInput) -> Turn:
     if not message.id:
         raise invalid_id(pointer="#/messages")
     content, images, files = _content_of(message)
     props = body.forwarded_props
-    return await caller.conversation.send(
-        content,
-        images=images,
-        files=files,
-        message_id=message.id,
-        author=caller.author,
-        on_overlap=None if props is None else props.on_overlap,
-        metadata={RUN_ID: body.run_id},
-    )
+    try:
+        return await caller.conversation.send(
+            content,
+            images=images,
+            files=files,
+            message_id=message.id,
+            author=caller.author,
+            on_overlap=None if props is None else props.on_overlap,
+            metadata={RUN_ID: body.run_id},
+            event_id=run_event_id(body.run_id),
+        )
+    except EventIdConflict as error:
+        raise ProblemRaised(OWN["run-id-conflict"]) from error
 
 
-async def _answer(caller: ConversationCaller, answers: dict[str, bool | str]) -> Turn:
+async def _answer(caller: ConversationCaller, answers: dict[str, bool | str], run_id: str) -> Turn:
     """Answer the calls that wait, and return their turn, running or ended."""
     await caller.check_exists()
+    journal = caller.service.conversations.journal
+    if await journal.find_events(caller.conversation_id, [run_event_id(run_id)]):
+        raise ProblemRaised(OWN["run-id-conflict"])  # this run came with a message
     await caller.conversation.answer(answers)
     with once_it_happened():
         return await _turn_of_answers(caller, answers)

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
-from weakref import WeakValueDictionary
 
 import anyio
 from fastapi import Depends, Path, Request
@@ -61,7 +60,6 @@ from .names import (
     wire_id,
 )
 from .problems import OWN, Problem, ProblemRaised, problem_of
-from .runs import Runs
 
 __all__ = [
     "Caller",
@@ -148,14 +146,11 @@ class Service:
     ) -> None:
         self.is_read_only = is_read_only
         self.histories = Histories(conversations)
-        self.runs = Runs()
         self.conversations = conversations
         self.limits = limits
         self.ports = ports
         self.streams = Streams(limits)
         self.frames = Frames()
-        # Each lock lives as long as a request holds it or waits for it.
-        self._run_locks: WeakValueDictionary[tuple[str, str], anyio.Lock] = WeakValueDictionary()
         self._authenticate = authenticate
         self._authorize = authorize
         self._share = share
@@ -164,10 +159,6 @@ class Service:
         self._rates = Rates(
             ports.monotonic, per_s=limits.requests_per_s, burst=limits.requests_at_once
         )
-
-    def run_lock(self, conversation_id: str, run_id: str) -> anyio.Lock:
-        """Return the lock that serializes the requests with one run id of AG-UI."""
-        return self._run_locks.setdefault((conversation_id, run_id), anyio.Lock())
 
     def told(self, error: TurnkeeperError) -> tuple[Problem, Mapping[str, object]]:
         """Return the problem that a client is told of, and its facts.

@@ -271,6 +271,8 @@ class ConversationActor(Actor[Command | Query]):
                     seqs = await self.context.wait_for(self._commit(records))
                 if not self._are_in_place(records, seqs):
                     await self._refuse_places(records, seqs)
+                if _has_only_named_events(batch):
+                    await self._check_epoch_at(seqs[0])
             else:
                 # A write proves that no rival has taken over; without one, the lease has to.
                 self.check_lease()
@@ -556,6 +558,18 @@ class ConversationActor(Actor[Command | Query]):
             f"conversation {self._conversation_id}: decided seqs {last - len(records) + 1} to "
             f"{last}, the journal has them at {seqs[0]} to {seqs[-1]}"
         )
+
+    async def _check_epoch_at(self, seq: int) -> None:
+        """Raise `LeaseExpired` if another owner wrote the record at this seq.
+
+        The journal answers an append whose event ids it has with their seqs, whichever owner wrote
+        them. The id of a message's event may be there with another message, which was sent to a
+        newer owner.
+        """
+        name, epoch = self._conversation_id, self._working.epoch
+        found = await self._setup.journal.read(name, after=seq - 1, limit=1)
+        if not found or found[0].epoch != epoch:
+            raise LeaseExpired(name, epoch)
 
     def _new_listing(self, records: Sequence[Record]) -> Listing | None:
         """Return the listing after these records; None if they cannot have changed it."""
@@ -1084,12 +1098,24 @@ def _events_named_by(command: Command | Query) -> Sequence[str]:
             named += [event.id for event in events]
         case Change(change_id=str(change_id)):
             named.append(change_id)
+        case Send(event_id=str(event_id)):
+            named.append(event_id)
         case _:
             pass
     expected = command.expected if isinstance(command, FromOutside) else None
     if expected is not None and expected.event_id is not None:
         named.append(expected.event_id)
     return named
+
+
+def _has_only_named_events(decided: Sequence[_Taken]) -> bool:
+    """True if all events that were decided have ids that the senders of messages gave them."""
+    return all(
+        isinstance(one.command, Send)
+        and all(event.id == one.command.event_id for event in one.decision.events)
+        for one in decided
+        if one.decision.events
+    )
 
 
 def _records_of(decided: Sequence[_Taken]) -> Sequence[Record]:

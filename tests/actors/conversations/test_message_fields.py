@@ -31,6 +31,7 @@ from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.turn_table import message_digest
 from turnkeeper.actors.errors import (
     ContentTooLong,
+    EventIdConflict,
     FileTooLarge,
     InvalidInput,
     JsonNumberTooLong,
@@ -412,3 +413,41 @@ async def test_files_have_limits() -> None:
             await chat.send("B", files=[FileContent.with_bytes("n", "a/b", b"123456789")])
         assert (refused.value.size, refused.value.file_bytes_max) == (9, 8)
         assert len(await messages(chat)) == 1
+
+
+# --- the id of its event -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("waits", [False, True])
+async def test_of_two_messages_with_one_event_id_the_second_is_refused(
+    kind: str, tmp_path: Path, *, waits: bool
+) -> None:
+    """Memory has let go of the event, and the owner has changed; a fork has the event, too."""
+    with store(kind, tmp_path) as opens:
+        limits = Limits(recent_events_max=2)
+        async with verified(HeldAgent(), journal=opens(), limits=limits) as conversations:
+            chat = conversations["c"]
+            await (await chat.send("zero")).reply()
+            if waits:
+                await chat.pause()
+            sent = await chat.send("one", message_id="m1", event_id="0-e")
+            if waits:
+                await chat.resume()
+            await sent.reply()
+            for text in ("two", "three"):
+                await (await chat.send(text, message_id=text)).reply()
+        async with verified(HeldAgent(), journal=opens()) as conversations:
+            chat = conversations["c"]
+            fork = await chat.fork("f")
+            for each in (chat, fork):
+                head = (await each.at()).seq
+
+                again = await each.send("one", message_id="m1", event_id="0-e")
+                for text in ("two", "four"):
+                    with pytest.raises(EventIdConflict) as refused:
+                        await each.send(text, message_id=text, event_id="0-e")
+
+                assert again.is_duplicate
+                assert refused.value.seqs == {"0-e": sent.seq}
+                assert (await each.at()).seq == head

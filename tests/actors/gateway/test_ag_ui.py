@@ -561,6 +561,7 @@ class HeldJournal(WatchedJournal):
 
 
 async def test_of_messages_that_come_at_once_under_one_run_id_only_the_first_is_written() -> None:
+    """Each of two applications knows as little of the other's requests as two processes do."""
     journal = HeldJournal()
     statuses: list[int] = []
 
@@ -572,15 +573,17 @@ async def test_of_messages_that_come_at_once_under_one_run_id_only_the_first_is_
             assert reply.json()["type"] == "urn:turnkeeper:run-id-conflict"
 
     async with Conversations(HeldAgent(), journal=journal) as conversations:
-        transport = httpx.ASGITransport(gateway.app(conversations))
+        here, there = (
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(gateway.app(conversations)),
+                base_url="http://localhost",
+                headers=JSON,
+            )
+            for _ in range(2)
+        )
         with anyio.fail_after(BOUND_S):
-            async with (
-                httpx.AsyncClient(
-                    transport=transport, base_url="http://localhost", headers=JSON
-                ) as http,
-                anyio.create_task_group() as group,
-            ):
-                for message_id in ("m1", "m2", "m1", "m3"):
+            async with here, there, anyio.create_task_group() as group:
+                for http, message_id in ((here, "m1"), (there, "m2"), (there, "m1"), (here, "m3")):
                     group.start_soon(send, http, message_id)
                 await anyio.wait_all_tasks_blocked()
 

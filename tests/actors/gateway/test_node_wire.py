@@ -89,6 +89,7 @@ COMMANDS: list[FromOutside[Any]] = [  # each has a reply of its own
         author="alice",
         metadata=FrozenObject({"a": [1, {"b": None}], "big": 2**70}),
         files=(FileContent.with_bytes("a.txt", "text/plain", b"\x00\xff"),),
+        event_id="e1",
         expected=EXPECTED,
     ),
     Append(SYSTEM, park=True, expected=Expected("bob")),

@@ -18,7 +18,7 @@ from turnkeeper.actors.conversations.conversations import Conversations
 from turnkeeper.actors.core.condensation import NoCondenser, Proposal
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.view import View
-from turnkeeper.actors.errors import Fenced, LeaseExpired, OwnedElsewhere
+from turnkeeper.actors.errors import EventIdConflict, Fenced, LeaseExpired, OwnedElsewhere
 from turnkeeper.actors.events import LoggedEvent, TextDelta, UserMessageEvent
 from turnkeeper.actors.journal import Claim, Listing, Record, Snapshot, StoredRecord
 from turnkeeper.actors.journals.memory import MemoryJournal, MemoryStore
@@ -312,6 +312,27 @@ async def test_an_event_that_a_rival_has_written_too_is_no_violation(world: Worl
 
             with pytest.raises(LeaseExpired, match="has run out"):
                 await chat.append(event)
+
+
+async def test_a_message_whose_event_id_a_rival_has_given_to_another_is_not_taken_for_written(
+    world: World,
+) -> None:
+    """The rival's message has the same event id at the same seq, so the journal calls it known."""
+    async with world.first() as conversations:
+        chat = conversations["c"]
+        await say(chat, "A")
+        await chat.pause()
+        world.journal.lose()
+        journal = RivalJournal(world.store, address="the rival")
+        async with Conversations(HeldAgent(), journal=journal) as rival:
+            await rival["c"].send("B", message_id="m2", event_id="e")
+
+            with pytest.raises(LeaseExpired, match="has run out"):
+                await chat.send("C", message_id="m1", event_id="e")
+
+            with pytest.raises(EventIdConflict):
+                await rival["c"].send("C", message_id="m1", event_id="e")
+            assert [message.message_id for message in await rival["c"].queued()] == ["m2"]
 
 
 @pytest.mark.parametrize("begins_anew", [True, False])
