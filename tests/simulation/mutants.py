@@ -97,8 +97,8 @@ MUTANTS = [
     Mutant(
         "a resent chat message is taken for a new one",
         turn_rules,
-        "_send",
-        "known = turns.find(command.message_id) or draft.stamp.known_message",
+        "_find_known",
+        "known = working.state.turns.find(command.message_id) or stamp.known_message",
         "known = None",
     ),
     Mutant(

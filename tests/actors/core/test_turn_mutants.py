@@ -79,7 +79,7 @@ def _play_histories(count: int = _HISTORIES_MAX) -> None:
 
 _MUTANTS: list[tuple[type | ModuleType, str, str, str]] = [
     # (where, which function, the line, what it becomes)
-    (turn_rules, "_send", "known.digest !=", "known.digest =="),
+    (turn_rules, "_find_known", "known.digest !=", "known.digest =="),
     (turn_rules, "_send", "is_duplicate=True", "is_duplicate=False"),
     (turn_rules, "_send", "if turns.is_paused or", "if"),
     (turn_rules, "_send", "steers=running.turn_id", "steers=None"),
