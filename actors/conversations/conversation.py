@@ -11,9 +11,11 @@ answer is lost. After a cancelled `send`, send again under the same `message_id`
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar
+
+import anyio
 
 from turnkeeper.runtime import Region
 
@@ -379,11 +381,7 @@ class Conversation:
         if seq is None:
             seq = head
         if not 0 <= seq <= head:
-            raise InvalidInput(
-                f"seq {seq} of conversation {self.conversation_id} is not in 0..{head}",
-                argument="at",
-                rule=f"at must be 0 to {head}",
-            )
+            raise _no_such_seq(self.conversation_id, seq, 0, head)
         state, _ = await load_state(self._journal, self.conversation_id, seq)
         return state
 
@@ -480,8 +478,8 @@ class Conversation:
         not copied. A turn that ran at that seq is interrupted in the fork, and its open calls are
         answered as not run; queued chat messages stay here. This conversation is only read, and may
         go on meanwhile. Raises `ConversationNotFound`, `ConversationExists`, `ConversationDeleted`
-        if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq
-        (`RecordNotFound` for 0).
+        if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq. A command
+        to `fork_id` that comes meanwhile is carried out in the fork.
 
         With `at`, the call may be made again, as after `OutcomeUnknown` or a cancellation: if the
         conversation `fork_id` is the fork of this log at `at`, and belongs to `owner`, it is
@@ -492,10 +490,13 @@ class Conversation:
             check_short("owner", owner, ID_LENGTH_MAX)
         fork = Conversation(fork_id, self._region, setup)
         journal, is_repeatable = self._journal, at is not None
+        head = (await journal.info(self.conversation_id)).head
         if at is None:
-            at = (await journal.info(self.conversation_id)).head
+            at = head
         else:
             check_whole("at", at)
+        if not 1 <= at <= head:
+            raise _no_such_seq(self.conversation_id, at, 1, head)
         # This event is read first: the journal refuses the fork if the event is not at `at` any
         # more. So if the fork is made, all later reads were of the same log, even if the
         # conversation is deleted and begun anew meanwhile.
@@ -507,16 +508,16 @@ class Conversation:
         stamp = Stamp(setup.ports.now(), setup.ports.ids.block())
         events = decide_fork(working, state.seq, stamp, owner=owner or "")
         try:
-            await self._check_free(fork_id)
-            await journal.fork(
-                self.conversation_id,
-                fork_id,
-                at=state.seq,
-                records=[encode_record(event) for event in events],
-                is_unfinished=False,
-                at_event_id=event_id,
-                listing=_listing_after(state, events),
-            )
+            async with self._kept_free(fork_id):
+                await journal.fork(
+                    self.conversation_id,
+                    fork_id,
+                    at=state.seq,
+                    records=[encode_record(event) for event in events],
+                    is_unfinished=False,
+                    at_event_id=event_id,
+                    listing=_listing_after(state, events),
+                )
         except ConversationExists:
             with suppress(ConversationNotFound):  # it was deleted meanwhile
                 if is_repeatable and await self._is_fork(fork, at, event_id, owner):
@@ -581,7 +582,15 @@ class Conversation:
         return self._setup.journal
 
     def _ask(self, command: FromOutside[R]) -> Awaitable[R]:
+        if self.conversation_id in self._setup.forking:
+            return self._ask_later(command)
         return ask_owner(self._ref, self.conversation_id, command, self._setup.node_link)
+
+    async def _ask_later(self, command: FromOutside[R]) -> R:
+        """Ask the owner once no fork is being made under this name."""
+        while (fork_made := self._setup.forking.get(self.conversation_id)) is not None:
+            await fork_made.wait()
+        return await ask_owner(self._ref, self.conversation_id, command, self._setup.node_link)
 
     def _turn(self, sent: Sent) -> Turn:
         return Turn(self._turn_access(), sent)
@@ -627,14 +636,34 @@ class Conversation:
                 taken = tuple(gone) or taken
         return () if left else taken
 
-    async def _check_free(self, fork_id: str) -> None:
+    @asynccontextmanager
+    async def _kept_free(self, fork_id: str) -> AsyncIterator[None]:
+        """Keep all commands from beginning a conversation of this name while inside.
+
+        Raises `ConversationExists` if there is one.
+        """
+        forking = self._setup.forking
+        while (other := forking.get(fork_id)) is not None:
+            await other.wait()
+        forking[fork_id] = fork_made = anyio.Event()
         try:
-            taken = await self._journal.info(fork_id)
-        except ConversationNotFound:
-            # A call may have started an owner for this id already; it has no log, and is stopped.
-            await self._region.stop_actor(fork_id)
-        else:
-            raise ConversationExists(fork_id, taken.head)
+            await self._check_free(fork_id)
+            yield
+        finally:
+            del forking[fork_id]
+            fork_made.set()
+
+    async def _check_free(self, fork_id: str) -> None:
+        while True:
+            with suppress(ConversationNotFound):
+                raise ConversationExists(fork_id, (await self._journal.info(fork_id)).head)
+            # An earlier command may have started an owner, which would know nothing of the fork.
+            if await self._region.passivate(fork_id):
+                return
+            # The owner is at work, perhaps on the conversation's first message. It handles this
+            # query after that.
+            with suppress(ConversationNotFound):
+                await self._region[fork_id].ask(GetView(expected=Expected(exists=True)))
 
     async def _is_fork(
         self, fork: Conversation, at: int, event_id: str | None, owner: str | None
@@ -658,6 +687,14 @@ class Conversation:
             and (not at or begins[0].event_id == event_id)
             and (await fork.at()).details.owner == (owner or "")
         )
+
+
+def _no_such_seq(conversation_id: str, seq: int, first: int, head: int) -> InvalidInput:
+    return InvalidInput(
+        f"seq {seq} of conversation {conversation_id} is not in {first}..{head}",
+        argument="at",
+        rule=f"at must be {first} to {head}",
+    )
 
 
 def _listing_after(state: Folded, events: Sequence[Event]) -> Listing:

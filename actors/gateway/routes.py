@@ -390,7 +390,7 @@ async def retract(caller: Writing, body: RetractBody) -> Response:
 
 class ForkBody(Body):
     id: str
-    at: int | None = Field(default=None, ge=0, le=SEQ_MAX)
+    at: int | None = Field(default=None, ge=1, le=SEQ_MAX)
 
 
 @router.post(f"{HERE}/fork", status_code=201)

@@ -20,10 +20,12 @@ the process, and kept over an interrupt.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar, Literal, TypeVar
+
+import anyio
 
 from turnkeeper.runtime import (
     Actor,
@@ -157,6 +159,8 @@ class Setup:
     drain: Drain
     watching: Watching
     node_link: NodeLink
+    forking: dict[str, anyio.Event] = field(default_factory=dict)
+    """The names that forks are being made under; commands to these wait until the fork is made."""
 
 
 _NOTHING = Decision()

@@ -19,6 +19,8 @@ from turnkeeper.actors import (
 from turnkeeper.actors.errors import (
     ConversationDeleted,
     ConversationExists,
+    ConversationNotFound,
+    InvalidInput,
     JournalUnavailable,
 )
 from turnkeeper.actors.journal import Claim, Listing, Record
@@ -217,3 +219,136 @@ async def test_a_fork_that_fails_leaves_nothing_behind_and_switches_nothing_off(
         assert [info.conversation_id for info in (await conversations.list()).rows] == ["c"]
         await (await chat.send("B")).end()
         assert await chat.view() == View.from_events(await whole_log(chat))
+
+
+class HeldCalls(MemoryJournal):
+    """Holds the first call of one kind for conversation "d" until it is let go on."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+        self.reached, self.gate = anyio.Event(), anyio.Event()
+
+    async def _hold(self, what: str, conversation_id: str) -> None:
+        if (what, conversation_id) == (self._what, "d") and not self.reached.is_set():
+            self.reached.set()
+            await self.gate.wait()
+
+    async def claim(
+        self, conversation_id: str, *, takeover: bool = False, any_name: bool = False
+    ) -> Claim:
+        await self._hold("claim", conversation_id)
+        return await super().claim(conversation_id, takeover=takeover, any_name=any_name)
+
+    async def append(
+        self,
+        conversation_id: str,
+        records: Sequence[Record],
+        *,
+        epoch: int,
+        expected_seq: int,
+        is_unfinished: bool,
+        listing: Listing | None = None,
+    ) -> Sequence[int]:
+        await self._hold("append", conversation_id)
+        return await super().append(
+            conversation_id,
+            records,
+            epoch=epoch,
+            expected_seq=expected_seq,
+            is_unfinished=is_unfinished,
+            listing=listing,
+        )
+
+    async def fork(
+        self,
+        conversation_id: str,
+        fork_id: str,
+        *,
+        at: int,
+        records: Sequence[Record],
+        is_unfinished: bool,
+        at_event_id: str | None = None,
+        listing: Listing | None = None,
+    ) -> Claim:
+        await self._hold("fork", fork_id)
+        return await super().fork(
+            conversation_id,
+            fork_id,
+            at=at,
+            records=records,
+            is_unfinished=is_unfinished,
+            at_event_id=at_event_id,
+            listing=listing,
+        )
+
+
+@pytest.mark.parametrize("held", ["claim", "append"])
+async def test_a_fork_to_a_name_whose_first_message_is_on_its_way_finds_the_name_taken(
+    held: str,
+) -> None:
+    """The message got `NotDelivered`, and the fork was made."""
+    journal = HeldCalls(held)
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        async with anyio.create_task_group() as both:
+
+            async def send() -> None:
+                turn = await conversations["d"].send("B")
+                assert await turn.reply() == "a(B)"
+
+            async def fork() -> None:
+                with pytest.raises(ConversationExists):
+                    await chat.fork("d")
+
+            both.start_soon(send)
+            await journal.reached.wait()
+            both.start_soon(fork)
+            await anyio.wait_all_tasks_blocked()
+            journal.gate.set()
+
+        assert await log_of(conversations["d"]) == ["u:B", "a:a(B)"]
+
+
+async def test_a_message_that_comes_while_a_fork_is_made_goes_into_the_fork() -> None:
+    """An owner that began with it was shut out by the fork, and the message got `Fenced`."""
+    journal = HeldCalls("fork")
+    async with verified(HeldAgent(), journal=journal) as conversations:
+        chat = conversations["c"]
+        await (await chat.send("A")).end()
+        async with anyio.create_task_group() as both:
+            both.start_soon(chat.fork, "d")
+            await journal.reached.wait()
+
+            async def send() -> None:
+                await (await conversations["d"].send("B")).end()
+
+            both.start_soon(send)
+            await anyio.wait_all_tasks_blocked()
+            journal.gate.set()
+
+        assert await log_of(conversations["d"]) == ["u:A", "a:a(A)", "u:B", "a:a(B)"]
+
+
+async def test_a_fork_takes_a_name_under_which_a_command_found_no_conversation() -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        await (await conversations["c"].send("A")).end()
+        with pytest.raises(ConversationNotFound):
+            await conversations["d"].expecting(exists=True).retract(["e"])
+
+        fork = await conversations["c"].fork("d")
+
+        await (await fork.send("B")).end()
+        assert await log_of(fork) == ["u:A", "a:a(A)", "u:B", "a:a(B)"]
+
+
+@pytest.mark.parametrize("at", [-1, 0, 5])
+async def test_a_fork_at_a_seq_that_the_log_does_not_have_is_invalid(at: int) -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        await (await conversations["c"].send("A")).end()
+
+        with pytest.raises(InvalidInput) as refused:
+            await conversations["c"].fork("d", at=at)
+
+        assert (refused.value.argument, refused.value.rule) == ("at", "at must be 1 to 4")

@@ -320,12 +320,16 @@ async def test_a_fork_begins_with_the_log_up_to_its_place(world: World) -> None:
     made = await world.http.post(f"{HERE}/fork", json={"id": "bob", "at": 4})
     again = await world.http.post(f"{HERE}/fork", json={"id": "bob", "at": 4})
     other = await world.http.post(f"{HERE}/fork", json={"id": "bob", "at": 5})
+    nowhere = [
+        await world.http.post(f"{HERE}/fork", json={"id": "eve", "at": at}) for at in (0, 99)
+    ]
 
     assert made.status_code == 201
     assert (again.status_code, again.json()) == (201, made.json())
     place = made.url.join(made.headers["Location"])
     assert (await world.http.get(place)).json()["id"] == "bob"
     assert other.json()["type"] == "urn:turnkeeper:conversation-exists"
+    assert [reply.status_code for reply in nowhere] == [422, 422]
     view = (await world.http.get("/v1/conversations/bob/view")).json()
     assert [event["content"] for event in view["events"]] == ["one", "a(one)"]
 
