@@ -329,7 +329,7 @@ class SummarizingCondenser:
         if not callable(self.summarize):
             raise InvalidInput(
                 f"summarize is {self.summarize!r}; it takes an async function; "
-                "`summarizing_condenser(model)` has a model summarize"
+                "`summarizing_condenser(model, window_tokens=200_000)` has a model summarize"
             )
 
     def need(self, view: View) -> Need | None:

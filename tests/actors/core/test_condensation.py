@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from turnkeeper.actors.core.condensation import (
 )
 from turnkeeper.actors.core.state import Folded
 from turnkeeper.actors.core.view import SHORTENED_MARKER, View, verify_view
+from turnkeeper.actors.errors import InvalidInput
 from turnkeeper.actors.events import (
     RESULT_CLASSES,
     Event,
@@ -35,6 +37,8 @@ from turnkeeper.actors.events import (
     TurnStartedEvent,
 )
 from turnkeeper.actors.journals.sqlite.state import ConversationState
+from turnkeeper.actors.models.scripted import ScriptedModel
+from turnkeeper.actors.models.summaries import summarizing_condenser
 
 pytestmark = pytest.mark.anyio
 
@@ -260,6 +264,19 @@ async def test_a_reset_that_fails_five_times_fails() -> None:
 async def test_an_empty_summary_is_a_failed_try() -> None:
     with pytest.raises(ValueError, match="empty"):
         await SummarizingCondenser(Summariser(answer=" \n")).propose(_talk(3), "hard")
+
+
+def test_a_summary_that_is_no_function_is_refused_with_a_call_that_makes_one() -> None:
+    """The advice once left out the window, without which that call fails."""
+    with pytest.raises(InvalidInput, match="takes an async function") as refused:
+        SummarizingCondenser("a summary")  # type: ignore[arg-type]  # as in untyped code
+
+    call = re.search(r"`(summarizing_condenser\(.*\))`", str(refused.value))
+    assert call is not None
+    made = eval(
+        call[1], {"summarizing_condenser": summarizing_condenser, "model": ScriptedModel([])}
+    )
+    assert isinstance(made, SummarizingCondenser)
 
 
 async def test_a_reset_stops_short_of_a_call_that_is_open() -> None:
