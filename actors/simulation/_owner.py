@@ -518,8 +518,9 @@ class _Regions:
     def __getitem__(self, _: str) -> Ref[Command | Query]:
         return self._process.ref
 
-    async def stop_actor(self, _: str) -> None:
-        """Do nothing: no fork has an owner here."""
+    async def passivate(self, _: str) -> bool:
+        """Return True: no fork has an owner here."""
+        return True
 
 
 class OwnerWorld:
