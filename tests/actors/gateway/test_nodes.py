@@ -296,6 +296,26 @@ async def test_a_message_to_the_wrong_node_is_answered_by_the_owner_once(store: 
         assert other.behind.asked == []
 
 
+@pytest.mark.parametrize("store", ["memory", "postgres"])
+async def test_of_two_messages_under_one_run_id_at_two_nodes_one_is_taken(store: Store) -> None:
+    async with cluster(store) as made:
+        machines = [await made.machine() for _ in range(2)]
+        statuses: list[int] = []
+
+        async def run(machine: Machine, message_id: str) -> None:
+            user = {"id": message_id, "role": "user", "content": "one"}
+            body = {"threadId": "alice", "runId": "r1", "messages": [user]}
+            statuses.append((await machine.http.post("/v1/ag-ui", json=body)).status_code)
+
+        async with anyio.create_task_group() as both:
+            for count, machine in enumerate(machines):
+                both.start_soon(run, machine, f"m{count}")
+
+        assert sorted(statuses) == [200, 409]
+        log = await log_of(machines[0].conversations["alice"])
+        assert log == ["u:one", "a:a(one)"]
+
+
 async def test_each_command_of_the_api_works_on_any_node() -> None:
     async with cluster() as made:
         owner, other = await made.machine(), await made.machine()
