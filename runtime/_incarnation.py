@@ -177,7 +177,7 @@ class Incarnation:
         self.system.report(Failure(self.name, error, f"{found}; it was ending already"))
 
     def go_on(self) -> None:
-        """Go on after a failure; if it was one of children's, bring those back."""
+        """Go on after a failure; if children have failed, bring them back."""
         if self.children is not None:
             self.children.resume()
 

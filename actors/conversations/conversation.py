@@ -478,8 +478,10 @@ class Conversation:
         not copied. A turn that ran at that seq is interrupted in the fork, and its open calls are
         answered as not run; queued chat messages stay here. This conversation is only read, and may
         go on meanwhile. Raises `ConversationNotFound`, `ConversationExists`, `ConversationDeleted`
-        if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq. A command
-        to `fork_id` that comes meanwhile is carried out in the fork.
+        if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq. Raises
+        `OwnedElsewhere` or `NotDelivered` if an owner that begins a conversation `fork_id` at this
+        moment fails. A command of a handle of `fork_id` that comes meanwhile is carried out in the
+        fork.
 
         With `at`, the call may be made again, as after `OutcomeUnknown` or a cancellation: if the
         conversation `fork_id` is the fork of this log at `at`, and belongs to `owner`, it is
@@ -500,7 +502,7 @@ class Conversation:
         # This event is read first: the journal refuses the fork if the event is not at `at` any
         # more. So if the fork is made, all later reads were of the same log, even if the
         # conversation is deleted and begun anew meanwhile.
-        last = await journal.read(self.conversation_id, after=max(at - 1, 0), limit=1)
+        last = await journal.read(self.conversation_id, after=at - 1, limit=1)
         state = await self.at(at)
         await self.check_owner()
         event_id = last[0].event_id if last else None
@@ -660,10 +662,14 @@ class Conversation:
             # An earlier command may have started an owner, which would know nothing of the fork.
             if await self._region.passivate(fork_id):
                 return
-            # The owner is at work, perhaps on the conversation's first message. It handles this
-            # query after that.
-            with suppress(ConversationNotFound):
+            try:
+                # The owner is at work, perhaps on the conversation's first message. It handles this
+                # query after that.
                 await self._region[fork_id].ask(GetView(expected=Expected(exists=True)))
+            except ConversationNotFound:
+                # What still goes on there, such as a parked result, begins no conversation.
+                await self._region.stop_actor(fork_id)
+                return
 
     async def _is_fork(
         self, fork: Conversation, at: int, event_id: str | None, owner: str | None
@@ -674,7 +680,7 @@ class Conversation:
         """
         # Its own events follow the shared ones. If this conversation was deleted and begun anew,
         # the fork of the former one shares other events.
-        begins = await self._journal.read(fork.conversation_id, after=max(at - 1, 0), limit=2)
+        begins = await self._journal.read(fork.conversation_id, after=at - 1, limit=2)
         own = [
             decode_record(fork.conversation_id, one).event for one in begins if one.seq == at + 1
         ]
@@ -684,7 +690,7 @@ class Conversation:
                 and (event.conversation_id, event.seq) == (self.conversation_id, at)
                 for event in own
             )
-            and (not at or begins[0].event_id == event_id)
+            and begins[0].event_id == event_id
             and (await fork.at()).details.owner == (owner or "")
         )
 

@@ -82,7 +82,7 @@ class TurnAccess:
         self._expected = expected
 
     def follow(self, seq: int, *, pieces: bool = False) -> EventReader:
-        """Read the events from `seq`, which is in the log, on, and then live.
+        """Read the events from `seq` on, and then live; `seq` must be in the log.
 
         The reader starts another owner whenever the one here ends, and raises the reason if none
         can be started. If another process owns the conversation, it follows that owner.
@@ -97,7 +97,7 @@ class TurnAccess:
         )
 
     def read_back(self, seq: int) -> EventReader:
-        """Read the events from `seq`, which is in the log, to the end of the log."""
+        """Read the events from `seq` to the end of the log; `seq` must be in the log."""
         return self._setup.subscriptions.read(
             self.conversation_id, after=seq - 1, live=False, known_seq=seq
         )

@@ -206,7 +206,8 @@ def _send(draft: Draft, command: Send) -> Decision:
 def _find_known(draft: Draft, command: Send) -> KnownMessage | None:
     """Return the message if the log has it.
 
-    Raises `EventIdConflict` and `MessageIdConflict` if the log has one of its ids otherwise.
+    Raises `EventIdConflict` if another event has its event id, and `MessageIdConflict` if its
+    message id is known with other content.
     """
     working, stamp, event_id = draft.working, draft.stamp, command.event_id
     if event_id is not None:
@@ -433,7 +434,7 @@ def _queue(
     """Queue a new message.
 
     `place`: the seq that orders it in the queue; by default its own. `is_exchanged`: it replaces a
-    queued message, so the queue gets no longer. `ends_hold`: this decision ends the turn that ran,
+    queued message, so the queue does not grow. `ends_hold`: this decision ends the turn that ran,
     so no pause or confirmation of that turn keeps the message waiting.
     """
     working = draft.working

@@ -206,7 +206,7 @@ def hit_json(hit: SearchHit, rename: Rename) -> Json:
 
 
 def time_json(seconds: float | None) -> str | None:
-    """Return a time as `_time` does; None if it is not known."""
+    """Return a time in the format of event times; None if it is not known."""
     return None if seconds is None else _time(seconds)
 
 

@@ -92,6 +92,7 @@ from ..errors import (
     ConversationNotFound,
     ConversationsClosed,
     CorruptLog,
+    JournalOutcomeUnknown,
     LeaseExpired,
     ResultNotKept,
     StaleTurn,
@@ -244,7 +245,10 @@ class ConversationActor(Actor[Command | Query]):
     def receive_batch(
         self, deliveries: Sequence[Delivery[Command | Query]]
     ) -> Coroutine[Any, Any, None]:
-        """Make move 1, and return the coroutine that makes the others."""
+        """Make move 1, and return the coroutine that makes the others.
+
+        A batch with a deletion is taken part by part: its later commands go to another log.
+        """
         for delivery in deliveries:
             if isinstance(delivery.message, Delete):
                 return self._run_around_deletions(deliveries)
@@ -269,6 +273,7 @@ class ConversationActor(Actor[Command | Query]):
 
             # 3. Commit.
             if rejections := _rejections_of(batch):
+                self.check_lease()  # no epoch is checked there
                 await self._setup.journal.reject(self._conversation_id, rejections)
             if records := _records_of(batch):
                 with self._setup.watching.watcher.committing(self._conversation_id, len(records)):
@@ -499,7 +504,7 @@ class ConversationActor(Actor[Command | Query]):
                     self._decide_one(waiting, decided)
 
     def _park(self, taken: _Taken, refused: AdmissionRefused) -> bool:
-        """Park a result that came before its call; return False, and note the refusal, if not."""
+        """Park a result that came before its call, or note the refusal and return False."""
         command = taken.command
         if not isinstance(command, Append) or not command.park:
             taken.refusal = _as_answer(refused)
@@ -571,7 +576,13 @@ class ConversationActor(Actor[Command | Query]):
         newer owner.
         """
         name, epoch = self._conversation_id, self._working.epoch
-        found = await self._setup.journal.read(name, after=seq - 1, limit=1)
+        try:
+            found = await self._setup.journal.read(name, after=seq - 1, limit=1)
+        except Unavailable as error:
+            raise JournalOutcomeUnknown(
+                f"events of conversation {name} were written from seq {seq} on, and the journal "
+                "could not be asked by which owner; send again under the same ids"
+            ) from error
         if not found or found[0].epoch != epoch:
             raise LeaseExpired(name, epoch)
 
@@ -1113,12 +1124,12 @@ def _events_named_by(command: Command | Query) -> Sequence[str]:
 
 
 def _has_only_named_events(decided: Sequence[_Taken]) -> bool:
-    """True if all events that were decided have ids that the senders of messages gave them."""
-    return all(
-        isinstance(one.command, Send)
-        and all(event.id == one.command.event_id for event in one.decision.events)
-        for one in decided
-        if one.decision.events
+    """True if callers chose the ids of all events that were decided, and one of a message."""
+    writing = [one for one in decided if one.decision.events]
+    return any(isinstance(one.command, Send | Change) for one in writing) and all(
+        event.id in _events_named_by(one.command)
+        for one in writing
+        for event in one.decision.events
     )
 
 

@@ -461,9 +461,9 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     If `on_owner_ended` is given, the reader awaits it before its first wait (unless it began with
     events from the memory of an owner here), and again after each end of an owner in this process.
-    If it raises `OwnedElsewhere`, the reader follows the other owner, and awaits it again every
-    `OWNER_ASKED_EVERY_S` seconds, at the same time as all readers of the conversation. The reader
-    raises any other error.
+    If `on_owner_ended` raises `OwnedElsewhere`, the reader follows the other owner, and awaits
+    `on_owner_ended` again every `OWNER_ASKED_EVERY_S` seconds, at the same time as all readers of
+    the conversation. Any other error of `on_owner_ended` is raised by the reader.
 
     Iterate it from one task. Cancelling its wait loses nothing: it continues from its cursor.
     """

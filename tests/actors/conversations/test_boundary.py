@@ -164,7 +164,7 @@ async def test_what_is_no_journal_or_model_is_refused_with_the_names_of_some(
     ("make", "said"),
     [
         (lambda what: verified(HeldAgent(), journal=MemoryJournal(), condenser=what), "Rolling"),
-        (SummarizingCondenser, r"`summarizing_condenser\(model\)`"),
+        (SummarizingCondenser, r"`summarizing_condenser\(model, window_tokens=200_000\)`"),
         (MemoryJournal, r"it takes a MemoryStore, .* use SQLiteJournal"),
         (lambda what: ToolAgent(ScriptedModel([]), what), "a list of tools"),
         (lambda model: ToolAgent(model, "read_file"), "tools is 'read_file'; it takes a list"),  # type: ignore[arg-type]

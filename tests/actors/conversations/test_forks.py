@@ -22,8 +22,10 @@ from turnkeeper.actors.errors import (
     ConversationNotFound,
     InvalidInput,
     JournalUnavailable,
+    ResultNotKept,
 )
-from turnkeeper.actors.journal import Claim, Listing, Record
+from turnkeeper.actors.events import ObservationEvent
+from turnkeeper.actors.journal import Claim, ConversationInfo, Listing, Record
 
 pytestmark = pytest.mark.anyio
 
@@ -352,3 +354,36 @@ async def test_a_fork_at_a_seq_that_the_log_does_not_have_is_invalid(at: int) ->
             await conversations["c"].fork("d", at=at)
 
         assert (refused.value.argument, refused.value.rule) == ("at", "at must be 1 to 4")
+
+
+class Counted(MemoryJournal):
+    """Fails if a fork looks at its name again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    async def info(self, conversation_id: str) -> ConversationInfo:
+        if conversation_id == "d":
+            self.looks += 1
+            assert self.looks < 20, "the fork spins"
+        return await super().info(conversation_id)
+
+
+async def test_a_fork_takes_a_name_under_which_a_result_waits_for_its_call() -> None:
+    """The fork looked at the name without a pause, until the result was dropped."""
+    early = ObservationEvent(tool_call_id="call", content="early")
+    async with verified(HeldAgent(), journal=Counted()) as conversations:
+        await (await conversations["c"].send("A")).end()
+        async with anyio.create_task_group() as both:
+
+            async def park() -> None:
+                with pytest.raises(ResultNotKept):
+                    await conversations["d"].append(early, park=True)
+
+            both.start_soon(park)
+            await anyio.wait_all_tasks_blocked()
+
+            fork = await conversations["c"].fork("d")
+
+        assert await log_of(fork) == ["u:A", "a:a(A)"]

@@ -172,7 +172,7 @@ async def test_a_wrong_change_answer_or_fork_is_told_where(world: World) -> None
             body("#/event_ids", "an event id must be valid Unicode, without lone surrogates"),
         ),
         ("POST", "/fork", {"id": "planted/b"}, body("#/id", ID)),
-        ("POST", "/fork", {"id": "b", "at": 99}, body("#/at", "at must be 0 to 4")),
+        ("POST", "/fork", {"id": "b", "at": 99}, body("#/at", "at must be 1 to 4")),
         ("POST", "/fork", None, body("#", "is required")),
     ]
     for method, path, sent, wanted in faults:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TypeAlias
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
@@ -18,7 +20,14 @@ from turnkeeper.actors.conversations.conversations import Conversations
 from turnkeeper.actors.core.condensation import NoCondenser, Proposal
 from turnkeeper.actors.core.limits import Limits
 from turnkeeper.actors.core.view import View
-from turnkeeper.actors.errors import EventIdConflict, Fenced, LeaseExpired, OwnedElsewhere
+from turnkeeper.actors.errors import (
+    EventIdConflict,
+    Fenced,
+    JournalOutcomeUnknown,
+    JournalUnavailable,
+    LeaseExpired,
+    OwnedElsewhere,
+)
 from turnkeeper.actors.events import LoggedEvent, TextDelta, UserMessageEvent
 from turnkeeper.actors.journal import Claim, Listing, Record, Snapshot, StoredRecord
 from turnkeeper.actors.journals.memory import MemoryJournal, MemoryStore
@@ -333,6 +342,70 @@ async def test_a_message_whose_event_id_a_rival_has_given_to_another_is_not_take
             with pytest.raises(EventIdConflict):
                 await rival["c"].send("C", message_id="m1", event_id="e")
             assert [message.message_id for message in await rival["c"].queued()] == ["m2"]
+
+
+async def test_such_a_message_beside_an_append_that_both_have_is_not_taken_for_written(
+    world: World,
+) -> None:
+    event = UserMessageEvent(content="E")
+    async with world.first() as conversations:
+        chat = conversations["c"]
+        await say(chat, "A")
+        await chat.pause()
+        world.journal.lose()
+        journal = RivalJournal(world.store, address="the rival")
+        async with Conversations(HeldAgent(), journal=journal) as rival:
+            await rival["c"].append(event)
+            await rival["c"].send("B", message_id="m2", event_id="e")
+            async with anyio.create_task_group() as both:
+
+                async def append() -> None:
+                    with suppress(LeaseExpired):  # in the same batch, or in one before
+                        await chat.append(event)
+
+                async def send() -> None:
+                    with pytest.raises(LeaseExpired, match="has run out"):
+                        await chat.send("C", message_id="m1", event_id="e")
+
+                both.start_soon(append)
+                both.start_soon(send)
+
+            assert [message.message_id for message in await rival["c"].queued()] == ["m2"]
+
+
+async def test_a_change_whose_id_a_rival_has_given_to_another_is_not_taken_for_written(
+    world: World,
+) -> None:
+    async with world.first() as conversations:
+        chat = conversations["c"]
+        await say(chat, "A")
+        world.journal.lose()
+        journal = RivalJournal(world.store, address="the rival")
+        async with Conversations(HeldAgent(), journal=journal) as rival:
+            await rival["c"].change(title="theirs", change_id="e")
+
+            with pytest.raises(LeaseExpired, match="has run out"):
+                await chat.change(title="ours", change_id="e")
+
+            assert [row.title for row in (await rival.list()).rows] == ["theirs"]
+
+
+async def test_a_message_is_of_unknown_outcome_if_its_place_cannot_be_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was called unavailable, as if nothing had been written, and its turn ran."""
+    async with world.first() as conversations:
+        chat = conversations["c"]
+        await say(chat, "A")
+        await chat.pause()
+        lost = AsyncMock(side_effect=JournalUnavailable("the connection is lost"))
+        monkeypatch.setattr(world.journal, "read", lost)
+
+        with pytest.raises(JournalOutcomeUnknown, match="send again under the same ids"):
+            await chat.send("B", message_id="m1", event_id="e")
+
+        monkeypatch.undo()
+        assert [message.message_id for message in await chat.queued()] == ["m1"]
 
 
 @pytest.mark.parametrize("begins_anew", [True, False])
