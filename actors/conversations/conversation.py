@@ -592,7 +592,7 @@ class Conversation:
         """Ask the owner once no fork is being made under this name."""
         while (fork_made := self._setup.forking.get(self.conversation_id)) is not None:
             await fork_made.wait()
-        return await ask_owner(self._ref, self.conversation_id, command, self._setup.node_link)
+        return await self._ask(command)
 
     def _turn(self, sent: Sent) -> Turn:
         return Turn(self._turn_access(), sent)

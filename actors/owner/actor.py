@@ -1123,10 +1123,14 @@ def _events_named_by(command: Command | Query) -> Sequence[str]:
     return named
 
 
+_NAMING_THEIR_EVENT = (Send, Change)
+"""Two of these commands with one event id may differ: only the epoch of the record tells."""
+
+
 def _has_only_named_events(decided: Sequence[_Taken]) -> bool:
-    """True if callers chose the ids of all events that were decided, and one of a message."""
+    """True if callers chose the ids of all events, and one event is a message's or a change's."""
     writing = [one for one in decided if one.decision.events]
-    return any(isinstance(one.command, Send | Change) for one in writing) and all(
+    return any(isinstance(one.command, _NAMING_THEIR_EVENT) for one in writing) and all(
         event.id in _events_named_by(one.command)
         for one in writing
         for event in one.decision.events
