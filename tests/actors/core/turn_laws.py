@@ -176,8 +176,11 @@ class Turns:
         working.apply(decision)
         self.events += decision.events
         self._start(decision, run)
-        if working.state.turns.waits_for is None:
+        turns = working.state.turns
+        if turns.waits_for is None:
             self._decide_held()
+        if turns.queued and turns.running is None and not isinstance(command, Recover):
+            self.do(Recover())
         self.check()
         return decision.reply
 
@@ -278,7 +281,8 @@ class Turns:
         if running is None:
             assert not turns.awaiting
             assert not turns.confirmed
-            assert not turns.queued or turns.is_paused, "a message waits, and nothing runs"
+            may_wait = turns.is_paused or state.admission.open_calls
+            assert not turns.queued or may_wait, "a message waits, and nothing runs"
             assert self.by_hand or not state.admission.open_calls, "a call is open, no turn runs"
         else:
             alive = [run for run in self.runs if not run.is_over and run.epoch == working.epoch]
