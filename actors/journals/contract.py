@@ -327,6 +327,34 @@ class JournalContract:
             assert await read_all(journal, "c") == ["e1", "e2", "e3"]
             assert list(await _append(journal, "c", new, ["e4"], at=4)) == [4]
 
+    async def test_known_ids_of_other_records_are_refused_and_fenced_under_an_older_epoch(
+        self, tmp_path: Path
+    ) -> None:
+        """Their caller would be told of records that the log does not have."""
+        async with self.make_journal(tmp_path) as journal:
+            old = await journal.claim("c")
+            await _append(journal, "c", old, ["e1"])
+            new = await journal.claim("c")
+            await _append(journal, "c", new, ["e2", "e3"], at=2)
+
+            async def append_others(claim: Claim, records: Sequence[Record]) -> None:
+                await journal.append(
+                    "c", records, epoch=claim.epoch, expected_seq=2, is_unfinished=False
+                )
+
+            for other in (
+                make_record("e3", b'"another"'),
+                make_record("e3", message_id="m"),
+                make_record("e3")._replace(kind="another"),
+            ):
+                records = [make_record("e2"), other]
+                with pytest.raises(Fenced):
+                    await append_others(old, records)
+                with pytest.raises(EventIdConflict) as caught:
+                    await append_others(new, records)
+                assert caught.value.seqs == {"e2": 2, "e3": 3}
+            assert await read_all(journal, "c") == ["e1", "e2", "e3"]
+
     async def test_an_append_with_some_known_ids_is_refused_with_their_seqs(
         self, tmp_path: Path
     ) -> None:
@@ -621,7 +649,14 @@ class JournalContract:
                 expected_seq=4,
                 is_unfinished=False,
             )
-            assert list(await _append(journal, "f", fork, ["e1", "f3"], at=1)) == [1, 3]
+            again = await journal.append(
+                "f",
+                [make_record("e1", message_id="m1"), make_record("f3")],
+                epoch=fork.epoch,
+                expected_seq=1,
+                is_unfinished=False,
+            )
+            assert list(again) == [1, 3]
             assert dict(await journal.find_messages("f", ["m1", "m2", "m3"])) == {
                 "m1": 1,
                 "m2": 2,

@@ -89,6 +89,11 @@ class _Log:
     prefix: tuple[tuple[_Log, int], ...] = ()
     """The logs that a fork's first records come from, nearest first, each with its last seq."""
 
+    def has(self, record: Record) -> bool:
+        """True if the log has this record; false for another one under its event id."""
+        seq = self.seq_by_event_id.get(record.event_id)
+        return seq is not None and self.records[seq - 1][2:] == record
+
     def known(self, records: Sequence[Record]) -> tuple[dict[str, int], dict[str, int]]:
         """Return the event ids and the message ids of these records that the log has."""
         events = {
@@ -268,7 +273,7 @@ class MemoryJournal:
         log = self._store.log(conversation_id)
         events, messages = log.known(records)
         seqs: Sequence[int]
-        if all(record.event_id in events for record in records):
+        if all(log.has(record) for record in records):
             seqs = [events[record.event_id] for record in records]
         else:
             check_append(

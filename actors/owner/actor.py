@@ -92,7 +92,6 @@ from ..errors import (
     ConversationNotFound,
     ConversationsClosed,
     CorruptLog,
-    JournalOutcomeUnknown,
     LeaseExpired,
     ResultNotKept,
     StaleTurn,
@@ -280,8 +279,6 @@ class ConversationActor(Actor[Command | Query]):
                     seqs = await self.context.wait_for(self._commit(records))
                 if not self._are_in_place(records, seqs):
                     await self._refuse_places(records, seqs)
-                if _has_only_named_events(batch):
-                    await self._check_epoch_at(seqs[0])
             else:
                 # A write proves that no rival has taken over; without one, the lease has to.
                 self.check_lease()
@@ -567,24 +564,6 @@ class ConversationActor(Actor[Command | Query]):
             f"conversation {self._conversation_id}: decided seqs {last - len(records) + 1} to "
             f"{last}, the journal has them at {seqs[0]} to {seqs[-1]}"
         )
-
-    async def _check_epoch_at(self, seq: int) -> None:
-        """Raise `LeaseExpired` if another owner wrote the record at this seq.
-
-        The journal answers an append whose event ids it has with their seqs, whichever owner wrote
-        them. The id of a message's event may be there with another message, which was sent to a
-        newer owner.
-        """
-        name, epoch = self._conversation_id, self._working.epoch
-        try:
-            found = await self._setup.journal.read(name, after=seq - 1, limit=1)
-        except Unavailable as error:
-            raise JournalOutcomeUnknown(
-                f"events of conversation {name} were written from seq {seq} on, and the journal "
-                "could not be asked by which owner; send again under the same ids"
-            ) from error
-        if not found or found[0].epoch != epoch:
-            raise LeaseExpired(name, epoch)
 
     def _new_listing(self, records: Sequence[Record]) -> Listing | None:
         """Return the listing after these records; None if they cannot have changed it."""
@@ -1121,20 +1100,6 @@ def _events_named_by(command: Command | Query) -> Sequence[str]:
     if expected is not None and expected.event_id is not None:
         named.append(expected.event_id)
     return named
-
-
-_NAMING_THEIR_EVENT = (Send, Change)
-"""Two of these commands with one event id may differ: only the epoch of the record tells."""
-
-
-def _has_only_named_events(decided: Sequence[_Taken]) -> bool:
-    """True if callers chose the ids of all events, and one event is a message's or a change's."""
-    writing = [one for one in decided if one.decision.events]
-    return any(isinstance(one.command, _NAMING_THEIR_EVENT) for one in writing) and all(
-        event.id in _events_named_by(one.command)
-        for one in writing
-        for event in one.decision.events
-    )
 
 
 def _records_of(decided: Sequence[_Taken]) -> Sequence[Record]:

@@ -6,14 +6,14 @@ logs that it was forked from, and each record is checked against the previous on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from ...errors import CorruptLog
-from ...journal import StoredRecord
+from ...journal import Record, StoredRecord
 from ..shared.record_chain import first_mark, log_number, next_mark
 
 TAIL = """
@@ -156,3 +156,22 @@ def find_ids(
         ([log for log, _ in logs], [upto for _, upto in logs], wanted),
     ).fetchall()
     return dict(rows)
+
+
+def has_records(
+    connection: psycopg.Connection[Any],
+    tail: Tail,
+    records: Sequence[Record],
+    known_events: Mapping[str, int],
+) -> bool:
+    """Return True if the log has all these records; `known_events` are their ids that it has."""
+    if any(record.event_id not in known_events for record in records):
+        return False
+    places = [(tail.log_of(seq), seq) for seq in known_events.values()]
+    rows = connection.execute(
+        "SELECT e.event_id, e.kind, e.payload, e.message_id FROM event e "
+        "JOIN unnest(%s::bigint[], %s::bigint[]) AS p(log, seq) USING (log, seq)",
+        ([log for log, _ in places], [seq for _, seq in places]),
+        binary=True,
+    ).fetchall()
+    return {*records} <= {*rows}

@@ -74,6 +74,7 @@ from .log import (
     empty_tail,
     find_ids,
     find_mark,
+    has_records,
     read_tail,
     tail_of_row,
     with_prefix,
@@ -395,7 +396,7 @@ class PostgresWriter:
         for _ in range(_RACES_MAX):
             tail = read_tail(self.connection, name)
             events, messages = self._known(tail, job.records) if tail else ({}, {})
-            if all(record.event_id in events for record in job.records):
+            if tail and has_records(self.connection, tail, job.records, events):
                 job.settle([events[record.event_id] for record in job.records])
                 self._tell_of([name])  # the first time its connection may have been lost
                 return

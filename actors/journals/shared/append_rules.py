@@ -1,8 +1,8 @@
 """The rules by which a journal refuses an append, in the order in which every journal applies them.
 
-First, and whatever the epoch, a journal answers an append whose ids are all in the log. Then these
-rules apply. Ownership comes first, so that a fenced owner learns nothing about a rival's ids; then
-ids that the log has; then the expected seq.
+First, and whatever the epoch, a journal answers an append whose records are all in the log, with
+the same content. Then these rules apply. Ownership comes first, so that a fenced owner learns
+nothing about a rival's ids; then ids that the log has; then the expected seq.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, groupby
 from pathlib import Path
@@ -70,7 +70,7 @@ from .listings import (
     recent_listings,
     store_listing,
 )
-from .log import Tail, empty_tail, find_events, find_messages, find_record, read_tail
+from .log import Tail, empty_tail, find_events, find_messages, find_record, read_records, read_tail
 from .misreads import is_corrupt, refuse_unreadable
 from .schema import error_code, is_damage, log_bytes
 
@@ -557,7 +557,7 @@ class SQLiteWriter:
         """Run one append; raise the exact reason if it is refused."""
         tail = self.load(job.conversation_id)
         events, messages = self._known(tail, job.records) if tail else ({}, {})
-        if all(record.event_id in events for record in job.records):
+        if tail and all(self._has(tail, record, events) for record in job.records):
             return [events[record.event_id] for record in job.records]
         if not is_ours:
             raise self._lost()
@@ -605,6 +605,14 @@ class SQLiteWriter:
         except sqlite3.IntegrityError as error:
             raise CorruptLog(tail.name, seqs[0], f"an index is damaged ({error})") from error
         return seqs
+
+    def _has(self, tail: Tail, record: Record, events: Mapping[str, int]) -> bool:
+        """Return True if the log has this record; False for another one under its event id."""
+        seq = events.get(record.event_id)
+        if seq is None:
+            return False
+        (found,) = read_records(self.connection, tail, seq - 1, seq)
+        return found[2:] == record
 
     def _known(
         self, tail: Tail, records: Sequence[Record]
