@@ -418,7 +418,8 @@ class Conversation:
 
         With `park`, a tool result that comes before its tool call waits in memory for at most
         `park_s` seconds, and `append` does not return until the result is in the log. It raises
-        `ResultNotKept` if the owner stops first.
+        `ResultNotKept` if the owner stops first. The same result appended again, with `park` or
+        without, waits with the first one.
         """
         return await self._ask(Append(event, park, expected=self._expected))
 

@@ -4,6 +4,9 @@ A parked result is not in the log and not acknowledged. If its owner stops, it i
 sender was never told that it was kept. The owner parks the results that admission calls
 unmatched, takes those that are ready after each command that brought calls, and takes those that
 are overdue when its timer fires. Parking is bounded in number and in time.
+
+All senders of one result get one answer: none is told that it was refused while it may still get
+into the log for another.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..events import ObservationLikeEvent
+from ..events import Event, ObservationLikeEvent
 from .admission import Violation
 
 __all__ = ["Parked", "Parking"]
@@ -36,7 +39,8 @@ class Parked(Generic[T]):
 class Parking(Generic[T]):
     """The results that are parked, oldest first. Used by one task.
 
-    `results_max`: how many may be parked. `wait_s`: the seconds after which a result is overdue.
+    `results_max`: how many may be parked, and how many senders may wait for one of them. `wait_s`:
+    the seconds after which a result is overdue.
     """
 
     def __init__(self, *, results_max: int = 64, wait_s: float = 30.0) -> None:
@@ -55,19 +59,25 @@ class Parking(Generic[T]):
     def park(self, violation: Violation, ticket: T, *, now: float) -> Violation | None:
         """Park the event that was refused. Return the refusal if it cannot be parked.
 
-        An event that is sent again while it is parked is parked again, for the second sender.
+        An event that is sent again while it is parked waits with the first one, and no longer.
         """
         event = violation.event
         if violation.name != "unmatched_tool_result" or not isinstance(event, ObservationLikeEvent):
             return violation
-        others = (one.event for one in self._parked if one.event.tool_call_id == event.tool_call_id)
-        if any(other != event for other in others):
+        same = [one for one in self._parked if one.event.tool_call_id == event.tool_call_id]
+        if same and same[0].event != event:
             reason = f"a result for call {event.tool_call_id} is parked already"
             return Violation("duplicate_tool_result", event, reason)
-        if len(self._parked) >= self._results_max:
+        calls = {one.event.tool_call_id for one in self._parked}
+        if len(same or calls) >= self._results_max:
             return violation
-        self._parked.append(Parked(event, violation, ticket, now + self._wait_s))
+        until = same[0].until if same else now + self._wait_s
+        self._parked.append(Parked(event, violation, ticket, until))
         return None
+
+    def has(self, event: Event) -> bool:
+        """True if this event is parked."""
+        return any(parked.event == event for parked in self._parked)
 
     def is_waiting(self, open_calls: Container[str]) -> bool:
         """True if the call of a parked result has not come."""

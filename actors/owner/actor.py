@@ -502,14 +502,16 @@ class ConversationActor(Actor[Command | Query]):
 
     def _park(self, taken: _Taken, refused: AdmissionRefused) -> bool:
         """Park a result that came before its call, or note the refusal and return False."""
-        command = taken.command
-        if not isinstance(command, Append) or not command.park:
+        command, parking = taken.command, self._parking
+        if not isinstance(command, Append) or not (
+            command.park or (parking and parking.has(command.event))
+        ):
             taken.refusal = _as_answer(refused)
             return False
-        if self._parking is None:
-            self._parking = Parking(wait_s=self._setup.park_s)
+        if parking is None:
+            parking = self._parking = Parking(wait_s=self._setup.park_s)
         now = self._setup.ports.loop_time()
-        violation = self._parking.park(refused.violation, taken, now=now)
+        violation = parking.park(refused.violation, taken, now=now)
         if violation is not None:
             taken.refusal = AdmissionRefused(self._conversation_id, violation)
         return violation is None

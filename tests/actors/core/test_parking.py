@@ -59,6 +59,32 @@ def test_a_parked_result_that_is_sent_again_waits_for_both_senders_within_the_bo
     assert len(parking) == 0
 
 
+def test_a_parked_result_that_is_sent_again_takes_no_place_of_another() -> None:
+    make = Maker()
+    parking = Parking[str](results_max=2)
+    again, other, third = (_refused(make.result(str(n))) for n in range(3))
+    assert parking.park(again, "first", now=0.0) is None
+    assert parking.park(again, "second", now=0.0) is None
+    assert parking.park(other, "other", now=0.0) is None
+    assert parking.park(third, "third", now=0.0) is third
+
+
+def test_all_senders_of_a_parked_result_are_refused_at_once_when_the_first_is_overdue() -> None:
+    """Else it could still get into the log after the first had been told that it was refused."""
+    make = Maker()
+    parking = Parking[str](wait_s=10.0)
+    again, other = _refused(make.result("1")), _refused(make.result("2"))
+    parking.park(again, "first", now=100.0)
+    parking.park(other, "other", now=103.0)
+    parking.park(again, "second", now=105.0)
+
+    assert parking.next_deadline == 110.0
+    overdue = parking.take_overdue(110.0)
+
+    assert [parked.ticket for parked in overdue] == ["first", "second"]
+    assert parking.next_deadline == 113.0
+
+
 def test_what_is_not_an_early_result_stays_refused() -> None:
     make = Maker()
     parking = Parking[None]()

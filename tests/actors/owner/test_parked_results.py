@@ -161,6 +161,30 @@ async def test_a_parked_result_that_is_sent_again_is_told_that_the_log_has_it() 
         assert not await chat.rejections()
 
 
+async def test_a_parked_result_that_is_sent_again_without_park_waits_with_the_first() -> None:
+    """It was refused and recorded as rejected, and got into the log when its call came."""
+    again = result("1")
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        await chat.append(UserMessageEvent(content="go"))
+        answers: dict[bool, object] = {}
+
+        async def append(park: bool) -> None:
+            answers[park] = await chat.append(again, park=park)
+
+        async with anyio.create_task_group() as group:
+            for count, park in enumerate((True, False), start=1):
+                group.start_soon(append, park)
+                await until_parked(conversations, count)
+            with pytest.raises(AdmissionRefused):
+                await chat.append(result("1"))  # another one
+            await chat.append(call("1"))
+
+        assert answers == {True: Appended(3), False: Duplicate(3)}
+        assert await log_of(chat) == ["u:go", "call", "result"]
+        assert len(await chat.rejections()) == 1
+
+
 async def test_a_parked_result_whose_call_does_not_come_is_refused_and_recorded() -> None:
     async with verified(HeldAgent(), journal=MemoryJournal(), park_s=0.0) as conversations:
         chat = conversations["c"]
