@@ -380,8 +380,14 @@ class Journal(Protocol):
     ) -> Mapping[str, int]:
         """Return the seq of the first record of each of these message ids that the log has."""
 
-    async def reject(self, conversation_id: str, rejections: Sequence[Rejection]) -> None:
-        """Keep rejected events durably beside the log, until they are old enough to be dropped."""
+    async def reject(
+        self, conversation_id: str, rejections: Sequence[Rejection], *, epoch: int
+    ) -> None:
+        """Keep rejected events durably beside the log, until they are old enough to be dropped.
+
+        Raises `Fenced` unless `epoch` is the conversation's newest, which is checked in the
+        transaction that writes.
+        """
 
     async def rejections(self, conversation_id: str) -> Sequence[Rejection]:
         """Return the rejected events that are kept, oldest first."""

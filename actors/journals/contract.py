@@ -154,7 +154,7 @@ class JournalContract:
                 expected_seq=1,
                 is_unfinished=True,
             )
-            await journal.reject("c", [rejection])
+            await journal.reject("c", [rejection], epoch=first.epoch)
             await journal.write_snapshot("c", Snapshot(1, "v1", b"folds"), epoch=first.epoch)
 
         async with self.make_journal(tmp_path) as journal:
@@ -571,13 +571,36 @@ class JournalContract:
             for number in (1, 2, 3)
         ]
         async with self.make_journal(tmp_path) as journal:
-            await journal.claim("c")
-            await journal.reject("c", [Rejection(1.0, "v", "longer ago than any is kept", b"{}")])
-            await journal.reject("c", kept[:1])
-            await journal.reject("c", kept[1:])
+            epoch = (await journal.claim("c")).epoch
+            old = [Rejection(1.0, "v", "longer ago than any is kept", b"{}")]
+            for some in (old, kept[:1], kept[1:]):
+                await journal.reject("c", some, epoch=epoch)
 
             assert list(await journal.rejections("c")) == kept
             assert list(await journal.rejections("d")) == []
+
+    async def test_a_rejection_of_an_owner_that_was_replaced_is_fenced(
+        self, tmp_path: Path
+    ) -> None:
+        """It would stand beside the log of another owner, or of another conversation."""
+        kept, late = (Rejection(4e9, "v", reason, b"{}") for reason in ("kept", "late"))
+        async with self.make_journal(tmp_path) as journal:
+            with pytest.raises(Fenced):
+                await journal.reject("c", [late], epoch=1)  # never claimed
+            old = await journal.claim("c")
+            await journal.reject("c", [kept], epoch=old.epoch)
+            new = await journal.claim("c")
+            for epoch in (old.epoch, new.epoch + 1):
+                with pytest.raises(Fenced):
+                    await journal.reject("c", [late], epoch=epoch)
+
+            assert list(await journal.rejections("c")) == [kept]
+
+            await _append(journal, "c", new, ["e1"])
+            await journal.delete("c", epoch=new.epoch)
+            with pytest.raises(Fenced):
+                await journal.reject("c", [late], epoch=new.epoch)
+            assert list(await journal.rejections("c")) == []
 
     async def test_the_newest_snapshot_is_the_one_that_is_read(self, tmp_path: Path) -> None:
         async with self.make_journal(tmp_path) as journal:
@@ -728,7 +751,7 @@ class JournalContract:
         async with self.make_journal(tmp_path) as journal:
             old = await journal.claim("c")
             await _append(journal, "c", old, ["e1", "e2"])
-            await journal.reject("c", [Rejection(4e9, "v", "r", b"{}")])
+            await journal.reject("c", [Rejection(4e9, "v", "r", b"{}")], epoch=old.epoch)
             await journal.write_snapshot("c", Snapshot(2, "v", b"folds"), epoch=old.epoch)
 
             with pytest.raises(Fenced):

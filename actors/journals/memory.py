@@ -48,6 +48,7 @@ from ..values.words import words_of
 from .shared.append_rules import (
     check_append,
     check_deletion,
+    check_epoch,
     check_ids,
     check_listing_place,
     check_snapshot_epoch,
@@ -444,12 +445,15 @@ class MemoryJournal:
         await anyio.lowlevel.checkpoint()
         return found
 
-    async def reject(self, conversation_id: str, rejections: Sequence[Rejection]) -> None:
+    async def reject(
+        self, conversation_id: str, rejections: Sequence[Rejection], *, epoch: int
+    ) -> None:
         self._refuse_if_left()
         check_asked(conversation_id)
         checked = checked_rejections(rejections)
         oldest = self._ports.now() - self._rejection_age_s_max
         log = self._store.log(conversation_id)
+        check_epoch(conversation_id, epoch=epoch, found_epoch=log.epoch, head=len(log.records))
         kept = [one for one in log.rejections if one.at >= oldest]
         log.rejections = sorted((*kept, *checked), key=lambda one: one.at)
         await anyio.lowlevel.checkpoint()

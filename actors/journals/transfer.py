@@ -203,7 +203,7 @@ async def has_records(lines: Iterable[str]) -> bool:
                 )
                 return True
             if rejections := list(reader.rejections()):
-                await journal.reject(name, rejections)
+                await journal.reject(name, rejections, epoch=epoch)
                 return True
     return False
 
@@ -237,7 +237,7 @@ async def _import_one(
     there = list(await journal.rejections(name))
     rejections = [rejection for rejection in reader.rejections() if rejection not in there]
     if rejections:
-        await journal.reject(name, rejections)
+        await journal.reject(name, rejections, epoch=claim.epoch)
     return added
 
 

@@ -272,8 +272,8 @@ class ConversationActor(Actor[Command | Query]):
 
             # 3. Commit.
             if rejections := _rejections_of(batch):
-                self.check_lease()  # no epoch is checked there
-                await self._setup.journal.reject(self._conversation_id, rejections)
+                name, epoch = self._conversation_id, self._working.epoch
+                await self._setup.journal.reject(name, rejections, epoch=epoch)
             if records := _records_of(batch):
                 with self._setup.watching.watcher.committing(self._conversation_id, len(records)):
                     seqs = await self.context.wait_for(self._commit(records))

@@ -133,7 +133,8 @@ class Run:
             epoch = self.claims["a"].epoch
             snapshot = Snapshot(1, "v", b"folds")
             await self.ask("snapshot", lambda: journal.write_snapshot("a", snapshot, epoch=epoch))
-        await self.ask("reject", lambda: journal.reject("a", [Rejection(4e9, "v", "r", b"{}")]))
+            rejections = [Rejection(4e9, "v", "r", b"{}")]
+            await self.ask("reject", lambda: journal.reject("a", rejections, epoch=epoch))
         for number in range(4):
             await self.append(journal, "big", f"g{number}", payload=BIG)
         if "b" in self.claims:

@@ -33,6 +33,7 @@ from ...errors import (
     ConversationExists,
     ConversationNotFound,
     EventIdConflict,
+    Fenced,
     JournalOutcomeUnknown,
     JournalUnavailable,
     OwnedElsewhere,
@@ -44,13 +45,14 @@ from ..shared.append_rules import (
     Append,
     check_append,
     check_deletion,
+    check_epoch,
     check_ids,
     check_listing_place,
     check_snapshot_epoch,
 )
 from ..shared.job_thread import Job
 from ..shared.list_pages import bare_listing
-from ..shared.record_chain import log_number, next_mark, seal
+from ..shared.record_chain import next_mark, seal
 from ..shared.searching import SEARCHED_KINDS
 from .connections import BoundedConnection, Link
 from .listings import (
@@ -183,6 +185,8 @@ _CLAIMS = {
 # A deletion by another process waits for this transaction, or this one sees it. Else what it writes
 # beside the log could come after the deletion, and would stay.
 _AGAINST_DELETION = "FOR KEY SHARE"
+# So does a claim, which a lock on the key alone would let pass.
+_AGAINST_CLAIMS = "FOR SHARE"
 
 _ERASED_MAX = 1_000
 _ERASED_BYTES = 8 << 20
@@ -532,20 +536,22 @@ class PostgresWriter:
         if change.changed is not None:
             self._tell_of([change.changed])
 
-    def reject(self, name: str, rejections: Sequence[Rejection]) -> None:
+    def reject(self, name: str, rejections: Sequence[Rejection], epoch: int) -> None:
+        tail = read_tail(self.connection, name, and_lock=_AGAINST_CLAIMS)
+        if tail is None:
+            raise Fenced(name, epoch=epoch, expected_seq=1, found_epoch=0, head=0)
+        check_epoch(name, epoch=epoch, found_epoch=tail.epoch, head=tail.head)
         oldest = self.now_us / 1_000_000 - self._rejection_age_s_max
         self.connection.execute(
             "DELETE FROM rejection WHERE id IN "
             "(SELECT id FROM rejection WHERE at < %s ORDER BY at LIMIT %s)",
             (oldest, REJECTIONS_DROPPED_MAX + len(rejections)),
         )
-        tail = read_tail(self.connection, name, and_lock=_AGAINST_DELETION)
-        log = tail.log if tail else log_number(name, 0)
         for rejection in rejections:
             self.connection.execute(
                 "INSERT INTO rejection (log, at, violation, reason, payload) "
                 "VALUES (%s, %s, %s, %s, %b)",
-                (log, rejection.at, rejection.violation, rejection.reason, rejection.payload),
+                (tail.log, rejection.at, rejection.violation, rejection.reason, rejection.payload),
             )
 
     def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int) -> None:

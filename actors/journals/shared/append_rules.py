@@ -83,14 +83,19 @@ def check_append(
     check_ids(conversation_id, records, expected_seq, known_messages)
 
 
+def check_epoch(conversation_id: str, *, epoch: int, found_epoch: int, head: int) -> None:
+    """Raise `Fenced` unless the request is from the conversation's newest owner."""
+    if epoch != found_epoch or not epoch:
+        raise Fenced(
+            conversation_id, epoch=epoch, expected_seq=head + 1, found_epoch=found_epoch, head=head
+        )
+
+
 def check_deletion(conversation_id: str, *, epoch: int, found_epoch: int, head: int) -> None:
     """Raise unless there is a log to delete, and the request is from its newest owner."""
     if not head:
         raise ConversationNotFound(conversation_id)
-    if epoch != found_epoch:
-        raise Fenced(
-            conversation_id, epoch=epoch, expected_seq=head + 1, found_epoch=found_epoch, head=head
-        )
+    check_epoch(conversation_id, epoch=epoch, found_epoch=found_epoch, head=head)
 
 
 def check_snapshot_epoch(

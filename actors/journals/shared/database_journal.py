@@ -52,7 +52,7 @@ class LogReader(Protocol):
 class LogWriter(Protocol):
     """The writes beside the log; they run in the writing thread, in its transaction."""
 
-    def reject(self, name: str, rejections: Sequence[Rejection], /) -> None: ...
+    def reject(self, name: str, rejections: Sequence[Rejection], epoch: int, /) -> None: ...
     def write_listing(self, name: str, listing: Listing, epoch: int, /) -> None: ...
     def write_snapshot(self, name: str, snapshot: Snapshot, epoch: int, /) -> None: ...
     def erase_slice(self, log: int, /) -> int | None: ...
@@ -170,11 +170,13 @@ class DatabaseJournal:
         check_asked(conversation_id, message_ids)
         return await self._read(lambda reader: reader.find_messages(conversation_id, message_ids))
 
-    async def reject(self, conversation_id: str, rejections: Sequence[Rejection]) -> None:
+    async def reject(
+        self, conversation_id: str, rejections: Sequence[Rejection], *, epoch: int
+    ) -> None:
         check_asked(conversation_id)
         checked = checked_rejections(rejections)
         await self._change(
-            lambda writer: writer.reject(conversation_id, checked),
+            lambda writer: writer.reject(conversation_id, checked, epoch),
             sum(len(rejection.payload) for rejection in rejections),
         )
 

@@ -38,6 +38,7 @@ from ...errors import (
     ConversationNotFound,
     CorruptLog,
     EventIdConflict,
+    Fenced,
     JournalOutcomeUnknown,
     JournalRefused,
     JournalUnavailable,
@@ -48,6 +49,7 @@ from ..shared.append_rules import (
     REJECTIONS_DROPPED_MAX,
     Append,
     check_append,
+    check_epoch,
     check_ids,
     check_listing_place,
     check_snapshot_epoch,
@@ -55,7 +57,7 @@ from ..shared.append_rules import (
 from ..shared.job_thread import Job
 from ..shared.list_pages import bare_listing, listing_columns
 from ..shared.payload_parts import PART_BYTES_MIN, split
-from ..shared.record_chain import log_number, next_mark, seal
+from ..shared.record_chain import next_mark, seal
 from .erasure import erase_slice, erasures
 from .file_guard import CHECK_INTERVAL_S, FileGuard
 from .listings import (
@@ -729,17 +731,19 @@ class SQLiteWriter:
         self.store(tail)
         return Claim(tail.epoch, tail.head)
 
-    def reject(self, name: str, rejections: Sequence[Rejection]) -> None:
+    def reject(self, name: str, rejections: Sequence[Rejection], epoch: int) -> None:
+        tail = self.load(name)
+        if tail is None:
+            raise Fenced(name, epoch=epoch, expected_seq=1, found_epoch=0, head=0)
+        check_epoch(name, epoch=epoch, found_epoch=tail.epoch, head=tail.head)
         oldest = self.now_us / 1_000_000 - self._rejection_age_s_max
         self._execute(
             "DELETE FROM rejection WHERE id IN "
             "(SELECT id FROM rejection WHERE at < ? ORDER BY at LIMIT ?)",
             (oldest, REJECTIONS_DROPPED_MAX + len(rejections)),
         )
-        tail = self.load(name)
-        log = tail.log if tail else log_number(name, 0)
         for rejection in rejections:
-            facts = (log, rejection.at, rejection.violation, rejection.reason)
+            facts = (tail.log, rejection.at, rejection.violation, rejection.reason)
             self._execute(
                 "INSERT INTO rejection (log, at, violation, reason, payload, seal) "
                 "VALUES (?, ?, ?, ?, ?, ?)",

@@ -332,7 +332,7 @@ def test_what_admission_refused_is_shown_with_why(db: Path) -> None:
     async def refuse() -> None:
         async with SQLiteJournal(db) as journal:
             rejection = Rejection(4e9, "unmatched_tool_result", "no call \x1b[1m9", b'{"id": "9"}')
-            await journal.reject("alice", [rejection])
+            await journal.reject("alice", [rejection], epoch=(await journal.claim("alice")).epoch)
 
     anyio.run(refuse)
     lines = show(db, "alice", "--rejected").stdout.splitlines()

@@ -63,9 +63,9 @@ def calls() -> Iterator[tuple[str, Call]]:
             "delete": lambda j, t=text: j.delete(t, epoch=1),
             "release": lambda j, t=text: j.release(t, epoch=1),
             "fork of": lambda j, t=text: _fork(j, t, "f", 1),
-            "reject": lambda j, t=text: j.reject(t, [Rejection(4e9, "v", "r", b"{}")]),
-            "reason": lambda j, t=text: j.reject("c", [Rejection(4e9, "v", t, b"{}")]),
-            "violation": lambda j, t=text: j.reject("c", [Rejection(4e9, t, "r", b"{}")]),
+            "reject": lambda j, t=text: j.reject(t, [Rejection(4e9, "v", "r", b"{}")], epoch=1),
+            "reason": lambda j, t=text: j.reject("c", [Rejection(4e9, "v", t, b"{}")], epoch=1),
+            "violation": lambda j, t=text: j.reject("c", [Rejection(4e9, t, "r", b"{}")], epoch=1),
             "snapshot of": lambda j, t=text: j.write_snapshot(t, Snapshot(1, "v", b""), epoch=1),
             "version": lambda j, t=text: j.write_snapshot("c", Snapshot(1, t, b""), epoch=1),
             "append to": lambda j, t=text: _append(j, t, 99, 1, new_record()),
@@ -93,7 +93,7 @@ def calls() -> Iterator[tuple[str, Call]]:
 
 
 def _reject_at(time: float) -> Call:
-    return lambda journal: journal.reject("r", [Rejection(time, "v", "r", b"{}")])
+    return lambda journal: journal.reject("r", [Rejection(time, "v", "r", b"{}")], epoch=1)
 
 
 async def _refused_alone(claiming: Awaitable[object]) -> object:
@@ -146,6 +146,7 @@ def test_a_setting_that_makes_no_sense_is_refused_before_anything_is_opened(
 
 async def test_all_journals_answer_alike_whatever_they_are_given(journals: list[Journal]) -> None:
     for journal in journals:
+        await journal.claim("r")
         claim = await journal.claim("c")
         await _append(journal, "c", claim.epoch, 1, make_record("e1"))
         await _append(journal, "c", claim.epoch, 2, make_record("e2"))

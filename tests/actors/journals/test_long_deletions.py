@@ -109,7 +109,9 @@ async def fill(journal: AnyJournal) -> int:
         await write(journal, "b", make_record("b1"))
     records = [Record(f"a{seq}", "note", SECRET * 20) for seq in range(1, RECORDS + 1)]
     epoch = await write(journal, "a", *records)
-    await journal.reject("a", [Rejection(4e9, "v", "r", SECRET) for _ in range(SLICE + 1)])
+    await journal.reject(
+        "a", [Rejection(4e9, "v", "r", SECRET) for _ in range(SLICE + 1)], epoch=epoch
+    )
     await journal.fork("a", "f", at=FORKED_AT, records=[make_record("f")], is_unfinished=False)
     return epoch
 
@@ -186,10 +188,11 @@ async def test_old_rejections_are_dropped_a_slice_at_a_time(
     for module in (sqlite_writer, postgres_writer):
         monkeypatch.setattr(module, "REJECTIONS_DROPPED_MAX", 3)
     async with owners.owner() as journal:
-        await write(journal, "c", make_record("c1"))
-        await journal.reject("c", [Rejection(float(at), "v", "r", b"{}") for at in range(20)])
+        epoch = await write(journal, "c", make_record("c1"))
+        old = [Rejection(float(at), "v", "r", b"{}") for at in range(20)]
+        await journal.reject("c", old, epoch=epoch)
         left: list[int] = []
         while not left or left[-1] > 2:
-            await journal.reject("c", [Rejection(4e9, "v", "r", b"{}")])
+            await journal.reject("c", [Rejection(4e9, "v", "r", b"{}")], epoch=epoch)
             left.append(sum(one.at < 4e9 for one in await journal.rejections("c")))
         assert left == [16, 12, 8, 4, 0]

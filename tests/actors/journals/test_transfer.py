@@ -65,7 +65,7 @@ async def fill(journal: Journal) -> None:
         Rejection(4e9 + 0.1, "v", "r", b'{"x": 1}'),
         Rejection(4e9 + 0.2, "v", "r", b"\xff"),
     ]
-    await journal.reject("bob", rejections)
+    await journal.reject("bob", rejections, epoch=(await journal.claim("bob")).epoch)
 
 
 async def lines_of(journal: Journal, names: Sequence[str] | None = None) -> list[str]:

@@ -25,7 +25,13 @@ from turnkeeper.actors.errors import (
     LeaseExpired,
     OwnedElsewhere,
 )
-from turnkeeper.actors.events import LoggedEvent, TextDelta, UserMessageEvent
+from turnkeeper.actors.events import (
+    ActionEvent,
+    LoggedEvent,
+    ObservationEvent,
+    TextDelta,
+    UserMessageEvent,
+)
 from turnkeeper.actors.journal import Claim, Listing, Record, Snapshot, StoredRecord
 from turnkeeper.actors.journals.memory import MemoryJournal, MemoryStore
 from turnkeeper.runtime import Ports
@@ -224,6 +230,24 @@ NO_WRITES: dict[str, Callable[[Conversation], Awaitable[object]]] = {
     "an interrupt of nothing": lambda chat: chat.interrupt(),
     "a resumption of nothing": lambda chat: chat.resume(),
 }
+
+
+async def test_a_refusal_is_not_given_by_an_owner_that_a_rival_has_taken_over_by_force(
+    world: World,
+) -> None:
+    """Nothing tells it. The result was kept as rejected beside a log that has its call."""
+    async with world.first() as conversations:
+        chat = conversations["c"]
+        await say(chat, "A")
+        journal = RivalJournal(world.store, address="the rival")
+        async with Conversations(HeldAgent(), journal=journal) as rival:
+            call = ActionEvent(tool_call_id="1", tool_name="look", llm_response_id="r")
+            await rival["c"].append(call)
+
+            with pytest.raises(Fenced):
+                await chat.append(ObservationEvent(tool_call_id="1", content="seen"))
+
+            assert not await rival["c"].rejections()
 
 
 @pytest.mark.parametrize("ask", NO_WRITES.values(), ids=NO_WRITES.keys())

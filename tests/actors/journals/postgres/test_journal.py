@@ -319,6 +319,45 @@ async def test_no_snapshot_is_written_of_a_log_that_a_rival_deletes_in_the_same_
         assert connection.execute("SELECT payload FROM snapshot").fetchall() == []
 
 
+async def test_a_rejection_is_committed_before_a_rival_claims_its_conversation(
+    schema: str,
+) -> None:
+    """Committed later, it would stay for good beside a log that the rival has deleted."""
+    gate = Gate("commit")
+    done: list[str] = []
+
+    async def delete() -> None:
+        claim = await rival.claim("c", takeover=True)
+        done.append("claimed")
+        await rival.delete("c", epoch=claim.epoch)
+        done.append("deleted")
+
+    async with (
+        make_journal(schema, lease_s=3600, failpoint=gate) as former,
+        make_journal(schema) as rival,
+    ):
+        claim = await former.claim("c")
+        await append(former, "c", claim, 1, "e1")
+        gate.close()
+        rejections = [Rejection(4e9, "v", "r", b"what was said")]
+        with psycopg.connect(postgres.conninfo(), autocommit=True) as watching:
+            async with anyio.create_task_group() as group:
+                group.start_soon(partial(former.reject, "c", rejections, epoch=claim.epoch))
+                await gate.reached()
+                group.start_soon(delete)
+                waits = (
+                    "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() "
+                    "AND cardinality(pg_blocking_pids(pid)) > 0"
+                )
+                while not ("deleted" in done or watching.execute(waits).fetchone()):
+                    await anyio.lowlevel.checkpoint()
+                before = [*done]
+                gate.open()
+    assert (before, done) == ([], ["claimed", "deleted"])
+    with psycopg.connect(postgres.conninfo(), options=f"-c search_path={schema}") as connection:
+        assert connection.execute("SELECT payload FROM rejection").fetchall() == []
+
+
 async def test_leaving_gives_the_lease_back_at_once(schema: str) -> None:
     async with make_journal(schema, lease_s=3600) as first:
         await first.claim("c")
@@ -668,7 +707,7 @@ async def use(journal: PostgresJournal, name: str) -> None:
     claim = await journal.claim(name)
     await append(journal, name, claim, 1, f"{name} 1", f"{name} 2")
     await journal.write_snapshot(name, Snapshot(1, "v1", b"folds"), epoch=claim.epoch)
-    await journal.reject(name, [Rejection(0.0, "violation", "reason", b"event")])
+    await journal.reject(name, [Rejection(0.0, "v", "reason", b"event")], epoch=claim.epoch)
     fork = f"{name} forked"
     records = [make_record(f"{fork} 1")]
     await journal.fork(name, fork, at=1, records=records, is_unfinished=False)
@@ -775,10 +814,10 @@ async def test_rejections_are_dropped_when_they_are_old(schema: str) -> None:
     async with make_journal(
         schema, ports=Ports(now=lambda: now), rejection_age_s_max=100
     ) as journal:
-        await journal.claim("c")
+        epoch = (await journal.claim("c")).epoch
         for at in (1_000.0, 1_050.0, 1_200.0):
             now = at
-            await journal.reject("c", [Rejection(at, "v", "r", b"{}")])
+            await journal.reject("c", [Rejection(at, "v", "r", b"{}")], epoch=epoch)
         assert [rejection.at for rejection in await journal.rejections("c")] == [1_200.0]
 
 

@@ -68,7 +68,7 @@ async def test_the_text_of_a_deleted_conversation_is_gone_from_the_file(path: Pa
         for number in range(20):
             epoch = await write(journal, "alice", Record(f"a{number}", "note", SECRET * 50))
         epoch = await write(journal, "alice", Record("image", "note", IMAGE))
-        await journal.reject("alice", [Rejection(4e9, "v", SECRET.decode(), SECRET)])
+        await journal.reject("alice", [Rejection(4e9, "v", SECRET.decode(), SECRET)], epoch=epoch)
         for _ in range(3):
             await journal.write_snapshot("alice", Snapshot(2, "v1", SECRET * 100), epoch=epoch)
         assert holds(path, SECRET)

@@ -12,6 +12,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -563,7 +564,7 @@ async def test_an_owner_taken_over_writes_nothing_more_anywhere(path: Path) -> N
             with pytest.raises(OwnedElsewhere):
                 await first.claim("a")
             with pytest.raises(OwnedElsewhere):
-                await first.reject("a", [Rejection(4e9, "v", "r", b"{}")])
+                await first.reject("a", [Rejection(4e9, "v", "r", b"{}")], epoch=1)
             assert not first.is_lease_valid()
             assert await read_all(second, "a") == ["e1"]
 
@@ -714,7 +715,8 @@ async def test_reading_goes_on_beside_an_open_transaction(path: Path) -> None:
         await append(journal, "c", claim, 1, "e1")
         gate.close()
         async with anyio.create_task_group() as group:
-            group.start_soon(journal.reject, "c", [Rejection(4e9, "v", "r", b"{}")])
+            rejections = [Rejection(4e9, "v", "r", b"{}")]
+            group.start_soon(partial(journal.reject, "c", rejections, epoch=claim.epoch))
             await gate.reached()
 
             assert await read_all(journal, "c") == ["e1"]
@@ -1026,10 +1028,10 @@ async def test_rejections_are_dropped_when_they_are_old(path: Path) -> None:
     async with SQLiteJournal(
         path, ports=Ports(now=lambda: now), rejection_age_s_max=100
     ) as journal:
-        await journal.claim("c")
+        epoch = (await journal.claim("c")).epoch
         for at in (1_000.0, 1_050.0, 1_200.0):
             now = at
-            await journal.reject("c", [Rejection(at, "v", "r", b"{}")])
+            await journal.reject("c", [Rejection(at, "v", "r", b"{}")], epoch=epoch)
 
         assert [rejection.at for rejection in await journal.rejections("c")] == [1_200.0]
 
