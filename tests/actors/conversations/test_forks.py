@@ -14,7 +14,9 @@ from turnkeeper.actors import (
     Conversations,
     Event,
     MemoryJournal,
+    TurnContext,
     View,
+    agent,
 )
 from turnkeeper.actors.errors import (
     ConversationDeleted,
@@ -26,6 +28,7 @@ from turnkeeper.actors.errors import (
 )
 from turnkeeper.actors.events import ObservationEvent
 from turnkeeper.actors.journal import Claim, ConversationInfo, Listing, Record
+from turnkeeper.runtime.testing import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -387,3 +390,44 @@ async def test_a_fork_takes_a_name_under_which_a_result_waits_for_its_call() -> 
             fork = await conversations["c"].fork("d")
 
         assert await log_of(fork) == ["u:A", "a:a(A)"]
+
+
+async def test_a_fork_takes_the_name_of_a_deleted_conversation_whose_agent_still_cleans_up() -> (
+    None
+):
+    is_running, is_cleaning, may_end = anyio.Event(), anyio.Event(), anyio.Event()
+
+    @agent
+    async def tidy(turn: TurnContext) -> None:
+        if turn.conversation_id == "c":
+            await turn.say("a")
+            return
+        is_running.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                is_cleaning.set()
+                await may_end.wait()
+
+    async with verified(tidy, journal=Counted()) as conversations:
+        await (await conversations["c"].send("A")).end()
+        await conversations["d"].send("gone")
+        await is_running.wait()
+        await conversations.delete("d")
+        await is_cleaning.wait()
+        forks: list[Conversation] = []
+
+        async def fork() -> None:
+            try:
+                forks.append(await conversations["c"].fork("d"))
+            finally:
+                may_end.set()  # so that a failure ends the test
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                group.start_soon(fork)
+                await settle()
+                may_end.set()
+
+        assert await log_of(forks[0]) == ["u:A", "a:a"]
