@@ -19,11 +19,11 @@ here, and gives the others the page that it reads. Invariant: if no owner is her
 readers that wait at a place leads, or was woken to lead. A reader that begins to wait leads if no
 other does; one that leaves its wait, even if it is cancelled, chooses the next.
 
-Pieces of an answer that is being written are kept once for all readers, as a `LiveAnswer`. A reader
-counts those that it has yielded, and takes the rest as one piece when it comes back. The pieces of
-another process come from that process, if it can be asked (`nodes.py`), and are kept in the same
-way. If the journal has the event that ends the answer before all pieces have come, a reader waits
-for the next piece for `PIECE_WAIT_S` at most, and then skips the rest.
+Pieces of an answer that is being written are kept once for all readers, as a `LiveAnswer`. The
+`PieceCursor` of a reader counts those that it has yielded (`live_answer.py`). The pieces of another
+process come from that process, if it can be asked (`nodes.py`), and are kept in the same way. If
+the journal has the event that ends the answer before all pieces have come, a reader waits for the
+next piece for `PIECE_WAIT_S` at most, and then skips the rest.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from ..errors import (
 )
 from ..events import LoggedEvent, TextDelta
 from ..journal import Journal, StoredRecord
-from .live_answer import LiveAnswer, ends_answer
+from .live_answer import LiveAnswer, PieceCursor
 
 __all__ = ["EventReader", "LiveOwner", "Subscriptions"]
 
@@ -499,24 +499,9 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._is_live = live
         self._known_seq = known_seq
         self._on_owner_ended = on_owner_ended
-        self._takes_pieces = pieces
+        self._pieces = PieceCursor() if pieces else None
         self._page: deque[StoredRecord] = deque()
         self._offered: deque[LoggedEvent] = deque()
-        self._answers: deque[LiveAnswer] = deque()
-        """The answers whose end it has not reached; only the last may still be written."""
-        self._pieces_taken = 0
-        """How many pieces of the first of these answers it has yielded."""
-        self._piece_given: TextDelta | None = None
-        """The last piece that it has yielded of the previous answer; None once a later one has
-        passed it."""
-        self._cut_turn_id: str | None = None
-        """The turn of the previous answer, if it has yielded pieces of it, and no more came."""
-        self.short_seq = 0
-        """The seq of the newest event that replaces pieces, if not all were yielded; 0: none."""
-        self._newest: LoggedEvent | None = None
-        """The newest event it has yielded, if it takes pieces."""
-        self._newest_end: LoggedEvent | None = None
-        """The newest event it has yielded that carries an answer, or ends a turn."""
         self._state = _BEHIND
         # True at first: a reader does not know whether there is an owner.
         self._has_owner_ended = True
@@ -532,9 +517,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._offered.extend(events)
         if len(self._offered) > self._limits.buffered_events_max:
             self._offered.clear()
-            # The answer that it has begun to yield stays, and so does the newest one.
-            while len(self._answers) > 2:  # noqa: PLR2004
-                del self._answers[1]
+            if self._pieces is not None:
+                self._pieces.drop_between()
             self._note(Signal.LOOK)
         self._wake()
 
@@ -550,21 +534,18 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     def offer_answer(self, answer: LiveAnswer) -> None:
         """Take an answer that is being written."""
-        if self._newest_end is not None and answer.is_ended_by(self._newest_end):
-            return  # it comes from another process, and the journal was faster
-        if self._takes_pieces:
-            # Only the last one can have begun anew.
-            if len(self._answers) == 1 and self._answers[0].is_void:
-                self._drop_answer()
-            elif self._answers and self._answers[-1].is_void:
-                self._answers.pop()
-            self._answers.append(answer)
+        if self._pieces is not None and self._pieces.add(answer):
             self._wake()
 
     def piece_came(self) -> None:
         """Note that the answer that is being written has another piece."""
-        if self._takes_pieces:
+        if self._pieces is not None:
             self._wake()
+
+    @property
+    def short_seq(self) -> int:
+        """The seq of the newest event that replaces pieces, if not all were yielded; 0: none."""
+        return 0 if self._pieces is None else self._pieces.short_seq
 
     @property
     def is_behind(self) -> bool:
@@ -579,16 +560,21 @@ class EventReader(AsyncIterator[LoggedEvent]):
     @property
     def _is_at_rest(self) -> bool:
         """True while it waits for an event only, and not for pieces or for an owner."""
-        if self._bell is None or not self._bell.is_waiting or self._answers:
+        if self._bell is None or not self._bell.is_waiting or self._has_answers:
             return False
         return not self._seeks_owner
 
     @property
     def _leads_next(self) -> bool:
         """True if it has nothing to do but to wait, and so leads at once if it was chosen."""
-        if self._state is not _CURRENT or self._page or self._offered or self._answers:
+        if self._state is not _CURRENT or self._page or self._offered or self._has_answers:
             return False
         return not self._seeks_owner
+
+    @property
+    def _has_answers(self) -> bool:
+        """True if it takes pieces, and has not reached the end of each answer."""
+        return self._pieces is not None and bool(self._pieces.answers)
 
     @property
     def _seeks_owner(self) -> bool:
@@ -673,7 +659,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._wake()
 
     def __anext__(self) -> Awaitable[LoggedEvent]:
-        if self._takes_pieces:
+        if self._pieces is not None:
             return self._next_event()
         # Without pieces each item is an event, so `_next_event` would be a needless coroutine.
         item: Awaitable[Any] = self.next_item()  # Any: a LoggedEvent
@@ -690,17 +676,22 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
         `pieces_of`: the turn whose pieces are wanted; None: those of all turns.
         """
+        pieces = self._pieces
         while True:
             state = self._state
             if state is _DELETED:
                 raise ConversationDeleted(self._conversation_id)
-            if self._answers and (piece := self._take_due_piece(pieces_of)) is not None:
+            if (
+                pieces is not None
+                and pieces.answers
+                and (piece := pieces.take_due(self._cursor, pieces_of)) is not None
+            ):
                 return piece
             if self._page:
                 # Decoded first: a record that cannot be read is not skipped.
                 logged = decode_record(self._conversation_id, self._page[0])
-                if self._has_pieces_to_come(logged, self._page[0].epoch):
-                    await self._wait_for_pieces()
+                if pieces is not None and self._must_wait_for_pieces(pieces, logged):
+                    await self._wait_for_pieces(pieces.answers[-1])
                     continue
                 self._page.popleft()
                 return self._given(logged)
@@ -714,83 +705,35 @@ class EventReader(AsyncIterator[LoggedEvent]):
                 elif state is _ENDING or not self._is_live:
                     raise StopAsyncIteration
                 else:
-                    will_lead = False
                     try:
                         if self._has_owner_ended and self._on_owner_ended is not None:
                             await self._find_owner(self._on_owner_ended)
                         else:
                             await self._wait()
-                        will_lead = self._is_chosen and self._leads_next
-                    finally:
-                        if self._is_chosen:
-                            # If it was cancelled or has an item to yield, another one has to lead.
-                            self._is_chosen = False
-                            if not will_lead:
-                                self._subscriptions.choose_leader(self.place)
+                    except BaseException:
+                        self._leave_wait(will_lead=False)
+                        raise
+                    if self._is_chosen:
+                        self._leave_wait(will_lead=self._leads_next)
             elif state is _BEHIND:
                 await self._read_page()
             else:
                 raise ConversationsClosed(self._conversation_id)
 
-    def _take_due_piece(self, pieces_of: str | None) -> TextDelta | None:
-        """Return what was written of the answer at the cursor, since it was last asked for."""
-        while self._answers:
-            answer, taken = self._answers[0], self._pieces_taken
-            written = len(answer.pieces)
-            if answer.is_over:
-                if answer.is_void or answer.last < self._cursor:
-                    self._drop_answer()
-                    continue
-            elif taken == written:
-                return None  # most often: it has yielded all that is written so far
-            if answer.after > self._cursor:
-                return None
-            if pieces_of is not None and pieces_of != answer.turn_id:
-                return None
-            if taken < written:
-                self._pieces_taken = written
-                piece = answer.pieces[taken] if taken + 1 == written else answer.piece_after(taken)
-                if self._piece_given is None:
-                    return piece
-                if (left := self._left_of(piece, self._piece_given)) is not None:
-                    return left
-            if not answer.is_over:
-                return None
-            self._drop_answer()
-        return None
-
-    def _left_of(self, piece: TextDelta, given: TextDelta) -> TextDelta | None:
-        """Return the part of a piece that was not yielded yet; None if all of it was.
-
-        If the connection to another process broke, its pieces begin anew, for all readers.
-        """
-        if piece.offset < given.end and given.is_of_same_attempt(piece):
-            if piece.end <= given.end:
-                return None
-            piece = piece.from_offset(given.end)
-        self._piece_given = None
-        return piece
-
-    def _has_pieces_to_come(self, logged: LoggedEvent, epoch: int) -> bool:
-        """True if this event ends the newest answer, and the last pieces may still come.
-
-        The owner publishes the last pieces just before this event, which the journal may have
-        earlier. If the event has another epoch, another owner wrote it, and no pieces come.
-        """
-        if not self._answers or self._state not in {_BEHIND, _CURRENT}:
+    def _must_wait_for_pieces(self, pieces: PieceCursor, logged: LoggedEvent) -> bool:
+        """Return True if the page has the event `logged` before its answer's last pieces came."""
+        if self._state is not _BEHIND and self._state is not _CURRENT:
             return False
-        newest = self._answers[-1]
-        return not newest.is_over and newest.pieces[0].epoch == epoch and newest.is_ended_by(logged)
+        return pieces.has_more_to_come(logged, self._page[0].epoch)
 
-    async def _wait_for_pieces(self) -> None:
+    async def _wait_for_pieces(self, answer: LiveAnswer) -> None:
         """Wait for the last pieces of an answer that the journal has already."""
         if self._conversation_id in self._owned:
             await self._wait()
             return
-        newest = self._answers[-1]
         if await self._wait_for_piece():
             # The other process cannot be heard; the event replaces the pieces.
-            newest.void()
+            answer.void()
             self._subscriptions.note_heard(self._conversation_id, is_heard=False)
 
     async def _wait_for_piece(self) -> bool:
@@ -799,36 +742,11 @@ class EventReader(AsyncIterator[LoggedEvent]):
             await self._wait_for_bell()
         return scope.cancelled_caught
 
-    def _drop_answer(self) -> None:
-        answer = self._answers.popleft()
-        if self._pieces_taken:
-            if self._piece_given is None:
-                self._piece_given = answer.pieces[self._pieces_taken - 1]
-            is_whole = answer.is_over and not answer.is_void
-            self._cut_turn_id = None if is_whole else answer.turn_id
-        self._pieces_taken = 0
-
     def _given(self, logged: LoggedEvent) -> LoggedEvent:
         self._cursor, self._cursor_id = logged.seq, logged.event.id
-        if not self._takes_pieces:
-            return logged
-        self._newest = logged
-        if ends_answer(logged):
-            self._newest_end = logged
-            while self._answers and self._answers[0].is_ended_by(logged):
-                self._drop_answer()
-            if self._cut_turn_id is not None:
-                self._note_cut(self._cut_turn_id, logged)
+        if self._pieces is not None:
+            self._pieces.pass_event(logged)
         return logged
-
-    def _note_cut(self, turn_id: str, logged: LoggedEvent) -> None:
-        """Note that this event replaces an answer whose pieces were cut off.
-
-        The end of its turn carries no answer: it only voids the pieces.
-        """
-        if logged.event.turn_id == turn_id and logged.event.kind != "turn_ended":
-            self.short_seq = logged.seq
-        self._cut_turn_id = None
 
     async def _find_owner(self, on_owner_ended: Callable[[], Awaitable[object]]) -> None:
         name, subscriptions = self._conversation_id, self._subscriptions
@@ -846,6 +764,13 @@ class EventReader(AsyncIterator[LoggedEvent]):
         # other owner, but now and then, all at once.
         with anyio.CancelScope(deadline=subscriptions.claim_at(name)):
             await self._wait()
+
+    def _leave_wait(self, *, will_lead: bool) -> None:
+        """If it was chosen to lead, and was cancelled or has an item to yield, choose another."""
+        if self._is_chosen:
+            self._is_chosen = False
+            if not will_lead:
+                self._subscriptions.choose_leader(self.place)
 
     def _wait(self) -> Awaitable[None]:
         # There was no await since the reader found nothing, so no offer is missed.
@@ -867,7 +792,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         place = self.place
         self._subscriptions.lead(place, self)
         try:
-            is_answering = bool(self._answers) and not self._answers[-1].is_over
+            is_answering = self._pieces is not None and self._pieces.is_answering
             # While another process writes an answer, its next piece comes soon: do not query.
             if not is_answering or await self._wait_for_piece():
                 await self._follow()
@@ -898,14 +823,9 @@ class EventReader(AsyncIterator[LoggedEvent]):
         """Ask for the pieces that another process writes."""
         if self._subscriptions.want_pieces is not None:
             self._subscriptions.want_pieces(self._conversation_id)
-        elif self._is_in_turn:  # in another process, and none can be asked
+        elif self._pieces is not None and self._pieces.is_in_turn:
+            # The turn runs in another process, and none can be asked.
             self._subscriptions.note_heard(self._conversation_id, is_heard=False)
-
-    @property
-    def _is_in_turn(self) -> bool:
-        """True if the newest event that it has yielded is of a turn, and not its end."""
-        newest = None if self._newest is None else self._newest.event
-        return newest is not None and newest.turn_id is not None and newest.kind != "turn_ended"
 
     async def _read_page(self) -> None:
         # Before the read, so that a signal which comes during it is not lost.

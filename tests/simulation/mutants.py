@@ -31,6 +31,7 @@ from turnkeeper.actors.journals.sqlite import state as state_shell
 from turnkeeper.actors.models import base as models_base
 from turnkeeper.actors.owner import draining, loading
 from turnkeeper.actors.owner.actor import ConversationActor
+from turnkeeper.actors.owner.live_answer import PieceCursor
 from turnkeeper.actors.owner.recovery import Recovery
 from turnkeeper.actors.owner.subscriptions import EventReader, Subscriptions
 from turnkeeper.actors.owner.wait_graph import WaitGraph
@@ -579,7 +580,7 @@ PROMISES = [
     Mutant(
         "a reader that was chosen to lead leaves without another in its place",
         EventReader,
-        "next_item",
+        "_leave_wait",
         "self._subscriptions.choose_leader(self.place)",
         "pass",
         test="tests/actors/owner/test_leading_readers.py::"
@@ -646,15 +647,15 @@ PROMISES = [
     ),
     Mutant(
         "a follower is given an answer from its middle",
-        EventReader,
-        "_take_due_piece",
+        PieceCursor,
+        "take_due",
         "answer.piece_after(taken)",
         "answer.piece_after(min(max(1, taken), written - 1))",
     ),
     Mutant(
         "an answer is read from the journal before its last pieces are shown",
-        EventReader,
-        "_has_pieces_to_come",
+        PieceCursor,
+        "has_more_to_come",
         "return not newest.is_over",
         "return False and not newest.is_over",
         test="tests/actors/owner/test_pieces.py::"

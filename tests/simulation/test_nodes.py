@@ -7,8 +7,8 @@ import pytest
 from turnkeeper.actors.gateway.node import Node
 from turnkeeper.actors.gateway.node_keys import Seen
 from turnkeeper.actors.owner import nodes as owner_nodes
+from turnkeeper.actors.owner.live_answer import PieceCursor
 from turnkeeper.actors.owner.nodes import ThisNode
-from turnkeeper.actors.owner.subscriptions import EventReader
 from turnkeeper.actors.simulation import ConversationWorld, run_campaign, silent_logs
 from turnkeeper.runtime.testing import simulate
 
@@ -52,7 +52,7 @@ FAULTS = (
         "C2",
         Mutant(
             "a reader is given again what a relay that broke begins with",
-            EventReader,
+            PieceCursor,
             "_left_of",
             "piece.offset < given.end and given.is_of_same_attempt(piece)",
             "False",
