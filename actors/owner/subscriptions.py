@@ -4,14 +4,14 @@ Owned by `Conversations`, so that readers outlive the passivation and the restar
 they follow, and keep no actor active. The actor publishes the events that it has committed; that
 never waits and never fails, whatever the readers do. A reader that is dropped is forgotten.
 
-No gap and no repeat. A reader keeps a cursor, the seq of the event that it has yielded last.
-Published events go into its bounded buffer as a hint: the reader drops every event that is not
-exactly the next one, and reads the journal instead. So a slow reader falls back to the journal
-without delaying any other. The reader of a turn that has just begun takes its first events from the
-memory of the owner here.
+A reader has three parts. Its `LogCursor` (`log_cursor.py`) is its place in the log, and keeps the
+events from having a gap or a repeat. Its `PieceCursor` (`live_answer.py`) is its place in the
+answers that are being written. The `EventReader` itself yields from both, and waits when both have
+nothing: for an owner here, for another process, or for the reader that leads.
 
-Deleted logs. Each page is read from the record at the cursor on. If that record is not the one that
-was yielded, the conversation was deleted, and another was begun under its id.
+Published events go into a reader's bounded buffer. A slow reader falls back to the journal, without
+delaying any other. The reader of a turn that has just begun takes its first events from the memory
+of the owner here.
 
 Without an owner in this process, another process may own the conversation. Then one reader leads
 all that wait at the same place of the log: it waits for the journal to have more, or for an owner
@@ -20,10 +20,9 @@ readers that wait at a place leads, or was woken to lead. A reader that begins t
 other does; one that leaves its wait, even if it is cancelled, chooses the next.
 
 Pieces of an answer that is being written are kept once for all readers, as a `LiveAnswer`. The
-`PieceCursor` of a reader counts those that it has yielded (`live_answer.py`). The pieces of another
-process come from that process, if it can be asked (`nodes.py`), and are kept in the same way. If
-the journal has the event that ends the answer before all pieces have come, a reader waits for the
-next piece for `PIECE_WAIT_S` at most, and then skips the rest.
+pieces of another process come from that process, if it can be asked (`nodes.py`), and are kept in
+the same way. If the journal has the event that ends the answer before all pieces have come, a
+reader waits for the next piece for `PIECE_WAIT_S` at most, and then skips the rest.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ from collections.abc import (
     Callable,
     Collection,
     Container,
-    Mapping,
     Sequence,
 )
-from enum import Enum
 from math import inf
 from typing import Any, Protocol, TypeAlias
 
@@ -51,13 +48,13 @@ from ..core.limits import Limits
 from ..core.records import decode_record
 from ..errors import (
     ConversationDeleted,
-    ConversationNotFound,
     ConversationsClosed,
     OwnedElsewhere,
 )
 from ..events import LoggedEvent, TextDelta
 from ..journal import Journal, StoredRecord
 from .live_answer import LiveAnswer, PieceCursor
+from .log_cursor import BEHIND, CURRENT, DELETED, ENDING, LogCursor, Signal
 
 __all__ = ["EventReader", "LiveOwner", "Subscriptions"]
 
@@ -404,48 +401,6 @@ class Subscriptions:
         return [reader for each in readers.values() if (reader := each()) is not None]
 
 
-class ReaderState(Enum):
-    """The next source of a reader."""
-
-    BEHIND = "read the journal"
-    CURRENT = "take the events on offer, or wait"
-    ENDING = "take the events on offer, then stop"
-    CUT_OFF = "raise ConversationsClosed: it was behind when the Conversations closed"
-    DELETED = "raise ConversationDeleted"
-
-
-class Signal(Enum):
-    """The causes of a change of a reader's state."""
-
-    LOOK = "the journal may have events that were not offered"
-    READ = "a page is about to be read, or memory had all events"
-    CLOSE = "the Conversations have closed"
-    DELETE = "the conversation was deleted"
-
-
-# Named here for speed: each item of each reader needs them, and `ReaderState.X` is a slow lookup.
-_BEHIND, _CURRENT, _ENDING, _CUT_OFF, _DELETED = ReaderState
-READER_TRANSITIONS: Mapping[ReaderState, Mapping[Signal, ReaderState]] = {
-    _BEHIND: {
-        Signal.LOOK: _BEHIND,
-        Signal.READ: _CURRENT,
-        Signal.CLOSE: _CUT_OFF,
-        Signal.DELETE: _DELETED,
-    },
-    _CURRENT: {
-        Signal.LOOK: _BEHIND,
-        Signal.READ: _CURRENT,
-        Signal.CLOSE: _ENDING,
-        Signal.DELETE: _DELETED,
-    },
-    _ENDING: {Signal.LOOK: _CUT_OFF, Signal.CLOSE: _ENDING, Signal.DELETE: _DELETED},
-    _CUT_OFF: {Signal.LOOK: _CUT_OFF, Signal.CLOSE: _CUT_OFF, Signal.DELETE: _DELETED},
-    _DELETED: dict.fromkeys(Signal, _DELETED),
-}
-"""The next state, for each signal that can come in a state. A reader begins `BEHIND`. `READ` comes
-before the page is awaited, so that a signal from then on is not lost."""
-
-
 def _wake_none() -> None:
     """Do nothing: the reader does not wait."""
 
@@ -491,18 +446,17 @@ class EventReader(AsyncIterator[LoggedEvent]):
         self._limits = limits
         self._journal = journal
         self._conversation_id = conversation_id
-        self._cursor = after
-        self._cursor_id: str | None = None
-        """The id of the event at the cursor; None before the log has been seen to reach it."""
-        self._log_end = 0
-        """The end of the log, if it was seen to end before the cursor."""
         self._is_live = live
-        self._known_seq = known_seq
+        self._log = LogCursor(
+            journal,
+            conversation_id,
+            after=after,
+            is_live=live,
+            known_seq=known_seq,
+            page_size=limits.read_page,
+        )
         self._on_owner_ended = on_owner_ended
         self._pieces = PieceCursor() if pieces else None
-        self._page: deque[StoredRecord] = deque()
-        self._offered: deque[LoggedEvent] = deque()
-        self._state = _BEHIND
         # True at first: a reader does not know whether there is an owner.
         self._has_owner_ended = True
         self._is_chosen = False
@@ -514,12 +468,13 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     def offer(self, events: Sequence[LoggedEvent]) -> None:
         """Take events that were just committed, in order."""
-        self._offered.extend(events)
-        if len(self._offered) > self._limits.buffered_events_max:
-            self._offered.clear()
+        offered = self._log.offered
+        offered.extend(events)
+        if len(offered) > self._limits.buffered_events_max:
+            offered.clear()
             if self._pieces is not None:
                 self._pieces.drop_between()
-            self._note(Signal.LOOK)
+            self._log.note(Signal.LOOK)
         self._wake()
 
     def begin_with(self, recent: Sequence[LoggedEvent]) -> None:
@@ -528,9 +483,9 @@ class EventReader(AsyncIterator[LoggedEvent]):
         So a reader of what was just written neither reads the journal nor looks for an owner.
         """
         if 0 < len(recent) <= self._limits.buffered_events_max:
-            self._offered.extend(recent)
+            self._log.offered.extend(recent)
             self._has_owner_ended = False
-            self._note(Signal.READ)
+            self._log.note(Signal.READ)
 
     def offer_answer(self, answer: LiveAnswer) -> None:
         """Take an answer that is being written."""
@@ -548,9 +503,14 @@ class EventReader(AsyncIterator[LoggedEvent]):
         return 0 if self._pieces is None else self._pieces.short_seq
 
     @property
+    def buffered_count(self) -> int:
+        """How many of the events that were offered it holds."""
+        return len(self._log.offered)
+
+    @property
     def is_behind(self) -> bool:
         """True while it reads from the journal."""
-        return self._state is _BEHIND
+        return self._log.state is BEHIND
 
     @property
     def is_waiting(self) -> bool:
@@ -567,7 +527,8 @@ class EventReader(AsyncIterator[LoggedEvent]):
     @property
     def _leads_next(self) -> bool:
         """True if it has nothing to do but to wait, and so leads at once if it was chosen."""
-        if self._state is not _CURRENT or self._page or self._offered or self._has_answers:
+        log = self._log
+        if log.state is not CURRENT or log.page or log.offered or self._has_answers:
             return False
         return not self._seeks_owner
 
@@ -584,11 +545,11 @@ class EventReader(AsyncIterator[LoggedEvent]):
     @property
     def place(self) -> Place:
         """The place in the log that it has reached."""
-        return self._conversation_id, self._cursor, self._cursor_id
+        return self._conversation_id, self._log.seq, self._log.event_id
 
     def waits_at(self, place: Place) -> bool:
         """True if it waits there, and has nothing left to yield."""
-        return self.is_waiting and not self._page and self.place == place
+        return self.is_waiting and not self._log.page and self.place == place
 
     def try_choose(self, place: Place) -> bool:
         """Wake it to lead if it waits there; return True if so."""
@@ -606,22 +567,19 @@ class EventReader(AsyncIterator[LoggedEvent]):
         If the log has more, the reader finds that out when it waits again.
         """
         if self.waits_at(place):
-            self._cursor_id = cursor_id
-            self._page.extend(page)
+            self._log.event_id = cursor_id
+            self._log.page.extend(page)
             self._wake()
-
-    def _note(self, signal: Signal) -> None:
-        self._state = READER_TRANSITIONS[self._state][signal]
 
     def look(self) -> None:
         """Look at the journal: it may have events that were not offered."""
-        self._note(Signal.LOOK)
+        self._log.note(Signal.LOOK)
         self._wake()
 
     def look_for(self, seq: int) -> None:
         """Look at the journal if the event at `seq` was not yielded yet, or let the leader look."""
         leader = self._subscriptions.leader_at(self.place) if self.is_waiting else None
-        if self._cursor < seq and (leader is None or leader is self):
+        if self._log.seq < seq and (leader is None or leader is self):
             self.look()
 
     def owner_began(self, newest: tuple[int, str] | None) -> None:
@@ -630,7 +588,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
         A reader that has yielded the newest event has missed nothing. The id tells the log from one
         that was deleted and begun anew meanwhile.
         """
-        if newest != (self._cursor, self._cursor_id):
+        if newest != (self._log.seq, self._log.event_id):
             self.look()
         elif not self._is_at_rest:
             self._wake()
@@ -650,12 +608,12 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
     def deleted(self) -> None:
         """Note that the conversation was deleted."""
-        self._note(Signal.DELETE)
+        self._log.note(Signal.DELETE)
         self._wake()
 
     def close(self) -> None:
         """Note that nothing more will be offered or can be read."""
-        self._note(Signal.CLOSE)
+        self._log.note(Signal.CLOSE)
         self._wake()
 
     def __anext__(self) -> Awaitable[LoggedEvent]:
@@ -676,33 +634,32 @@ class EventReader(AsyncIterator[LoggedEvent]):
 
         `pieces_of`: the turn whose pieces are wanted; None: those of all turns.
         """
+        log = self._log
         pieces = self._pieces
         while True:
-            state = self._state
-            if state is _DELETED:
+            state = log.state
+            if state is DELETED:
                 raise ConversationDeleted(self._conversation_id)
             if (
                 pieces is not None
                 and pieces.answers
-                and (piece := pieces.take_due(self._cursor, pieces_of)) is not None
+                and (piece := pieces.take_due(log.seq, pieces_of)) is not None
             ):
                 return piece
-            if self._page:
+            if log.page:
                 # Decoded first: a record that cannot be read is not skipped.
-                logged = decode_record(self._conversation_id, self._page[0])
+                logged = decode_record(self._conversation_id, log.page[0])
                 if pieces is not None and self._must_wait_for_pieces(pieces, logged):
                     await self._wait_for_pieces(pieces.answers[-1])
                     continue
-                self._page.popleft()
-                return self._given(logged)
-            if state is _CURRENT or state is _ENDING:
-                if self._offered:
-                    offered = self._offered.popleft()
-                    if offered.seq == self._cursor + 1:
-                        return self._given(offered)
-                    if offered.seq > self._cursor:
-                        self._note(Signal.LOOK)  # the journal has what is missing before it
-                elif state is _ENDING or not self._is_live:
+                log.page.popleft()
+            elif state is CURRENT or state is ENDING:
+                if log.offered:
+                    logged = log.offered.popleft()
+                    if logged.seq != log.seq + 1:
+                        log.pass_over(logged)
+                        continue
+                elif state is ENDING or not self._is_live:
                     raise StopAsyncIteration
                 else:
                     try:
@@ -715,16 +672,22 @@ class EventReader(AsyncIterator[LoggedEvent]):
                         raise
                     if self._is_chosen:
                         self._leave_wait(will_lead=self._leads_next)
-            elif state is _BEHIND:
-                await self._read_page()
+                    continue
+            elif state is BEHIND:
+                await log.read_page()
+                continue
             else:
                 raise ConversationsClosed(self._conversation_id)
+            log.seq, log.event_id = logged.seq, logged.event.id
+            if pieces is not None:
+                pieces.pass_event(logged)
+            return logged
 
     def _must_wait_for_pieces(self, pieces: PieceCursor, logged: LoggedEvent) -> bool:
         """Return True if the page has the event `logged` before its answer's last pieces came."""
-        if self._state is not _BEHIND and self._state is not _CURRENT:
+        if self._log.state is not BEHIND and self._log.state is not CURRENT:
             return False
-        return pieces.has_more_to_come(logged, self._page[0].epoch)
+        return pieces.has_more_to_come(logged, self._log.page[0].epoch)
 
     async def _wait_for_pieces(self, answer: LiveAnswer) -> None:
         """Wait for the last pieces of an answer that the journal has already."""
@@ -742,12 +705,6 @@ class EventReader(AsyncIterator[LoggedEvent]):
             await self._wait_for_bell()
         return scope.cancelled_caught
 
-    def _given(self, logged: LoggedEvent) -> LoggedEvent:
-        self._cursor, self._cursor_id = logged.seq, logged.event.id
-        if self._pieces is not None:
-            self._pieces.pass_event(logged)
-        return logged
-
     async def _find_owner(self, on_owner_ended: Callable[[], Awaitable[object]]) -> None:
         name, subscriptions = self._conversation_id, self._subscriptions
         if name in self._owned or anyio.current_time() >= subscriptions.claim_at(name):
@@ -758,7 +715,7 @@ class EventReader(AsyncIterator[LoggedEvent]):
             else:
                 self._has_owner_ended = False
                 # The previous owner may have written events without publishing them.
-                self._note(Signal.LOOK)
+                self._log.note(Signal.LOOK)
                 return
         # Each try is a claim, which the journal refuses: so readers do not try at each event of the
         # other owner, but now and then, all at once.
@@ -796,26 +753,25 @@ class EventReader(AsyncIterator[LoggedEvent]):
             # While another process writes an answer, its next piece comes soon: do not query.
             if not is_answering or await self._wait_for_piece():
                 await self._follow()
-            if self._state is _BEHIND and self._conversation_id not in self._owned:
+            if self._log.state is BEHIND and self._conversation_id not in self._owned:
                 try:
-                    await self._read_page()
+                    await self._log.read_page()
                 except Exception:
                     self._subscriptions.look_at(place)
                     raise
-                self._subscriptions.share(place, self._cursor_id, self._page)
+                self._subscriptions.share(place, self._log.event_id, self._log.page)
         finally:
             self._subscriptions.stop_leading(place)
 
     async def _follow(self) -> None:
         """Wait for another process to write, or for an owner here."""
-        end = self._log_end if self._cursor_id is None else self._cursor
         if self.wants_relay:
             self._ask_for_pieces()
         with anyio.CancelScope() as following:
             wake, self._wake = self._wake, following.cancel
             try:
-                await self._journal.wait_for_more(self._conversation_id, after=end)
-                self._note(Signal.LOOK)
+                await self._journal.wait_for_more(self._conversation_id, after=self._log.end)
+                self._log.note(Signal.LOOK)
             finally:
                 self._wake = wake
 
@@ -826,46 +782,3 @@ class EventReader(AsyncIterator[LoggedEvent]):
         elif self._pieces is not None and self._pieces.is_in_turn:
             # The turn runs in another process, and none can be asked.
             self._subscriptions.note_heard(self._conversation_id, is_heard=False)
-
-    async def _read_page(self) -> None:
-        # Before the read, so that a signal which comes during it is not lost.
-        self._note(Signal.READ)
-        at_cursor = 1 if self._cursor else 0
-        try:
-            page = deque(
-                await self._journal.read(
-                    self._conversation_id,
-                    after=self._cursor - at_cursor,
-                    limit=self._limits.read_page,
-                )
-            )
-        except ConversationNotFound:
-            if not self._is_live and not self._known_seq:
-                raise
-            page = deque()
-        except BaseException:
-            self._note(Signal.LOOK)
-            raise
-        if len(page) == self._limits.read_page:
-            self._note(Signal.LOOK)
-        if at_cursor and page:
-            found_id = page.popleft().event_id
-            if self._cursor_id not in {None, found_id}:
-                raise ConversationDeleted(self._conversation_id)
-            self._cursor_id = found_id
-        elif self._cursor_id is not None:
-            raise ConversationDeleted(self._conversation_id)
-        if not page and self._cursor < self._known_seq:
-            raise ConversationDeleted(self._conversation_id)
-        self._page = page
-        if at_cursor and self._cursor_id is None and self._is_live:
-            await self._find_end()
-
-    async def _find_end(self) -> None:
-        """Find the end of a log that ends before the cursor, so that its growth can be awaited."""
-        try:
-            self._log_end = (await self._journal.info(self._conversation_id)).head
-        except ConversationNotFound:
-            self._log_end = 0
-        if self._log_end >= self._cursor:
-            self._note(Signal.LOOK)

@@ -222,8 +222,8 @@ class ReaderWorld:
         self._subscriptions.publish(_NAME, logged)
         for reader in self._readers:
             # What it has in hand is looked at from outside: it keeps its limits to itself.
-            if len(reader._offered) > _LIMITS.buffered_events_max:  # noqa: SLF001
-                self._broken("B1", f"a reader has {len(reader._offered)} events")  # noqa: SLF001
+            if reader.buffered_count > _LIMITS.buffered_events_max:
+                self._broken("B1", f"a reader has {reader.buffered_count} events")
 
     async def _answer(self) -> None:
         """Write an answer in pieces; the last of them comes with the event that carries it."""

@@ -1349,8 +1349,8 @@ class _Run:
                 nonlocal reads
                 reads = self.oracles.saw_event(conversation_id, logged, f"{name} on {server.node}")
                 # What it has in hand is looked at from outside: it keeps its limits to itself.
-                if len(reader._offered) > self.limits.buffered_events_max:  # noqa: SLF001
-                    self.oracles.broken("B1", f"{name} has {len(reader._offered)} events")  # noqa: SLF001
+                if reader.buffered_count > self.limits.buffered_events_max:
+                    self.oracles.broken("B1", f"{name} has {reader.buffered_count} events")
                 if was_live and reader.is_behind:
                     simulation.mark("subscriber moved to the journal")
                 was_live = not reader.is_behind

@@ -32,6 +32,7 @@ from turnkeeper.actors.models import base as models_base
 from turnkeeper.actors.owner import draining, loading
 from turnkeeper.actors.owner.actor import ConversationActor
 from turnkeeper.actors.owner.live_answer import PieceCursor
+from turnkeeper.actors.owner.log_cursor import LogCursor
 from turnkeeper.actors.owner.recovery import Recovery
 from turnkeeper.actors.owner.subscriptions import EventReader, Subscriptions
 from turnkeeper.actors.owner.wait_graph import WaitGraph
@@ -222,8 +223,8 @@ MUTANTS = [
         "the last event of a batch is not offered to subscribers",
         EventReader,
         "offer",
-        "self._offered.extend(events)",
-        "self._offered.extend(events[:-1])",
+        "offered.extend(events)",
+        "offered.extend(events[:-1])",
         # Where no owner is ever passivated, a reader has no second way to hear of it.
         options=Options(nodes=1, idle_s=None),
     ),
@@ -309,16 +310,16 @@ PROMISES = [
         "an event behind a gap is given to a subscriber",
         EventReader,
         "next_item",
-        "if offered.seq == self._cursor + 1:",
-        "if offered.seq in (self._cursor + 1, self._cursor + 2):",
+        "if logged.seq != log.seq + 1:",
+        "if logged.seq not in (log.seq + 1, log.seq + 2):",
         test="tests/actors/owner/test_hints.py::"
         "test_an_event_behind_a_gap_is_not_given_before_those_in_the_gap",
     ),
     Mutant(
         "a page whose reading was cancelled is taken for read",
-        EventReader,
-        "_read_page",
-        "except BaseException:\n        self._note(Signal.LOOK)",
+        LogCursor,
+        "read_page",
+        "except BaseException:\n        self.note(Signal.LOOK)",
         "except BaseException:\n        pass",
     ),
     Mutant(
@@ -485,7 +486,7 @@ PROMISES = [
         "the buffer of a subscriber has no limit",
         EventReader,
         "offer",
-        "if len(self._offered) > self._limits.buffered_events_max:",
+        "if len(offered) > self._limits.buffered_events_max:",
         "if False:",
     ),
     Mutant(
@@ -588,9 +589,9 @@ PROMISES = [
     ),
     Mutant(
         "a full page is taken for the last one",
-        EventReader,
-        "_read_page",
-        "if len(page) == self._limits.read_page:",
+        LogCursor,
+        "read_page",
+        "if len(page) == self._page_size:",
         "if False:",
     ),
     Mutant(

@@ -412,7 +412,7 @@ async def test_a_subscriber_that_stands_still_slows_nobody_and_misses_nothing() 
             await (await chat.send(str(n))).end()
 
         # It held no more than its bound, and nothing needs to happen for it to catch up.
-        assert len(slow._offered) <= Limits().buffered_events_max
+        assert slow.buffered_count <= Limits().buffered_events_max
         rest = [await anext(slow) for _ in range(299 * 4 + 3)]
         assert [first.seq, *(logged.seq for logged in rest)] == list(range(1, 1201))
 
@@ -433,7 +433,7 @@ async def test_a_subscriber_whose_buffer_overflowed_catches_up_though_nothing_mo
             await (await chat.send(str(n))).end()
         await chat.send("last")  # its two events are the ones too many
 
-        assert not slow._offered
+        assert not slow.buffered_count
         seqs += [(await anext(slow)).seq for _ in range(Limits().buffered_events_max + 5)]
         assert seqs == list(range(1, Limits().buffered_events_max + 7))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnkeeper.actors.owner.subscriptions import READER_TRANSITIONS, ReaderState, Signal
+from turnkeeper.actors.owner.log_cursor import READER_TRANSITIONS, ReaderState, Signal
 
 
 def test_every_state_is_in_the_table_and_can_be_reached() -> None:
