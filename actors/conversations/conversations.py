@@ -29,8 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from sys import float_info
-from typing import TYPE_CHECKING, Literal, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, Self
 
 import anyio
 
@@ -54,7 +53,7 @@ from ..errors import (
     InvalidInput,
 )
 from ..journal import ConversationInfo, Deletion, Journal, ListOrder
-from ..values.text import check_conversation_id, check_id, check_number, check_text
+from ..values.text import check_conversation_id, check_id
 from ..values.type_names import a_type
 
 if TYPE_CHECKING:
@@ -183,58 +182,34 @@ class Conversations:
         """
         # Imported here, and not above: loading the events and the owner takes most of the time.
         from ..agents.watcher import Watching
-        from ..core.commands import check_overlap
         from ..core.condensation import NoCondenser
-        from ..core.working_state import ConversationSettings, PromptPolicy, Unfinished
-        from ..owner.actor import Setup, Verify
+        from ..core.working_state import ConversationSettings
+        from ..owner.actor import Setup
         from ..owner.draining import Drain
         from ..owner.nodes import NodeLink
         from ..owner.subscriptions import Subscriptions
         from ..owner.wait_graph import WaitGraph
+        from .checks import (
+            check_parts,
+            check_recovery,
+            check_resources,
+            check_settings,
+            is_resumable,
+        )
 
-        most = limits.known_messages_max - 1
-        check_number(
-            "queued_messages_max",
-            queued_messages_max,
-            f"a whole number from 1 to {most}",
-            least=1,
-            most=most,
-            is_whole=True,
+        settings = ConversationSettings(
+            on_overlap=on_overlap,
+            queued_messages_max=queued_messages_max,
+            system_prompt=system_prompt,
+            prompt_policy=prompt_policy,
+            unfinished=unfinished,
+            is_resumable=is_resumable(agent),
+            answer_length_max=answer_length_max,
         )
-        check_number("answer_length_max", answer_length_max, "1 or more", least=1)
-        if prompt_policy not in get_args(PromptPolicy):
-            raise InvalidInput(
-                f'prompt_policy is {prompt_policy!r}; it takes "current" or "pinned"'
-            )
-        check_overlap(on_overlap)
-        _check_agent(agent)
-        _check_journal(journal)
-        _check_condenser(condenser)
-        _check_system_prompt(system_prompt)
-        check_id("name", name)
-        if recover not in ("on_enter", "on_message"):
-            raise InvalidInput(f'recover is {recover!r}; it takes "on_enter" or "on_message"')
-        check_number(
-            "recover_every_s", recover_every_s, "seconds above 0", above=0, most=float_info.max
-        )
-        whole = "a whole number from 1 on"
-        check_number("recover_max", recover_max, whole, least=1, is_whole=True)
-        if verify not in get_args(Verify):
-            raise InvalidInput(
-                f"verify is {verify!r}; it takes one of {', '.join(get_args(Verify))}"
-            )
-        if unfinished not in get_args(Unfinished):
-            raise InvalidInput(f'unfinished is {unfinished!r}; it takes "end" or "resume"')
-        if idle_s is not None:
-            check_number("idle_s", idle_s, "seconds from 0 on, or None", least=0)
-        if active_max is not None:
-            check_number("active_max", active_max, f"{whole}, or None", least=1, is_whole=True)
-        check_number("park_s", park_s, "seconds from 0 on", least=0)
-        if configure is not None and not callable(configure):
-            raise InvalidInput(
-                f"configure is {configure!r}; it takes a function of a conversation's id that "
-                "returns a ConversationConfig"
-            )
+        check_settings(settings, limits)
+        check_parts(agent, journal, condenser, configure)
+        check_recovery(recover, recover_every_s, recover_max)
+        check_resources(name, idle_s, active_max, park_s, verify)
         self._configure = configure
         self._journal = journal
         self._given_runtime = runtime
@@ -251,15 +226,7 @@ class Conversations:
             subscriptions=Subscriptions(journal, limits),
             wait_graph=WaitGraph(),
             condenser=condenser if condenser is not None else NoCondenser(),
-            settings=ConversationSettings(
-                on_overlap=on_overlap,
-                queued_messages_max=queued_messages_max,
-                system_prompt=system_prompt,
-                prompt_policy=prompt_policy,
-                unfinished=unfinished,
-                is_resumable=_is_resumable(agent),
-                answer_length_max=answer_length_max,
-            ),
+            settings=settings,
             verify=verify,
             park_s=park_s,
             limits=limits,
@@ -704,56 +671,19 @@ class Conversations:
 
 def _configured(setup: Setup, config: ConversationConfig) -> Setup:
     from ..core.commands import check_overlap
+    from .checks import check_agent, check_system_prompt, is_resumable
 
     if not isinstance(config, ConversationConfig):
         raise InvalidInput(f"configure must return a ConversationConfig, and returned {config!r}")
     settings = setup.settings
-    _check_system_prompt(config.system_prompt)
+    check_system_prompt(config.system_prompt)
     agent = setup.agent if config.agent is None else config.agent
     if config.agent is not None:
-        _check_agent(agent)
-        settings = replace(settings, is_resumable=_is_resumable(agent))
+        check_agent(agent)
+        settings = replace(settings, is_resumable=is_resumable(agent))
     if config.system_prompt is not None:
         settings = replace(settings, system_prompt=config.system_prompt)
     if config.on_overlap is not None:
         check_overlap(config.on_overlap)
         settings = replace(settings, on_overlap=config.on_overlap)
     return replace(setup, agent=agent, settings=settings)
-
-
-def _check_journal(journal: Journal) -> None:
-    if isinstance(journal, type) or not callable(getattr(journal, "append", None)):
-        raise InvalidInput(
-            f"journal is {journal!r}, {a_type(journal)}; it takes a journal, such as "
-            'SQLiteJournal("chats.db"), PostgresJournal("postgresql://…") or MemoryJournal()'
-        )
-
-
-def _check_condenser(condenser: Condenser | None) -> None:
-    if condenser is not None and not callable(getattr(condenser, "propose", None)):
-        raise InvalidInput(
-            f"condenser is {condenser!r}; it takes a condenser, such as RollingCondenser()"
-        )
-
-
-def _check_agent(agent: Agent) -> None:
-    if isinstance(agent, type):
-        raise InvalidInput(f"agent is the class {agent.__name__}; it takes an object of it")
-    if not callable(getattr(agent, "run", None)):
-        raise InvalidInput(
-            f"an agent needs a method `async run(turn)`, and {agent!r} has none; use @agent to "
-            "make one of a function"
-        )
-
-
-def _check_system_prompt(system_prompt: str | None) -> None:
-    if system_prompt is not None:
-        check_text("system_prompt", system_prompt)
-        if not system_prompt.strip():
-            raise InvalidInput(
-                "the system prompt is blank, which providers refuse; give it a text, or None"
-            )
-
-
-def _is_resumable(agent: Agent) -> bool:
-    return getattr(agent, "is_resumable", False) is True
