@@ -598,7 +598,7 @@ class ForkedFromEvent(Event):
 
 
 class ConversationChangedEvent(Event):
-    """The user or the application changed the title, labels or owner. The model does not see it.
+    """The title, the labels or the user was changed. The model does not see it.
 
     A field that is None stays as it was; an empty text clears it. A label of None is removed, and
     labels that are not named stay.
@@ -608,7 +608,7 @@ class ConversationChangedEvent(Event):
     title: str | None = None
     labels: Annotated[FrozenObject, AfterValidator(_label_values)] = FrozenObject()
     owner: str | None = None
-    """The user whose conversation it is, as the application names its users."""
+    """The user to whom the conversation belongs, as the application names its users."""
 
 
 class UnknownEvent(Event):

@@ -114,7 +114,7 @@ def print_infos(
 
 
 def _about(row: ListedConversation | None) -> str:
-    """Return the status, the title, the labels and the owner of a conversation, in one line."""
+    """Return the status, the title, the labels and the user of a conversation, in one line."""
     if row is None:
         return ""
     waits = f", waits for {row.waits_for}" if row.waits_for else ""

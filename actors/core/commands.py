@@ -323,7 +323,7 @@ class Retract(FromOutside[Appended]):
 
 @dataclass(frozen=True, slots=True)
 class Change(FromOutside[Appended | Duplicate]):
-    """Change the title, labels or owner of a conversation; only once under one `change_id`."""
+    """Change the title, labels or user of a conversation; only once under one `change_id`."""
 
     title: str | None = None
     labels: FrozenObject = field(default_factory=FrozenObject)

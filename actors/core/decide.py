@@ -204,7 +204,7 @@ def _begin_log_before(draft: Draft, event: Event, expected: Expected | None) -> 
 
 
 def _change(working: WorkingState, command: Change, stamp: Stamp) -> Decision:
-    """Write a change of the title, labels or owner; the model and the turns notice nothing."""
+    """Write a change of the title, labels or user; the model and the turns notice nothing."""
     if not working.state.seq:
         raise ConversationNotFound(working.conversation_id)
     event = ConversationChangedEvent(

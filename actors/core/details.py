@@ -1,7 +1,6 @@
-"""The title, the labels and the owner of a conversation, as a fold of its log.
+"""The title, the labels and the user of a conversation, as a fold of its log.
 
-The *owner* here is the user whose conversation it is, by a name that the application chooses; the
-owner of a log is another thing, the actor that writes it.
+The field with the user is called `owner`. It is not the owner, the actor that writes the log.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ TITLE_LENGTH_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """The title, labels and owner of a conversation; a value, replaced as it changes.
+    """The title, labels and user of a conversation; a value, replaced as it changes.
 
     The model sees none of it.
     """
@@ -29,7 +28,7 @@ class Details:
     title: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
-    """The user whose conversation it is; empty if it has none."""
+    """The user to whom it belongs, by a name that the application chooses; empty: none."""
 
     def fold(self, event: Event) -> Details:
         """Return the details after this event of the log."""

@@ -428,7 +428,7 @@ class Filters:
             limit=min(limit, caller.service.limits.page_max),
             cursor=cursor,
             prefix=caller.stored(self.prefix),
-            # The index is ordered by owner, so the rows of other owners are not read.
+            # The index is ordered by user, so the rows of other users are not read.
             owner=self.owner if caller.owner is None else caller.owner,
             status=self.status,
             label=_label_of(self.label),
@@ -521,7 +521,7 @@ async def read_changes(
 
 @router.get(HERE)
 async def read_conversation(caller: Reading) -> Response:
-    """Return a conversation's title, labels and owner, and its current state in brief."""
+    """Return a conversation's title, labels and user, and its current state in brief."""
     return json_reply(conversation_json(await caller.conversation.at(), caller.local_id))
 
 
@@ -541,7 +541,7 @@ async def change(
     *,
     idempotency_key: Annotated[str | None, Header(max_length=ID_LENGTH_MAX)] = None,
 ) -> Response:
-    """Change the title, labels or owner by a merge patch (RFC 7396); null removes a value."""
+    """Change the title, labels or user by a merge patch (RFC 7396); null removes a value."""
     await caller.check_exists()
     labels = body.labels
     if labels is None and "labels" in body.model_fields_set:

@@ -12,7 +12,7 @@ it, its records in order, and its rejected events:
 An export has everything that makes up a conversation: ids, order, kinds, and each event byte for
 byte. `"event"` is the stored JSON itself; if that is not one line of UTF-8, there is
 `"event_base64"` instead. Exporting an imported conversation gives the same lines, except for the
-users that own conversations: an import drops these unless `keep_owners` is set. An export leaves
+users of conversations: an import drops these unless `keep_owners` is set. An export leaves
 out what belongs to the store and not to the conversation: epochs, times of writing, snapshots, and
 the sharing of prefixes between forks.
 
@@ -164,7 +164,7 @@ async def import_lines(
 ) -> Imported:
     """Import an export into a journal.
 
-    With `keep_owners`, conversations keep their owners. Otherwise they have none, since the same
+    With `keep_owners`, conversations keep their users. Otherwise they have none, since the same
     name may be another person here. Calls `on_progress` with the number of the conversation and of
     the line that are being read. Raises `ImportRefused` with the number of a bad line, and
     `InvalidInput` for ids and events that no journal takes; the lines before it are imported.
@@ -367,7 +367,7 @@ class _Lines:
 
 
 def _without_owner(payload: bytes) -> bytes:
-    """Return a change of a conversation without its new owner, if it has one."""
+    """Return a change of a conversation without the user that it names, if it names one."""
     try:
         event = json.loads(payload)
     except (ValueError, RecursionError):

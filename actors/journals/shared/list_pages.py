@@ -3,7 +3,7 @@
 A journal can walk a few sets of listings in order, called *drives*: all listings, those of one
 owner, and those of one owner with a status or a label. `fill_page` takes the drive that fits best,
 walks it in order, and skips the rows that the rest of the query excludes; it reads `scan_max` rows
-at most. The owner is always part of the drive, so the conversations of other users are never read.
+at most. The user is always part of the drive, so the conversations of other users are never read.
 """
 
 from __future__ import annotations

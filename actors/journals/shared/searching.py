@@ -5,8 +5,8 @@ is sorted: its time, and then its seq. Messages of one time and seq in different
 share a number, so a journal gives the later one a slightly higher number.
 
 In the databases, each message is stored with its words and with two more words that no text has:
-one stands for the conversation's owner, one for its id up to the first slash or colon. So a search
-among one user's conversations reads no message of another user. If the owner of a listing changes,
+one stands for the conversation's user, one for its id up to the first slash or colon. So a search
+among one user's conversations reads no message of another user. If the user in a listing changes,
 the indexing job replaces that word.
 """
 
@@ -91,7 +91,7 @@ def left_ids(kind: str, payload: bytes) -> Sequence[str]:
 
 
 def has_owner(payload: bytes) -> bool:
-    """Return True if a record of `CHANGES_OWNER` names an owner."""
+    """Return True if a record of `CHANGES_OWNER` names a user."""
     return _fields(payload).get("owner") is not None
 
 
@@ -117,7 +117,7 @@ def message_number(at_us: int, seq: int) -> int:
 
 
 def owner_word(owner: str) -> str:
-    """Return the word that stands for an owner; its first character occurs in no word of a text."""
+    """Return the word that stands for a user; its first character occurs in no word of a text."""
     return "\ue000" + blake2b(owner.encode("utf-8", "replace"), digest_size=10).hexdigest()
 
 
@@ -137,7 +137,7 @@ def folder_word(conversation_id: str) -> str:
 
 
 def scope_words(query: SearchQuery) -> list[str]:
-    """Return the words for the owner and the folder that a query is limited to."""
+    """Return the words for the user and the folder that a query is limited to."""
     words = [] if query.owner is None else [owner_word(query.owner)]
     if folder_of(query.prefix):
         words.append(folder_word(query.prefix))
@@ -145,7 +145,7 @@ def scope_words(query: SearchQuery) -> list[str]:
 
 
 def stored_words(owner: str, conversation_id: str, text: str) -> Sequence[str]:
-    """Return all words that a message is stored with, first the owner's word, which may change."""
+    """Return all words that a message is stored with, first the user's word, which may change."""
     return (owner_word(owner), folder_word(conversation_id), *words_of(text))
 
 
@@ -153,12 +153,12 @@ def stored_words(owner: str, conversation_id: str, text: str) -> Sequence[str]:
 
 
 class Candidate(NamedTuple):
-    """A message that has the words and the owner of a query."""
+    """A message that has the words and the user of a query."""
 
     number: int
     conversation_id: str
     is_shown: bool
-    """False if its conversation lacks the label of the query, or has another owner by now."""
+    """False if its conversation lacks the label of the query, or another user by now."""
     place: Any
     """Names the record to its journal."""
 
