@@ -174,6 +174,8 @@ class ToolAgent:
             check_number("budget", budget, "more than 0", above=0)
         if token_budget is not None:
             check_number("token_budget", token_budget, "1 or more", least=1)
+        if isinstance(model, type):
+            raise InvalidInput(f"model is the class {model.__name__}; it takes an object of it")
         if not callable(getattr(model, "respond", None)):
             raise InvalidInput(
                 f"model is {model!r}, {a_type(model)}; it takes a model, such as "

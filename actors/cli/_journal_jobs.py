@@ -26,7 +26,6 @@ from ..errors import (
     EventIdConflict,
     ImportRefused,
     InvalidInput,
-    JournalRefused,
     MessageIdConflict,
     OwnedElsewhere,
 )
@@ -105,12 +104,7 @@ def open_journal(
     """
     if not is_url(db):
         return SQLiteJournal(db, read_only=read_only, owner_wait_s=owner_wait_s)
-    try:
-        return PostgresJournal(
-            db, schema=schema, read_only=read_only, address=address, lease_s=lease_s
-        )
-    except ValueError as error:
-        raise JournalRefused(str(error)) from error
+    return PostgresJournal(db, schema=schema, read_only=read_only, address=address, lease_s=lease_s)
 
 
 @contextmanager

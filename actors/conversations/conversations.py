@@ -604,8 +604,7 @@ class Conversations:
         ids of the deleted ones. If it raises or is cancelled, some may have been deleted; call it
         again for the rest.
         """
-        if not isinstance(before, int | float):
-            raise InvalidInput(f"before is {a_type(before)}; it takes seconds since 1970")
+        check_number("before", before, "seconds since 1970")
         deleted: list[str] = []
         for info in await self._open_journal().list():
             if info.updated_at < before:
@@ -687,3 +686,5 @@ def _configured(setup: Setup, config: ConversationConfig) -> Setup:
         check_overlap(config.on_overlap)
         settings = replace(settings, on_overlap=config.on_overlap)
     return replace(setup, agent=agent, settings=settings)
+    if isinstance(condenser, type):
+        raise InvalidInput(f"condenser is the class {condenser.__name__}; it takes an object of it")

@@ -21,6 +21,8 @@ from typing import TypeAlias
 
 import anyio.lowlevel
 
+from ..errors import InvalidInput
+from ..values.type_names import a_type
 from .base import ModelError, ModelRequest, ModelResponse
 
 __all__ = ["Reply", "ScriptedModel"]
@@ -41,6 +43,11 @@ class ScriptedModel:
     """
 
     def __init__(self, script: Iterable[Reply | Scripted] | Scripted) -> None:
+        if isinstance(script, str) or not (callable(script) or isinstance(script, Iterable)):
+            raise InvalidInput(
+                f"script is {a_type(script)}; it takes a list of replies, such as "
+                '["Hello."], or a function of a request'
+            )
         self.requests: list[ModelRequest] = []
         """The requests, in order, including those answered with an error."""
         self._always = script if callable(script) else None

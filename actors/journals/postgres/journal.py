@@ -33,7 +33,13 @@ import anyio
 from turnkeeper.runtime import Ports
 from turnkeeper.runtime.lowlevel import OneShot, thread_caller
 
-from ...errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable, SearchIsOff
+from ...errors import (
+    InvalidInput,
+    JournalOutcomeUnknown,
+    JournalRefused,
+    JournalUnavailable,
+    SearchIsOff,
+)
 from ...journal import (
     Claim,
     ConversationInfo,
@@ -45,6 +51,7 @@ from ...journal import (
     SearchPage,
     SearchQuery,
 )
+from ...values.text import check_text
 from ..shared.database_journal import DatabaseJournal, sorted_by_id
 from ..shared.job_thread import Job, JobThread, Worker
 from ..shared.limits import check_asked, check_new_name, check_records, check_settings
@@ -115,11 +122,15 @@ class PostgresJournal(DatabaseJournal):
         built bit by bit, while the journal is used. `address` is the name of this process for
         processes that are refused because it owns a conversation.
         `failpoint` is for tests: the writing thread calls it with "begin" before and "committed"
-        after each statement. Raises `ValueError` if `schema` is not a plain name.
+        after each statement. Raises `InvalidInput` if `schema` is not a plain name.
         """
         check_settings(locals())
+        check_text("conninfo", conninfo)
+        check_text("schema", schema)
         if not _SCHEMA.fullmatch(schema):
-            raise ValueError(f"schema {schema!r}: a lower-case name of up to 51 characters")
+            raise InvalidInput(
+                f"schema is {schema!r}; it takes a lower-case name of up to 51 characters"
+            )
         self._conninfo = conninfo
         self._schema = schema
         self._is_read_only = read_only

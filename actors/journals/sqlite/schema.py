@@ -20,7 +20,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-from ...errors import JournalRefused, JournalUnavailable
+from ...errors import InvalidInput, JournalRefused, JournalUnavailable
+from ...values.type_names import a_type
 from .wal import LogStamp, fits, has_lost_commits, log_salt
 
 Synchronous = Literal["FULL", "EXTRA", "NORMAL"]
@@ -262,21 +263,33 @@ def real_path(path: str | PathLike[str]) -> Path:
 
     SQLite names the log after the file that it opens, so two names of one file would give it two
     logs. Everything that opens a file resolves its name first. Raises `JournalRefused` for circular
-    links, and for a folder, a pipe or a device, where SQLite would fail or wait for ever.
+    links, and for a folder, a pipe or a device, where SQLite would fail or wait for ever;
+    `InvalidInput` for anything but a path, and for texts that other programs do not take as one.
     """
+    if not isinstance(path, str | PathLike):
+        raise InvalidInput(f"path is {a_type(path)}; it takes the path of a file")
+    if path == ":memory:":
+        raise InvalidInput("path is ':memory:'; it takes the path of a file; use MemoryJournal()")
+    if isinstance(path, str) and (not path or "://" in path):
+        # A URL may hold a password, so it is not quoted.
+        found = "a URL" if path else "empty"
+        raise InvalidInput(
+            f"path is {found}; it takes the path of a file; PostgresJournal takes the URL of a "
+            "database"
+        )
     is_other = False
     try:
-        found = Path(path).resolve()
+        resolved = Path(path).resolve()
         # Python 3.13 reports circular links here, older versions in the line above.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            is_other = not stat.S_ISREG(found.stat().st_mode)
+            is_other = not stat.S_ISREG(resolved.stat().st_mode)
     except (OSError, RuntimeError, ValueError) as error:
         raise JournalRefused(f"no journal can be at {path}: {error}; nothing was done") from error
     if is_other:
         raise JournalRefused(
             f"{path} cannot be opened: it is not a regular file; nothing was changed"
         )
-    return found
+    return resolved
 
 
 def open_for_writing(

@@ -24,6 +24,7 @@ from turnkeeper.actors import (
     Event,
     FileContent,
     MemoryJournal,
+    RollingCondenser,
     ScriptedModel,
     SummarizingCondenser,
     Tool,
@@ -164,6 +165,13 @@ async def test_what_is_no_journal_or_model_is_refused_with_the_names_of_some(
     ("make", "said"),
     [
         (lambda what: verified(HeldAgent(), journal=MemoryJournal(), condenser=what), "Rolling"),
+        (
+            lambda _: verified(HeldAgent(), journal=MemoryJournal(), condenser=RollingCondenser),  # type: ignore[arg-type]
+            "condenser is the class RollingCondenser; it takes an object of it",
+        ),
+        (lambda _: ToolAgent(ScriptedModel), "model is the class ScriptedModel; it takes an obj"),  # type: ignore[arg-type]
+        (lambda _: ScriptedModel("Hello."), r'script is a str; it takes a list .* \["Hello\."\]'),
+        (lambda _: ScriptedModel(None), "script is a NoneType; it takes a list"),  # type: ignore[arg-type]
         (SummarizingCondenser, r"`summarizing_condenser\(model, window_tokens=200_000\)`"),
         (MemoryJournal, r"it takes a MemoryStore, .* use SQLiteJournal"),
         (lambda what: ToolAgent(ScriptedModel([]), what), "a list of tools"),
@@ -177,6 +185,13 @@ def test_what_is_no_condenser_store_tool_or_function_is_refused_with_what_to_giv
 ) -> None:
     with pytest.raises(InvalidInput, match=said):
         make(ScriptedModel([]))
+
+
+@pytest.mark.parametrize("before", [math.nan, "yesterday", None, True])
+async def test_what_is_no_time_deletes_nothing_and_is_refused(before: object) -> None:
+    async with verified(HeldAgent(), journal=MemoryJournal()) as conversations:
+        with pytest.raises(InvalidInput, match=r"before is .*; it takes seconds since 1970"):
+            await conversations.expire(before=before)  # type: ignore[arg-type]
 
 
 async def test_uses_that_would_wait_for_ever_or_mislead_are_refused_with_what_to_write() -> None:

@@ -765,8 +765,13 @@ async def test_several_processes_can_make_the_tables_at_once(schema: str) -> Non
 
 @pytest.mark.parametrize("name", ["", "Upper", 'a"b', "a b", "x" * 60, "1a"])
 def test_a_schema_that_is_not_a_plain_name_is_an_error(name: str) -> None:
-    with pytest.raises(ValueError, match="schema"):
+    with pytest.raises(InvalidInput, match=r"schema is .*; it takes a lower-case name"):
         PostgresJournal("", schema=name)
+
+
+def test_an_address_that_is_no_text_is_refused_before_it_is_used() -> None:
+    with pytest.raises(InvalidInput, match="conninfo is a NoneType; it takes a str"):
+        PostgresJournal(None)  # type: ignore[arg-type]
 
 
 async def test_entering_without_psycopg_names_the_extra_to_install(

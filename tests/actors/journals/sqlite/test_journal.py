@@ -24,6 +24,7 @@ from turnkeeper.actors.errors import (
     ConversationNotFound,
     CorruptLog,
     Fenced,
+    InvalidInput,
     JournalOutcomeUnknown,
     JournalRefused,
     JournalUnavailable,
@@ -773,6 +774,25 @@ async def test_a_reader_refuses_what_is_no_journal(path: Path, stranger: str) ->
     with pytest.raises(JournalRefused, match=text):
         async with reading(path):
             raise AssertionError("entered")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "path is a NoneType; it takes the path of a file"),
+        (b"chats.db", "path is a bytes; it takes the path of a file"),
+        ("", "path is empty; it takes the path of a file"),
+        (":memory:", r"path is ':memory:'; .* use MemoryJournal\(\)"),
+        ("sqlite:///chats.db", "path is a URL; it takes the path of a file"),
+        ("postgresql://me:secret@host/db", "PostgresJournal takes the URL of a database"),
+    ],
+)
+def test_what_is_no_path_is_refused_before_a_file_of_that_name_is_made(
+    given: object, said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=said) as refused:
+        SQLiteJournal(given)  # type: ignore[arg-type]
+    assert "secret" not in str(refused.value)
 
 
 async def test_a_path_that_does_not_exist_is_made_by_an_owner_only(tmp_path: Path) -> None:
