@@ -38,6 +38,33 @@ async def test_an_empty_journal_says_how_to_begin(browser: Browser) -> None:
         await world.shows("alice", "tk-rows")  # without a reload
 
 
+@pytest.mark.parametrize("width", [320, 1280])
+async def test_an_empty_journal_shows_the_whole_command_on_any_screen(
+    browser: Browser, width: int
+) -> None:
+    """What a centred block has beyond the left edge cannot even be scrolled to."""
+    async with site(browser, width=width) as world:
+        await world.go()
+        command = world.page.locator(".empty pre")
+        await expect(command).to_contain_text(f"curl -s {world.address}/v1/conversations/alice/")
+        box = await command.bounding_box()
+
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert await command.evaluate("(pre) => pre.textContent.startsWith('curl')")
+
+
+async def test_an_empty_journal_that_is_only_read_asks_for_no_message(browser: Browser) -> None:
+    """The server would refuse it."""
+    async with site(browser, read_only=True) as world:
+        await world.go()
+        await world.shows("No conversation yet")
+        await world.shows("once another process has written it")
+
+        await expect(world.page.locator(".empty pre")).to_have_count(0)
+
+
 async def test_the_list_is_searched_filtered_and_opened_by_keys(browser: Browser) -> None:
     calls = [ToolCall("refund", {"order": 9})]
     asking = ToolAgent(

@@ -1,7 +1,7 @@
 // The gateway's public API. The token is kept in this module's memory and sent in a header.
 // It is never in an address or in the browser's storage, so a reload asks for it again.
 
-const ROOT = new URL("../v1/", document.baseURI);
+export const ROOT = new URL("../v1/", document.baseURI);
 const PLAIN = /^[a-zA-Z0-9\-_.@:]+$/;
 const RETRY_MS_MAX = 4_000;
 

@@ -1,6 +1,6 @@
 // The live list of conversations: by search, by the beginning of their ids, by status.
 
-import { ask, follow, pause, server } from "./api.js";
+import { ROOT, ask, follow, pause, server } from "./api.js";
 import { empty, h, show, whenQuiet } from "./dom.js";
 import { ago, number, oneLine, plural, wholeTime } from "./format.js";
 import "./rows.js";
@@ -26,6 +26,7 @@ export class ConversationList extends HTMLElement {
   #selected = null;
   #searches = false;
   #isLive = false;
+  #isReadOnly = false;
   #problem = null;
   #reads = new AbortController();
   #rows = document.createElement("tk-rows");
@@ -55,7 +56,8 @@ export class ConversationList extends HTMLElement {
   }
 
   /** Begin. The arguments are the parameters of the search and changes routes; null: no such route. */
-  begin(search, changes) {
+  begin(search, changes, isReadOnly) {
+    this.#isReadOnly = isReadOnly;
     this.#nameSearch(search !== null);
     this.#read(true);
     if (this.#isLive) return;
@@ -215,8 +217,11 @@ export class ConversationList extends HTMLElement {
     if (this.#input.value || this.#status.value) {
       return empty("Nothing fits", h("p", "No conversation has these words or this status."));
     }
+    if (this.#isReadOnly) {
+      return empty("No conversation yet", h("p", "One appears here once another process has written it."));
+    }
     return empty("No conversation yet", h("p", "Send a message, and it appears here."),
-      h("pre", `curl -s ${location.origin}/v1/conversations/alice/messages \\\n  -H 'Content-Type: application/json' \\\n  -d '{"content": "hello"}'`));
+      h("pre", `curl -s ${ROOT}conversations/alice/messages \\\n  -H 'Content-Type: application/json' \\\n  -d '{"content": "hello"}'`));
   }
 
   #render(index) {

@@ -77,7 +77,7 @@ class Inspector extends HTMLElement {
         h("button.plain", { "aria-label": "Keys", onclick: () => this.#showKeys() }, h("kbd", "?")),
       ].filter(Boolean),
     );
-    this.#list.begin(await parametersOf("/v1/search"), await parametersOf("/v1/changes"));
+    this.#list.begin(await parametersOf("/v1/search"), await parametersOf("/v1/changes"), Boolean(this.#self?.is_read_only));
     this.#put(null);
     this.#route();
   }
