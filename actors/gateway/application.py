@@ -34,7 +34,7 @@ from .ag_ui_routes import ag_ui
 from .ai_sdk_routes import ai_sdk
 from .events import feed_end
 from .faults import PROBLEM_SCHEMA, argument_faults, validation_faults
-from .guard import LOOPBACK_HOSTS, Guard
+from .guard import LOOPBACK_HOSTS, Guard, check_hosts, check_origins
 from .inspection import inspection
 from .limits import GatewayLimits
 from .pages import pages
@@ -121,6 +121,8 @@ def app(
     for name, given in (("hosts", hosts), ("origins", origins)):
         if isinstance(given, str):
             raise InvalidInput(f"{name} must be a list of texts, such as [{given!r}], not one text")
+    check_hosts(hosts)
+    check_origins(origins)
     service = Service(
         conversations,
         limits=limits,

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnkeeper.runtime.lowlevel import Logger, is_interruption
 
+from ..errors import InvalidInput
 from .limits import GatewayLimits
 from .problems import OWN, Problem
 from .replies import problem_reply
@@ -66,6 +67,8 @@ it runs nothing."""
 # A string without an end matches to the end of the body. If it did not match, the search would
 # begin anew at each of its quotes, and take time with the square of their number.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_HOST = re.compile(r"\[[0-9a-f:.%\w]+\]|[^\s/:*\[\]]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/*?#@]+")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 _logger = Logger("turnkeeper.gateway")
@@ -257,6 +260,26 @@ class _Out:
             await self._send(message)
         if scope.cancelled_caught:
             raise _Stalled
+
+
+def check_hosts(hosts: Collection[str]) -> None:
+    """Raise `InvalidInput` for a host that no request can name."""
+    for host in hosts:
+        if not _HOST.fullmatch(_as_asked_for(host)):
+            raise InvalidInput(
+                f"host is {host!r}; it takes a name or an address, such as 'chat.example.org', "
+                "without a scheme or a port"
+            )
+
+
+def check_origins(origins: Collection[str]) -> None:
+    """Raise `InvalidInput` for an origin that no browser sends."""
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise InvalidInput(
+                f"origin is {origin!r}; it takes a scheme, a host and a port if it is not the "
+                "usual one, in lower case, such as 'https://chat.example.org', without a path"
+            )
 
 
 def _as_asked_for(host: str) -> str:

@@ -430,6 +430,33 @@ def test_a_rate_fills_again_with_time() -> None:
     assert [rates.take("alice") for _ in range(2)] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    "host", ["", "*", "https://chat.example.org", "chat.example.org:443", "a/b"]
+)
+def test_a_host_that_no_request_can_name_is_refused(host: str) -> None:
+    conversations = Conversations(HeldAgent(), journal=MemoryJournal())
+    with pytest.raises(InvalidInput, match="without a scheme or a port"):
+        gateway.app(conversations, hosts=["localhost", host])
+
+
+ORIGINS = ("", "*", "chat.example.org", "https://chat.example.org/", "https://Chat.example.org")
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
+    conversations = Conversations(HeldAgent(), journal=MemoryJournal())
+    with pytest.raises(InvalidInput, match=r"such as 'https://chat\.example\.org', without a path"):
+        gateway.app(conversations, origins=[origin])
+
+
+def test_hosts_and_origins_as_requests_name_them_are_taken() -> None:
+    gateway.app(
+        Conversations(HeldAgent(), journal=MemoryJournal()),
+        hosts=["Chat.example.org", "10.0.0.3", "::1", "[::1]", "0.0.0.0", "fe80::1"],
+        origins=["https://chat.example.org", "http://[::1]:8000", "capacitor://localhost"],
+    )
+
+
 @pytest.mark.parametrize("name", ["hosts", "origins"])
 def test_one_text_in_place_of_a_list_of_names_is_refused(name: str) -> None:
     """Each of its letters would be a name, and no request would be let in."""
