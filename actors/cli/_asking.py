@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,6 +28,7 @@ __all__ = [
     "confirm",
     "many",
     "refuse_missing",
+    "refuse_no_folder",
     "refuse_odd",
     "refuse_url",
     "say",
@@ -88,6 +90,11 @@ def refuse_missing(names: Sequence[str], db: str) -> None:
             f"there is no conversation {listed} in {place}; `turnkeeper show {place}` lists the "
             "existing ones",
         )
+
+
+def refuse_no_folder(file: Path) -> None:
+    if not file.parent.is_dir():
+        fail(UNUSABLE, f"{file} cannot be written: there is no folder {file.parent}")
 
 
 def confirm(consequence: str, *, yes: bool) -> None:

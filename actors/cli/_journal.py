@@ -34,6 +34,7 @@ from ._asking import (
     confirm,
     many,
     refuse_missing,
+    refuse_no_folder,
     refuse_odd,
     refuse_url,
     say,
@@ -145,6 +146,7 @@ def _check_output(db: str, output: Path, *, yes: bool) -> None:
         if not is_url(db) and Path(db).is_file() and output.samefile(db):
             fail(UNUSABLE, f"{output} is the journal itself; nothing was done")
         confirm(f"{output} is there already, and will be replaced", yes=yes)
+    refuse_no_folder(output)
 
 
 def _say_written(output: Path, counts: tuple[int, int], *, as_json: bool) -> None:

@@ -19,7 +19,7 @@ from turnkeeper.runtime import TurnkeeperError
 from ..core.steps import Step, step_of
 from ..events import ActionEvent, AgentMessageEvent, LoggedEvent
 from . import _journal_jobs as jobs
-from ._asking import Db, Schema, Yes, confirm, many, refuse_odd, say, told
+from ._asking import Db, Schema, Yes, confirm, many, refuse_no_folder, refuse_odd, say, told
 from ._display import printable
 from ._exits import BROKEN, UNUSABLE, AsJson, fail, print_json
 from ._show import (
@@ -171,6 +171,7 @@ def show(
         elif html is not None:
             if html.exists():
                 confirm(f"{html} is there already, and will be replaced", yes=yes)
+            refuse_no_folder(html)
             jobs.write_whole(html, timeline(conversation, choice.of(log)))
             say(f"written to {html}")
         elif not as_json:

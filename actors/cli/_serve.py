@@ -13,9 +13,11 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
@@ -59,6 +61,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SCOPES = ("read", "write", "admin", "inspector")
 _PRINCIPAL_LENGTH_MAX = 64
 """The same as in the gateway, which this command cannot import without its extra."""
+_HASH = re.compile(rb"[0-9a-f]{64}")
 
 
 def serve(
@@ -305,7 +308,9 @@ class _NoAgent:
 
 
 def token(
-    principal: Annotated[str, typer.Argument(help="The user or service that the token is for.")],
+    principal: Annotated[
+        str, typer.Argument(metavar="PRINCIPAL", help="The user or service that the token is for.")
+    ],
     *,
     scopes: Annotated[
         str,
@@ -343,7 +348,9 @@ def token(
 
 
 def _add_line(file: Path, line: str) -> None:
-    """Add a line to a file, even if its last line has no line end."""
+    """Add a line to a file of tokens, even if its last line has no line end."""
+    if file.exists():
+        _check_tokens(file)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "rb+", buffering=0) as opened:
         if opened.seek(0, os.SEEK_END):
@@ -353,6 +360,19 @@ def _add_line(file: Path, line: str) -> None:
         opened.write(line.encode())
 
 
+def _check_tokens(file: Path) -> None:
+    """Fail if a file is none of tokens: a mistyped name must not change another file."""
+    lines = file.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        words = line.partition(b"#")[0].split()
+        if words and not _HASH.fullmatch(words[0]):
+            fail(
+                UNUSABLE,
+                f"line {number} of {file} is not `sha256 principal scopes`; no token was made; "
+                "name a file of tokens, or a new one",
+            )
+
+
 def _load_agent(place: str) -> Agent:
     """Return the named agent from a module or from a file."""
     name, _, attribute = place.rpartition(":")
@@ -360,8 +380,11 @@ def _load_agent(place: str) -> Agent:
         fail(UNUSABLE, f"{place!r} names no agent; write MODULE:AGENT, as in serve_me.py:support")
     try:
         module = _load_file(Path(name)) if name.endswith(".py") else _load_module(name)
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, SyntaxError) as error:
         fail(UNUSABLE, f"{name} cannot be loaded: {error}")
+    except Exception as error:  # noqa: BLE001 - whatever the module raises
+        traceback.print_exception(error)
+        fail(UNUSABLE, f"{name} cannot be loaded: {type(error).__name__}: {error}")
     found: Agent | FunctionType | None = getattr(module, attribute, None)
     if isinstance(found, FunctionType):
         fail(UNUSABLE, f"{place} is a plain function; write @agent above its `async def`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -97,7 +98,9 @@ def torture(
     kill: Annotated[
         int | None,
         typer.Option(
-            metavar="PID", help="A server process to kill once; a supervisor must restart it."
+            metavar="PID",
+            min=1,
+            help="A server process to kill once; a supervisor must restart it.",
         ),
     ] = None,
     kills: Annotated[
@@ -243,6 +246,10 @@ def _made(
     elif servers:
         disturbed = OwnServer(site, ports, shlex.split(servers[0]))
     elif pid is not None:
+        try:
+            os.kill(pid, 0)
+        except OSError as error:
+            fail(UNUSABLE, f"--kill {pid}: {error.strerror}; give the process of the server")
         disturbed = GivenServer(site, ports, pid)
     if kills is None:
         kills = 3 if servers else int(pid is not None)

@@ -310,6 +310,10 @@ def test_output_that_cannot_be_written_is_told_and_a_file_is_whole_or_not_there(
     assert there.read_text() == "dear diary"
     assert {file.name for file in tmp_path.iterdir()} == {"chats.db", "there.jsonl"}
     assert "is the journal itself" in told("export", path, "-yo", path)
+    nowhere = tmp_path / "no" / "there"
+    for arguments in (("export", path, "-o"), ("show", path, "alice", "--html")):
+        said = told(*arguments, nowhere)
+        assert f"{nowhere} cannot be written: there is no folder {nowhere.parent}" in said
 
 
 # --- beside a process that uses the file ----------------------------------------------------------

@@ -105,6 +105,16 @@ def test_each_of_several_servers_has_a_command_or_none_has() -> None:
     assert "the same path" in refused.stderr
 
 
+def test_a_process_that_is_not_there_is_refused_before_the_run() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    refused = run("http://127.0.0.1:1", "--kill", str(ended.pid), *SMALL)
+    assert refused.exit_code == 2
+    assert refused.stderr == (
+        f"turnkeeper: --kill {ended.pid}: No such process; give the process of the server\n"
+    )
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("fault", drawn(["early", "last"], 1))
 def test_a_server_that_forgets_at_a_kill_is_found_out(

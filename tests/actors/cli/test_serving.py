@@ -67,6 +67,28 @@ def test_a_function_without_the_decorator_is_told_what_is_missing(
     assert said.endswith(":support is a plain function; write @agent above its `async def`\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = (\n", "cannot be loaded: '(' was never closed (broken.py, line 1)"),
+        ("rate = 1 / 0\n", "cannot be loaded: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_module_that_fails_is_told_without_the_frames_of_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    module = tmp_path / "broken.py"
+    module.write_text(text)
+
+    with pytest.raises(typer.Exit) as left:
+        _load_agent(f"{module}:support")
+
+    assert left.value.exit_code == 2
+    told = capsys.readouterr().err
+    assert said in told.splitlines()[-1]
+    assert "typer" not in told
+
+
 def make_token(file: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["token", *arguments, "--file", str(file)])
 
@@ -93,3 +115,25 @@ def test_a_token_that_cannot_be_made_is_told_in_a_line_and_leaves_the_file(tmp_p
         assert len(refused.stderr.splitlines()) == 1
         assert not refused.stdout
     assert file.read_text() == before
+
+
+def test_a_file_that_is_none_of_tokens_gets_no_token(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("# to do\nbuy milk\n")
+
+    refused = make_token(file, "alice")
+
+    assert refused.exit_code == 2
+    assert "line 2 of" in refused.stderr
+    assert "no token was made" in refused.stderr
+    assert not refused.stdout
+    assert file.read_text() == "# to do\nbuy milk\n"
+
+
+@pytest.mark.parametrize("pid", ["0", "-1"])
+def test_the_group_of_processes_is_not_what_torture_kills(pid: str) -> None:
+    """The URL is refused too, so that nothing is killed if the number is taken."""
+    refused = CliRunner().invoke(app, ["torture", "no address", "--kill", pid])
+
+    assert refused.exit_code == 2
+    assert "--kill" in refused.stderr
