@@ -64,6 +64,7 @@ def find_trio_parts() -> TrioParts:
         "Runner.tasks": (runner, "tasks"),
         "Runner.waiting_for_idle": (runner, "waiting_for_idle"),
         "Runner.entry_queue": (runner, "entry_queue"),
+        "Runner.instruments": (runner, "instruments"),
         "EntryQueue.queue": (getattr(queue, "EntryQueue", None), "queue"),
         "EntryQueue.idempotent_queue": (getattr(queue, "EntryQueue", None), "idempotent_queue"),
         "Deadlines.next_deadline": (getattr(module, "Deadlines", None), "next_deadline"),
@@ -82,8 +83,19 @@ def _age(task: trio.lowlevel.Task) -> int:
     return int(task._counter)  # noqa: SLF001 - see find_trio_parts
 
 
-class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc.Clock):
-    """Trio uses it as its clock, as an instrument, and as its generator of random numbers."""
+class _Instruments(dict[str, None]):
+    """Takes the place of trio's table of instruments, which it looks into four times a step.
+
+    It knows one hook, which it calls directly; trio's looks for the instruments of each.
+    """
+
+    def __init__(self, call: Callable[[str, trio.lowlevel.Task], None]) -> None:
+        super().__init__(after_task_step=None)
+        self.call = call
+
+
+class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
+    """Trio uses it as its clock, as its instrument, and as its generator of random numbers."""
 
     def __init__(
         self,
@@ -122,7 +134,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
         try:
             module._ALLOW_DETERMINISTIC_SCHEDULING = True  # noqa: SLF001
             module._r = self  # noqa: SLF001
-            trio.run(simulation.run, world, clock=self, instruments=[self])
+            trio.run(simulation.run, world, clock=self)
         finally:
             module._ALLOW_DETERMINISTIC_SCHEDULING, module._r = before  # noqa: SLF001
         if self._runner is None:
@@ -205,6 +217,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
     def _meet(self, runner: Any) -> None:  # noqa: ANN401 - trio's own
         """Keep the parts of trio's runner that are looked at in every step."""
         self._runner = runner
+        runner.instruments = _Instruments(self._after_task_step)
         self._runq = runner.runq
         self._calls = runner.entry_queue.queue
         self._idempotent_calls = runner.entry_queue.idempotent_queue
@@ -221,7 +234,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Instrument, trio.abc
 
     # --- trio's instrument -----------------------------------------------------------------------
 
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:  # noqa: ARG002 - trio's interface
+    def _after_task_step(self, hook: str, task: trio.lowlevel.Task) -> None:  # noqa: ARG002 - trio's
         """Put the next task into the batch, if trio need not look at anything before."""
         # This runs after every step: it avoids calls and look-ups at the price of some length.
         ready = self._ready
