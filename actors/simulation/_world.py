@@ -698,7 +698,7 @@ class _Run:
         simulation.checks.append(self._look)
         for name in self.names:
             simulation.start_soon(self._operate, name)
-        async with anyio.create_task_group() as others:
+        async with simulation.scheduler.open_tasks() as others:
             others.start_soon(self._strike_nodes)
             others.start_soon(self._drain_nodes)
             subscribers = self.options.subscribers
@@ -707,7 +707,7 @@ class _Run:
             for n in range(subscribers):
                 others.start_soon(self._subscribe, f"s{n + 1}")
             with anyio.move_on_after(SAFETY_S):
-                async with anyio.create_task_group() as clients:
+                async with simulation.scheduler.open_tasks() as clients:
                     for n in range(self.options.clients):
                         clients.start_soon(self._be_client, f"u{n + 1}")
             self._heal()
@@ -1395,10 +1395,11 @@ class _Run:
 
     async def _finish(self) -> None:
         """Wait until the outcome of every message is known, and every accepted turn has ended."""
-        async with anyio.create_task_group() as conversations:
+        scheduler = self.simulation.scheduler
+        async with scheduler.open_tasks() as conversations:
             for conversation_id in self.conversation_ids:
                 conversations.start_soon(self._finish_conversation, conversation_id)
-            async with anyio.create_task_group() as group:
+            async with scheduler.open_tasks() as group:
                 for sending in list(self.oracles.sendings.values()):
                     group.start_soon(self._finish_sending, sending)
             # After a deletion, a late message begins a new conversation.

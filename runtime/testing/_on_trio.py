@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sized
 from contextlib import AbstractAsyncContextManager
+from operator import attrgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,8 +80,7 @@ def find_trio_parts() -> TrioParts:
     return TrioParts(module, module.GLOBAL_RUN_CONTEXT)
 
 
-def _age(task: trio.lowlevel.Task) -> int:
-    return int(task._counter)  # noqa: SLF001 - see find_trio_parts
+_age: Callable[[trio.lowlevel.Task], int] = attrgetter("_counter")  # see find_trio_parts
 
 
 class _Instruments(dict[str, None]):
@@ -159,7 +159,7 @@ class TrioScheduler(Scheduler[trio.lowlevel.Task], trio.abc.Clock):
 
     def scope(self, seconds: float = math.inf) -> Scope:
         """Return one of trio's own, which costs less than one of anyio's around it."""
-        return trio.move_on_after(seconds)
+        return trio.CancelScope(deadline=self._now + seconds)
 
     def open_tasks(self) -> AbstractAsyncContextManager[Tasks]:
         """Open one of trio's own, in which a task costs less than in one of anyio's."""
