@@ -162,7 +162,7 @@ class Conversation:
 
         `event_id`: a second key beside `message_id`, such as the id of the request that the message
         came with. It is the id of the event that carries the message into the log. Raises
-        `EventIdConflict` if that event is in the log and carries another message.
+        `EventIdConflict` if that event is in the log and does not carry this message.
 
         Raises `TurnInProgress` with `on_overlap="reject"`, `QueueFull`, and `MessageIdConflict` if
         the id is known with other content; with `replaces`, `NotReplaceable`, and `MessageNotFound`
@@ -280,13 +280,18 @@ class Conversation:
         await self._journal.info(self.conversation_id)
         return await self._ask(Resume(expected=self._expected))
 
-    async def answer(self, answers: Mapping[str, bool | str]) -> None:
+    async def answer(
+        self, answers: Mapping[str, bool | str], *, event_id: str | None = None
+    ) -> None:
         """Answer the calls that wait for a confirmation, each on its own, in one commit.
 
         `answers` maps the tool call id of every call that waits to its answer: True runs the call,
         False or a reason rejects it, and the agent sees the reason. Giving the same answers again
         writes nothing, so repeat them after `OutcomeUnknown` or a cancellation; other answers raise
         `NotConfirmable`.
+
+        `event_id`: the id of the event that carries the answers into the log, as for `send`. Raises
+        `EventIdConflict` if that event is in the log and carries a message or other answers.
         """
         if not isinstance(answers, Mapping):
             raise InvalidInput(
@@ -295,7 +300,7 @@ class Conversation:
                 argument="answers",
                 rule="answers must be an object of the calls that wait",
             )
-        await self._ask(Answer(answers, expected=self._expected))
+        await self._ask(Answer(answers, event_id, expected=self._expected))
 
     async def confirm(self, tool_call_ids: Collection[str] | None = None) -> None:
         """Run the calls that wait for a confirmation: `answer` them all with True.

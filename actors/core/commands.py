@@ -472,8 +472,12 @@ class Answer(FromOutside[bool]):
     """
 
     answers: Mapping[str, bool | str] | bool | str
+    event_id: str | None = None
+    """The id of the event that carries the answers into the log."""
 
     def __post_init__(self) -> None:
+        if self.event_id is not None:
+            check_new_id("event_id", self.event_id)
         by_call = self.answers if isinstance(self.answers, Mapping) else {"": self.answers}
         for tool_call_id, answer in by_call.items():
             check_text("a tool_call_id", tool_call_id)

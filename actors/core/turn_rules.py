@@ -209,12 +209,10 @@ def _find_known(draft: Draft, command: Send) -> KnownMessage | None:
     Raises `EventIdConflict` if another event has its event id, and `MessageIdConflict` if its
     message id is known with other content.
     """
-    working, stamp, event_id = draft.working, draft.stamp, command.event_id
-    if event_id is not None:
-        carried = working.recent.get(event_id) or stamp.known_events.get(event_id)
-        message_id = None if carried is None else getattr(carried.event, "message_id", None)
-        if carried is not None and message_id != command.message_id:
-            raise EventIdConflict(working.conversation_id, {event_id: carried.seq})
+    working, stamp = draft.working, draft.stamp
+    carried = _find_carried(draft, command.event_id)
+    if carried is not None and getattr(carried.event, "message_id", None) != command.message_id:
+        raise EventIdConflict(working.conversation_id, {carried.event.id: carried.seq})
     known = working.state.turns.find(command.message_id) or stamp.known_message
     if known is not None:
         if known.digest != message_digest(command):
@@ -224,6 +222,13 @@ def _find_known(draft: Draft, command: Send) -> KnownMessage | None:
                 working.conversation_id, command.message_id, known.seq, has_turn=False
             )
     return known
+
+
+def _find_carried(draft: Draft, event_id: str | None) -> LoggedEvent | None:
+    """Return the event of this id, which a sender chose, if the log has it."""
+    if event_id is None:
+        return None
+    return draft.working.recent.get(event_id) or draft.stamp.known_events.get(event_id)
 
 
 def first_reply(
@@ -606,19 +611,24 @@ def _answer(draft: Draft, command: Answer) -> Decision:
     working = draft.working
     turns = working.state.turns
     running, awaiting = turns.running, turns.awaiting
+    carried = _find_carried(draft, command.event_id)
+    has_other = carried is not None and not isinstance(carried.event, ConfirmationGivenEvent)
     answers: Mapping[str, object]
     if isinstance(command.answers, Mapping):
         answers = command.answers
-        if _has_answers(working, answers):
+        if not has_other and _has_answers(working, answers):
             return Decision(reply=False)
     else:
         answers = dict.fromkeys(awaiting, command.answers)
+    if carried is not None:
+        raise EventIdConflict(working.conversation_id, {carried.event.id: carried.seq})
     if running is None or not awaiting or answers.keys() != set(awaiting):
         raise NotConfirmable(working.conversation_id, awaiting)
     rejected = tuple(c for c in awaiting if answers[c] is not True)
     is_mixed = 0 < len(rejected) < len(awaiting)
     draft.add(
         ConfirmationGivenEvent,
+        id=command.event_id or draft.stamp.new_id(),
         turn_id=running.turn_id,
         confirmed=len(rejected) < len(awaiting),
         rejected=rejected if is_mixed else (),

@@ -261,10 +261,10 @@ async def _send(caller: ConversationCaller, message: Message, body: RunInput) ->
 async def _answer(caller: ConversationCaller, answers: dict[str, bool | str], run_id: str) -> Turn:
     """Answer the calls that wait, and return their turn, running or ended."""
     await caller.check_exists()
-    journal = caller.service.conversations.journal
-    if await journal.find_events(caller.conversation_id, [run_event_id(run_id)]):
-        raise ProblemRaised(OWN["run-id-conflict"])  # this run came with a message
-    await caller.conversation.answer(answers)
+    try:
+        await caller.conversation.answer(answers, event_id=run_event_id(run_id))
+    except EventIdConflict as error:
+        raise ProblemRaised(OWN["run-id-conflict"]) from error
     with once_it_happened():
         return await _turn_of_answers(caller, answers)
 

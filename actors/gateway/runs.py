@@ -1,8 +1,9 @@
-"""The runs of AG-UI that the chat messages of a conversation came with.
+"""The runs of AG-UI that the chat messages of a conversation, and answers to calls, came with.
 
-A run id comes with one chat message. The first event that carries the message has an id that
-follows from the run id, and the log has each event id once. So of two messages with one run id, the
-second is refused when it is decided, whichever process each of them reached.
+A run id comes with one chat message, or with the answers to the calls that wait. The first event
+that carries these has an id that follows from the run id, and the log has each event id once. So of
+two inputs with one run id, the second is refused when it is decided, whichever process each of them
+reached.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ RUN_ID = "run_id"
 
 
 def run_event_id(run_id: str) -> str:
-    """Return the id of the event that carries the message of a run into the log.
+    """Return the id of the event that carries the input of a run into the log.
 
     It is less than all ids that are drawn, so these are still taken for new without a look into
     the log.

@@ -47,6 +47,7 @@ from ..agents.turn_context import TurnContext, is_own_failure
 from ..agents.watcher import NoteFailure, Watcher, Watching
 from ..core.admission import AdmissionRefused
 from ..core.commands import (
+    Answer,
     Append,
     AppendAll,
     BeginStep,
@@ -1094,7 +1095,7 @@ def _events_named_by(command: Command | Query) -> Sequence[str]:
             named += [event.id for event in events]
         case Change(change_id=str(change_id)):
             named.append(change_id)
-        case Send(event_id=str(event_id)):
+        case Send(event_id=str(event_id)) | Answer(event_id=str(event_id)):
             named.append(event_id)
         case _:
             pass

@@ -593,6 +593,58 @@ async def test_of_messages_that_come_at_once_under_one_run_id_only_the_first_is_
         assert len(await log_of(conversations["chat"])) == 2
 
 
+@pytest.mark.parametrize("first", ["answer", "message"])
+async def test_of_a_message_and_an_answer_that_come_at_once_under_one_run_id_one_is_written(
+    first: str,
+) -> None:
+    journal = HeldJournal()
+    journal.gate.set()
+    user = {"id": "m2", "role": "user", "content": "never mind"}
+    message = run_input(runId="r2", messages=[user], forwardedProps={"on_overlap": "interrupt"})
+    replies: list[httpx.Response] = []
+
+    async with Conversations(asking_agent(), journal=journal) as conversations:
+        transport = httpx.ASGITransport(gateway.app(conversations))
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", headers=JSON
+        ) as http:
+
+            async def post(body: object) -> None:
+                replies.append(await http.post(URL, json=body))
+
+            with anyio.fail_after(BOUND_S):
+                await post(run_input())
+                state = await conversations["chat"].at()
+                resume = [
+                    {"interruptId": call, "status": "resolved", "payload": {"approved": True}}
+                    for call in state.turns.awaiting
+                ]
+                answer = run_input(runId="r2", resume=resume)
+                journal.gate = anyio.Event()
+                bodies = [answer, message] if first == "answer" else [message, answer]
+                async with anyio.create_task_group() as group:
+                    for body in bodies:
+                        group.start_soon(post, body)
+                        await anyio.wait_all_tasks_blocked()
+
+                    journal.gate.set()
+
+                assert sorted(reply.status_code for reply in replies[1:]) == [200, 409]
+                (refused,) = (reply for reply in replies if reply.status_code == 409)
+                assert refused.json()["type"] == "urn:turnkeeper:run-id-conflict"
+                log = await kinds_of(conversations)
+                assert log.count("user_message") + log.count("confirmation_given") == 2
+
+                await post(bodies[0])
+                await post(bodies[1])
+                assert [reply.status_code for reply in replies[3:]] == [200, 409]
+                assert await kinds_of(conversations) == log
+
+
+async def kinds_of(conversations: Conversations) -> list[str]:
+    return [one.event.kind async for one in conversations["chat"].events(live=False)]
+
+
 async def test_what_a_client_says_of_the_agent_or_of_tools_is_not_read() -> None:
     async with gateway_world() as world:
         user = {"id": "m1", "role": "user", "content": "hello"}

@@ -104,7 +104,7 @@ COMMANDS: list[FromOutside[Any]] = [  # each has a reply of its own
     Undo("t1"),
     Pause(),
     Resume(),
-    Answer({"c1": True, "c2": "no"}),
+    Answer({"c1": True, "c2": "no"}, "e1"),
     Answer(True),
     Answer("a reason"),
     Delete(),

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import anyio
 import pytest
 
+from turnkeeper.actors import ModelResponse, ScriptedModel, ToolAgent, ToolCall, tool
 from turnkeeper.actors.conversations.conversation import Conversation
 from turnkeeper.actors.conversations.conversations import Conversations
 from turnkeeper.actors.core.condensation import NoCondenser, Proposal
@@ -389,6 +390,36 @@ async def test_a_message_whose_event_id_a_rival_has_given_to_another_is_not_take
             with pytest.raises(EventIdConflict):
                 await rival["c"].send("C", message_id="m1", event_id="e")
             assert [message.message_id for message in await rival["c"].queued()] == ["m2"]
+
+
+async def test_answers_whose_event_id_a_rival_has_given_to_a_message_are_not_taken_for_written(
+    world: World,
+) -> None:
+    @tool
+    def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    def asking() -> ToolAgent:
+        model = ScriptedModel([ModelResponse("May I?", calls=[ToolCall("pay", {})])])
+        return ToolAgent(model, [pay], confirm=["pay"])
+
+    async with Conversations(asking(), journal=world.journal, idle_s=None) as conversations:
+        chat = conversations["c"]
+        await chat.send("A")
+        await settle()
+        (call,) = (await chat.at()).turns.awaiting
+        world.journal.lose()
+        journal = RivalJournal(world.store, address="the rival")
+        async with Conversations(asking(), journal=journal) as rival:
+            await rival["c"].send("B", message_id="m2", event_id="e")
+
+            with pytest.raises(Fenced):
+                await chat.answer({call: True}, event_id="e")
+
+            with pytest.raises(EventIdConflict):
+                await rival["c"].answer({call: True}, event_id="e")
+            assert (await rival["c"].at()).turns.awaiting == (call,)
 
 
 async def test_such_a_message_beside_an_append_that_both_have_is_not_taken_for_written(
