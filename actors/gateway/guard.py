@@ -45,6 +45,7 @@ _ONCE = frozenset(
     (
         b"accept",
         b"authorization",
+        b"content-encoding",
         b"content-length",
         b"content-type",
         b"host",
@@ -67,6 +68,7 @@ it runs nothing."""
 # A string without an end matches to the end of the body. If it did not match, the search would
 # begin anew at each of its quotes, and take time with the square of their number.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_ABSOLUTE = re.compile(r"(?i:https?)://([^/]+)(/.*)?", re.DOTALL)
 _HOST = re.compile(r"\[[0-9a-f:.%\w]+\]|[^\s/:*\[\]]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/*?#@]+")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -115,6 +117,7 @@ class Guard:
                 await send({"type": "websocket.close", "code": 1000})
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = _in_origin_form(scope)
         out = _Out(send, self._limits.write_stall_s)
         try:
             if self._refuses is not None and self._refuses(scope):
@@ -166,6 +169,8 @@ class Guard:
             raise Refused(OWN["too-large"])
         if scope["method"] in _READS:
             return False
+        if known.get(b"content-encoding", "").strip().lower() not in ("", "identity"):
+            raise Refused(OWN["encoded"])
         origin = known.get(b"origin")
         if origin is not None and not self._is_ours(origin, host):
             raise Refused(OWN["foreign-origin"])
@@ -289,6 +294,22 @@ def _as_asked_for(host: str) -> str:
     except ValueError:
         return host.lower()
     return f"[{address}]" if address.version == 6 else str(address)  # noqa: PLR2004 - its name
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """Return a request whose target was a whole address as if its path alone had been sent.
+
+    As RFC 9112 (3.2.2) has it, the host in the address takes the place of the header's.
+    """
+    target = _ABSOLUTE.fullmatch(scope["path"])
+    if target is None:
+        return scope
+    host, path = target.groups()
+    headers = [header for header in scope["headers"] if header[0] != b"host"]
+    headers.append((b"host", host.encode()))
+    origin_form = {**scope, "path": path or "/", "headers": headers}
+    origin_form.pop("raw_path", None)  # optional, and not used here
+    return origin_form
 
 
 def _without_port(host: str) -> str:

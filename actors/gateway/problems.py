@@ -316,6 +316,7 @@ OWN: Mapping[str, Problem] = {
         _ANOTHER,
         Problem(413, "too-large", "the body is too large"),
         Problem(415, "not-json", "send Content-Type: application/json"),
+        Problem(415, "encoded", "send the body as it is, without a Content-Encoding"),
         Problem(
             421,
             "unknown-host",

@@ -205,6 +205,30 @@ def test_an_ipv6_address_is_served_under_its_own_name(tmp_path: Path, backend: s
         assert foreign.status_code == 421
 
 
+@pytest.mark.costly
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_target_that_is_a_whole_address_is_served_as_its_path(
+    tmp_path: Path, backend: str
+) -> None:
+    """RFC 9112, 3.2.2: and its host counts in place of the header's."""
+    with served(tmp_path, f"{EXAMPLE}:support", "--backend", backend) as (address, _):
+        port = int(address.rpartition(":")[2])
+
+        def status(target: str, host: str) -> int:
+            with socket.create_connection(("127.0.0.1", port), BOUND_S) as client:
+                head = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+                client.sendall(head.encode())
+                with client.makefile("rb") as reply:
+                    return int(reply.readline().split()[1])
+
+        assert send(address).status_code == 200
+        for path in ("/healthz", "/v1/conversations/alice/events?live=false"):
+            assert status(f"{address}{path}", "localhost") == 200
+            assert status(f"HTTP://LOCALHOST:{port}{path}", "evil.example") == 200
+            assert status(f"http://evil.example{path}", "localhost") == 421
+        assert status(address, "localhost") == status("/", "localhost")
+
+
 def test_a_token_that_was_made_lets_its_principal_in_and_no_other(tmp_path: Path) -> None:
     made = CliRunner().invoke(app, ["token", "alice", "--file", str(tmp_path / "tokens.txt")])
     assert made.exit_code == 0

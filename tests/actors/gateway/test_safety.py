@@ -239,6 +239,18 @@ async def test_without_a_body_a_request_need_not_say_that_it_is_json(guarded: Gu
         assert foreign == "urn:turnkeeper:foreign-origin", place
 
 
+async def test_a_body_that_is_compressed_is_told_so(guarded: Guarded) -> None:
+    for place in WRITING:
+        token = TOKENS["admin" if place.action == "admin" else "alice"]
+        for coding in ("gzip", "br", "identity, gzip"):
+            refused = await guarded.call(place, token, **{"Content-Encoding": coding})
+            assert refused.status_code == 415, place
+            assert refused.json()["type"] == "urn:turnkeeper:encoded", place
+            assert "Content-Encoding" in refused.json()["detail"]
+        plain = await guarded.call(place, token, **{"Content-Encoding": "Identity"})
+        assert plain.status_code != 415, place
+
+
 async def test_a_server_answers_to_its_own_names_alone(guarded: Guarded) -> None:
     for place in EVERYWHERE:
         for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io:80", "", "[::2]"):
