@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,13 @@ from rich.text import Text
 
 from turnkeeper.runtime import Ports
 
+from ..errors import JournalRefused
 from ..events import LoggedEvent
 from ..journal import Deletion
 from ..journals.files import Problem, check_event, check_folds, check_listing
 from ..journals.files import repair as repair_file
 from ..journals.files import verify as verify_file
+from ..journals.sqlite.schema import refuse_bad_log
 from ..recordings.exporting import openai_line, openhands_files
 from . import _journal_jobs as jobs
 from ._asking import (
@@ -331,11 +334,14 @@ def repair(db: File, *, as_json: AsJson = False, yes: Yes = False) -> None:
     one; the old one stays as a backup. If the command is killed, run it again.
     """
     refuse_url(db)
+    done = None
     with told(db):
-        if Path(db).exists():
-            confirm(f"a new file will take the place of {db}, which is kept as a backup", yes=yes)
-        with progress("records") as on_progress:
-            done = repair_file(db, on_progress=on_progress)
+        if yes or not _is_whole(db):
+            if Path(db).exists():
+                consequence = f"a new file will take the place of {db}, which is kept as a backup"
+                confirm(consequence, yes=yes)
+            with progress("records") as on_progress:
+                done = repair_file(db, on_progress=on_progress)
     if as_json:
         print_json(
             {"repaired": False}
@@ -483,10 +489,18 @@ def _print_deleted(deleted: Mapping[str, Deletion], *, is_file: bool) -> None:
             )
         if is_file and not deletion.is_erased:
             say(
-                f"{printable(name)}: its text is still in the write-ahead log, which a reader "
-                "holds open; run `turnkeeper vacuum` when that reader is done"
+                f"{printable(name)}: some of its text may still be in the file, its search index "
+                "or its write-ahead log; run `turnkeeper vacuum` when no other program reads it"
             )
     say(f"{many(len(deleted), 'conversation')} deleted")
+
+
+def _is_whole(db: str) -> bool:
+    """True if a repair would find nothing to do; False also if the file cannot be opened."""
+    with suppress(JournalRefused), progress("conversations") as on_progress:
+        refuse_bad_log(Path(db))
+        return not verify_file(db, on_progress=on_progress).problems
+    return False
 
 
 def _problem_line(problem: Problem) -> str:

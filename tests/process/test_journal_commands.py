@@ -220,7 +220,10 @@ def test_a_whole_journal_is_verified_as_such_and_not_touched(path: Path) -> None
         "everything is as it was written",
     ]
     assert json.loads(command("verify", path, "--json").stdout)["problems"] == []
-    assert json.loads(command("repair", path, "--yes", "--json").stdout) == {"repaired": False}
+    for yes in ((), ("--yes",)):  # there is nothing to ask for
+        assert command("repair", path, *yes).stdout.startswith("nothing to repair")
+        done = json.loads(command("repair", path, "--json", *yes).stdout)
+        assert done == {"repaired": False}
     assert path.read_bytes() == before
 
 
@@ -240,6 +243,14 @@ def test_conversations_are_deleted_by_name_and_by_age_after_being_asked(path: Pa
     assert b"word 7" not in path.read_bytes()
     assert json.loads(command("vacuum", path, "--json").stdout)["bytes"] > 0
     assert command("verify", path).stdout.startswith("0 conversations, 0 events\n")
+
+
+def test_a_deletion_beside_a_reader_says_what_may_be_left(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM event").fetchone()
+        done = command("delete", path, "bob", "-y").stdout
+    assert "in the file, its search index or its write-ahead log; run `turnkeeper vacuum`" in done
 
 
 @pytest.mark.parametrize(("answer", "left"), [(b"y\n", {"alice"}), (b"n\n", {"alice", "bob"})])
@@ -430,6 +441,9 @@ def test_damage_is_told_in_a_line_and_mended_where_that_is_possible(
         if before is None:
             assert list(path.parent.iterdir()) == []
         return
+    if before is not None:
+        assert "nothing was done; pass --yes" in told("repair", path)
+        assert path.read_bytes() == before
     mended = json.loads(command("repair", path, "--yes", "--json").stdout)
     assert mended["repaired"]
     assert Path(mended["backup"]).read_bytes() == before
