@@ -482,8 +482,10 @@ class Conversation:
         The fork has the title and the labels that this conversation had at that seq. `owner` is the
         user whose conversation the fork is; without it, the fork has none. The log is shared and
         not copied. A turn that ran at that seq is interrupted in the fork, and its open calls are
-        answered as not run; queued chat messages stay here. This conversation is only read, and may
-        go on meanwhile. Raises `ConversationNotFound`, `ConversationExists`, `ConversationDeleted`
+        answered as not run; queued chat messages stay here. If the conversation was paused at that
+        seq and no turn ran, the fork begins paused, and `resume` on the fork ends that. This
+        conversation is only read, and may go on meanwhile. Raises `ConversationNotFound`,
+        `ConversationExists`, `ConversationDeleted`
         if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq. Raises
         `OwnedElsewhere` or `NotDelivered` if an owner that begins a conversation `fork_id` at this
         moment fails. A command of a handle of `fork_id` that comes meanwhile is carried out in the
