@@ -105,6 +105,8 @@ def _check_journal(journal: Journal) -> None:
 
 
 def _check_condenser(condenser: Condenser | None) -> None:
+    if isinstance(condenser, type):
+        raise InvalidInput(f"condenser is the class {condenser.__name__}; it takes an object of it")
     if condenser is not None and not callable(getattr(condenser, "propose", None)):
         raise InvalidInput(
             f"condenser is {condenser!r}; it takes a condenser, such as RollingCondenser()"

@@ -53,8 +53,7 @@ from ..errors import (
     InvalidInput,
 )
 from ..journal import ConversationInfo, Deletion, Journal, ListOrder
-from ..values.text import check_conversation_id, check_id
-from ..values.type_names import a_type
+from ..values.text import check_conversation_id, check_id, check_number
 
 if TYPE_CHECKING:
     from ..agents.watcher import Watcher
@@ -686,5 +685,3 @@ def _configured(setup: Setup, config: ConversationConfig) -> Setup:
         check_overlap(config.on_overlap)
         settings = replace(settings, on_overlap=config.on_overlap)
     return replace(setup, agent=agent, settings=settings)
-    if isinstance(condenser, type):
-        raise InvalidInput(f"condenser is the class {condenser.__name__}; it takes an object of it")
