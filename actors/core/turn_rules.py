@@ -612,12 +612,13 @@ def _answer(draft: Draft, command: Answer) -> Decision:
     turns = working.state.turns
     running, awaiting = turns.running, turns.awaiting
     carried = _find_carried(draft, command.event_id)
-    has_other = carried is not None and not isinstance(carried.event, ConfirmationGivenEvent)
     answers: Mapping[str, object]
     if isinstance(command.answers, Mapping):
         answers = command.answers
-        if not has_other and _has_answers(working, answers):
-            return Decision(reply=False)
+        if _has_answers(working, answers):
+            if carried is None or all(turns.answers[c].seq == carried.seq for c in answers):
+                return Decision(reply=False)
+            raise EventIdConflict(working.conversation_id, {carried.event.id: carried.seq})
     else:
         answers = dict.fromkeys(awaiting, command.answers)
     if carried is not None:

@@ -69,8 +69,8 @@ it runs nothing."""
 # begin anew at each of its quotes, and take time with the square of their number.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _ABSOLUTE = re.compile(r"(?i:https?)://([^/]+)(/.*)?", re.DOTALL)
-_HOST = re.compile(r"\[[0-9a-f:.%\w]+\]|[^\s/:*\[\]]+")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/*?#@]+")
+_HOST = re.compile(r"\[[0-9a-f:.%\w]+\]|[^\s/:*\[\]@,?#]+", re.ASCII)
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/*?#@,]+", re.ASCII)
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 _logger = Logger("turnkeeper.gateway")
@@ -270,17 +270,18 @@ class _Out:
 def check_hosts(hosts: Collection[str]) -> None:
     """Raise `InvalidInput` for a host that no request can name."""
     for host in hosts:
-        if not _HOST.fullmatch(_as_asked_for(host)):
+        if not (host.isascii() and _HOST.fullmatch(_as_asked_for(host))):
             raise InvalidInput(
                 f"host is {host!r}; it takes a name or an address, such as 'chat.example.org', "
-                "without a scheme or a port"
+                "without a scheme or a port; a name with other letters than those of ASCII is "
+                "written as clients send it: 'xn--...'"
             )
 
 
 def check_origins(origins: Collection[str]) -> None:
-    """Raise `InvalidInput` for an origin that no browser sends."""
+    """Raise `InvalidInput` for an origin that no browser sends, and for "null", which all share."""
     for origin in origins:
-        if not _ORIGIN.fullmatch(origin):
+        if not (origin.isascii() and _ORIGIN.fullmatch(origin)):
             raise InvalidInput(
                 f"origin is {origin!r}; it takes a scheme, a host and a port if it is not the "
                 "usual one, in lower case, such as 'https://chat.example.org', without a path"
@@ -306,6 +307,8 @@ def _in_origin_form(scope: Scope) -> Scope:
         return scope
     host, path = target.groups()
     headers = [header for header in scope["headers"] if header[0] != b"host"]
+    if len(headers) < len(scope["headers"]) - 1:
+        return scope  # more than one host, which is refused
     headers.append((b"host", host.encode()))
     origin_form = {**scope, "path": path or "/", "headers": headers}
     origin_form.pop("raw_path", None)  # optional, and not used here

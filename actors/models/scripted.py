@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import anyio.lowlevel
@@ -43,7 +43,8 @@ class ScriptedModel:
     """
 
     def __init__(self, script: Iterable[Reply | Scripted] | Scripted) -> None:
-        if isinstance(script, str) or not (callable(script) or isinstance(script, Iterable)):
+        is_list = isinstance(script, Iterable) and not isinstance(script, str | bytes | Mapping)
+        if isinstance(script, type) or not (callable(script) or is_list):
             raise InvalidInput(
                 f"script is {a_type(script)}; it takes a list of replies, such as "
                 '["Hello."], or a function of a request'

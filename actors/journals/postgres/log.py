@@ -174,4 +174,5 @@ def has_records(
         ([log for log, _ in places], [seq for _, seq in places]),
         binary=True,
     ).fetchall()
-    return {*records} <= {*rows}
+    found = {row[0]: row for row in rows}
+    return all(found.get(record.event_id) == record for record in records)

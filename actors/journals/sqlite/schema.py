@@ -266,20 +266,24 @@ def real_path(path: str | PathLike[str]) -> Path:
     links, and for a folder, a pipe or a device, where SQLite would fail or wait for ever;
     `InvalidInput` for anything but a path, and for texts that other programs do not take as one.
     """
-    if not isinstance(path, str | PathLike):
-        raise InvalidInput(f"path is {a_type(path)}; it takes the path of a file")
-    if path == ":memory:":
+    try:
+        name: str | bytes = os.fspath(path)
+    except TypeError:
+        name = b""
+    if not isinstance(name, str):
+        raise InvalidInput(f"path is {a_type(path)}; it takes the path of a file, as text or Path")
+    if name == ":memory:":
         raise InvalidInput("path is ':memory:'; it takes the path of a file; use MemoryJournal()")
-    if isinstance(path, str) and (not path or "://" in path):
+    if not name or "://" in name:
         # A URL may hold a password, so it is not quoted.
-        found = "a URL" if path else "empty"
+        found = "a URL" if name else "empty"
         raise InvalidInput(
             f"path is {found}; it takes the path of a file; PostgresJournal takes the URL of a "
             "database"
         )
     is_other = False
     try:
-        resolved = Path(path).resolve()
+        resolved = Path(name).resolve()
         # Python 3.13 reports circular links here, older versions in the line above.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             is_other = not stat.S_ISREG(resolved.stat().st_mode)

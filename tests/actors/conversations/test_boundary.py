@@ -172,6 +172,8 @@ async def test_what_is_no_journal_or_model_is_refused_with_the_names_of_some(
         (lambda _: ToolAgent(ScriptedModel), "model is the class ScriptedModel; it takes an obj"),  # type: ignore[arg-type]
         (lambda _: ScriptedModel("Hello."), r'script is a str; it takes a list .* \["Hello\."\]'),
         (lambda _: ScriptedModel(None), "script is a NoneType; it takes a list"),  # type: ignore[arg-type]
+        (lambda _: ScriptedModel(b"Hi"), "script is a bytes; it takes a list"),  # type: ignore[arg-type]
+        (lambda _: ScriptedModel({"a": 1}), "script is a dict; it takes a list"),
         (SummarizingCondenser, r"`summarizing_condenser\(model, window_tokens=200_000\)`"),
         (MemoryJournal, r"it takes a MemoryStore, .* use SQLiteJournal"),
         (lambda what: ToolAgent(ScriptedModel([]), what), "a list of tools"),

@@ -17,7 +17,7 @@ from turnkeeper.actors import (
     ToolAgent,
     ToolCall,
 )
-from turnkeeper.actors.errors import InvalidInput, NotConfirmable
+from turnkeeper.actors.errors import EventIdConflict, InvalidInput, NotConfirmable
 from turnkeeper.actors.events import ActionEvent, ConfirmationRequestedEvent, UserRejectEvent
 
 from .worlds import verified
@@ -59,6 +59,32 @@ async def test_a_second_click_never_confirms_calls_that_were_not_shown() -> None
             await chat.reject("not her", tool_call_ids=second)
             assert await turn.reply() == "done"
     assert ran == ["alice"]
+
+
+async def test_answers_under_the_event_id_of_other_answers_are_refused() -> None:
+    """They are in the log, and under another id than the caller takes them to have."""
+
+    async def pay(to: str) -> str:
+        return f"paid {to}"
+
+    calls = [ModelResponse(calls=[ToolCall("pay", {"to": name})]) for name in ("alice", "bob")]
+    agent = ToolAgent(ScriptedModel([*calls, "done"]), [pay], confirm="always")
+    async with verified(agent, journal=MemoryJournal()) as conversations:
+        chat = conversations["c"]
+        turn = await chat.send("pay them")
+        (first,) = await shown(chat, 1)
+        await chat.answer({first: True}, event_id="r1")
+        (second,) = await shown(chat, 2)
+        with pytest.raises(EventIdConflict):
+            await chat.answer({second: True}, event_id="r1")
+        await chat.answer({second: True}, event_id="r2")
+        assert await turn.reply() == "done"
+
+        await chat.answer({first: True}, event_id="r1")
+        await chat.answer({second: True}, event_id="r2")
+        for answered, event_id in ((second, "r1"), (first, "r2")):
+            with pytest.raises(EventIdConflict):
+                await chat.answer({answered: True}, event_id=event_id)
 
 
 @pytest.mark.parametrize("value", [float("nan"), "\ud800", object()])

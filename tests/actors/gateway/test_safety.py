@@ -443,7 +443,7 @@ def test_a_rate_fills_again_with_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["", "*", "https://chat.example.org", "chat.example.org:443", "a/b"]
+    "host", ["", "*", "https://chat.example.org", "chat.example.org:443", "a/b", "a@b", "bücher.de"]
 )
 def test_a_host_that_no_request_can_name_is_refused(host: str) -> None:
     conversations = Conversations(HeldAgent(), journal=MemoryJournal())
@@ -451,7 +451,10 @@ def test_a_host_that_no_request_can_name_is_refused(host: str) -> None:
         gateway.app(conversations, hosts=["localhost", host])
 
 
-ORIGINS = ("", "*", "chat.example.org", "https://chat.example.org/", "https://Chat.example.org")
+ORIGINS = (
+    *("", "*", "null", "chat.example.org", "https://chat.example.org/"),
+    *("https://Chat.example.org", "https://bücher.de"),
+)
 
 
 @pytest.mark.parametrize("origin", ORIGINS)

@@ -776,13 +776,20 @@ async def test_a_reader_refuses_what_is_no_journal(path: Path, stranger: str) ->
             raise AssertionError("entered")
 
 
+class BytesPath:
+    def __fspath__(self) -> bytes:
+        return b"chats.db"
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (None, "path is a NoneType; it takes the path of a file"),
         (b"chats.db", "path is a bytes; it takes the path of a file"),
         ("", "path is empty; it takes the path of a file"),
+        (BytesPath(), "path is a BytesPath; it takes the path of a file, as text or Path"),
         (":memory:", r"path is ':memory:'; .* use MemoryJournal\(\)"),
+        (Path(":memory:"), r"path is ':memory:'; .* use MemoryJournal\(\)"),
         ("sqlite:///chats.db", "path is a URL; it takes the path of a file"),
         ("postgresql://me:secret@host/db", "PostgresJournal takes the URL of a database"),
     ],
