@@ -8,8 +8,8 @@ A journal stores encoded records and never interprets them. It promises:
    that nothing was written and that the same append may be tried again.
 3. An append is accepted only from the newest epoch and only at the expected seq. Both are checked
    in the transaction that writes, so two owners can never interleave one log.
-4. An append whose records are all in the log already returns their seqs, whatever its epoch. Ids
-   that the log has with another content are no such records.
+4. An append whose records are all in the log already, with the same content, returns their seqs,
+   whatever its epoch. If the log has another record under one of their ids, 3 and 5 decide.
 5. Event ids and message ids are unique in a conversation, including a fork's prefix. An append
    that repeats some of them is refused with their seqs. Its neighbours in the same commit are not
    affected.

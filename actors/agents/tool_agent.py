@@ -41,7 +41,7 @@ from ..models.base import (
     ModelUnavailable,
 )
 from ..tool_calls import RISKS, Risk, ToolCall, ToolResult
-from ..values.text import check_number
+from ..values.text import check_number, refuse_class
 from ..values.type_names import a_type
 from .tools import AnyTool, Tools, call_function, describe_failure
 from .turn_context import TurnContext
@@ -174,8 +174,7 @@ class ToolAgent:
             check_number("budget", budget, "more than 0", above=0)
         if token_budget is not None:
             check_number("token_budget", token_budget, "1 or more", least=1)
-        if isinstance(model, type):
-            raise InvalidInput(f"model is the class {model.__name__}; it takes an object of it")
+        refuse_class("model", model)
         if not callable(getattr(model, "respond", None)):
             raise InvalidInput(
                 f"model is {model!r}, {a_type(model)}; it takes a model, such as "

@@ -62,6 +62,7 @@ _SCOPES = ("read", "write", "admin", "inspector")
 _PRINCIPAL_LENGTH_MAX = 64
 """The same as in the gateway, which this command cannot import without its extra."""
 _HASH = re.compile(rb"[0-9a-f]{64}")
+"""How a line of a file of tokens begins; as above."""
 
 
 def serve(
@@ -361,7 +362,7 @@ def _add_line(file: Path, line: str) -> None:
 
 
 def _check_tokens(file: Path) -> None:
-    """Fail if a file is none of tokens: a mistyped name must not change another file."""
+    """Fail unless each line has a token: a mistyped name must not change a file of another kind."""
     lines = file.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         words = line.partition(b"#")[0].split()

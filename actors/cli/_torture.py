@@ -100,6 +100,7 @@ def torture(
         typer.Option(
             metavar="PID",
             min=1,
+            max=2**31 - 1,  # no process has a higher number
             help="A server process to kill once; a supervisor must restart it.",
         ),
     ] = None,

@@ -17,7 +17,7 @@ from ..core.working_state import ConversationSettings, PromptPolicy, Unfinished
 from ..errors import InvalidInput
 from ..journal import Journal
 from ..owner.actor import Verify
-from ..values.text import check_id, check_number, check_text
+from ..values.text import check_id, check_number, check_text, refuse_class
 from ..values.type_names import a_type
 
 __all__ = [
@@ -105,8 +105,7 @@ def _check_journal(journal: Journal) -> None:
 
 
 def _check_condenser(condenser: Condenser | None) -> None:
-    if isinstance(condenser, type):
-        raise InvalidInput(f"condenser is the class {condenser.__name__}; it takes an object of it")
+    refuse_class("condenser", condenser)
     if condenser is not None and not callable(getattr(condenser, "propose", None)):
         raise InvalidInput(
             f"condenser is {condenser!r}; it takes a condenser, such as RollingCondenser()"
@@ -115,8 +114,7 @@ def _check_condenser(condenser: Condenser | None) -> None:
 
 def check_agent(agent: Agent) -> None:
     """Raise `InvalidInput` unless this is an object that can be run."""
-    if isinstance(agent, type):
-        raise InvalidInput(f"agent is the class {agent.__name__}; it takes an object of it")
+    refuse_class("agent", agent)
     if not callable(getattr(agent, "run", None)):
         raise InvalidInput(
             f"an agent needs a method `async run(turn)`, and {agent!r} has none; use @agent to "

@@ -484,12 +484,12 @@ class Conversation:
         not copied. A turn that ran at that seq is interrupted in the fork, and its open calls are
         answered as not run; queued chat messages stay here. If the conversation was paused at that
         seq and no turn ran, the fork begins paused, and `resume` on the fork ends that. This
-        conversation is only read, and may go on meanwhile. Raises `ConversationNotFound`,
-        `ConversationExists`, `ConversationDeleted`
-        if this one is deleted meanwhile, and `InvalidInput` if the log has no such seq. Raises
-        `OwnedElsewhere` or `NotDelivered` if an owner that begins a conversation `fork_id` at this
-        moment fails. A command of a handle of `fork_id` that comes meanwhile is carried out in the
-        fork.
+        conversation is only read, and may go on meanwhile.
+
+        Raises `ConversationNotFound`, `ConversationExists`, `ConversationDeleted` if this one is
+        deleted meanwhile, and `InvalidInput` if the log has no such seq. Raises `OwnedElsewhere` or
+        `NotDelivered` if an owner that begins a conversation `fork_id` at this moment fails. A
+        command of a handle of `fork_id` that comes meanwhile is carried out in the fork.
 
         With `at`, the call may be made again, as after `OutcomeUnknown` or a cancellation: if the
         conversation `fork_id` is the fork of this log at `at`, and belongs to `owner`, it is

@@ -615,10 +615,10 @@ def _answer(draft: Draft, command: Answer) -> Decision:
     answers: Mapping[str, object]
     if isinstance(command.answers, Mapping):
         answers = command.answers
-        if _has_answers(working, answers):
-            if carried is None or all(turns.answers[c].seq == carried.seq for c in answers):
-                return Decision(reply=False)
-            raise EventIdConflict(working.conversation_id, {carried.event.id: carried.seq})
+        if _has_answers(working, answers) and (
+            carried is None or all(turns.answers[c].seq == carried.seq for c in answers)
+        ):
+            return Decision(reply=False)
     else:
         answers = dict.fromkeys(awaiting, command.answers)
     if carried is not None:

@@ -69,8 +69,8 @@ it runs nothing."""
 # begin anew at each of its quotes, and take time with the square of their number.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _ABSOLUTE = re.compile(r"(?i:https?)://([^/]+)(/.*)?", re.DOTALL)
-_HOST = re.compile(r"\[[0-9a-f:.%\w]+\]|[^\s/:*\[\]@,?#]+", re.ASCII)
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/*?#@,]+", re.ASCII)
+_HOST = re.compile(r"\[[0-9a-f:.%\w]+\]|[^\s/:*\[\]@,?#]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/*?#@,]+")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 _logger = Logger("turnkeeper.gateway")

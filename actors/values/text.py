@@ -132,6 +132,12 @@ def check_number(
         raise InvalidInput(f"{what} is {found!r}; it takes {allowed}")
 
 
+def refuse_class(what: str, found: object) -> None:
+    """Raise `InvalidInput` if this is a class; it was given in place of an object of it."""
+    if isinstance(found, type):
+        raise InvalidInput(f"{what} is the class {found.__name__}; it takes an object of it")
+
+
 def check_label(label: object) -> None:
     """Raise `InvalidInput` if this is not a pair of texts."""
     if not isinstance(label, tuple | list) or len(label) != len(("name", "value")):

@@ -105,6 +105,14 @@ def test_each_of_several_servers_has_a_command_or_none_has() -> None:
     assert "the same path" in refused.stderr
 
 
+@pytest.mark.parametrize("pid", ["0", "-1", str(2**31)])
+def test_what_is_no_number_of_a_process_is_refused(pid: str) -> None:
+    """0 and -1 stand for many processes, and all would be killed. The URL is refused too."""
+    refused = run("nowhere", "--kill", pid, *SMALL)
+    assert refused.exit_code == 2
+    assert "Invalid value for '--kill'" in refused.stderr
+
+
 def test_a_process_that_is_not_there_is_refused_before_the_run() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()

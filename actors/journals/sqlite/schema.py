@@ -263,13 +263,15 @@ def real_path(path: str | PathLike[str]) -> Path:
 
     SQLite names the log after the file that it opens, so two names of one file would give it two
     logs. Everything that opens a file resolves its name first. Raises `JournalRefused` for circular
-    links, and for a folder, a pipe or a device, where SQLite would fail or wait for ever;
-    `InvalidInput` for anything but a path, and for texts that other programs do not take as one.
+    links, and for a folder, a pipe or a device, where SQLite would fail or wait for ever. Raises
+    `InvalidInput` if this is not a path, or if it is empty, a URL, or ":memory:", which SQLite
+    itself would not take as the name of a file.
     """
+    name: str | bytes | None
     try:
-        name: str | bytes = os.fspath(path)
+        name = os.fspath(path)
     except TypeError:
-        name = b""
+        name = None
     if not isinstance(name, str):
         raise InvalidInput(f"path is {a_type(path)}; it takes the path of a file, as text or Path")
     if name == ":memory:":

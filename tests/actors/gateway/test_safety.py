@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from starlette.requests import HTTPConnection
+from starlette.types import Message, Scope
 
 from tests.actors.conversations.worlds import HeldAgent
 from turnkeeper.actors import Conversations, MemoryJournal, gateway
@@ -432,6 +433,35 @@ async def test_what_is_no_exception_ends_one_request_and_not_the_server(
         assert (await world.ask("GET", "/v1/self", "alice")).status_code == 200
     assert "Panic" in caplog.text or "GeneratorExit" in caplog.text
     assert "hidden" not in caplog.text
+
+
+async def test_two_hosts_are_refused_beside_a_target_that_is_a_whole_address_too() -> None:
+    """Servers that refuse them themselves are not the only ones that the application runs on."""
+    statuses: list[int] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    async with Conversations(HeldAgent(), journal=MemoryJournal()) as conversations:
+        app = gateway.app(conversations)
+        for hosts in (1, 2):
+            scope: Scope = {
+                "type": "http",
+                "http_version": "1.1",
+                "method": "GET",
+                "scheme": "http",
+                "path": "http://localhost/healthz",
+                "root_path": "",
+                "query_string": b"",
+                "headers": [(b"host", b"localhost")] * hosts,
+                "client": ("127.0.0.1", 1),
+            }
+            await app(scope, receive, send)
+    assert statuses == [200, 400]
 
 
 def test_a_rate_fills_again_with_time() -> None:

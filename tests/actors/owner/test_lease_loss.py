@@ -14,7 +14,7 @@ from typing import TypeAlias
 import anyio
 import pytest
 
-from turnkeeper.actors import ModelResponse, ScriptedModel, ToolAgent, ToolCall, tool
+from turnkeeper.actors import Agent, ModelResponse, ScriptedModel, ToolAgent, ToolCall, tool
 from turnkeeper.actors.conversations.conversation import Conversation
 from turnkeeper.actors.conversations.conversations import Conversations
 from turnkeeper.actors.core.condensation import NoCondenser, Proposal
@@ -145,9 +145,15 @@ class World:
             **options,  # type: ignore[arg-type]  # passed on
         )
 
+    def rival(self, agent: Agent | None = None, **options: object) -> Conversations:
+        return Conversations(
+            agent if agent is not None else HeldAgent(),
+            journal=RivalJournal(self.store, address="the rival"),
+            **options,  # type: ignore[arg-type]  # passed on
+        )
+
     async def rival_says(self, text: str) -> None:
-        journal = RivalJournal(self.store, address="the rival")
-        async with Conversations(HeldAgent(), journal=journal, recover="on_message") as rival:
+        async with self.rival(recover="on_message") as rival:
             await (await rival["c"].send(text)).end()
 
 
@@ -240,8 +246,7 @@ async def test_a_refusal_is_not_given_by_an_owner_that_a_rival_has_taken_over_by
     async with world.first() as conversations:
         chat = conversations["c"]
         await say(chat, "A")
-        journal = RivalJournal(world.store, address="the rival")
-        async with Conversations(HeldAgent(), journal=journal) as rival:
+        async with world.rival() as rival:
             call = ActionEvent(tool_call_id="1", tool_name="look", llm_response_id="r")
             await rival["c"].append(call)
 
@@ -265,8 +270,7 @@ async def test_an_answer_without_a_write_is_not_given_by_an_owner_that_may_have_
         await chat.append(EVENT)
         await ask(chat)
         world.journal.lose()
-        journal = RivalJournal(world.store, address="the rival")
-        async with Conversations(HeldAgent(), journal=journal) as rival:
+        async with world.rival() as rival:
             await say(rival["c"], "B")
             if is_told:
                 world.journal.tell()
@@ -320,8 +324,7 @@ async def test_an_owner_whose_log_a_rival_has_deleted_has_lost_it(world: World) 
         await chat.append(EVENT)
         await say(chat, "A")
         world.journal.lose()
-        journal = RivalJournal(world.store, address="the rival")
-        async with Conversations(HeldAgent(), journal=journal) as rival:
+        async with world.rival() as rival:
             await say(rival["c"], "B")
             await rival.delete("c")
 
@@ -335,8 +338,7 @@ async def test_an_event_that_a_rival_has_written_too_is_no_violation(world: Worl
         chat = conversations["c"]
         await say(chat, "A")
         world.journal.lose()
-        journal = RivalJournal(world.store, address="the rival")
-        async with Conversations(HeldAgent(), journal=journal) as rival:
+        async with world.rival() as rival:
             await say(rival["c"], "B")
             event = UserMessageEvent(content="E")
             await rival["c"].append(event)
@@ -360,8 +362,7 @@ async def test_an_event_whose_id_a_rival_has_given_to_another_is_not_taken_for_w
         chat = conversations["c"]
         await say(chat, "A")
         world.journal.lose()
-        journal = RivalJournal(world.store, address="the rival")
-        async with Conversations(HeldAgent(), journal=journal) as rival:
+        async with world.rival() as rival:
             theirs = UserMessageEvent(id="e", content="theirs")  # above all ids in the log
             await rival["c"].append(theirs)
 
@@ -380,8 +381,7 @@ async def test_a_message_whose_event_id_a_rival_has_given_to_another_is_not_take
         await say(chat, "A")
         await chat.pause()
         world.journal.lose()
-        journal = RivalJournal(world.store, address="the rival")
-        async with Conversations(HeldAgent(), journal=journal) as rival:
+        async with world.rival() as rival:
             await rival["c"].send("B", message_id="m2", event_id="e")
 
             with pytest.raises(Fenced):
@@ -410,8 +410,7 @@ async def test_answers_whose_event_id_a_rival_has_given_to_a_message_are_not_tak
         await settle()
         (call,) = (await chat.at()).turns.awaiting
         world.journal.lose()
-        journal = RivalJournal(world.store, address="the rival")
-        async with Conversations(asking(), journal=journal) as rival:
+        async with world.rival(asking()) as rival:
             await rival["c"].send("B", message_id="m2", event_id="e")
 
             with pytest.raises(Fenced):
@@ -433,8 +432,7 @@ async def test_such_a_message_beside_an_append_that_both_have_is_not_taken_for_w
         await chat.pause()
         event = UserMessageEvent(content="E")  # its id is above all in the log
         world.journal.lose()
-        journal = RivalJournal(world.store, address="the rival")
-        async with Conversations(HeldAgent(), journal=journal) as rival:
+        async with world.rival() as rival:
             await rival["c"].append(event)
             await rival["c"].send("B", message_id="m2", event_id="e")
             async with anyio.create_task_group() as both:
@@ -463,8 +461,7 @@ async def test_a_change_whose_id_a_rival_has_given_to_another_is_not_taken_for_w
         chat = conversations["c"]
         await say(chat, "A")
         world.journal.lose()
-        journal = RivalJournal(world.store, address="the rival")
-        async with Conversations(HeldAgent(), journal=journal) as rival:
+        async with world.rival() as rival:
             await rival["c"].change(title="theirs", change_id="e")
 
             with pytest.raises(Fenced):
@@ -486,8 +483,7 @@ async def test_a_log_that_a_rival_deletes_while_it_is_loaded_is_neither_gone_nor
             claim = await super().claim(conversation_id, takeover=takeover, any_name=any_name)
             if self.claims == 2:
                 self.lose()
-                journal = RivalJournal(world.store, address="the rival")
-                async with Conversations(HeldAgent(), journal=journal) as rival:
+                async with world.rival() as rival:
                     await rival.delete("c")
                     if begins_anew:
                         await rival["c"].append(EVENT)

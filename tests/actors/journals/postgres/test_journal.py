@@ -349,8 +349,9 @@ async def test_a_rejection_is_committed_before_a_rival_claims_its_conversation(
                     "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() "
                     "AND cardinality(pg_blocking_pids(pid)) > 0"
                 )
-                while not ("deleted" in done or watching.execute(waits).fetchone()):
-                    await anyio.lowlevel.checkpoint()
+                with anyio.fail_after(60):
+                    while not ("deleted" in done or watching.execute(waits).fetchone()):
+                        await anyio.lowlevel.checkpoint()
                 before = [*done]
                 gate.open()
     assert (before, done) == ([], ["claimed", "deleted"])
