@@ -28,11 +28,14 @@ def ends_answer(logged: LoggedEvent) -> bool:
 class LiveAnswer:
     """One attempt at an answer. Used from one event loop only."""
 
-    __slots__ = ("_merged", "after", "is_over", "is_void", "last", "pieces", "turn_id")
+    __slots__ = ("_merged", "after", "head", "is_over", "is_void", "last", "pieces", "turn_id")
 
     def __init__(self, first: TextDelta, after: int) -> None:
         self.after = after
         """The end of the log when it began: its pieces come after the event at this seq."""
+        self.head = after
+        """The seq of the newest event that its owner has published. A reader that is beyond it gets
+        no piece: the journal may have the event that ends the answer already."""
         self.is_over = False
         """True if no more pieces of it come."""
         self.last: float = inf
@@ -147,7 +150,7 @@ class PieceCursor:
                     if not self.answers:
                         return None
                     continue
-            elif taken == written:
+            elif taken == written or seq > answer.head:
                 return None  # most often: it has yielded all that is written so far
             if answer.after > seq:
                 return None

@@ -113,6 +113,7 @@ class Subscriptions:
         """Offer committed events, in order, to the readers of this conversation."""
         answer = self._live_answers.get(conversation_id)
         if answer is not None:
+            answer.head = events[-1].seq
             ending = next((logged for logged in events if answer.is_ended_by(logged)), None)
             if ending is not None:
                 answer.end_before(ending.seq)
@@ -169,9 +170,11 @@ class Subscriptions:
         if conversation_id in self._owned:
             return
         answer = self._live_answers.get(conversation_id)
-        if answer is not None and answer.turn_id == ended_turn_id:
-            answer.end_before(seq)
-            del self._live_answers[conversation_id]
+        if answer is not None:
+            answer.head = seq
+            if answer.turn_id == ended_turn_id:
+                answer.end_before(seq)
+                del self._live_answers[conversation_id]
         for reader in self._live(conversation_id):
             reader.look_for(seq)
 

@@ -466,6 +466,41 @@ async def test_who_reads_the_journal_gets_the_last_pieces_before_the_answer(*, l
     assert items == ["started", "u:A", *pieces, "a:a�", end]
 
 
+async def test_who_begins_after_an_answer_in_the_journal_gets_no_pieces_of_it() -> None:
+    """Its owner has not heard yet that it is written, and is as if it were still writing."""
+
+    @agent
+    async def writes(turn: TurnContext) -> None:
+        await turn.writer()(turn.message.content)
+        await settle()
+        await turn.say(turn.message.content)
+
+    journal = HoldsAnswer(loses=False)
+    items: list[str] = []
+    async with Conversations(writes, journal=journal) as conversations:
+        chat = conversations["c"]
+        first = await chat.send("A")
+        await journal.written.wait()
+        head = (await journal.info("c")).head
+
+        async def follow() -> None:
+            async for item in chat.follow(after=head):
+                said = item.text if isinstance(item, TextDelta) else brief(item.event)
+                items.append(said)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(follow)
+            await settle()
+            assert items == []
+            journal.gate.set()
+            await first.end()
+            await (await chat.send("B")).end()
+            await settle()
+            group.cancel_scope.cancel()
+
+    assert items == ["completed", "started", "u:B", "B", "a:B", "completed"]
+
+
 @pytest.mark.parametrize("way", ["streams", "says", "calls", "swallows"])
 async def test_an_answer_that_gets_too_long_fails_its_turn(way: str) -> None:
     """What was streamed before is kept, as after any failure; the next turn is answered."""
