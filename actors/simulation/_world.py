@@ -454,6 +454,22 @@ class Options:
         )
 
     @staticmethod
+    def failing(simulation: Simulation) -> Options:
+        """Let many writes fail, so that owners fail one after the other, and some too often."""
+        heat = simulation.pick("heat", (0.3, 0.15))
+        return Options(
+            nodes=simulation.pick("nodes", (1, 2)),
+            clients=2,
+            messages=3,
+            journal_faults={"refused": heat, "lost": heat, "unheard": heat, "broken": 0.02},
+            impatient=True,
+            resends=True,
+            agent=simulation.pick("agent", ("tool", "plain")),
+            unfinished=simulation.pick("unfinished", ("end", "resume")),
+            is_busy=True,
+        )
+
+    @staticmethod
     def plain() -> Options:
         """Return the options of a small run without faults, for sweeps to strike."""
         return Options(nodes=2, clients=2, messages=2, extras=EXTRAS, agent="tool", confirms=True)
@@ -479,6 +495,7 @@ _PROFILES: Sequence[_Profile] = (
     ActorWorld,
     OwnerWorld,
     ReaderWorld,
+    Options.failing,
 )
 """The kinds of runs: one draws everything, each of the others stresses one thing."""
 _OWNER: _Profile = OwnerWorld
@@ -500,9 +517,9 @@ _LARGE: Sequence[_Profile] = (
     Options.talked_over,
     Options.drawn,
     Options.crashing,
-    Options.drawn,
+    Options.failing,
 )
-"""Every third run draws everything, since only that kind has all faults of the journal."""
+"""Almost every third run draws everything, since only that kind has all faults of the journal."""
 _ROUND: Sequence[_Profile] = tuple(
     kind
     for small, large in zip(cycle(_SMALL), _LARGE, strict=False)
